@@ -1,0 +1,138 @@
+"""What the limiter is asked and what it answers. Plain frozen data: it crosses processes.
+
+Money is integer nano-units of the account's currency, prices are nano-units per token, times are seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """Upper limits of an account: requests and tokens per minute, requests at once."""
+
+    rpm: int
+    tpm: int
+    concurrency: int
+
+
+@dataclass(frozen=True, slots=True)
+class AccountState:
+    """An account as the ledger committed it. A higher `version` is newer. None takes the default contract's value."""
+
+    account_id: str
+    active: bool
+    balance: int  # nano-units, granted and topped up together
+    version: int
+    rpm: int | None = None
+    tpm: int | None = None
+    concurrency: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyState:
+    """An API key as the ledger committed it. Revoked keys stay known, so that they are refused without a look-up."""
+
+    digest: str
+    key_id: str
+    account_id: str
+    active: bool
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Asks for one request to be let in.
+
+    `prompt_tokens` is an estimate; `max_tokens` is the output asked for. `holder` names the gateway process whose
+    lease the hold lives under.
+    """
+
+    request_id: str
+    holder: str
+    key_digest: str
+    model: str
+    prompt_tokens: int
+    max_tokens: int
+    prompt_price: int
+    output_price: int
+
+
+@dataclass(frozen=True, slots=True)
+class Adjust:
+    """Replaces the estimate of an admitted request by the tokenizer's exact count, before any output exists."""
+
+    request_id: str
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One rate limit as the `x-ratelimit-*` headers show it."""
+
+    limit: int
+    remaining: int
+    reset_s: float  # until the bucket is full again
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The request may run: `hold` nano-units are set aside, which pay for the prompt and `max_tokens` of output."""
+
+    request_id: str
+    account_id: str
+    key_id: str
+    hold: int
+    max_tokens: int
+    requests: Window
+    tokens: Window
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The request may not run and has consumed nothing."""
+
+    request_id: str
+    status: int  # 401, 402, 429 or 503
+    code: str  # invalid_api_key, insufficient_balance, requests, tokens, concurrency, overloaded
+    message: str  # says what to change
+    retry_after_s: float | None = None  # with 429 and 503, at most 60
+    requests: Window | None = None
+    tokens: Window | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Ends a request: frees its hold and concurrency slot and corrects the token bucket to what was used.
+
+    `balance` and `version` are the account's committed ones after settlement; None when nothing was settled.
+    """
+
+    request_id: str
+    prompt_tokens: int
+    completion_tokens: int
+    balance: int | None = None
+    version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenHold:
+    """A hold as its gateway knows it, announced again to a limiter that has restarted."""
+
+    request_id: str
+    account_id: str
+    key_id: str
+    hold: int
+    tokens_charged: int  # what the token bucket was charged at admission
+    prompt_price: int
+    output_price: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """A gateway's heartbeat: these holds are alive. A holder that stops renewing loses its holds."""
+
+    holder: str
+    request_ids: tuple[str, ...]
