@@ -120,3 +120,22 @@ class Changes:
     version: int
     accounts: tuple[AccountSnapshot, ...]
     keys: tuple[KeySnapshot, ...]
+    more: bool = False  # the limit cut the answer: ask again from `version`
+
+
+class Refusal(StrEnum):
+    """Why a settlement can never be settled as it is."""
+
+    ACCOUNT_NOT_FOUND = "account_not_found"
+    KEY_NOT_FOUND = "key_not_found"
+    REQUEST_OF_ANOTHER_ACCOUNT = "request_of_another_account"
+    INVALID = "invalid"
+
+
+@dataclass(frozen=True, slots=True)
+class SettlementRejected:
+    """A settlement that was not recorded; repeating it changes nothing. The rest of its batch is not affected."""
+
+    request_id: str
+    refusal: Refusal
+    message: str

@@ -1,0 +1,215 @@
+"""`Ledger`: all that the rest of the service asks of the ledger, one transaction a call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from sqlalchemy.engine import URL
+
+from serve_app.ledger import accounts, check, settle, snapshots, usage
+from serve_app.ledger.accounts import UNSET, CreditKind, Limit
+from serve_app.ledger.check import CheckReport
+from serve_app.ledger.database import Database
+from serve_app.ledger.messages import (
+    AccountSnapshot,
+    Changes,
+    KeySnapshot,
+    Settled,
+    Settlement,
+    SettlementRejected,
+    UsageRow,
+)
+from serve_app.ledger.usage import Group
+
+
+class Ledger:
+    """The ledger at a database URL: `sqlite:////path/ledger.db` or `postgresql+psycopg://user@host/name`.
+
+    Calls block, and threads may share a Ledger; from async code call it in a thread. Amounts are nano-units. Every
+    method can raise LedgerUnavailable; a write that did so may have happened, and is repeated with the same id.
+
+    `migrate` creates or upgrades the schema first. `wait_s` bounds the wait for another writer; `now` gives Unix
+    seconds.
+    """
+
+    def __init__(
+        self, url: str | URL, *, migrate: bool = True, wait_s: float = 10.0, now: Callable[[], float] = time.time
+    ) -> None:
+        self._database = Database(url, wait_s=wait_s)
+        self._now = now
+        if migrate:
+            try:
+                self._database.migrate()
+            except BaseException:
+                self._database.close()
+                raise
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections; nothing is pending between calls."""
+        self._database.close()
+
+    # Accounts
+
+    def create_account(
+        self, name: str, *, currency: str = "USD", idempotency_key: str | None = None
+    ) -> AccountSnapshot:
+        """A new, empty account; names need not be unique. The same idempotency key answers the same account.
+
+        Raises InvalidValue, and Conflict when the idempotency key has created an account of another name.
+        """
+        with self._database.write() as transaction:
+            return accounts.create_account(
+                transaction, name, currency=currency, idempotency_key=idempotency_key, now=self._now()
+            )
+
+    def get_account(self, account_id: str) -> AccountSnapshot:
+        """Raises AccountNotFound."""
+        with self._database.read() as connection:
+            return snapshots.get_account(connection, account_id)
+
+    def list_accounts(self, after: str | None = None, limit: int = 100) -> list[AccountSnapshot]:
+        """Up to `limit` accounts, oldest first, from the one behind account `after` on. Raises AccountNotFound."""
+        with self._database.read() as connection:
+            return snapshots.list_accounts(connection, after, limit)
+
+    def set_limits(
+        self, account_id: str, *, rpm: Limit = UNSET, tpm: Limit = UNSET, concurrency: Limit = UNSET
+    ) -> AccountSnapshot:
+        """Requests and tokens per minute, and requests at once; None takes the service's default, UNSET leaves it.
+
+        Raises AccountNotFound, InvalidValue.
+        """
+        with self._database.write() as transaction:
+            return accounts.set_limits(transaction, account_id, rpm=rpm, tpm=tpm, concurrency=concurrency)
+
+    def set_active(self, account_id: str, active: bool) -> AccountSnapshot:
+        """Let an account send requests, or stop it; running requests are still settled. Raises AccountNotFound."""
+        with self._database.write() as transaction:
+            return accounts.set_active(transaction, account_id, active)
+
+    def credit(
+        self,
+        account_id: str,
+        amount_nano: int,
+        kind: CreditKind = "top_up",
+        idempotency_key: str | None = None,
+        memo: str = "",
+    ) -> AccountSnapshot:
+        """Add paid ("top_up") or given ("grant") money. The same idempotency key on the same account adds it once.
+
+        Raises AccountNotFound, InvalidAmount, InvalidValue, and Conflict when the idempotency key was used for another
+        amount or kind.
+        """
+        with self._database.write() as transaction:
+            return accounts.credit(
+                transaction,
+                account_id,
+                amount_nano,
+                kind=kind,
+                idempotency_key=idempotency_key,
+                memo=memo,
+                now=self._now(),
+            )
+
+    def correct(
+        self, account_id: str, amount_nano: int, *, memo: str, idempotency_key: str | None = None
+    ) -> AccountSnapshot:
+        """Add to the top-ups, or take from them if negative, to right a mistake that `memo` names.
+
+        Raises AccountNotFound, InvalidAmount, InvalidValue, Conflict, and InsufficientBalance when less is left.
+        """
+        with self._database.write() as transaction:
+            return accounts.correct(
+                transaction, account_id, amount_nano, idempotency_key=idempotency_key, memo=memo, now=self._now()
+            )
+
+    # Keys
+
+    def create_key(self, account_id: str, name: str, digest: str, hint: str) -> KeySnapshot:
+        """Store a key by its `keys.digest` and `keys.hint`; the same digest and name again answer the same key.
+
+        Raises AccountNotFound, InvalidValue, Conflict.
+        """
+        with self._database.write() as transaction:
+            return accounts.create_key(transaction, account_id, name, digest, hint, now=self._now())
+
+    def list_keys(self, account_id: str) -> list[KeySnapshot]:
+        """Oldest first, revoked ones included. Raises AccountNotFound."""
+        with self._database.read() as connection:
+            return snapshots.list_keys(connection, account_id)
+
+    def revoke_key(self, key_id: str) -> KeySnapshot:
+        """End a key for good; harmless if it was. Raises KeyNotFound."""
+        with self._database.write() as transaction:
+            return accounts.revoke_key(transaction, key_id, now=self._now())
+
+    def find_key(self, digest: str) -> tuple[KeySnapshot, AccountSnapshot] | None:
+        """The key with this digest and its account, active or not, or None."""
+        with self._database.read() as connection:
+            return snapshots.find_key(connection, digest)
+
+    def changes(self, since: int, limit: int = 1000) -> Changes:
+        """Accounts and keys that changed after version `since`, in the order of their versions; 0 starts.
+
+        Ask next from the answer's `version`, at once if it has `more`. Nothing is ever missed: versions become visible
+        in their order. A row that changed twice shows up once, with its latest version.
+        """
+        with self._database.read() as connection:
+            return snapshots.changes(connection, since, limit)
+
+    # Usage
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[Settled | SettlementRejected]:
+        """Charge and record finished requests, all in one transaction; the answers come in the same order.
+
+        Idempotent by `request_id`, also within the batch: a repeated one answers the first charge with `duplicate`
+        set, whatever it contains. Balances and versions are those after the whole batch. A settlement that cannot be
+        recorded is answered with SettlementRejected and does not disturb the others.
+
+        Raises ValueError for more than 1000 at once.
+        """
+        if not settlements:
+            return []
+        with self._database.write() as transaction:
+            return settle.settle(transaction, settlements, now=self._now())
+
+    def usage(
+        self,
+        account_id: str | None = None,
+        key_id: str | None = None,
+        model: str | None = None,
+        day_from: str | None = None,
+        day_to: str | None = None,
+        group_by: Sequence[Group] = (),
+    ) -> list[UsageRow]:
+        """Sums over requests, one row per group, sorted by the groups; no row where there was no request.
+
+        Days are YYYY-MM-DD in UTC, of the requests' ends, both included. Raises InvalidValue.
+        """
+        with self._database.read() as connection:
+            return usage.usage(
+                connection,
+                account_id=account_id,
+                key_id=key_id,
+                model=model,
+                day_from=day_from,
+                day_to=day_to,
+                group_by=group_by,
+            )
+
+    def account_totals(self, account_id: str) -> UsageRow:
+        """All that an account has ever used. Raises AccountNotFound."""
+        with self._database.read() as connection:
+            return usage.account_totals(connection, account_id)
+
+    def check(self) -> CheckReport:
+        """Compare everything that must agree, on one snapshot, while the service runs; reads the whole ledger."""
+        with self._database.read() as connection:
+            return check.check(connection)

@@ -1,0 +1,1 @@
+"""Alembic's environment and revisions; `serve_app.ledger.database.migrate` runs them."""

@@ -1,0 +1,278 @@
+"""Settlement: a batch of finished requests becomes charges, usage rows and aggregates in one transaction.
+
+A batch takes about a dozen statements, whatever its size. What is settled is decided by pure functions on what was
+read under the writer's lock; nothing here retries or waits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, Table, bindparam, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from serve_app.ledger import journal
+from serve_app.ledger.database import Transaction
+from serve_app.ledger.journal import Entry, EntryKind
+from serve_app.ledger.messages import Outcome, Price, Refusal, Settled, Settlement, SettlementRejected
+from serve_app.ledger.money import MAX_CHARGE
+from serve_app.ledger.schema import accounts, api_keys, price_versions, usage, usage_daily
+
+logger = logging.getLogger(__name__)
+
+MAX_BATCH = 1000
+MAX_TOKENS = 10**9  # of one request and kind
+_YEAR_10000 = 253402300800.0
+_COUNTS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "charged", "uncollected")
+
+Result = Settled | SettlementRejected
+
+
+@dataclass(slots=True)
+class _Account:
+    """An account while a batch is worked out."""
+
+    account_id: str
+    granted: int
+    topped_up: int
+    version: int
+    touched: bool = False
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What the database knew before the batch, and what the batch adds to it."""
+
+    accounts: dict[str, _Account]
+    key_owners: dict[str, str]
+    recorded: dict[str, dict[str, Any]]  # usage rows by request id: the earlier ones, and those of this batch
+    prices: dict[tuple[str, Price], int]
+    entries: list[Entry] = field(default_factory=list)
+    usage: list[dict[str, Any]] = field(default_factory=list)
+    daily: dict[tuple[str, str, str, str], dict[str, Any]] = field(default_factory=dict)
+
+
+def cost(settlement: Settlement) -> int:
+    """Nano-units that a request costs: nothing if it failed, or was cancelled before it produced anything."""
+    if settlement.outcome is Outcome.FAILED:
+        return 0
+    if settlement.outcome is Outcome.CANCELLED and settlement.completion_tokens == 0:
+        return 0
+    return settlement.price.charge(settlement.prompt_tokens, settlement.cached_tokens, settlement.completion_tokens)
+
+
+def settle(transaction: Transaction, settlements: Sequence[Settlement], *, now: float) -> list[Result]:
+    """See `Ledger.settle`."""
+    if len(settlements) > MAX_BATCH:
+        raise ValueError(f"{len(settlements)} settlements at once: settle at most {MAX_BATCH} in a batch")
+    invalid = {index: reason for index, one in enumerate(settlements) if (reason := why_invalid(one))}
+    valid = [one for index, one in enumerate(settlements) if index not in invalid]
+    batch = _read(transaction.connection, valid)
+    refused: dict[int, SettlementRejected] = {
+        index: SettlementRejected(str(settlements[index].request_id), Refusal.INVALID, reason)
+        for index, reason in invalid.items()
+    }
+    first: set[int] = set()  # the settlements that this batch records
+    for index, settlement in enumerate(settlements):
+        if index in refused:
+            continue
+        rejected = _why_rejected(batch, settlement)
+        if rejected is not None:
+            refused[index] = rejected
+        elif settlement.request_id in batch.recorded:
+            _warn_if_different(settlement, batch.recorded[settlement.request_id], batch.prices)
+        else:
+            _add_price(transaction.connection, batch, settlement, now)
+            _record(transaction, batch, settlement, now)
+            first.add(index)
+    _write(transaction, batch)
+    for index, rejected in refused.items():
+        logger.error("settlement %r refused: %s", settlements[index], rejected.message)
+    return [
+        refused[index] if index in refused else _settled(batch, settlement, duplicate=index not in first)
+        for index, settlement in enumerate(settlements)
+    ]
+
+
+def why_invalid(settlement: Settlement) -> str | None:
+    """What makes a settlement impossible whatever the ledger holds, or None."""
+    for name in ("request_id", "account_id", "key_id", "model", "backend"):
+        text = getattr(settlement, name)
+        if not isinstance(text, str) or not 1 <= len(text) <= 200 or not text.isprintable():
+            return f"{name} {text!r}: expected 1 to 200 printable characters"
+    for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
+        count = getattr(settlement, name)
+        if type(count) is not int or not 0 <= count <= MAX_TOKENS:
+            return f"{name} {count!r}: expected a whole number from 0 to {MAX_TOKENS}"
+    if settlement.cached_tokens > settlement.prompt_tokens:
+        return f"{settlement.cached_tokens} cached tokens in a prompt of {settlement.prompt_tokens}"
+    if not isinstance(settlement.outcome, Outcome):
+        return f"outcome {settlement.outcome!r}: expected an Outcome"
+    for name in ("input", "cached_input", "output"):
+        price = getattr(settlement.price, name, None)
+        if type(price) is not int or not 0 <= price <= MAX_CHARGE:
+            return f"{name} price {price!r}: expected nano-units per token from 0 to {MAX_CHARGE}"
+    for name in ("started_at", "finished_at"):
+        time = getattr(settlement, name)
+        if not isinstance(time, int | float) or not 0 <= time < _YEAR_10000:  # NaN compares false
+            return f"{name} {time!r}: expected Unix seconds"
+    if cost(settlement) > MAX_CHARGE:
+        return f"a charge of {cost(settlement)} nano-units: at most {MAX_CHARGE} for one request"
+    return None
+
+
+def _read(connection: Connection, settlements: Sequence[Settlement]) -> _Batch:
+    batch = _Batch({}, {}, {}, {})
+    if not settlements:
+        return batch
+    funds = select(accounts.c.id, accounts.c.granted, accounts.c.topped_up, accounts.c.version)
+    for account in connection.execute(funds.where(accounts.c.id.in_({one.account_id for one in settlements}))):
+        batch.accounts[account.id] = _Account(account.id, account.granted, account.topped_up, account.version)
+    owners = select(api_keys.c.id, api_keys.c.account_id)
+    for key in connection.execute(owners.where(api_keys.c.id.in_({one.key_id for one in settlements}))):
+        batch.key_owners[key.id] = key.account_id
+    earlier = select(usage).where(usage.c.request_id.in_({one.request_id for one in settlements}))
+    for row in connection.execute(earlier):
+        batch.recorded[row.request_id] = dict(row._mapping)
+    versions = select(price_versions).where(price_versions.c.model.in_({one.model for one in settlements}))
+    for price in connection.execute(versions):
+        batch.prices[price.model, Price(price.input, price.cached_input, price.output)] = price.id
+    return batch
+
+
+def _why_rejected(batch: _Batch, settlement: Settlement) -> SettlementRejected | None:
+    if settlement.account_id not in batch.accounts:
+        return SettlementRejected(
+            settlement.request_id, Refusal.ACCOUNT_NOT_FOUND, f"no account {settlement.account_id!r}"
+        )
+    if batch.key_owners.get(settlement.key_id) != settlement.account_id:
+        message = f"account {settlement.account_id!r} has no API key {settlement.key_id!r}"
+        return SettlementRejected(settlement.request_id, Refusal.KEY_NOT_FOUND, message)
+    recorded = batch.recorded.get(settlement.request_id)
+    if recorded is not None and recorded["account_id"] != settlement.account_id:
+        # To answer the first result would tell one account's charge, or balance, to another.
+        message = "this request id was settled for another account: request ids must be unique"
+        return SettlementRejected(settlement.request_id, Refusal.REQUEST_OF_ANOTHER_ACCOUNT, message)
+    return None
+
+
+def _add_price(connection: Connection, batch: _Batch, settlement: Settlement, now: float) -> None:
+    if (settlement.model, settlement.price) in batch.prices:
+        return
+    price = settlement.price
+    added = insert(price_versions).values(
+        model=settlement.model,
+        input=price.input,
+        cached_input=price.cached_input,
+        output=price.output,
+        created_at=now,
+    )
+    version = connection.execute(added.returning(price_versions.c.id)).scalar_one()
+    batch.prices[settlement.model, price] = version
+
+
+def _record(transaction: Transaction, batch: _Batch, settlement: Settlement, now: float) -> None:
+    account = batch.accounts[settlement.account_id]
+    spending = journal.spend(account.granted, account.topped_up, cost(settlement))
+    account.granted -= spending.granted
+    account.topped_up -= spending.topped_up
+    account.touched = True
+    entry_id = None
+    if spending.charged or spending.uncollected:
+        entry_id = transaction.next_entry()
+        moved = journal.charge_postings(settlement.account_id, settlement.model, spending)
+        batch.entries.append(
+            Entry(entry_id, EntryKind.CHARGE, settlement.account_id, now, moved, memo=settlement.request_id)
+        )
+    if spending.uncollected:
+        logger.error(
+            "request %s of account %s cost %d nano-units more than the balance held; posted to %s",
+            settlement.request_id,
+            settlement.account_id,
+            spending.uncollected,
+            journal.LOSS_UNCOLLECTED,
+        )
+    day = datetime.fromtimestamp(settlement.finished_at, UTC).date().isoformat()
+    row: dict[str, Any] = {
+        "request_id": settlement.request_id,
+        "account_id": settlement.account_id,
+        "key_id": settlement.key_id,
+        "model": settlement.model,
+        "backend": settlement.backend,
+        "price_version": batch.prices[settlement.model, settlement.price],
+        "day": day,
+        "prompt_tokens": settlement.prompt_tokens,
+        "cached_tokens": settlement.cached_tokens,
+        "completion_tokens": settlement.completion_tokens,
+        "charged": spending.charged,
+        "uncollected": spending.uncollected,
+        "outcome": settlement.outcome.value,
+        "started_at": settlement.started_at,
+        "finished_at": settlement.finished_at,
+        "settled_at": now,
+        "entry_id": entry_id,
+    }
+    batch.recorded[settlement.request_id] = row
+    batch.usage.append(row)
+    group = (settlement.account_id, day, settlement.key_id, settlement.model)
+    sums = batch.daily.setdefault(
+        group, dict(zip(("account_id", "day", "key_id", "model"), group, strict=True)) | dict.fromkeys(_COUNTS, 0)
+    )
+    for name in _COUNTS:
+        sums[name] += row.get(name, 1)
+
+
+def _write(transaction: Transaction, batch: _Batch) -> None:
+    if not batch.usage:
+        return
+    connection = transaction.connection
+    journal.write(connection, batch.entries)
+    connection.execute(insert(usage), batch.usage)
+    connection.execute(_add_up(usage_daily, connection.dialect.name), list(batch.daily.values()))
+    touched = [account for account in batch.accounts.values() if account.touched]
+    for account in touched:
+        account.version = transaction.next_version()
+    connection.execute(
+        update(accounts)
+        .where(accounts.c.id == bindparam("account"))
+        .values(granted=bindparam("has_granted"), topped_up=bindparam("has_topped_up"), version=bindparam("next")),
+        [
+            {
+                "account": account.account_id,
+                "has_granted": account.granted,
+                "has_topped_up": account.topped_up,
+                "next": account.version,
+            }
+            for account in touched
+        ],
+    )
+
+
+def _add_up(table: Table, dialect: str) -> Any:
+    added: Any = sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
+    return added.on_conflict_do_update(
+        index_elements=list(table.primary_key.columns),
+        set_={name: table.c[name] + added.excluded[name] for name in _COUNTS},
+    )
+
+
+def _settled(batch: _Batch, settlement: Settlement, *, duplicate: bool) -> Settled:
+    account = batch.accounts[settlement.account_id]
+    return Settled(
+        request_id=settlement.request_id,
+        charged=batch.recorded[settlement.request_id]["charged"],
+        balance=account.granted + account.topped_up,
+        version=account.version,
+        duplicate=duplicate,
+    )
+
+
+def _warn_if_different(settlement: Settlement, row: dict[str, Any], prices: dict[tuple[str, Price], int]) -> None:
+    same = prices.get((settlement.model, settlement.price)) == row["price_version"]
+    names = ("key_id", "model", "backend", "prompt_tokens", "cached_tokens", "completion_tokens", "outcome")
+    if not same or any(getattr(settlement, name) != row[name] for name in names):
+        logger.warning("request %s was settled before with other content; the first stands", settlement.request_id)
