@@ -1,0 +1,176 @@
+"""`serve-app doctor`: what stands between this machine and a working service, one line a check, with what to do."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import typer
+
+from serve_app.cli.client import AdminClient, Json
+from serve_app.cli.command import Session, command
+from serve_app.cli.connection import Connection
+from serve_app.cli.errors import CommandError
+
+MIN_PYTHON = (3, 11)
+MIN_MEMORY_GIB = 2.0
+MIN_DISK_GIB = 2.0
+GIB = 1024**3
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding. `status` is `ok`, `fail`, or `skip` where an earlier failure leaves nothing to look at."""
+
+    name: str
+    status: str
+    detail: str
+    hint: str = ""
+
+
+def register(app: typer.Typer) -> None:
+    """Add `doctor` to the command line's root."""
+    command(app, "doctor")(doctor)
+
+
+def doctor(session: Session) -> None:
+    """Check this machine and the service. Works while the service is down. Exit code 1 if a check fails."""
+    checks = [*machine_checks(session.connection), *service_checks(session.client, session.connection)]
+    ok = all(check.status != "fail" for check in checks)
+    if session.out.as_json:
+        session.out.json({"ok": ok, "checks": [asdict(check) for check in checks]})
+    else:
+        width = max(len(check.name) for check in checks)
+        for check in checks:
+            session.out.line(f"{check.status.ljust(4)}  {check.name.ljust(width)}  {check.detail}")
+            if check.hint:
+                session.out.line(f"      {' ' * width}  → {check.hint}")
+    if not ok:
+        raise typer.Exit(1)
+
+
+def machine_checks(connection: Connection) -> Iterator[Check]:
+    """Python here; memory, disk and state folder where the service runs on this machine."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    yield _judge("python", sys.version_info[:2] >= MIN_PYTHON, version, "install Python 3.11 or newer")
+    if not connection.is_local:
+        for name in ("memory", "disk", "state folder", "secrets"):
+            yield Check(name, "skip", "the service runs on another machine")
+        return
+    yield _memory()
+    yield _disk(connection.home)
+    yield from state_checks(connection)
+
+
+def state_checks(connection: Connection) -> Iterator[Check]:
+    """The state folder exists, and its secrets are for their owner alone."""
+    home = connection.home
+    if not home.is_dir():
+        if connection.key_is_from_home:
+            hint = "start the service once (`make serve`), or set SERVE_APP_HOME to its folder"
+            yield Check("state folder", "fail", f"{home} does not exist", hint)
+        else:
+            yield Check("state folder", "skip", f"{home} does not exist; the operator key is given otherwise")
+        yield Check("secrets", "skip", "no state folder")
+        return
+    yield Check("state folder", "ok", str(home))
+    secrets = home / "secrets"
+    if not secrets.is_dir():
+        yield Check("secrets", "skip", f"{secrets} does not exist")
+        return
+    try:
+        open_to_others = [path for path in (secrets, *sorted(secrets.rglob("*"))) if _mode(path) & 0o077]
+    except OSError as error:
+        yield Check("secrets", "fail", f"can't look into {secrets}: {error.strerror}", "run this as the folder's owner")
+        return
+    names = ", ".join(f"{path} ({_mode(path):04o})" for path in open_to_others)
+    yield _judge(
+        "secrets",
+        not open_to_others,
+        f"others may read {names}" if open_to_others else "readable by their owner only",
+        f"chmod -R go= {secrets}",
+    )
+
+
+def service_checks(client: AdminClient, connection: Connection) -> Iterator[Check]:
+    """The address, the open routes, the operator key, every identifier, the ledger."""
+    try:
+        status, seconds = client.probe("/health")
+    except CommandError as failure:
+        yield Check("address", "fail", failure.message, "start the service (`make serve`) or set --url")
+        for name in ("health", "ready", "operator key", "models", "ledger"):
+            yield Check(name, "skip", "the service can't be reached")
+        return
+    yield Check("address", "ok", connection.url)
+    yield _judge("health", status == 200, f"{status} in {seconds * 1000:.0f} ms", "look at the service's log")
+    yield _probe_ready(client)
+    models = _ask("operator key", lambda: client.get("models"), "pass the right key with --operator-key-file")
+    if isinstance(models, Check):
+        yield models
+        for name in ("models", "ledger"):
+            yield Check(name, "skip", "the operator key is not accepted")
+        return
+    yield Check("operator key", "ok", "accepted")
+    yield from model_checks(models)
+    yield _ledger(client)
+
+
+def model_checks(models: Json) -> Iterator[Check]:
+    """Each identifier has a backend with weight that runs at least one replica."""
+    if not models["data"]:
+        yield Check("models", "fail", "no model is configured", "name one in the gateway's user_config")
+    for model in models["data"]:
+        states = ", ".join(f"{b['name']} {b['status']} × {b['replicas']}" for b in model["backends"])
+        served = any(b["weight"] > 0 and (b["replicas"] or 0) > 0 for b in model["backends"])
+        hint = "look at the backend's log; a replica needs up to a minute to load"
+        yield _judge(f"model {model['id']}", served, states or "no backend", hint)
+
+
+def _probe_ready(client: AdminClient) -> Check:
+    try:
+        status, _ = client.probe("/ready")
+    except CommandError as failure:
+        return Check("ready", "fail", failure.message, "look at the service's log")
+    return _judge("ready", status == 200, str(status), "no replica is ready yet: wait, then look at the service's log")
+
+
+def _ledger(client: AdminClient) -> Check:
+    report = _ask("ledger", lambda: client.get("ledger", "check"), "look at the service's log")
+    if isinstance(report, Check):
+        return report
+    detail = f"{report['entries']:,} journal entries, {len(report['problems'])} problems"
+    return _judge("ledger", report["ok"], detail, "run `serve-app ledger check` for the problems")
+
+
+def _memory() -> Check:
+    import psutil
+
+    free = psutil.virtual_memory().available / GIB
+    hint = "stop other programs, or serve a smaller model"
+    return _judge("memory", free >= MIN_MEMORY_GIB, f"{free:.1f} GiB free, {MIN_MEMORY_GIB:.0f} needed", hint)
+
+
+def _disk(home: Path) -> Check:
+    existing = next(path for path in (home.absolute(), *home.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free / GIB
+    hint = f"make room on the disk of {existing}"
+    return _judge("disk", free >= MIN_DISK_GIB, f"{free:.1f} GiB free, {MIN_DISK_GIB:.0f} needed", hint)
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def _ask(name: str, call: Callable[[], Json], hint: str) -> Json | Check:
+    try:
+        return call()
+    except CommandError as failure:
+        return Check(name, "fail", failure.message, hint)
+
+
+def _judge(name: str, passed: bool, detail: str, hint: str) -> Check:
+    return Check(name, "ok", detail) if passed else Check(name, "fail", detail, hint)

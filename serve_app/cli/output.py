@@ -1,0 +1,93 @@
+"""What the commands print: one JSON document, or a table for people; errors as one line on standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from serve_app.cli.errors import CommandError
+
+# Wider than any row: what goes into a file or a pipe is never cut or wrapped.
+_PIPE_COLUMNS = 1000
+
+
+@dataclass(frozen=True)
+class Output:
+    """Prints results. With `as_json` set, standard output holds exactly one JSON document and nothing else."""
+
+    as_json: bool
+
+    def table(
+        self, document: Any, columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str, footer: str = ""
+    ) -> None:
+        """Print `document` as JSON, or `rows` under `columns`; `empty` says that there are none."""
+        if self.as_json:
+            self.json(document)
+            return
+        cells = [[_cell(value) for value in row] for row in rows]
+        if not cells:
+            self.line(empty)
+            return
+        from rich.table import Table
+
+        table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+        for index, name in enumerate(columns):
+            numeric = all(_is_number(row[index]) for row in cells)
+            table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        for row in cells:
+            table.add_row(*row)
+        self._rich(table)
+        if footer:
+            self.line(footer)
+
+    def record(self, document: Any, fields: Iterable[tuple[str, object]], *, note: str = "") -> None:
+        """Print `document` as JSON, or its `fields` one a line, then a `note`."""
+        if self.as_json:
+            self.json(document)
+            return
+        pairs = [(name, _cell(value)) for name, value in fields]
+        width = max(len(name) for name, _ in pairs)
+        for name, value in pairs:
+            self.line(f"{name.ljust(width)}   {value}")
+        if note:
+            self.line(note)
+
+    def json(self, document: Any) -> None:
+        """Print one JSON document."""
+        sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+    def line(self, text: str) -> None:
+        """Print one line for people."""
+        sys.stdout.write(text + "\n")
+
+    def failure(self, failure: CommandError) -> None:
+        """Print a failure on standard error: a JSON object, or one line."""
+        if self.as_json:
+            sys.stderr.write(json.dumps(failure.document(), ensure_ascii=False) + "\n")
+        else:
+            sys.stderr.write(f"error: {_cell(failure.message)}\n")
+
+    def _rich(self, renderable: Any) -> None:
+        from rich.console import Console
+
+        on_terminal = sys.stdout.isatty()
+        console = Console(width=None if on_terminal else _PIPE_COLUMNS, markup=False, highlight=False, emoji=False)
+        with console.capture() as capture:
+            console.print(renderable)
+        # Rich pads every line to the table's width; a pipe has no use for that.
+        sys.stdout.write("".join(line.rstrip() + "\n" for line in capture.get().splitlines()))
+
+
+def _cell(value: object) -> str:
+    """A value on one line; names come from people, so control characters are shown, not obeyed."""
+    if value is None:
+        return "–"
+    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def _is_number(cell: str) -> bool:
+    return cell == "–" or cell.replace(",", "").replace(".", "", 1).lstrip("-").isdigit()

@@ -1,0 +1,80 @@
+"""The command line in this process, against stand-ins on real ports."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serve_app.cli import main
+
+from .fake_grafana import FakeGrafana
+from .fake_service import OPERATOR_KEY, FakeService
+
+VARIABLES = ("SERVE_APP_URL", "SERVE_APP_OPERATOR_KEY", "SERVE_APP_HOME", "PORT", "GRAFANA_TOKEN")
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """Standard output must hold exactly one JSON document."""
+        return json.loads(self.out)
+
+    @property
+    def error(self) -> Any:
+        return json.loads(self.err)["error"]
+
+    @property
+    def error_line(self) -> str:
+        assert self.err.startswith("error: ")
+        assert self.err.count("\n") == 1
+        return self.err.strip()
+
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*arguments: object) -> Result:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Result(int(exit.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Nothing of the machine's own environment or folders; returns the working directory."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeService]:
+    """A running stand-in that the commands find, with the right operator key."""
+    with FakeService() as service:
+        monkeypatch.setenv("SERVE_APP_URL", service.url)
+        monkeypatch.setenv("SERVE_APP_OPERATOR_KEY", OPERATOR_KEY)
+        yield service
+
+
+@pytest.fixture
+def grafana() -> Iterator[FakeGrafana]:
+    with FakeGrafana() as grafana:
+        yield grafana

@@ -1,0 +1,102 @@
+"""Keys, usage, models and the ledger's check."""
+
+import pytest
+
+from .conftest import Run
+from .fake_service import FakeService
+
+
+@pytest.fixture
+def account(service: FakeService, run: Run) -> str:
+    return run("accounts", "create", "Research", "--json").json["id"]
+
+
+def test_a_new_key_is_shown(service: FakeService, run: Run, account: str) -> None:
+    key = run("keys", "create", account, "--json").json
+    assert key["key"].startswith("sk-")
+    assert key["id"] == "key_1"
+    assert service.requests[-1].body == {}
+
+
+def test_a_new_key_for_people_says_to_keep_it(service: FakeService, run: Run, account: str) -> None:
+    out = run("keys", "create", account, "--name", "laptop").out
+    assert "sk-0123456789abcdef" in out
+    assert "can't be shown again" in out
+    assert service.requests[-1].body == {"name": "laptop"}
+
+
+def test_listing_keys_shows_no_key(service: FakeService, run: Run, account: str) -> None:
+    assert f"serve-app keys create {account}" in run("keys", "list", account).out
+    run("keys", "create", account, "--name", "laptop")
+    assert [key["id"] for key in run("keys", "list", account, "--json").json["data"]] == ["key_1"]
+    table = run("keys", "list", account).out
+    assert "laptop" in table
+    assert "sk-0123456789abcdef" not in table
+
+
+def test_revoking_a_key(service: FakeService, run: Run, account: str) -> None:
+    run("keys", "create", account)
+    assert run("keys", "revoke", "key_1", "--json").json["status"] == "revoked"
+    assert "revoked" in run("keys", "revoke", "key_1").out
+    assert run("keys", "revoke", "key_9").code == 1
+
+
+def test_usage_hands_every_filter_on(service: FakeService, run: Run) -> None:
+    options = "--account acct_1 --key key_1 --model svc-chat --from 2026-11-01 --to 2026-11-30 --group-by day,account"
+    assert run("usage", *options.split(), "--json").json == {"data": service.usage}
+    assert service.requests[-1].query == {
+        "account": "acct_1",
+        "key": "key_1",
+        "model": "svc-chat",
+        "from": "2026-11-01",
+        "to": "2026-11-30",
+        "group_by": "day,account",
+    }
+
+
+def test_usage_for_people_shows_the_groups_and_a_total(service: FakeService, run: Run) -> None:
+    lines = run("usage").out.splitlines()
+    assert lines[0].split()[:2] == ["day", "model"]
+    assert lines[1].split() == ["2026-11-02", "svc-chat", "1,200", "34,000", "12,000", "5,600", "0.012345678"]
+    assert lines[-1] == "total: 1,200 requests, 0.012345678 charged"
+    assert service.requests[-1].query == {"group_by": "day,model"}
+
+
+def test_no_usage_is_said(service: FakeService, run: Run) -> None:
+    service.usage = []
+    assert run("usage").out == "Nothing was used.\n"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--group-by", "hour"],
+        ["--group-by", ","],
+        ["--from", "yesterday"],
+        ["--to", "2026-13-01"],
+        ["--from", "2026-11-02", "--to", "2026-11-01"],
+    ],
+)
+def test_usage_that_can_not_be_meant_is_refused_here(service: FakeService, run: Run, options: list[str]) -> None:
+    assert run("usage", *options).code == 2
+    assert service.requests == []
+
+
+def test_models_shows_backends_and_prices(service: FakeService, run: Run) -> None:
+    assert run("models", "--json").json == {"data": service.models}
+    row = next(line for line in run("models").out.splitlines() if line.startswith("svc-coder"))
+    assert row.split() == ["svc-coder", "smollm2", "100", "RUNNING", "2", "0.27", "0.07", "1.10"]
+
+
+def test_a_clean_ledger(service: FakeService, run: Run) -> None:
+    assert run("ledger", "check").out == "ok: 1,234 journal entries add up\n"
+    checked = run("ledger", "check", "--json")
+    assert (checked.code, checked.json["ok"]) == (0, True)
+
+
+def test_a_ledger_that_does_not_add_up_is_exit_code_1(service: FakeService, run: Run) -> None:
+    service.problems = ["entry 7: postings sum to 3"]
+    table, document = run("ledger", "check"), run("ledger", "check", "--json")
+    assert (table.code, document.code) == (1, 1)
+    assert "entry 7: postings sum to 3" in table.out
+    assert document.json["problems"] == service.problems
