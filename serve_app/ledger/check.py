@@ -105,40 +105,26 @@ def _entries(connection: Connection) -> list[Difference]:
 
 
 def _balances(connection: Connection) -> list[Difference]:
-    held = union_all(
-        *(
-            select(
-                accounts.c.id.label("account_id"),
-                literal(bucket).label("bucket"),
-                (literal("customer:") + accounts.c.id + literal(f":{bucket}")).label("ledger_account"),
-                accounts.c[bucket].label("balance"),
-            )
-            for bucket in ("granted", "topped_up")
-        )
+    customer = literal("customer:") + accounts.c.id
+    both = union_all(
+        select((customer + ":granted").label("name"), accounts.c.granted.label("held"), literal(0).label("posted")),
+        select((customer + ":topped_up").label("name"), accounts.c.topped_up, literal(0)),
+        select(postings.c.ledger_account, literal(0), postings.c.amount).where(
+            postings.c.ledger_account.like("customer:%")
+        ),
     ).subquery()
-    posted = (
-        select(postings.c.ledger_account, func.sum(postings.c.amount).label("total"))
-        .where(postings.c.ledger_account.like("customer:%"))
-        .group_by(postings.c.ledger_account)
-        .subquery()
-    )
-    total = func.coalesce(posted.c.total, 0)
-    balance = func.coalesce(held.c.balance, 0)
+    held, posted = func.sum(both.c.held), func.sum(both.c.posted)
     query = (
-        select(
-            func.coalesce(held.c.ledger_account, posted.c.ledger_account).label("ledger_account"),
-            balance.label("balance"),
-            total.label("total"),
-        )
-        .select_from(held.join(posted, held.c.ledger_account == posted.c.ledger_account, full=True))
-        .where(balance != total)
-        .order_by("ledger_account")
+        select(both.c.name, held.label("held"), posted.label("posted"))
+        .group_by(both.c.name)
+        .having(held != posted)
+        .order_by(both.c.name)
     )
     return [
         Difference(
             "balance",
-            row.ledger_account,
-            f"{row.ledger_account} holds {int(row.balance)} nano-units, its postings sum to {int(row.total)}: "
+            row.name,
+            f"{row.name} holds {int(row.held)} nano-units, its postings sum to {int(row.posted)}: "
             "the journal is the truth; stop the account and find who wrote the balance",
         )
         for row in _some(connection, query)
@@ -146,54 +132,49 @@ def _balances(connection: Connection) -> list[Difference]:
 
 
 def _usage_entries(connection: Connection) -> list[Difference]:
-    """Each usage row that cost something has its own charge entry with its amounts, and each charge its row."""
+    """Each usage row that cost something has a charge entry of its own with its amounts, and each charge has a row."""
+    cost = usage.c.charged + usage.c.uncollected
+    without = select(usage.c.request_id, cost.label("cost")).where(usage.c.entry_id.is_(None), cost != 0)
+    found = [
+        Difference("usage", row.request_id, f"request {row.request_id} cost {row.cost} but names no journal entry")
+        for row in _some(connection, without.order_by(usage.c.request_id))
+    ]
 
-    def posted(where: Any) -> Any:
-        return func.coalesce(func.sum(case((where, postings.c.amount), else_=0)), 0)
-
-    charges = (
+    customer = case((postings.c.ledger_account.like("customer:%"), postings.c.amount), else_=0)
+    loss = case((postings.c.ledger_account == journal.LOSS_UNCOLLECTED, postings.c.amount), else_=0)
+    charge = journal_entries.c.kind == journal.EntryKind.CHARGE.value
+    both = union_all(
         select(
-            journal_entries.c.id.label("entry_id"),
-            journal_entries.c.account_id,
-            posted(postings.c.ledger_account.like("customer:%")).label("customer"),
-            posted(postings.c.ledger_account == journal.LOSS_UNCOLLECTED).label("loss"),
-        )
-        .select_from(journal_entries.outerjoin(postings))
-        .where(journal_entries.c.kind == journal.EntryKind.CHARGE.value)
-        .group_by(journal_entries.c.id, journal_entries.c.account_id)
-        .subquery()
-    )
-    agree = and_(
-        charges.c.account_id == usage.c.account_id,
-        charges.c.customer == -usage.c.charged,
-        charges.c.loss == -usage.c.uncollected,
-    )
-    free = and_(usage.c.charged == 0, usage.c.uncollected == 0)
-    wrong = or_(
-        usage.c.request_id.is_(None),
-        and_(free, usage.c.entry_id.is_not(None)),
-        and_(~free, or_(charges.c.entry_id.is_(None), ~agree)),
-    )
+            usage.c.entry_id,
+            usage.c.account_id,
+            literal(1).label("rows"),
+            literal(0).label("entries"),
+            usage.c.charged,
+            usage.c.uncollected,
+        ).where(usage.c.entry_id.is_not(None)),
+        select(
+            journal_entries.c.id, journal_entries.c.account_id, literal(0), literal(1), literal(0), literal(0)
+        ).where(charge),
+        select(journal_entries.c.id, journal_entries.c.account_id, literal(0), literal(0), customer, loss)
+        .select_from(journal_entries.join(postings))
+        .where(charge),
+    ).subquery()
+    names = ("rows", "entries", "charged", "uncollected")
+    rows, entries, charged, uncollected = (func.sum(both.c[name]) for name in names)
     query = (
-        select(usage.c.request_id, usage.c.charged, usage.c.uncollected, charges.c.entry_id, charges.c.customer)
-        .select_from(usage.join(charges, usage.c.entry_id == charges.c.entry_id, full=True))
-        .where(wrong)
-        .order_by(usage.c.request_id, charges.c.entry_id)
+        select(both.c.entry_id, both.c.account_id, rows.label("rows"), entries.label("entries"))
+        .group_by(both.c.entry_id, both.c.account_id)
+        .having(or_(rows != 1, entries != 1, charged != 0, uncollected != 0))
+        .order_by(both.c.entry_id)
     )
-    found = []
     for row in _some(connection, query):
-        if row.request_id is None:
-            message = f"charge entry {row.entry_id} has no usage row: correct the account by {-int(row.customer)}"
-            found.append(Difference("usage", f"entry {row.entry_id}", message))
-        elif row.entry_id is None:
-            message = f"request {row.request_id} was charged {row.charged} but has no charge entry in the journal"
-            found.append(Difference("usage", row.request_id, message))
+        if not row.rows:
+            message = f"charge entry {row.entry_id} of {row.account_id} has no usage row: look for its request (memo)"
+        elif not row.entries:
+            message = f"a usage row of {row.account_id} names entry {row.entry_id}, which is no charge of that account"
         else:
-            message = (
-                f"request {row.request_id} says {row.charged} charged and {row.uncollected} uncollected, "
-                f"its entry {row.entry_id} took {-int(row.customer)} from the customer"
-            )
-            found.append(Difference("usage", row.request_id, message))
+            message = f"the amounts of charge entry {row.entry_id} of {row.account_id} are not those of its usage row"
+        found.append(Difference("usage", f"entry {row.entry_id}", message))
     return found
 
 
