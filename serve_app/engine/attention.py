@@ -1,0 +1,239 @@
+"""Paged attention for any transformers model: registered under `serve_app_paged`, driven by one object per step.
+
+The model's own code calls `paged_attention` in every layer with all tokens of the step packed into one row. The
+step object, handed through the forward call as `paged`, knows whose they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F  # noqa: N812 -- torch's own convention
+from transformers import AttentionInterface
+
+from serve_app.engine.kv_cache import KVCache, LayerShape
+from serve_app.engine.sequence import Chunk
+
+NAME = "serve_app_paged"
+
+# Sequences are attended together while padding to the longest costs less than this share of extra work.
+_PADDING = 1.5
+_PADDING_TOKENS = 64
+
+
+class AttentionStep(Protocol):
+    """What a layer's attention is handed to."""
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
+    ) -> torch.Tensor:
+        """Attend in one layer: (T, heads, size) each in, (T, heads, size of a value head) out."""
+
+
+def paged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    paged: AttentionStep | None = None,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """Transformers' attention interface: query, key and value are (1, heads, T, size); returns (1, T, heads, size).
+
+    Raises:
+        NotImplementedError: the model uses score capping or attention sinks, or does not hand `paged` through.
+    """
+    if softcap is not None or s_aux is not None:
+        raise NotImplementedError("score capping and attention sinks are not supported")
+    if paged is None:
+        raise NotImplementedError("the model's code does not hand attention arguments through")
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    layer = module.layer_idx
+    assert isinstance(layer, int)
+    q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
+    return paged.attend(layer, q, k, v, scale, sliding_window)[None], None
+
+
+# No mask function is registered under this name, which makes transformers' mask code return None.
+AttentionInterface.register(NAME, paged_attention)
+
+
+class ProbeStep:
+    """Runs a forward pass without a cache and notes what each layer would store."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, LayerShape] = {}
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
+    ) -> torch.Tensor:
+        """Note the layer's shapes and attend causally over the step's own tokens."""
+        self.layers[layer] = LayerShape(
+            (key.shape[1], key.shape[2]), (value.shape[1], value.shape[2]), key.dtype, key.device
+        )
+        return _causal(query, key, value, scale)
+
+
+@dataclass
+class DecodeGroup:
+    """Rows `begin .. end` of the step: one token each, of sequences of similar length."""
+
+    begin: int
+    end: int
+    block_tables: torch.Tensor  # (rows, blocks), padded with block 0
+    lengths: torch.Tensor  # (rows,)
+    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+
+    def mask(self, block_size: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """Additive mask (rows, 1, 1, padded length): what each token may see of its own sequence."""
+        if window not in self.masks:
+            positions = torch.arange(self.block_tables.shape[1] * block_size, device=self.lengths.device)
+            lengths = self.lengths[:, None]
+            visible = positions < lengths
+            if window is not None:
+                visible &= positions >= lengths - window
+            self.masks[window] = _additive(visible, dtype)[:, None, None]
+        return self.masks[window]
+
+
+@dataclass
+class PrefillSpan:
+    """Rows `begin .. end` of the step: consecutive tokens of one sequence, the first at position `start`."""
+
+    begin: int
+    end: int
+    start: int
+    block_table: torch.Tensor  # (blocks,)
+    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the sequence up to the span's end."""
+        return self.start + self.end - self.begin
+
+    def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """Additive causal mask (rows, length); made once a step, shared by all layers."""
+        if window not in self.masks:
+            device = self.block_table.device
+            rows = torch.arange(self.start, self.length, device=device)[:, None]
+            columns = torch.arange(self.length, device=device)
+            visible = columns <= rows
+            if window is not None:
+                visible &= columns > rows - window
+            self.masks[window] = _additive(visible, dtype)
+        return self.masks[window]
+
+
+class PagedStep:
+    """The attention of one step over the paged cache.
+
+    `chunks` are in the order in which their tokens are packed: those of one token first, by length.
+    """
+
+    def __init__(self, cache: KVCache, chunks: list[Chunk]) -> None:
+        self.cache = cache
+        self.chunks = chunks
+        self._on_device: dict[torch.device, tuple[torch.Tensor, list[DecodeGroup], list[PrefillSpan]]] = {}
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
+    ) -> torch.Tensor:
+        """Store the step's K and V, then attend each sequence over its own tokens."""
+        if query.device not in self._on_device:
+            self._on_device[query.device] = self._lay_out(query.device)
+        slots, groups, spans = self._on_device[query.device]
+        k_cache, v_cache = self.cache.layers[layer]
+        k_cache.flatten(0, 1).index_copy_(0, slots, key)
+        v_cache.flatten(0, 1).index_copy_(0, slots, value)
+        parts = [self._decode(group, query, k_cache, v_cache, scale, window) for group in groups]
+        parts += [self._prefill(span, query, key, value, (k_cache, v_cache), scale, window) for span in spans]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _decode(
+        self,
+        group: DecodeGroup,
+        query: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        rows = group.end - group.begin
+        heads, kv_heads = query.shape[1], k_cache.shape[2]
+        flat = group.block_tables.flatten()
+        # (rows, kv heads, length, size): the query heads that share a K/V head become its rows, nothing is repeated.
+        k = k_cache.index_select(0, flat).view(rows, -1, *k_cache.shape[2:]).transpose(1, 2)
+        v = v_cache.index_select(0, flat).view(rows, -1, *v_cache.shape[2:]).transpose(1, 2)
+        q = query[group.begin : group.end].reshape(rows, kv_heads, heads // kv_heads, -1)
+        mask = group.mask(self.cache.block_size, window, query.dtype)
+        return F.scaled_dot_product_attention(q, k, v, mask, scale=scale).reshape(rows, heads, -1)
+
+    def _prefill(
+        self,
+        span: PrefillSpan,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cached: tuple[torch.Tensor, torch.Tensor],
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        here = slice(span.begin, span.end)
+        if span.start == 0 and window is None:
+            return _causal(query[here], key[here], value[here], scale)
+        k, v = (c.index_select(0, span.block_table).flatten(0, 1)[: span.length].transpose(0, 1)[None] for c in cached)
+        q = query[here].transpose(0, 1)[None]
+        mask = span.mask(window, query.dtype)[None, None]
+        return F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=True)[0].transpose(0, 1)
+
+    def _lay_out(self, device: torch.device) -> tuple[torch.Tensor, list[DecodeGroup], list[PrefillSpan]]:
+        """Turn block tables into index tensors on one device; once per step and device."""
+        size = self.cache.block_size
+        slots = [
+            chunk.sequence.block_table[p // size] * size + p % size
+            for chunk in self.chunks
+            for p in range(chunk.start, chunk.start + chunk.length)
+        ]
+        singles = [chunk for chunk in self.chunks if chunk.length == 1]
+        groups, row = [], 0
+        for lengths in group_lengths([chunk.start + 1 for chunk in singles]):
+            blocks = -(-lengths[-1] // size)
+            tables = [c.sequence.block_table[:blocks] for c in singles[row : row + len(lengths)]]
+            padded = torch.tensor([t + [0] * (blocks - len(t)) for t in tables], device=device)
+            groups.append(DecodeGroup(row, row + len(lengths), padded, torch.tensor(lengths, device=device)))
+            row += len(lengths)
+        spans = []
+        for chunk in self.chunks[len(singles) :]:
+            blocks = -(-(chunk.start + chunk.length) // size)
+            table = torch.tensor(chunk.sequence.block_table[:blocks], device=device)
+            spans.append(PrefillSpan(row, row + chunk.length, chunk.start, table))
+            row += chunk.length
+        return torch.tensor(slots, device=device), groups, spans
+
+
+def group_lengths(lengths: list[int]) -> list[list[int]]:
+    """Split ascending lengths into runs whose padding to their longest stays within bounds."""
+    groups: list[list[int]] = []
+    for length in lengths:
+        if groups and length <= max(groups[-1][0] * _PADDING, groups[-1][0] + _PADDING_TOKENS):
+            groups[-1].append(length)
+        else:
+            groups.append([length])
+    return groups
+
+
+def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+    q, k, v = (t.transpose(0, 1)[None] for t in (query, key, value))
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+    return out[0].transpose(0, 1)
+
+
+def _additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)

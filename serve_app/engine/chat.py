@@ -1,0 +1,64 @@
+"""Renders chat messages with the model's own template into prompt tokens."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from serve_app.engine.errors import ContextLengthExceeded
+
+
+class ChatRenderer:
+    """Messages in, token ids out. Safe to call from several threads.
+
+    `max_context` (tokens), where given, lets `render` refuse a text that can't fit without tokenizing it.
+    """
+
+    def __init__(self, tokenizer: Any, max_context: int | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._max_context = max_context
+        # A token never stands for more UTF-8 bytes than its own text has, so this bounds a text's tokens from below.
+        self._longest_token = max(len(str(token).encode()) for token in tokenizer.get_vocab())
+        self._lock = threading.Lock()
+
+    def render(self, messages: Sequence[Mapping[str, Any]], continue_final: bool = False) -> list[int]:
+        """Token ids of the conversation, ready for the assistant's turn.
+
+        `developer` counts as `system`, a content of None as empty. With `continue_final` the last message is left
+        open and the reply continues it.
+
+        Raises:
+            ContextLengthExceeded: the text is too long to fit, whatever its tokens are.
+            ValueError: no messages, or the template refuses them.
+        """
+        if not messages:
+            raise ValueError("there are no messages")
+        plain = [self._plain(message) for message in messages]
+        self._refuse_oversized(sum(len(m["content"].encode(errors="replace")) for m in plain))
+        try:
+            text = self._tokenizer.apply_chat_template(
+                plain, tokenize=False, add_generation_prompt=not continue_final, continue_final_message=continue_final
+            )
+        except Exception as error:  # jinja's own errors, and whatever a template raises
+            raise ValueError(f"the model's chat template refuses these messages: {error}") from error
+        return self.tokenize(text)
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of a text that already holds its special tokens."""
+        self._refuse_oversized(len(text.encode(errors="replace")))
+        with self._lock:  # the tokenizer's padding and truncation settings are state of its own
+            return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    @staticmethod
+    def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
+        content = message.get("content")
+        role = "system" if message.get("role") == "developer" else message.get("role")
+        return {**message, "role": role, "content": "" if content is None else content}
+
+    def _refuse_oversized(self, num_bytes: int) -> None:
+        if self._max_context is None:
+            return
+        at_least = -(-num_bytes // self._longest_token)
+        if at_least > self._max_context:
+            raise ContextLengthExceeded(at_least, self._max_context)

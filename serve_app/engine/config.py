@@ -1,0 +1,56 @@
+"""Settings of one engine: which model, where it runs and how much it may take on."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+def parse_bytes(value: object) -> int:
+    """Turn `2147483648`, `"2GiB"`, `"2 gib"` or `"512MB"` into a number of bytes.
+
+    Raises:
+        ValueError: the text is not a number with an optional unit of kB, MB, GB, KiB, MiB or GiB.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?)?b?\s*", str(value), re.IGNORECASE)
+    if match is None:
+        raise ValueError(f"{value!r} is not a size: write bytes or for example 2GiB")
+    return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+
+
+ByteSize = Annotated[int, BeforeValidator(parse_bytes)]
+
+
+class EngineSettings(BaseModel):
+    """Everything that shapes an engine. Immutable; a change means a new engine."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = Field(min_length=1, description="A folder with safetensors, or a name on the hub.")
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device_map: str | dict[str, int | str] = Field(
+        default="cpu", description="What accelerate takes: cpu, cuda:0, auto, balanced, or module → device."
+    )
+    kv_cache_memory: ByteSize = Field(default=2 * 2**30, gt=0, description="Bytes for K and V, all devices together.")
+    block_size: int = Field(default=16, ge=1, le=256, description="Tokens per KV block.")
+    max_running: int = Field(default=32, ge=1, description="Sequences decoded together.")
+    max_waiting: int = Field(default=96, ge=0, description="Requests queued beyond the running ones.")
+    max_context: int = Field(default=32768, ge=2, description="Tokens of prompt and reply together.")
+    max_output: int = Field(default=4096, ge=1, description="Tokens of one reply, whatever the request asks for.")
+    prefill_chunk: int = Field(default=512, ge=1, description="Prompt tokens per step while nothing is decoding.")
+    prefill_chunk_busy: int = Field(
+        default=128, ge=1, description="Prompt tokens per step while others stream: bounds the pause between tokens."
+    )
+    num_threads: int | None = Field(default=None, ge=1, description="CPU threads of torch; None leaves its own choice.")
+
+    @model_validator(mode="after")
+    def _busy_chunk_is_no_larger(self) -> EngineSettings:
+        if self.prefill_chunk_busy > self.prefill_chunk:
+            object.__setattr__(self, "prefill_chunk_busy", self.prefill_chunk)
+        return self

@@ -1,0 +1,191 @@
+"""Turns tokens into text as they come: never half a character, never any part of a stop string."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Sequence as Seq
+from typing import Any, Protocol
+
+
+class TokenDecoder(Protocol):
+    """Text of one sequence, token by token; all parts together equal the tokenizer's own decoding."""
+
+    def push(self, token: int) -> str:
+        """Text that the token completes; empty while a character is unfinished."""
+
+    def flush(self) -> str:
+        """Text held back; call once, at the end."""
+
+
+def bytes_of_unicode() -> dict[str, int]:
+    """GPT-2's printable stand-ins for bytes, backwards (`bytes_to_unicode` in openai/gpt-2, encoder.py)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+class ByteLevelDecoder:
+    """For byte-level BPE: every token is a string of bytes, so decoding is exact and O(1) per token."""
+
+    _BYTES = bytes_of_unicode()
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        """Text that the token completes."""
+        return self._utf8.decode(self._vocabulary.token_bytes(token))
+
+    def flush(self) -> str:
+        """The replacement character for an unfinished character, as the tokenizer has it."""
+        return self._utf8.decode(b"", final=True)
+
+
+class WindowDecoder:
+    """For any other tokenizer: decodes a short window of tokens and takes what is new.
+
+    The window keeps the tokens of the text released last, because decoders look at neighbours (the space before a
+    word, bytes of one character).
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._window: list[int] = []
+        self._context = 0  # tokens at the window's start whose text is out
+        self._released = ""  # their text
+
+    def push(self, token: int) -> str:
+        """Text that the token completes."""
+        if token in self._vocabulary.special:
+            return ""
+        self._window.append(token)
+        text = self._vocabulary.decode(self._window)
+        # A trailing replacement character is a character that later tokens may complete.
+        if text.endswith("\ufffd") or len(text) <= len(self._released):
+            return ""
+        new = text[len(self._released) :]
+        self._window = self._window[self._context :]
+        self._context = len(self._window)
+        self._released = self._vocabulary.decode(self._window)
+        return new
+
+    def flush(self) -> str:
+        """What was held back, replacement characters included."""
+        return self._vocabulary.decode(self._window)[len(self._released) :]
+
+
+class Vocabulary:
+    """What detokenizing needs of a tokenizer, shared by all sequences. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.special = frozenset(tokenizer.all_special_ids) | frozenset(
+            i for i, added in tokenizer.added_tokens_decoder.items() if added.special
+        )
+        self.is_byte_level = _is_byte_level(tokenizer)
+        self._bytes: dict[int, bytes] = {}
+
+    def decoder(self) -> TokenDecoder:
+        """A decoder for a new sequence."""
+        return ByteLevelDecoder(self) if self.is_byte_level else WindowDecoder(self)
+
+    def decode(self, tokens: Seq[int]) -> str:
+        """The tokenizer's own decoding of a few tokens."""
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes a byte-level token stands for; none for special tokens and ids without a token."""
+        known = self._bytes.get(token)
+        if known is None:
+            known = self._bytes[token] = self._find_bytes(token)
+        return known
+
+    def _find_bytes(self, token: int) -> bytes:
+        if token in self.special:
+            return b""
+        text = self._tokenizer.convert_ids_to_tokens(token)
+        if text is None:
+            return b""
+        stand_ins = ByteLevelDecoder._BYTES
+        if any(c not in stand_ins for c in text):
+            # As the tokenizers library does: a token with a foreign character, an added one, stands for itself.
+            return str(text).encode()
+        return bytes(stand_ins[c] for c in text)
+
+
+def _is_byte_level(tokenizer: Any) -> bool:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return False
+    decoder = json.loads(backend.to_str()).get("decoder") or {}
+    return decoder.get("type") == "ByteLevel"
+
+
+class StopFinder:
+    """Releases text up to the first stop string and holds back whatever might become one.
+
+    Holds at most the length of the longest stop string, so a push costs O(its text + that length).
+    """
+
+    def __init__(self, stops: Seq[str]) -> None:
+        self._stops = tuple(s for s in stops if s)
+        self._held = ""
+        self.found = False
+
+    def push(self, text: str) -> str:
+        """Text that is safe to release. After a stop string was found, nothing is."""
+        if self.found or not self._stops:
+            return "" if self.found else text
+        text = self._held + text
+        position = min((p for p in (text.find(s) for s in self._stops) if p >= 0), default=-1)
+        if position >= 0:
+            self.found, self._held = True, ""
+            return text[:position]
+        keep = max(self._overlap(text, stop) for stop in self._stops)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def flush(self) -> str:
+        """What was held back and turned out to be no stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    @staticmethod
+    def _overlap(text: str, stop: str) -> int:
+        """Length of the longest proper start of `stop` that `text` ends with."""
+        for length in range(min(len(text), len(stop) - 1), 0, -1):
+            if text.endswith(stop[:length]):
+                return length
+        return 0
+
+
+class Detokenizer:
+    """The text of one sequence: a token decoder followed by a stop finder.
+
+    Stop strings count from the text of token `min_tokens` on.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, stop: Seq[str] = (), min_tokens: int = 0) -> None:
+        self._decoder = vocabulary.decoder()
+        self._stops = StopFinder(stop)
+        self._unchecked = min_tokens
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found; no text follows it."""
+        return self._stops.found
+
+    def push(self, token: int) -> str:
+        """Text to release after this token."""
+        text = self._decoder.push(token)
+        if self._unchecked > 0:
+            self._unchecked -= 1
+            return text
+        return self._stops.push(text)
+
+    def finish(self) -> str:
+        """Text still held back, checked for stop strings like the rest. Call once, at the end."""
+        text = self._stops.push(self._decoder.flush())
+        return text if self.stopped else text + self._stops.flush()

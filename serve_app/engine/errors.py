@@ -1,0 +1,36 @@
+"""What the engine refuses, and why: errors that say what the caller can do."""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """Base of all errors that the engine raises on purpose."""
+
+
+class QueueFull(EngineError):  # noqa: N818 -- a state of the engine that callers wait out, not a fault
+    """As many requests wait as may: try again later. Nothing was queued."""
+
+    def __init__(self, waiting: int) -> None:
+        self.waiting = waiting
+        super().__init__(f"The queue is full: {waiting} requests are waiting.")
+
+
+class ContextLengthExceeded(EngineError):  # noqa: N818 -- named like the API's error code
+    """The prompt leaves no room for a reply.
+
+    `prompt_tokens` is exact, or a lower bound when the text was too long to be worth tokenizing; `limit` is the
+    most tokens that prompt and reply may have together.
+    """
+
+    def __init__(self, prompt_tokens: int, limit: int) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.limit = limit
+        super().__init__(f"The prompt has {prompt_tokens} tokens, prompt and reply together may have {limit}.")
+
+
+class EngineClosed(EngineError):  # noqa: N818 -- a state, not a fault
+    """The engine was closed and takes no more requests."""
+
+
+class ModelError(EngineError):
+    """The model can't be served; the message is one line that says what to change."""
