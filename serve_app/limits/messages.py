@@ -87,6 +87,26 @@ class Grant:
     max_tokens: int
     requests: Window
     tokens: Window
+    tokens_charged: int = 0  # what the token bucket was charged at admission
+    # The estimated prompt and one token cost more than the free balance: `hold` is all of it and does not pay for
+    # `max_tokens`. Nothing may be generated that the hold does not pay for, before `Adjust` has been granted.
+    tentative: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownKey:
+    """The limiter does not know this key or its account: look them up in the ledger, apply them and ask again."""
+
+    request_id: str
+    key_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recovering:
+    """The limiter has just started and may not know every open hold: announce yours, then ask again."""
+
+    request_id: str
+    retry_in_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +126,10 @@ class Refusal:
 class Release:
     """Ends a request: frees its hold and concurrency slot and corrects the token bucket to what was used.
 
-    `balance` and `version` are the account's committed ones after settlement; None when nothing was settled.
+    `balance` and `version` are the account's committed ones after settlement; None when nothing was settled. With
+    `refused` the request was refused after admission (too long for the context, queue full): everything that admission
+    consumed is given back, the request rate too. A request whose settlement is still waiting to be committed must not
+    be released yet: its hold is all that protects its charge.
     """
 
     request_id: str
@@ -114,6 +137,9 @@ class Release:
     completion_tokens: int
     balance: int | None = None
     version: int | None = None
+    account_id: str | None = None  # so that the balance counts even if the hold is gone
+    refused: bool = False
+    account_id: str | None = None  # lets the balance be taken over although the hold is gone (expired, or a restart)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,3 +162,43 @@ class Renew:
 
     holder: str
     request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Identify:
+    """Asks whose key this is, without admitting anything. Answered by Identity or a Refusal with 401."""
+
+    key_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """An active key of an active account."""
+
+    account_id: str
+    key_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Asks for what the limiter knows of these accounts. Answered by a tuple of AccountStatus, in order."""
+
+    account_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AccountStatus:
+    """Open holds in nano-units, open requests, and the limits in force."""
+
+    account_id: str
+    held: int
+    open_requests: int
+    contract: Contract
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """A gateway's open holds, told to a limiter that does not know them. Answered by True."""
+
+    holder: str
+    holds: tuple[OpenHold, ...]

@@ -1,0 +1,76 @@
+"""Measures the limiter's decisions: microseconds for one admit + release, and for one refusal.
+
+Run with `python bench/limits.py [requests]`.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable
+
+from serve_app.limits import AccountState, Adjust, Admission, Admit, Contract, KeyState, Release, Renew
+
+ACCOUNTS = 1000
+OPEN = 1000
+
+
+def build() -> Admission:
+    contract = Contract(rpm=10**9, tpm=10**12, concurrency=10**6)
+    admission = Admission(time.monotonic, random.Random(1), contract, recovery_s=0.0)
+    for n in range(ACCOUNTS):
+        admission.apply(AccountState(f"a{n}", True, 10**18, 1))
+        admission.apply(KeyState(f"d{n}", f"k{n}", f"a{n}", True, 1))
+    for n in range(OPEN):
+        admission.admit(ask(f"open{n}", n))
+    return admission
+
+
+def ask(request_id: str, n: int) -> Admit:
+    return Admit(request_id, "gateway-0", f"d{n % ACCOUNTS}", "svc-chat", 400, 1000, 270, 1100)
+
+
+def per_call_us(calls: int, run: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    run()
+    return (time.perf_counter() - start) / calls * 1e6
+
+
+def main() -> None:
+    calls = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
+    admission = build()
+    asks = [ask(f"r{n}", n) for n in range(calls)]
+    adjusts = [Adjust(f"r{n}", 380) for n in range(calls)]
+    ends = [Release(f"r{n}", 380, 90, 10**18 - n, n + 2) for n in range(calls)]
+
+    def admit_and_release() -> None:
+        for one, end in zip(asks, ends, strict=True):
+            admission.admit(one)
+            admission.release(end)
+
+    def admit_adjust_and_release() -> None:
+        for one, count, end in zip(asks, adjusts, ends, strict=True):
+            admission.admit(one)
+            admission.adjust(count)
+            admission.release(end)
+
+    def refuse() -> None:
+        for one in asks:
+            admission.admit(one)
+
+    beat = Renew("gateway-0", tuple(f"open{n}" for n in range(OPEN)))
+
+    def renew() -> None:
+        admission.renew(beat)
+
+    print(f"admit + release           {per_call_us(calls, admit_and_release):6.2f} us")
+    print(f"admit + adjust + release  {per_call_us(calls, admit_adjust_and_release):6.2f} us")
+    print(f"renew, each open hold     {per_call_us(OPEN, renew):6.2f} us")
+    for n in range(ACCOUNTS):
+        admission.apply(AccountState(f"a{n}", True, 10**18, 10**9, rpm=0))
+    print(f"refuse (429)              {per_call_us(calls, refuse):6.2f} us")
+
+
+if __name__ == "__main__":
+    main()
