@@ -1,0 +1,29 @@
+"""The wire: what clients send and see. Pure functions around one protocol; knows no server, model or account."""
+
+from serve_app.api import errors, headers
+from serve_app.api.errors import ApiError
+from serve_app.api.estimate import estimate_prompt_tokens
+from serve_app.api.models import balance_body, model_body, model_list, usage_body
+from serve_app.api.schema import MAX_BODY_BYTES, ChatRequest, ServedModels, parse_chat_request, refuse_unsupported
+from serve_app.api.stream import DONE, KEEP_ALIVE, ChunkEncoder, Usage, complete_reply
+
+__all__ = [
+    "DONE",
+    "KEEP_ALIVE",
+    "MAX_BODY_BYTES",
+    "ApiError",
+    "ChatRequest",
+    "ChunkEncoder",
+    "ServedModels",
+    "Usage",
+    "balance_body",
+    "complete_reply",
+    "errors",
+    "estimate_prompt_tokens",
+    "headers",
+    "model_body",
+    "model_list",
+    "parse_chat_request",
+    "refuse_unsupported",
+    "usage_body",
+]
