@@ -1,0 +1,210 @@
+"""What must hold of the files in cluster/, as functions from a parsed file to its problems: none means sound.
+
+They are functions, so that the tests can also hand them broken copies and see that these are found out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import ray.autoscaler
+import yaml
+from pydantic import BaseModel, ValidationError
+from ray.serve.config import AutoscalingConfig
+
+from deployments import strict_config
+
+REPOSITORY = Path(__file__).parents[2]
+CLUSTER = REPOSITORY / "cluster"
+CRD = Path(__file__).parent / "schemas" / "rayservice-v1.schema.json"
+KUBERNETES = "1.37"
+
+SECRETS = {
+    "SERVE_APP_OPERATOR_KEY": "operator-key",
+    "SERVE_APP_KEY_SECRET": "key-secret",
+    "SERVE_APP_DATABASE_URL": "database-url",
+}
+FLAGS = (
+    "RAY_SERVE_ENABLE_HA_PROXY",
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED",
+    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S",
+    "RAY_SERVE_HAPROXY_MAXCONN",
+)
+
+Document = dict[str, Any]
+
+
+def read(name: str) -> Document:
+    return yaml.safe_load((CLUSTER / name).read_text(encoding="utf-8"))
+
+
+def flags() -> dict[str, str]:
+    lines = (CLUSTER / "flags.env").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+def flag_problems(given: dict[str, str]) -> Iterator[str]:
+    for name in FLAGS:
+        if name not in given:
+            yield f"{name} is missing"
+    for name in FLAGS[:2]:
+        if given.get(name, "1") != "1":
+            yield f"{name} is off"
+
+
+def schema_problems(document: Any, schema: Document) -> Iterator[str]:
+    for error in jsonschema.Draft7Validator(schema).iter_errors(document):
+        yield f"{'.'.join(map(str, error.absolute_path))}: {error.message}"
+
+
+@cache
+def crd() -> Document:
+    return json.loads(CRD.read_text(encoding="utf-8"))
+
+
+@cache
+def launcher_schema() -> Document:
+    path = Path(ray.autoscaler.__file__).parent / "ray-schema.json"
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def rayservice_problems(document: Document) -> list[str]:
+    """The CRD's schema, the Serve config in it, pods as Kubernetes sees them, flags, secrets, and the times."""
+    problems = list(schema_problems(document, crd()))
+    if problems:
+        return problems
+    serve = yaml.safe_load(document["spec"]["serveConfigV2"])
+    problems += [f"serveConfigV2.{problem}" for problem in serve_problems(serve)]
+    cluster = document["spec"]["rayClusterConfig"]
+    if "redisPassword" not in cluster.get("gcsFaultToleranceOptions", {}):
+        problems.append("gcsFaultToleranceOptions: no Redis password, so no head may fail")
+    if cluster.get("authOptions", {}).get("mode") != "token":
+        problems.append("authOptions: Ray takes calls without a token")
+    if cluster["headGroupSpec"]["rayStartParams"].get("num-cpus") != "0":
+        problems.append("headGroupSpec: replicas may run on the head")
+    for name, template in pod_templates(document).items():
+        problems += [f"{name}: {problem}" for problem in pod_problems(template)]
+    if not problems:
+        problems += time_problems(document, serve)
+    return problems
+
+
+def pod_templates(document: Document) -> dict[str, Document]:
+    cluster = document["spec"]["rayClusterConfig"]
+    workers = {group["groupName"]: group["template"] for group in cluster["workerGroupSpecs"]}
+    return {"head": cluster["headGroupSpec"]["template"], **workers}
+
+
+def pod_problems(template: Document) -> Iterator[str]:
+    yield from kubernetes_problems({"apiVersion": "v1", "kind": "Pod", **template})
+    container = template["spec"]["containers"][0]
+    environment = {variable["name"]: variable for variable in container["env"]}
+    yield from flag_problems({name: variable.get("value", "") for name, variable in environment.items()})
+    for name, key in SECRETS.items():
+        source = environment.get(name, {}).get("valueFrom", {}).get("secretKeyRef")
+        if source != {"name": "serve-app", "key": key}:
+            yield f"{name} does not come from the Secret's {key}"
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+    if volumes.get(mounts.get("/dev/shm"), {}).get("emptyDir", {}).get("medium") != "Memory":
+        yield "/dev/shm is not memory"
+    for name in mounts.values():
+        if name not in volumes:
+            yield f"there is no volume {name}"
+
+
+def time_problems(document: Document, serve: Document) -> Iterator[str]:
+    """Each may only end what the one before it lets run: model, gateway, HAProxy, pods and old clusters."""
+    drains = {d["name"]: d["graceful_shutdown_timeout_s"] for d in deployments(serve) if d["name"] in DRAINED}
+    templates = pod_templates(document).values()
+    hard_stops = [
+        int(variable["value"])
+        for template in templates
+        for variable in template["spec"]["containers"][0]["env"]
+        if variable["name"] == "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"
+    ]
+    grace = min(template["spec"].get("terminationGracePeriodSeconds", 30) for template in templates)
+    ends = min(grace, document["spec"].get("rayClusterDeletionDelaySeconds", 60))
+    chain = [drains["Model"], drains["Gateway"], min(hard_stops), ends]
+    if any(earlier >= later for earlier, later in pairwise(chain)):
+        yield f"streams may be cut: {chain} seconds must rise (model, gateway, HAProxy, pods and old clusters)"
+
+
+DRAINED = ("Model", "Gateway")
+
+
+def deployments(serve: Document) -> list[Document]:
+    return [deployment for application in serve["applications"] for deployment in application["deployments"]]
+
+
+def serve_problems(serve: Document) -> list[str]:
+    """The strict check of the service itself, and what a cluster asks beyond it."""
+    problems = strict_config.check(serve)
+    if problems:
+        return problems
+    for deployment in deployments(serve):
+        scaling = deployment.get("autoscaling_config")
+        if scaling:
+            # Ray's schema takes any mapping here and looks into it only when the deployment is made.
+            problems += pydantic_problems(AutoscalingConfig, scaling, f"{deployment['name']}.autoscaling_config")
+        if scaling and scaling["downscale_delay_s"] < scaling["look_back_period_s"]:
+            problems.append(f"{deployment['name']}: scales down before the look-back has passed, so it flaps")
+        options = deployment.get("ray_actor_options", {})
+        if not options.get("num_gpus") and "gateway" not in options.get("resources", {}):
+            problems.append(f"{deployment['name']}: may run on the head or keep a GPU node busy")
+    return problems
+
+
+def pydantic_problems(model: type[BaseModel], raw: object, where: str) -> list[str]:
+    try:
+        model.model_validate(raw)
+    except ValidationError as error:
+        return [f"{where}.{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
+    return []
+
+
+def kubernetes_problems(document: Document) -> Iterator[str]:
+    try:
+        kubernetes_validate.validate(document, KUBERNETES, strict=True)
+    except kubernetes_validate.ValidationError as error:
+        yield f"{'.'.join(map(str, error.path))}: {error.message}"
+
+
+def launcher_problems(document: Document, given_flags: dict[str, str]) -> list[str]:
+    """Ray's own schema, sizes that fit, and Ray started in a shell that has read the flags and the secrets."""
+    problems = [*schema_problems(document, launcher_schema()), *flag_problems(given_flags)]
+    if problems:
+        return problems
+    types = document["available_node_types"]
+    if document["head_node_type"] not in types:
+        problems.append("head_node_type: there is no such node type")
+    if types.get(document["head_node_type"], {}).get("resources", {}).get("CPU") != 0:
+        problems.append("the head offers CPUs, so replicas may run on it")
+    for name, kind in types.items():
+        if kind.get("min_workers", 0) > kind.get("max_workers", document["max_workers"]):
+            problems.append(f"{name}: min_workers is above max_workers")
+    if sum(kind.get("max_workers", 0) for kind in types.values()) > document["max_workers"]:
+        problems.append("max_workers: does not hold all workers that the node types may have")
+    if not any("GPU" in kind["resources"] for kind in types.values()):
+        problems.append("no node type has a GPU")
+    for part in ("head_start_ray_commands", "worker_start_ray_commands"):
+        starts = [command for command in document[part] if "ray start" in command]
+        if not starts:
+            problems.append(f"{part}: does not start Ray")
+        for command in starts:
+            before = command.split("ray start")[0]
+            problems += [f"{part}: {file} is not read" for file in ("flags.env", "secrets.env") if file not in before]
+            if "set -a" not in before:
+                problems.append(f"{part}: the variables are not exported")
+    if not any("pip install" in command and "serve-app" in command for command in document["setup_commands"]):
+        problems.append("setup_commands: the project is not installed")
+    if not any(command.startswith("chmod 600") for command in document["setup_commands"]):
+        problems.append("setup_commands: others may read the secrets")
+    return problems
