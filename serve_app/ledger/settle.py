@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Table, bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from serve_app.ledger import journal
@@ -30,6 +30,24 @@ _YEAR_10000 = 253402300800.0
 _COUNTS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "charged", "uncollected")
 
 Result = Settled | SettlementRejected
+
+
+def _adding_up(added: Any) -> Any:
+    return added.on_conflict_do_update(
+        index_elements=list(usage_daily.primary_key.columns),
+        set_={name: usage_daily.c[name] + added.excluded[name] for name in _COUNTS},
+    )
+
+
+_ADD_UP = {
+    "sqlite": _adding_up(sqlite.insert(usage_daily)),
+    "postgresql": _adding_up(postgresql.insert(usage_daily)),
+}
+_SET_FUNDS = (
+    update(accounts)
+    .where(accounts.c.id == bindparam("account"))
+    .values(granted=bindparam("has_granted"), topped_up=bindparam("has_topped_up"), version=bindparam("next"))
+)
 
 
 @dataclass(slots=True)
@@ -232,14 +250,12 @@ def _write(transaction: Transaction, batch: _Batch) -> None:
     connection = transaction.connection
     journal.write(connection, batch.entries)
     connection.execute(insert(usage), batch.usage)
-    connection.execute(_add_up(usage_daily, connection.dialect.name), list(batch.daily.values()))
+    connection.execute(_ADD_UP[connection.dialect.name], list(batch.daily.values()))
     touched = [account for account in batch.accounts.values() if account.touched]
     for account in touched:
         account.version = transaction.next_version()
     connection.execute(
-        update(accounts)
-        .where(accounts.c.id == bindparam("account"))
-        .values(granted=bindparam("has_granted"), topped_up=bindparam("has_topped_up"), version=bindparam("next")),
+        _SET_FUNDS,
         [
             {
                 "account": account.account_id,
@@ -249,14 +265,6 @@ def _write(transaction: Transaction, batch: _Batch) -> None:
             }
             for account in touched
         ],
-    )
-
-
-def _add_up(table: Table, dialect: str) -> Any:
-    added: Any = sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
-    return added.on_conflict_do_update(
-        index_elements=list(table.primary_key.columns),
-        set_={name: table.c[name] + added.excluded[name] for name in _COUNTS},
     )
 
 

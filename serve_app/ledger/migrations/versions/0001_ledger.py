@@ -17,7 +17,7 @@ def upgrade() -> None:
         sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("version", sa.BigInteger(), nullable=False),
         sa.Column("entry", sa.BigInteger(), nullable=False),
-        sa.CheckConstraint("id = 1", name="ck_ledger_head_one_row"),
+        sa.CheckConstraint("id = 1", name=op.f("ck_ledger_head_one_row")),
         sa.PrimaryKeyConstraint("id", name="pk_ledger_head"),
     )
     op.bulk_insert(head, [{"id": 1, "version": 0, "entry": 0}])
@@ -36,8 +36,8 @@ def upgrade() -> None:
         sa.Column("tpm", sa.BigInteger()),
         sa.Column("concurrency", sa.BigInteger()),
         sa.Column("idempotency_key", sa.Text()),
-        sa.CheckConstraint("granted >= 0", name="ck_accounts_granted_not_negative"),
-        sa.CheckConstraint("topped_up >= 0", name="ck_accounts_topped_up_not_negative"),
+        sa.CheckConstraint("granted >= 0", name=op.f("ck_accounts_granted_not_negative")),
+        sa.CheckConstraint("topped_up >= 0", name=op.f("ck_accounts_topped_up_not_negative")),
         sa.PrimaryKeyConstraint("id", name="pk_accounts"),
         sa.UniqueConstraint("idempotency_key", name="uq_accounts_idempotency_key"),
     )
@@ -83,7 +83,7 @@ def upgrade() -> None:
         sa.Column("memo", sa.Text(), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("idempotency_key", sa.Text()),
-        sa.CheckConstraint("kind IN ('top_up', 'grant', 'charge', 'correction')", name="ck_journal_entries_kind"),
+        sa.CheckConstraint("kind IN ('top_up', 'grant', 'charge', 'correction')", name=op.f("ck_journal_entries_kind")),
         sa.ForeignKeyConstraint(["account_id"], ["accounts.id"], name="fk_journal_entries_account_id"),
         sa.PrimaryKeyConstraint("id", name="pk_journal_entries"),
         sa.UniqueConstraint("account_id", "idempotency_key", name="uq_journal_entries_account_id_idempotency_key"),
@@ -119,12 +119,12 @@ def upgrade() -> None:
         sa.Column("finished_at", sa.Double(), nullable=False),
         sa.Column("settled_at", sa.Double(), nullable=False),
         sa.Column("entry_id", sa.BigInteger()),
-        sa.CheckConstraint("charged >= 0", name="ck_usage_charged_not_negative"),
-        sa.CheckConstraint("uncollected >= 0", name="ck_usage_uncollected_not_negative"),
+        sa.CheckConstraint("charged >= 0", name=op.f("ck_usage_charged_not_negative")),
+        sa.CheckConstraint("uncollected >= 0", name=op.f("ck_usage_uncollected_not_negative")),
         sa.CheckConstraint(
-            "0 <= cached_tokens AND cached_tokens <= prompt_tokens", name="ck_usage_cached_within_prompt"
+            "0 <= cached_tokens AND cached_tokens <= prompt_tokens", name=op.f("ck_usage_cached_within_prompt")
         ),
-        sa.CheckConstraint("completion_tokens >= 0", name="ck_usage_completion_not_negative"),
+        sa.CheckConstraint("completion_tokens >= 0", name=op.f("ck_usage_completion_not_negative")),
         sa.ForeignKeyConstraint(["account_id"], ["accounts.id"], name="fk_usage_account_id"),
         sa.ForeignKeyConstraint(["key_id"], ["api_keys.id"], name="fk_usage_key_id"),
         sa.ForeignKeyConstraint(["price_version"], ["price_versions.id"], name="fk_usage_price_version"),

@@ -1,0 +1,95 @@
+"""A ledger with a funded account, and settlements for it; also run as a process of its own, to be killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from serve_app.ledger import Ledger, Outcome, Price, Settlement, keys
+
+SECRET = "a server secret for tests"
+PRICE = Price(input=3, cached_input=1, output=5)
+NOON = 1_780_315_200.0  # 2026-06-01 12:00:00 UTC
+
+
+class Books:
+    """One account of `ledger` with `top_up` nano-units, and a key."""
+
+    def __init__(self, ledger: Ledger, *, top_up: int = 10**12, name: str = "Ada") -> None:
+        self.ledger = ledger
+        self.account_id = ledger.create_account(name).account_id
+        if top_up:
+            ledger.credit(self.account_id, top_up)
+        self.key_id = self.new_key().key_id
+
+    def new_key(self, account_id: str | None = None) -> Any:
+        key = keys.new_key()
+        digest = keys.digest(key, SECRET)
+        return self.ledger.create_key(account_id or self.account_id, "main", digest, keys.hint(key))
+
+    def settlement(self, request_id: str, **changed: Any) -> Settlement:
+        """Costs 8 × 3 + 2 × 1 + 4 × 5 = 46 nano-units."""
+        return settlement(**{"request_id": request_id, "account_id": self.account_id, "key_id": self.key_id} | changed)
+
+    @property
+    def account(self) -> Any:
+        return self.ledger.get_account(self.account_id)
+
+
+COST = 46
+
+
+def settlement(request_id: str, account_id: str, key_id: str, **changed: Any) -> Settlement:
+    fields: dict[str, Any] = {
+        "request_id": request_id,
+        "account_id": account_id,
+        "key_id": key_id,
+        "model": "svc-chat",
+        "backend": "smollm2",
+        "price": PRICE,
+        "prompt_tokens": 10,
+        "cached_tokens": 2,
+        "completion_tokens": 4,
+        "outcome": Outcome.COMPLETED,
+        "started_at": NOON - 1,
+        "finished_at": NOON,
+    }
+    return Settlement(**fields | changed)
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """This module's `main` in a process of its own."""
+    root = Path(__file__).parents[2]
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.ledger.books", *arguments],
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": str(root)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def main(what: str, *arguments: str) -> None:
+    if what == "settle":  # url account key prefix count batch: settle, and print each request id once it is durable
+        url, account_id, key_id, prefix, count, batch = arguments
+        with Ledger(url) as ledger:
+            for first in range(0, int(count), int(batch)):
+                ids = [f"{prefix}{number}" for number in range(first, min(first + int(batch), int(count)))]
+                ledger.settle([settlement(one, account_id, key_id) for one in ids])
+                print(" ".join(ids), flush=True)
+    elif what == "spool":  # folder name count: append settlements, print each id once it is on disk, and wait
+        from serve_app.ledger.spool import Spool
+
+        folder, name, count = arguments
+        spool = Spool(folder, name)
+        for number in range(int(count)):
+            spool.append(settlement(f"{name}-{number}", "acct", "key"))
+            print(f"{name}-{number}", flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
