@@ -21,6 +21,9 @@ LIMITS = ("rpm", "tpm", "concurrency")
 AccountId = Annotated[str, typer.Argument(metavar="ACCOUNT_ID", help="Id as `accounts list` shows it.")]
 Amount = Annotated[str, typer.Argument(metavar="AMOUNT", help="Above 0, for instance 5 or 0.25.")]
 LimitOption = Annotated[str | None, typer.Option(metavar="N|default", help="Whole number, or `default`.")]
+IdempotencyKey = Annotated[
+    str | None, typer.Option(metavar="KEY", help="Repeat an earlier attempt without doing it twice.")
+]
 GrantOption = Annotated[bool, typer.Option("--grant", help="Granted, not paid for.")]
 
 
@@ -33,6 +36,7 @@ def create(
     rpm: LimitOption = None,
     tpm: LimitOption = None,
     concurrency: LimitOption = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> None:
     """Open an account."""
     body: dict[str, Any] = {"name": name}
@@ -41,7 +45,7 @@ def create(
     elif grant:
         raise usage_error("--grant says how --credit is booked: give --credit as well")
     body |= {limit: value for limit, value in _limits(rpm, tpm, concurrency, []).items() if value is not None}
-    account = session.client.post("accounts", body=body)
+    account = session.client.post("accounts", body=body, idempotency_key=idempotency_key or _fresh_key())
     _show(session, account, note=f"Next: serve-app keys create {account['id']}")
 
 
@@ -85,15 +89,13 @@ def credit(
     amount: Amount,
     grant: GrantOption = False,
     memo: Annotated[str | None, typer.Option(metavar="TEXT", help="Kept with the journal entry.")] = None,
-    idempotency_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Repeat an earlier attempt without booking it twice.")
-    ] = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> None:
     """Add funds."""
     body = {"amount": _amount(amount), "kind": _kind(grant)}
     if memo is not None:
         body["memo"] = memo
-    key = idempotency_key or secrets.token_hex(16)
+    key = idempotency_key or _fresh_key()
     _show(session, session.client.post("accounts", account_id, "credit", body=body, idempotency_key=key))
 
 
@@ -146,6 +148,10 @@ def _fields(account: dict[str, Any]) -> Iterator[tuple[str, object]]:
     yield "completion tokens", usage["completion_tokens"]
     yield "charged", f"{usage['charged']} {currency}"
     yield "created", account["created_at"]
+
+
+def _fresh_key() -> str:
+    return secrets.token_hex(16)
 
 
 def _kind(grant: bool) -> str:

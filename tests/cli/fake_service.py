@@ -78,6 +78,9 @@ class FakeService(LocalServer):
 
     def create_account(self, request: Request) -> Answer:
         body = request.body
+        key = request.headers.get("idempotency-key", "")
+        if key in self.booked:
+            return Answer(201, shown(self.accounts[self.booked[key]]))
         account = {
             "id": f"acct_{len(self.accounts) + 1}",
             "name": body["name"],
@@ -88,6 +91,7 @@ class FakeService(LocalServer):
             "contract": {name: body.get(name) for name in DEFAULT_LIMITS},
         }
         self.accounts[account["id"]] = account
+        self.booked[key] = account["id"]
         book(account, body.get("credit", "0"), body.get("kind", "top_up"))
         return Answer(201, shown(account))
 

@@ -4,6 +4,7 @@ import pytest
 
 from .conftest import Run
 from .fake_service import FakeService
+from .local_http import Drop
 
 
 @pytest.fixture
@@ -16,6 +17,14 @@ def test_a_new_key_is_shown(service: FakeService, run: Run, account: str) -> Non
     assert key["key"].startswith("sk-")
     assert key["id"] == "key_1"
     assert service.requests[-1].body == {}
+
+
+def test_a_key_is_never_made_twice_on_its_own(service: FakeService, run: Run, account: str) -> None:
+    service.next.append(Drop(after_work=True))
+    lost = run("keys", "create", account)
+    assert lost.code == 1
+    assert "look before you repeat" in lost.error_line
+    assert len(service.keys) == 1
 
 
 def test_a_new_key_for_people_says_to_keep_it(service: FakeService, run: Run, account: str) -> None:
