@@ -76,7 +76,10 @@ def check(session: Session) -> None:
         session.out.line(f"ok: {report['entries']:,} journal entries add up")
     else:
         session.out.table(
-            report, ("problem",), [(problem,) for problem in report["problems"]], empty="not ok, without a reason"
+            report,
+            ("kind", "subject", "problem"),
+            [(problem["kind"], problem["subject"], problem["message"]) for problem in report["problems"]],
+            empty="The books do not add up; the service does not say where.",
         )
     if not report["ok"]:
         raise typer.Exit(1)

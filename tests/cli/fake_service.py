@@ -14,6 +14,7 @@ from typing import Any
 from .local_http import Answer, LocalServer, Request
 
 OPERATOR_KEY = "operator-key-of-the-tests"
+PROBLEM = {"kind": "unbalanced", "subject": "entry-7", "message": "postings sum to 3"}
 CREATED = "2026-11-01T08:00:00Z"
 DEFAULT_LIMITS = {"rpm": 600, "tpm": 200000, "concurrency": 32}
 
@@ -25,7 +26,7 @@ class FakeService(LocalServer):
         self.keys: dict[str, dict[str, Any]] = {}
         self.booked: dict[str, str] = {}  # idempotency key -> account id
         self.ready = True
-        self.problems: list[str] = []
+        self.problems: list[dict[str, str]] = []
         self.usage = [
             {
                 "day": "2026-11-02",

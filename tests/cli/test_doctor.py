@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from .conftest import Result, Run
-from .fake_service import OPERATOR_KEY, FakeService, error
+from .fake_service import OPERATOR_KEY, PROBLEM, FakeService, error
 from .local_http import Answer, Drop
 
 
@@ -116,7 +116,7 @@ def test_an_identifier_that_no_replica_serves(run: Run, service: FakeService, ho
 
 
 def test_a_ledger_that_does_not_add_up(run: Run, service: FakeService, home: Path) -> None:
-    service.problems = ["entry 7: postings sum to 3"]
+    service.problems = [PROBLEM]
     assert statuses(run("doctor", "--json"))["ledger"] == "fail"
 
 

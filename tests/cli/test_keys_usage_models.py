@@ -3,7 +3,7 @@
 import pytest
 
 from .conftest import Run
-from .fake_service import FakeService
+from .fake_service import PROBLEM, FakeService
 from .local_http import Drop
 
 
@@ -104,8 +104,8 @@ def test_a_clean_ledger(service: FakeService, run: Run) -> None:
 
 
 def test_a_ledger_that_does_not_add_up_is_exit_code_1(service: FakeService, run: Run) -> None:
-    service.problems = ["entry 7: postings sum to 3"]
+    service.problems = [PROBLEM]
     table, document = run("ledger", "check"), run("ledger", "check", "--json")
     assert (table.code, document.code) == (1, 1)
-    assert "entry 7: postings sum to 3" in table.out
+    assert table.out.splitlines()[1].split() == ["unbalanced", "entry-7", "postings", "sum", "to", "3"]
     assert document.json["problems"] == service.problems
