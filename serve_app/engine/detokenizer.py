@@ -47,7 +47,9 @@ class WindowDecoder:
     """For any other tokenizer: decodes a short window of tokens and takes what is new.
 
     The window keeps the tokens of the text released last, because decoders look at neighbours (the space before a
-    word, bytes of one character).
+    word, bytes of one character). One difference remains: where a reply is cut inside a character that is spelled in
+    byte tokens, the tokenizer's own decoding gives up the whole run of bytes, of which this has sent the whole
+    characters already.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import shutil
@@ -104,7 +105,8 @@ def convert_gguf(gguf_path: Path, out_dir: Path, progress: Callable[[str], None]
     work = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}-", dir=out_dir.parent))
     try:
         progress(f"Converting {gguf_path.name}, once; this takes up to a minute")
-        with quiet_transformers():
+        # The GGUF reader draws a progress bar that no switch of the library turns off.
+        with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
             source = {"gguf_file": gguf_path.name}
             model = AutoModelForCausalLM.from_pretrained(
                 gguf_path.parent, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True), **source

@@ -81,6 +81,9 @@ def install(model: nn.Module, max_context: int) -> tuple[int, ...]:
     Only plain rope is extended. A model with a rope of another kind keeps its own context, so the last bound may be
     below `max_context`.
     """
+    for name, module in list(model.named_modules()):
+        if isinstance(module, LengthClassRope):  # of an earlier runner on the same model
+            _replace(model, name, module.inner)
     config = model.config
     trained = own_context(config)
     if max_context <= trained:
@@ -92,6 +95,10 @@ def install(model: nn.Module, max_context: int) -> tuple[int, ...]:
         logger.warning("The model's rope can't be extended: its context stays at %d tokens.", trained)
         return (trained,)
     bounds = class_bounds(trained, max_context)
-    parent, _, attribute = name.rpartition(".")
-    setattr(model.get_submodule(parent), attribute, LengthClassRope(inner, bounds, float(parameters["rope_theta"])))
+    _replace(model, name, LengthClassRope(inner, bounds, float(parameters["rope_theta"])))
     return bounds
+
+
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(parent), attribute, module)

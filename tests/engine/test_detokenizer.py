@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from serve_app.engine.detokenizer import Detokenizer, StopFinder, Vocabulary
+from serve_app.engine.loader import LoadedModel
+from tests.engine.fakes import EOS, byte_tokenizer
+
+TEXTS = [
+    "plain words, and a line\nbreak",
+    "汉字和标点：你好，世界！",
+    "👩‍👩‍👧‍👦 family, 🏳️‍🌈 flag, 👍🏽 thumb",
+    "e\u0301 combining, किमपि, กำ",
+    "mixed 汉 👩‍🚀 a\u0308\u0323 ende",
+]
+
+
+def sentencepiece_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer of Llama's kind: ▁ for spaces, bytes for what the vocabulary lacks."""
+    pieces = [("<unk>", 0.0), ("</s>", 0.0)]
+    pieces += [(f"<0x{byte:02X}>", -20.0) for byte in range(256)]
+    pieces += [("▁", -3.0), ("▁a", -4.0), ("▁line", -4.0), ("words", -4.0), ("汉", -5.0), ("好", -5.0)]
+    pieces += [(chr(c), -6.0) for c in range(33, 127)]
+    core = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=True))
+    core.pre_tokenizer = pre_tokenizers.Metaspace()
+    core.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    core.add_special_tokens([AddedToken("</s>", special=True)])
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", clean_up_tokenization_spaces=False)
+
+
+BYTE_LEVEL = Vocabulary(byte_tokenizer())
+TOKENIZERS: list[Any] = [byte_tokenizer(), sentencepiece_tokenizer()]
+BOTH = pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["byte-level", "sentencepiece"])
+
+
+def stream(detokenizer: Detokenizer, tokens: list[int]) -> list[str]:
+    deltas = []
+    for token in tokens:
+        deltas.append(detokenizer.push(token))
+        if detokenizer.stopped:
+            return deltas
+    return [*deltas, detokenizer.finish()]
+
+
+@BOTH
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_character_is_never_split_wherever_the_output_is_cut(tokenizer: Any, text: str) -> None:
+    vocabulary = Vocabulary(tokenizer)
+    tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+    for cut in range(len(tokens) + 1):
+        deltas = stream(Detokenizer(vocabulary), tokens[:cut])
+        whole = tokenizer.decode(tokens[:cut], skip_special_tokens=True)
+        # Where a reply is cut inside a character, a sentencepiece decoder gives up the characters before it as well;
+        # they have been sent by then.
+        assert "".join(deltas).rstrip("\ufffd") == text[: len("".join(deltas).rstrip("\ufffd"))]
+        assert "".join(deltas) == whole or (not vocabulary.is_byte_level and "\ufffd" in whole)
+        assert not any("\ufffd" in delta for delta in deltas[:-1])
+
+
+def test_special_tokens_leave_no_text() -> None:
+    tokens = [*b"one", EOS, *b"two"]
+    assert "".join(stream(Detokenizer(BYTE_LEVEL), tokens)) == "onetwo"
+
+
+@BOTH
+def test_special_tokens_between_pieces_change_no_space(tokenizer: Any) -> None:
+    tokens = tokenizer("a line words", add_special_tokens=False)["input_ids"]
+    tokens[2:2] = [tokenizer.eos_token_id]
+    expected = tokenizer.decode(tokens, skip_special_tokens=True)
+    assert "".join(stream(Detokenizer(Vocabulary(tokenizer)), tokens)) == expected
+
+
+@given(st.lists(st.integers(0, 255), max_size=60))
+def test_bytes_that_are_no_text_come_out_as_the_tokenizer_has_them(data: list[int]) -> None:
+    expected = TOKENIZERS[0].decode(data, skip_special_tokens=True)
+    assert "".join(stream(Detokenizer(BYTE_LEVEL), data)) == expected
+
+
+@pytest.mark.model
+def test_the_bundled_models_text_is_the_same_streamed_and_at_once(loaded: LoadedModel) -> None:
+    tokenizer, vocabulary = loaded.tokenizer, Vocabulary(loaded.tokenizer)
+    assert vocabulary.is_byte_level
+    chance = random.Random(1)
+    for _ in range(200):
+        tokens = [chance.randrange(len(tokenizer)) for _ in range(chance.randint(1, 40))]
+        deltas = stream(Detokenizer(vocabulary), tokens)
+        assert "".join(deltas) == tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def test_a_stop_string_across_tokens_is_found_and_no_part_of_it_leaks() -> None:
+    for size in range(1, 8):
+        text = "the end is ### near"
+        finder = StopFinder(["###"])
+        out = "".join(finder.push(text[i : i + size]) for i in range(0, len(text), size))
+        assert out == "the end is "
+        assert finder.found
+        assert finder.flush() == ""
+
+
+def test_text_that_only_began_like_a_stop_string_is_released() -> None:
+    finder = StopFinder(["###"])
+    assert finder.push("a##") == "a"
+    assert finder.push("b#") == "##b"
+    assert finder.flush() == "#"
+
+
+def test_a_stop_string_completed_by_the_flush_does_not_leak() -> None:
+    detokenizer = Detokenizer(BYTE_LEVEL, stop=["x\ufffd"])
+    tokens = [*b"ab", *b"x", 0xE6]
+    assert "".join(stream(detokenizer, tokens)) == "ab"
+    assert detokenizer.stopped
+
+
+def test_stop_strings_do_not_count_before_min_tokens() -> None:
+    detokenizer = Detokenizer(BYTE_LEVEL, stop=["."], min_tokens=4)
+    assert "".join(stream(detokenizer, [*b"a.b.c.d"])) == "a.b.c"
+
+
+@settings(max_examples=200)
+@given(
+    st.text("ab", max_size=40),
+    st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3),
+    st.lists(st.integers(1, 4), min_size=40, max_size=40),
+)
+def test_however_text_arrives_exactly_what_precedes_the_first_stop_string_is_released(
+    text: str, stops: list[str], cuts: list[int]
+) -> None:
+    finder, out, position = StopFinder(stops), "", 0
+    for cut in cuts:
+        out += finder.push(text[position : position + cut])
+        position += cut
+    out += finder.flush()
+    assert finder.found == any(stop in text for stop in stops)
+    if not finder.found:
+        assert out == text
+    else:
+        assert text.startswith(out)
+        assert any(text[len(out) :].startswith(stop) for stop in stops)
+        assert not any(stop in out for stop in stops)

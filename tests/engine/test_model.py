@@ -1,0 +1,143 @@
+"""The engine over the bundled model, held against transformers' own generation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from serve_app.engine import Engine, GenerationRequest, SamplingParams
+from serve_app.engine.loader import LoadedModel
+from serve_app.engine.request import FinishReason
+from tests.engine.fakes import Inbox
+
+pytestmark = pytest.mark.model
+
+QUESTIONS = [
+    "What is the capital of France?",
+    "Write a haiku about the sea.",
+    "用一句话介绍北京。",
+    "def fibonacci(n):",
+    "Name three fruits, then say why you like each of them. Answer briefly. " * 6,
+]
+LENGTH = 24
+
+
+@pytest.fixture(scope="module")
+def prompts(loaded: LoadedModel) -> list[tuple[int, ...]]:
+    template = loaded.tokenizer.apply_chat_template
+    return [
+        tuple(template([{"role": "user", "content": q}], add_generation_prompt=True)["input_ids"]) for q in QUESTIONS
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(reference: Any, prompts: list[tuple[int, ...]]) -> list[list[int]]:
+    """Greedy continuations by transformers."""
+    replies = []
+    for prompt in prompts:
+        out = reference.generate(
+            torch.tensor([prompt]), max_new_tokens=LENGTH, do_sample=False, attention_mask=torch.ones(1, len(prompt))
+        )
+        replies.append([t for t in out[0, len(prompt) :].tolist() if t != reference.generation_config.eos_token_id])
+    return replies
+
+
+def run(engine: Engine, prompts: list[tuple[int, ...]], **sampling: object) -> list[list[int]]:
+    """Generate all at once; the output tokens of each, which the engine itself only tells as text."""
+    outputs: dict[str, list[int]] = {}
+    inboxes = []
+    for number, prompt in enumerate(prompts):
+        params = SamplingParams(**{"max_tokens": LENGTH, "temperature": 0.0, **sampling})  # type: ignore[arg-type]
+        inboxes.append(Inbox())
+        engine.submit(GenerationRequest(str(number), prompt, params), inboxes[-1])
+        sequence = engine._by_id.get(str(number))
+        assert sequence is not None
+        outputs[str(number)] = sequence.tokens
+    for inbox in inboxes:
+        assert inbox.wait(120).reason in (FinishReason.STOP, FinishReason.LENGTH)
+    return [outputs[str(n)][len(p) :] for n, p in enumerate(prompts)]
+
+
+def assert_same_or_tied(reference: Any, prompt: tuple[int, ...], got: list[int], expected: list[int]) -> None:
+    """Equal, or first apart at a token where the reference's two candidates are within 1e-3 of each other."""
+    if got == expected:
+        return
+    eos = reference.generation_config.eos_token_id
+    left, right = [*got, eos], [*expected, eos]
+    at = next(i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b)
+    with torch.inference_mode():
+        logits = reference(torch.tensor([[*prompt, *expected[:at]]]), logits_to_keep=1).logits[0, -1]
+    assert abs(float(logits[left[at]] - logits[right[at]])) < 1e-3, (at, got, expected)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"prefill_chunk": 7, "prefill_chunk_busy": 3},
+        {"block_size": 5, "max_running": 2},
+    ],
+    ids=["whole prompts", "chunked", "odd blocks, queueing"],
+)
+def test_greedy_replies_are_those_of_transformers_in_a_batch(
+    make_engine: Callable[..., Engine],
+    reference: Any,
+    prompts: list[tuple[int, ...]],
+    expected: list[list[int]],
+    settings: dict[str, int],
+) -> None:
+    for prompt, got, wanted in zip(prompts, run(make_engine(**settings), prompts), expected, strict=True):
+        assert_same_or_tied(reference, prompt, got, wanted)
+
+
+def test_greedy_replies_are_those_of_transformers_alone(
+    make_engine: Callable[..., Engine], reference: Any, prompts: list[tuple[int, ...]], expected: list[list[int]]
+) -> None:
+    engine = make_engine()
+    for prompt, wanted in zip(prompts[:3], expected, strict=False):
+        assert_same_or_tied(reference, prompt, run(engine, [prompt])[0], wanted)
+
+
+def test_greedy_replies_survive_preemption(
+    make_engine: Callable[..., Engine], reference: Any, prompts: list[tuple[int, ...]], expected: list[list[int]]
+) -> None:
+    per_token = 30 * 2 * 3 * 64 * 4
+    blocks = (sum(len(p) for p in prompts[:4]) + 4 * LENGTH) // 16 - 1
+    engine = make_engine(kv_cache_memory=blocks * 16 * per_token)
+    for prompt, got, wanted in zip(prompts[:4], run(engine, prompts[:4]), expected, strict=False):
+        assert_same_or_tied(reference, prompt, got, wanted)
+    assert engine.stats().preemptions > 0
+    assert engine.stats().kv_blocks_used == 0
+
+
+def test_a_seeded_reply_is_the_same_alone_and_in_a_batch(
+    make_engine: Callable[..., Engine], prompts: list[tuple[int, ...]]
+) -> None:
+    engine = make_engine()
+    options = {"temperature": 0.9, "top_p": 0.95, "seed": 42}
+    together = run(engine, prompts, **options)
+    assert run(engine, prompts[1:2], **options) == together[1:2]
+    assert run(engine, prompts[1:2], temperature=0.9, top_p=0.95, seed=43) != together[1:2]
+
+
+def test_the_token_count_is_the_tokenizers_own(make_engine: Callable[..., Engine], loaded: LoadedModel) -> None:
+    engine, inbox = make_engine(), Inbox()
+    prompt = engine.chat.render([{"role": "user", "content": "What is the capital of France?"}])
+    engine.submit(GenerationRequest("r", tuple(prompt), SamplingParams(max_tokens=50, temperature=0.0)), inbox)
+    assert inbox.wait().reason is FinishReason.STOP
+    assert "Paris" in inbox.text
+    assert inbox.wait().completion_tokens == len(loaded.tokenizer(inbox.text)["input_ids"])
+
+
+def test_an_eight_thousand_token_prompt_is_answered(make_engine: Callable[..., Engine], loaded: LoadedModel) -> None:
+    engine, inbox = make_engine(kv_cache_memory="450MiB"), Inbox()
+    filler = loaded.tokenizer("The grass is green and the sky is blue. " * 900)["input_ids"][:7940]
+    head = loaded.tokenizer("<|im_start|>user\n")["input_ids"]
+    tail = loaded.tokenizer("\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n")["input_ids"]
+    prompt = (*head, *filler, *tail)
+    engine.submit(GenerationRequest("long", prompt, SamplingParams(max_tokens=8, temperature=0.0)), inbox)
+    assert inbox.wait(120).prompt_tokens == len(prompt)
+    assert inbox.text.strip()

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from serve_app.engine import EngineSettings, GenerationRequest, SamplingParams, rope
+from serve_app.engine.loader import LoadedModel
+from serve_app.engine.runner import ModelRunner
+from serve_app.engine.sequence import Chunk, Sequence
+
+
+class PlainRope(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", 1.0 / (10000.0 ** (torch.arange(0, 64, 2).float() / 64)))
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        freqs = position_ids[..., None].float() * self.inv_freq
+        emb = torch.cat((freqs, freqs), dim=-1)
+        return emb.cos(), emb.sin()
+
+
+class TinyModel(nn.Module):
+    def __init__(self, rope_type: str = "default") -> None:
+        super().__init__()
+        self.rotary_emb = PlainRope()
+        parameters = {"rope_type": rope_type, "rope_theta": 10000.0}
+        self.config = SimpleNamespace(max_position_embeddings=8192, rope_parameters=parameters)
+
+
+def test_classes_double_from_the_trained_context_to_the_promised_one() -> None:
+    assert rope.class_bounds(8192, 32768) == (8192, 16384, 32768)
+    assert rope.class_bounds(8192, 20000) == (8192, 16384, 20000)
+    assert rope.class_bounds(8192, 4096) == (4096,)
+
+
+def test_sequences_within_the_trained_context_are_rotated_bit_for_bit_as_before() -> None:
+    model, plain = TinyModel(), PlainRope()
+    assert rope.install(model, 32768) == (8192, 16384, 32768)
+    positions, x = torch.arange(100, 140)[None], torch.zeros(1)
+    expected = plain(x, positions)
+    for classes in (None, torch.zeros(40, dtype=torch.long), torch.tensor([0] * 20 + [1] * 20)):
+        model.rotary_emb.token_classes = classes
+        got = model.rotary_emb(x, positions)
+        assert torch.equal(got[0][:, :20], expected[0][:, :20])
+        assert torch.equal(got[1][:, :20], expected[1][:, :20])
+    assert not torch.equal(got[0][:, 20:], expected[0][:, 20:])
+
+
+def test_installing_again_starts_from_the_models_own_rope() -> None:
+    model = TinyModel()
+    rope.install(model, 32768)
+    assert rope.install(model, 16384) == (8192, 16384)
+    assert isinstance(model.rotary_emb.inner, PlainRope)
+    assert rope.install(model, 4096) == (4096,)
+    assert isinstance(model.rotary_emb, PlainRope)
+
+
+@pytest.mark.parametrize("kind", ["yarn", "dynamic"])
+def test_a_rope_of_another_kind_keeps_its_own_context(kind: str) -> None:
+    model = TinyModel(kind)
+    assert rope.install(model, 32768) == (8192,)
+    assert isinstance(model.rotary_emb, PlainRope)
+
+
+@pytest.mark.model
+def test_a_neighbour_of_another_class_changes_nothing(loaded: LoadedModel, model_path: object) -> None:
+    settings = EngineSettings(model=str(model_path), kv_cache_memory="64MiB")
+    runner = ModelRunner(loaded.model, settings)
+
+    def chunk(number: int, length_class: int) -> Chunk:
+        request = GenerationRequest(str(number), tuple(range(500, 548)), SamplingParams(1))
+        sequence = Sequence(request, number, 0.0, 1, length_class=length_class)
+        sequence.block_table = list(range(3 * number, 3 * number + 3))
+        return Chunk(sequence, 0, 48)
+
+    alone = [runner.execute([chunk(0, 0)])[0], runner.execute([chunk(0, 2)])[0]]
+    together = runner.execute([chunk(0, 0), chunk(1, 2)])
+    assert torch.allclose(together[0], alone[0], atol=1e-3)
+    assert torch.allclose(together[1], alone[1], atol=1e-3)
+    assert not torch.allclose(alone[0], alone[1], atol=1e-1)
