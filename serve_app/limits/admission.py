@@ -182,12 +182,13 @@ class Admission:
         if hold is None:
             return
         now = self._clock()
-        if end.void:
+        if end.refused:
             self._undo(end.request_id, hold, now)
             return
         hold.recharge(now, end.prompt_tokens + end.completion_tokens)
         if end.completion_tokens:
-            hold.account.mean_output += _MEAN_WEIGHT * (end.completion_tokens - hold.account.mean_output)
+            mean = _mean_output(hold.account)
+            hold.account.mean_output = mean + _MEAN_WEIGHT * (end.completion_tokens - mean)
         self._close(end.request_id, hold)
         self._counts["released"] += 1
 
@@ -303,7 +304,7 @@ class Admission:
     def _known_or_new(self, account_id: str) -> Account:
         account = self._accounts.get(account_id)
         if account is None:
-            account = self._accounts[account_id] = Account(account_id, self._default, _FIRST_MEAN_OUTPUT)
+            account = self._accounts[account_id] = Account(account_id, self._default)
         return account
 
     def _open(self, request_id: str, hold: Hold, now: float) -> None:
@@ -335,7 +336,14 @@ def _output_budget(available: int, prompt_tokens: int, asked: int, prompt_price:
 
 def _token_charge(prompt_tokens: int, budget: int, account: Account) -> int:
     """Tokens to charge before the output is known: its whole budget would refuse requests that would have fitted."""
-    return prompt_tokens + min(budget, ceil(account.mean_output))
+    return prompt_tokens + min(budget, ceil(_mean_output(account)))
+
+
+def _mean_output(account: Account) -> float:
+    """Recent mean output. Before there is any, a modest guess, which alone never fills a small limit."""
+    if account.mean_output is not None:
+        return account.mean_output
+    return min(_FIRST_MEAN_OUTPUT, account.contract.tpm / 2)
 
 
 def _grant(request_id: str, key_id: str, hold: Hold, budget: int, now: float, tentative: bool) -> Grant:

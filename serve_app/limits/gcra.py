@@ -17,7 +17,7 @@ class Bucket:
     limit that changes between a charge and its correction keeps the share in use: half full stays half full.
 
     Source: ITU-T I.371 annex A, virtual scheduling, with an increment in proportion to each cell's cost. Times are
-    seconds of any one clock that never runs backwards.
+    seconds of any one clock that never runs backwards. Exact to the unit up to ten million units a minute.
     """
 
     __slots__ = ("limit", "tat")

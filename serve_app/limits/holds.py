@@ -94,7 +94,7 @@ class Account:
         "version",
     )
 
-    def __init__(self, account_id: str, contract: Contract, mean_output: float) -> None:
+    def __init__(self, account_id: str, contract: Contract) -> None:
         self.account_id = account_id
         self.active = True
         self.balance: int | None = None  # None until the ledger has told; holds count all the same
@@ -102,7 +102,7 @@ class Account:
         self.held = 0
         self.holds: dict[str, Hold] = {}
         self.keys: set[str] = set()
-        self.mean_output = mean_output
+        self.mean_output: float | None = None  # tokens a reply, moving average; None before the first
         self.own: AccountState | None = None  # as last applied: which limits are the account's own
         self.contract = contract
         self.requests = Bucket(contract.rpm)

@@ -137,7 +137,6 @@ class Release:
     completion_tokens: int
     balance: int | None = None
     version: int | None = None
-    account_id: str | None = None  # so that the balance counts even if the hold is gone
     refused: bool = False
     account_id: str | None = None  # lets the balance be taken over although the hold is gone (expired, or a restart)
 
