@@ -1,0 +1,160 @@
+"""The exact bytes of replies, read back by the real client library."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai._streaming import SSEDecoder
+
+from serve_app.api import DONE, KEEP_ALIVE, ChunkEncoder, Usage, complete_reply, errors
+
+HEAD = b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"svc-chat",'
+HEAD += b'"system_fingerprint":"fp_a","choices":['
+FIXED = {"id": "chatcmpl-1", "created": 1700000000, "model": "svc-chat", "fingerprint": "fp_a"}
+USAGE = Usage(prompt_tokens=10, completion_tokens=3, cached_tokens=4)
+USAGE_JSON = (
+    b'{"prompt_tokens":10,"completion_tokens":3,"total_tokens":13,"prompt_tokens_details":{"cached_tokens":4},'
+    b'"prompt_cache_hit_tokens":4,"prompt_cache_miss_tokens":6,"completion_tokens_details":{"reasoning_tokens":0}}'
+)
+
+
+def encoder(include_usage: bool = False) -> ChunkEncoder:
+    return ChunkEncoder(**FIXED, include_usage=include_usage)  # type: ignore[arg-type]
+
+
+def chunk(choices: bytes, usage: bytes | None) -> bytes:
+    return HEAD + choices + b"]" + (b"" if usage is None else b',"usage":' + usage) + b"}\n\n"
+
+
+@pytest.mark.parametrize("usage", [None, b"null"], ids=["without usage", "with usage"])
+def test_every_chunk_has_exactly_these_bytes(usage: bytes | None) -> None:
+    chunks = encoder(include_usage=usage is not None)
+    end = b'"logprobs":null,"finish_reason":null}'
+    assert chunks.role() == chunk(b'{"index":0,"delta":{"role":"assistant","content":""},' + end, usage)
+    assert chunks.content("Hi") == chunk(b'{"index":0,"delta":{"content":"Hi"},' + end, usage)
+    assert chunks.finish("stop") == chunk(b'{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}', usage)
+    assert DONE == b"data: [DONE]\n\n"
+    assert KEEP_ALIVE == b": keep-alive\n\n"
+
+
+def test_the_usage_chunk_has_no_choices() -> None:
+    assert encoder(include_usage=True).usage(USAGE) == chunk(b"", USAGE_JSON)
+    with pytest.raises(ValueError, match="usage"):
+        encoder().usage(USAGE)
+
+
+def test_an_error_in_the_stream_is_one_data_event() -> None:
+    error = errors.server_error("req_1")
+    sent = ChunkEncoder.error(error)
+    assert sent.startswith(b'data: {"error":{"message":')
+    assert sent.endswith(b"}}\n\n")
+    assert sent.count(b"\n") == 2
+
+
+@pytest.mark.parametrize("reason", ["abort", "error", "", "STOP"])
+def test_only_the_formats_finish_reasons_leave(reason: str) -> None:
+    with pytest.raises(ValueError, match="finish reason"):
+        encoder().finish(reason)
+
+
+def test_the_complete_reply() -> None:
+    body = complete_reply(**FIXED, text="Hé\n", finish_reason="length", usage=USAGE)  # type: ignore[arg-type]
+    assert json.loads(body) == {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1700000000,
+        "model": "svc-chat",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Hé\n"},
+                "logprobs": None,
+                "finish_reason": "length",
+            }
+        ],
+        "usage": json.loads(USAGE_JSON),
+        "system_fingerprint": "fp_a",
+    }
+    openai.types.chat.ChatCompletion.model_validate_json(body, strict=True)
+
+
+def decode(stream: bytes, piece: int = 7) -> list[Any]:
+    def pieces() -> Iterator[bytes]:
+        for at in range(0, len(stream), piece):
+            yield stream[at : at + piece]
+
+    return list(SSEDecoder().iter_bytes(pieces()))
+
+
+texts = st.text(max_size=20) | st.text(st.characters(categories=["Cc", "Cs", "Zl", "Zp", "So"]), max_size=10)
+
+
+@given(texts=st.lists(texts, max_size=8), include_usage=st.booleans(), piece=st.integers(1, 50))
+def test_the_client_library_reads_what_was_said(texts: list[str], include_usage: bool, piece: int) -> None:
+    chunks = encoder(include_usage)
+    stream = KEEP_ALIVE + chunks.role() + KEEP_ALIVE + b"".join(chunks.content(text) for text in texts)
+    stream += chunks.finish("stop") + (chunks.usage(USAGE) if include_usage else b"") + DONE
+    stream.decode()
+    events = decode(stream, piece)
+    assert events.pop().data == "[DONE]"
+    read = [openai.types.chat.ChatCompletionChunk.model_validate_json(event.data) for event in events]
+    assert all(event.id is None and event.event is None and event.retry is None for event in events)
+    assert {(one.id, one.created, one.model) for one in read} == {("chatcmpl-1", 1700000000, "svc-chat")}
+    last = read.pop() if include_usage else None
+    assert [one.choices[0].finish_reason for one in read] == [None] * (len(texts) + 1) + ["stop"]
+    assert read[0].choices[0].delta.role == "assistant"
+    said = [one.choices[0].delta.content for one in read[1:-1]]
+    for found, text in zip(said, texts, strict=True):
+        assert found is not None
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            found.encode()
+        else:
+            assert found == text
+    if last is not None:
+        assert (last.choices, last.usage and last.usage.total_tokens) == ([], 13)
+        assert all(one.usage is None for one in read)
+
+
+@given(texts)
+def test_no_line_splitter_takes_text_for_a_line_end(text: str) -> None:
+    """`str.splitlines`, which some clients use, also splits at U+0085, U+2028 and U+2029."""
+    sent = encoder().content(text)
+    assert sent.decode().splitlines() == [*sent.decode()[:-2].split("\n"), ""]
+
+
+def test_lone_surrogates_become_the_replacement_character_and_pairs_are_joined() -> None:
+    assert '"content":"a\ufffdb"' in encoder().content("a\ud800b").decode()
+    assert '"content":"\U0001f600"' in encoder().content("\ud83d\ude00").decode()
+
+
+def test_the_sdk_reads_a_whole_stream_and_raises_the_error_event() -> None:
+    """Through the SDK's own client, with a transport that answers our bytes."""
+    import httpx2
+
+    chunks = encoder(include_usage=True)
+    good = KEEP_ALIVE + chunks.role() + chunks.content("Hello") + chunks.finish("length") + chunks.usage(USAGE) + DONE
+    bad = chunks.role() + chunks.content("Hel") + ChunkEncoder.error(errors.server_error("req_1"))
+
+    def client(stream: bytes) -> openai.OpenAI:
+        answer = httpx2.MockTransport(
+            lambda request: httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=stream)
+        )
+        return openai.OpenAI(
+            api_key="k", base_url="http://service/v1", http_client=httpx2.Client(transport=answer), max_retries=0
+        )
+
+    def ask(stream: bytes) -> Any:
+        messages: Any = [{"role": "user", "content": "x"}]
+        return client(stream).chat.completions.create(model="svc-chat", messages=messages, stream=True)
+
+    read = list(ask(good))
+    assert "".join(one.choices[0].delta.content or "" for one in read if one.choices) == "Hello"
+    assert read[-1].usage.prompt_tokens_details.cached_tokens == 4
+    with pytest.raises(openai.APIError, match="req_1"):
+        list(ask(bad))
