@@ -1,0 +1,55 @@
+# The habits of this project. Everything is set up on first use in .venv; nothing is installed elsewhere.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: help setup serve test test-fast lint bench-ledger bench-limits clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+setup: $(VENV)/.base ## virtual environment and dependencies
+serve: $(VENV)/.base ## start the service (PORT=8000, SERVE_APP_HOME=.serve-app); Ctrl-C stops it
+	@exec $(BIN)/python -m serve_app.launch
+
+test: $(VENV)/.test ## the whole suite
+	$(BIN)/python -m pytest $(ARGS)
+
+test-fast: $(VENV)/.test ## without the service: seconds
+	$(BIN)/python -m pytest -m "not service and not slow" $(ARGS)
+
+lint: $(VENV)/.lint ## ruff, mypy, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench-ledger: $(VENV)/.test ## settlements a second, SQLite and PostgreSQL
+	$(BIN)/python bench/ledger.py
+
+bench-limits: $(VENV)/.base ## cost of one admission
+	$(BIN)/python bench/limits.py
+
+clean: ## remove the virtual environment and caches; the state folder stays
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .import_linter_cache *.egg-info build
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "serve-app: Python 3.11 or newer is needed, $$($(PYTHON) -V 2>&1) is too old or missing: run make with PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "serve-app: the venv module is missing (on Debian: apt install python3-venv)" >&2; exit 1; }
+
+$(VENV)/.base: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "serve-app: installing dependencies into $(VENV), once; this takes some minutes" >&2
+	@$(PIP) install -q --progress-bar on -c constraints.txt torch
+	@$(PIP) install -q --progress-bar on -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt $(VENV)/.base
+	@$(PIP) install -q -c constraints.txt -e '.[test]'
+	@touch $@
+
+$(VENV)/.lint: pyproject.toml constraints.txt $(VENV)/.test
+	@$(PIP) install -q -c constraints.txt -e '.[lint]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""The Ray Serve deployments: thin shells around serve_app."""

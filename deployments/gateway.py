@@ -1,0 +1,81 @@
+"""The FastAPI ingress: binds Ray handles, settings and secrets to serve_app.gateway."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from deployments.metrics import GatewayMetrics
+from deployments.ports import AccountingHandle, BackendHandles, LimiterHandle
+from serve_app import secrets
+from serve_app.gateway.app import build_app
+from serve_app.gateway.catalogue import Catalogue
+from serve_app.gateway.exchange import Services
+from serve_app.gateway.identity import Authenticator
+from serve_app.gateway.leases import Leases
+from serve_app.gateway.operations import Operations
+from serve_app.gateway.outbox import Outbox
+from serve_app.ledger.spool import Spool
+from serve_app.settings import GatewayArgs, GatewaySettings, parse
+
+
+@serve.deployment(
+    name="Gateway",
+    num_replicas=1,
+    max_ongoing_requests=2000,
+    health_check_period_s=1,
+    health_check_timeout_s=10,
+    graceful_shutdown_timeout_s=600,
+    ray_actor_options={"num_cpus": 0},
+)
+@serve.ingress()
+class Gateway:
+    """One ingress process. Any number of them may run."""
+
+    def __init__(self, args: GatewayArgs, limiter: DeploymentHandle, accounting: DeploymentHandle) -> None:
+        backends, metrics = BackendHandles(), GatewayMetrics()
+        ledger = AccountingHandle(accounting)
+        keys = secrets.load(args.state_dir())
+        # Serve builds the app before it hands over user_config; no request comes before both.
+        settings = GatewaySettings.model_construct(models={})
+        holder = f"gateway-{uuid.uuid4().hex}"
+        spool = Spool(args.state_dir() / "spool", holder, max_bytes=settings.spool_max_bytes)
+        leases = Leases(LimiterHandle(limiter), holder, admit_timeout_s=settings.admit_timeout_s)
+        catalogue = Catalogue(settings, random.Random())
+        self._services = Services(
+            settings=settings,
+            catalogue=catalogue,
+            leases=leases,
+            outbox=Outbox(ledger, spool, metrics, settle_timeout_s=settings.settle_timeout_s),
+            backends=backends,
+            metrics=metrics,
+        )
+        self._operations = Operations(
+            ledger, leases, backends, catalogue, key_secret=keys.key_secret, currency=args.currency
+        )
+        self._authenticator = Authenticator(leases, key_secret=keys.key_secret, operator_key=keys.operator_key)
+
+    def reconfigure(self, config: dict[str, Any]) -> None:
+        """Applies `user_config` to requests that begin from now on."""
+        settings = parse(GatewaySettings, config, "Gateway.user_config")
+        services = self._services
+        services.settings = settings
+        services.catalogue = self._operations.catalogue = Catalogue(settings, random.Random())
+        services.leases.admit_timeout_s = settings.admit_timeout_s
+        services.outbox.settle_timeout_s = settings.settle_timeout_s
+
+    def check_health(self) -> None:
+        """Fails a gateway that was never told which models it serves."""
+        if not self._services.catalogue.identifiers:
+            raise RuntimeError("Gateway.user_config: missing; it names the models (see config.yaml)")
+
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        """Called once by Serve, after the constructor."""
+        self._services.leases.start()
+        self._services.outbox.replay_soon()
+        return build_app(self._services, self._authenticator, self._operations)

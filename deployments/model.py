@@ -1,0 +1,76 @@
+"""The autoscaling model replica: Ray's side of serve_app.backend.Replica."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+
+from ray import serve
+
+from deployments.metrics import EngineMetrics
+from deployments.ports import AccountingHandle
+from serve_app.backend.messages import BackendEvent, GenerateCall
+from serve_app.backend.replica import Replica
+from serve_app.bundled import ensure_bundled_model
+from serve_app.engine import Engine
+from serve_app.ledger.messages import Settlement
+from serve_app.settings import ModelArgs, home_dir
+
+logger = logging.getLogger("ray.serve")
+
+METRICS_S = 0.5
+ORPHAN_TRIES = 60
+
+
+@serve.deployment(
+    name="Model",
+    max_ongoing_requests=128,
+    health_check_period_s=1,
+    health_check_timeout_s=30,
+    graceful_shutdown_timeout_s=600,
+    ray_actor_options={"num_cpus": 1},
+)
+class Model:
+    """One engine with its weights."""
+
+    def __init__(self, settings: ModelArgs) -> None:
+        if settings.model == "bundled":
+            path = ensure_bundled_model(home_dir(), logger.info)
+            settings = settings.model_copy(update={"model": str(path)})
+        self._engine = Engine.from_settings(settings)
+        self._replica = Replica(self._engine, self._settle_orphan)
+        self._metrics = EngineMetrics()
+        self._report = asyncio.get_running_loop().create_task(self._report_metrics())
+
+    async def generate(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
+        """Streams one reply; see serve_app.backend.Replica."""
+        async for event in self._replica.generate(call):
+            yield event
+
+    def check_health(self) -> None:
+        """Fails when the engine's thread has died, so that Serve replaces the replica."""
+        self._engine.check_health()
+
+    async def _settle_orphan(self, settlement: Settlement) -> None:
+        """Tries for a minute: Accounting may be restarting too."""
+        accounting = AccountingHandle(serve.get_deployment_handle("Accounting", app_name="gateway"))
+        for attempt in range(ORPHAN_TRIES):
+            try:
+                await accounting.settle([settlement])
+                return
+            except Exception:
+                if attempt == ORPHAN_TRIES - 1:
+                    raise
+                await asyncio.sleep(1)
+
+    async def _report_metrics(self) -> None:
+        while True:
+            self._metrics.report(self._engine.stats())
+            await asyncio.sleep(METRICS_S)
+
+    async def __del__(self) -> None:
+        """Settles cut streams, then ends the engine's thread."""
+        self._report.cancel()
+        await self._replica.drain()
+        await asyncio.to_thread(self._engine.close)

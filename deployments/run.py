@@ -1,0 +1,70 @@
+"""The Ray driver of a one-machine service: `python -m deployments.run CONFIG`, started by serve_app.launch.
+
+Validates the file strictly, starts a local Ray, and hands over to `serve run`; SIGINT and SIGTERM shut both down in
+order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.serve.scripts import run as serve_run
+
+from deployments import strict_config
+from serve_app.settings import SettingsError
+
+
+def main() -> int:
+    """Exit code 2: the config is wrong; 0: stopped by a signal."""
+    parser = argparse.ArgumentParser(prog="python -m deployments.run", description=__doc__)
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--temp-dir", help="Ray's folder for this run: short, sockets live in it")
+    parser.add_argument("--num-cpus", type=int, help="logical CPUs; default: the machine's")
+    parser.add_argument("--dashboard-port", type=int, help="without it no dashboard is started")
+    parser.add_argument("--metrics-port", type=int)
+    parser.add_argument("--check", action="store_true", help="only validate the config")
+    options = parser.parse_args()
+    try:
+        strict_config.load(options.config)
+    except SettingsError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if options.check:
+        return 0
+    ray.init(
+        num_cpus=options.num_cpus,
+        include_dashboard=options.dashboard_port is not None,
+        dashboard_port=options.dashboard_port,
+        _temp_dir=options.temp_dir,
+        _metrics_export_port=options.metrics_port,
+        namespace="serve",
+        log_to_driver=False,
+        logging_level=logging.WARNING,
+    )
+    # ray.init has set a handler of its own for SIGTERM that leaves Serve, and so HAProxy, behind.
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGINT, _interrupt)
+    try:
+        serve_run.main(args=[str(options.config)], standalone_mode=False)
+    except (KeyboardInterrupt, SystemExit):
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        ray.shutdown()
+    return 0
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""One generation as it crosses from gateway to replica and back. Plain frozen data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from serve_app.engine.request import Event, SamplingParams
+from serve_app.ledger.messages import Price
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """Who pays and at which price: all that a replica needs to settle a request whose gateway has died."""
+
+    account_id: str
+    key_id: str
+    model: str
+    backend: str
+    price: Price
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateCall:
+    """Asks a replica for one reply. `credit` is the hold in nano-units: prompt and whole output budget must fit."""
+
+    request_id: str
+    messages: tuple[dict[str, Any], ...]
+    sampling: SamplingParams
+    credit: int
+    bill: Bill
+    continue_final: bool = False
+
+
+class Rejection(StrEnum):
+    """Why a replica does not start a request."""
+
+    CREDIT = "credit"  # the exact prompt needs a larger hold; ask again after adjusting it
+    CONTEXT = "context"
+    QUEUE_FULL = "queue_full"
+    INVALID = "invalid"  # the chat template refuses the conversation
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The only event of a request that did not start. Nothing was generated and nothing is billed."""
+
+    reason: Rejection
+    prompt_tokens: int = 0
+    limit: int = 0  # tokens, with CONTEXT
+    message: str = ""  # with INVALID
+
+
+BackendEvent = Event | Rejected

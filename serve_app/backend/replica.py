@@ -1,0 +1,182 @@
+"""What a model replica does with a call: render, check the hold, generate, coalesce, settle for a dead gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from dataclasses import replace
+
+from serve_app.backend.messages import BackendEvent, GenerateCall, Rejected, Rejection
+from serve_app.engine import ContextLengthExceeded, Engine, QueueFull
+from serve_app.engine.request import Delta, Event, Finished, FinishReason, GenerationRequest
+from serve_app.ledger.messages import Outcome, Settlement
+
+logger = logging.getLogger("ray.serve")
+
+SettleOrphan = Callable[[Settlement], Awaitable[None]]
+
+
+class Replica:
+    """One engine and the calls that run on it. Free of Ray."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settle_orphan: SettleOrphan,
+        *,
+        coalesce_s: float = 0.015,
+        orphan_delay_s: float = 2.0,
+    ) -> None:
+        self._engine = engine
+        self._settle_orphan = settle_orphan
+        self._coalesce_s = coalesce_s
+        self._orphan_delay_s = orphan_delay_s
+        self._orphans: set[asyncio.Task[None]] = set()
+
+    async def generate(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
+        """Streams Rejected alone, or Started, Deltas and Finished. Closing or cancelling it stops the engine."""
+        try:
+            # Tokenizing a long prompt takes tens of milliseconds: off the loop, or every stream would wait for it.
+            ids = await asyncio.to_thread(self._engine.chat.render, list(call.messages), call.continue_final)
+        except ContextLengthExceeded as error:
+            yield Rejected(Rejection.CONTEXT, prompt_tokens=error.prompt_tokens, limit=error.limit)
+            return
+        except ValueError as error:
+            yield Rejected(Rejection.INVALID, message=str(error))
+            return
+        limit = self._engine.max_context
+        if len(ids) >= limit:
+            yield Rejected(Rejection.CONTEXT, prompt_tokens=len(ids), limit=limit)
+            return
+        output = min(call.sampling.max_tokens, limit - len(ids))
+        price = call.bill.price
+        if price.charge(len(ids), 0, output) > call.credit:
+            yield Rejected(Rejection.CREDIT, prompt_tokens=len(ids))
+            return
+        request = GenerationRequest(
+            request_id=call.request_id,
+            prompt_token_ids=tuple(ids),
+            sampling=replace(call.sampling, max_tokens=output),
+            tenant=call.bill.account_id,
+        )
+        produced = Finished(FinishReason.ABORT, len(ids), 0, 0)
+        started_at, delivered = time.time(), False
+        try:
+            async with contextlib.aclosing(coalesce(self._engine.generate(request), self._coalesce_s)) as events:
+                async for event in events:
+                    if isinstance(event, Delta):
+                        produced = replace(produced, completion_tokens=event.completion_tokens)
+                    elif isinstance(event, Finished):
+                        produced = event
+                    elif event.cached_tokens:
+                        produced = replace(produced, cached_tokens=event.cached_tokens)
+                    yield event
+                    # Reached only when the other side has taken the event and asks for more.
+                    delivered = isinstance(event, Finished)
+        except QueueFull:
+            delivered = True
+            yield Rejected(Rejection.QUEUE_FULL)
+        finally:
+            if not delivered and produced.completion_tokens and produced.reason is not FinishReason.ERROR:
+                self._settle_later(call, produced, started_at)
+
+    def _settle_later(self, call: GenerateCall, produced: Finished, started_at: float) -> None:
+        """Bills a call whose stream was cut, unless its gateway does.
+
+        A gateway that is alive settles within milliseconds; the first settlement of a request id wins. One that was
+        killed can't, and its holds outlive this delay, so the account can't have spent the money meanwhile.
+        """
+        bill = call.bill
+        settlement = Settlement(
+            request_id=call.request_id,
+            account_id=bill.account_id,
+            key_id=bill.key_id,
+            model=bill.model,
+            backend=bill.backend,
+            price=bill.price,
+            prompt_tokens=produced.prompt_tokens,
+            cached_tokens=produced.cached_tokens,
+            completion_tokens=produced.completion_tokens,
+            outcome=Outcome.CANCELLED,
+            started_at=started_at,
+            finished_at=time.time(),
+        )
+
+        async def settle() -> None:
+            await asyncio.sleep(self._orphan_delay_s)
+            await self._settle_orphan(settlement)
+
+        # A context of its own: the call that ends here is being cancelled, and its child calls with it.
+        task = asyncio.get_running_loop().create_task(settle(), context=contextvars.Context())
+        self._orphans.add(task)
+        task.add_done_callback(self._orphan_done)
+
+    def _orphan_done(self, task: asyncio.Task[None]) -> None:
+        self._orphans.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("the usage of a cut stream could not be settled", exc_info=error)
+
+    async def drain(self) -> None:
+        """Waits for the settlements of cut streams that are still due."""
+        if self._orphans:
+            await asyncio.wait(self._orphans)
+
+
+async def coalesce(events: AsyncGenerator[Event, None], interval_s: float) -> AsyncGenerator[Event, None]:
+    """Joins deltas that come within `interval_s` seconds of the last one sent.
+
+    Each yield across processes costs about a third of a millisecond, so a fast stream is sent in few pieces; the first
+    delta goes out at once.
+    """
+    loop = asyncio.get_running_loop()
+    queue: asyncio.Queue[Event | None] = asyncio.Queue()
+    failure: list[BaseException] = []
+
+    async def pump() -> None:
+        try:
+            async for event in events:
+                queue.put_nowait(event)
+        except Exception as error:
+            failure.append(error)
+        finally:
+            queue.put_nowait(None)
+
+    task = asyncio.create_task(pump())
+    sent_at, ended = 0.0, False
+    try:
+        while not ended:
+            waiting = [await queue.get()]
+            if (wait := sent_at + interval_s - loop.time()) > 0:
+                await asyncio.sleep(wait)
+            while not queue.empty():
+                waiting.append(queue.get_nowait())
+            sent_at, ended = loop.time(), waiting[-1] is None
+            for event in _joined(waiting):
+                yield event
+        if failure:
+            raise failure[0]
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await events.aclose()
+
+
+def _joined(events: list[Event | None]) -> Iterator[Event]:
+    """The same text and counts in as few deltas as the order of events allows."""
+    delta: Delta | None = None
+    for event in events:
+        if isinstance(event, Delta):
+            delta = event if delta is None else Delta(delta.text + event.text, event.completion_tokens)
+            continue
+        if delta is not None:
+            yield delta
+            delta = None
+        if event is not None:
+            yield event
+    if delta is not None:
+        yield delta

@@ -1,0 +1,177 @@
+"""The HTTP surface: routes under both base forms, JSON errors everywhere, a request id on every response."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serve_app import __version__
+from serve_app.api import ApiError, balance_body, errors, headers, model_body, model_list, usage_body
+from serve_app.gateway.admin import admin_router
+from serve_app.gateway.exchange import Services
+from serve_app.gateway.identity import Authenticator
+from serve_app.gateway.operations import Operations
+from serve_app.gateway.replies import ChatReply, error_response
+from serve_app.ledger.money import format_amount
+
+logger = logging.getLogger("ray.serve")
+
+Lifespan = Callable[[], Awaitable[None]]
+
+
+def build_app(
+    services: Services,
+    authenticator: Authenticator,
+    operations: Operations,
+    *,
+    on_start: Lifespan | None = None,
+    on_stop: Lifespan | None = None,
+) -> FastAPI:
+    """The ASGI application of one gateway process."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> Any:
+        if on_start is not None:
+            await on_start()
+        yield
+        if on_stop is not None:
+            await on_stop()
+
+    app = FastAPI(title="serve-app", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    public = public_router(services, authenticator, operations)
+    admin = admin_router(authenticator, operations)
+    for prefix in ("", "/v1"):
+        app.include_router(public, prefix=prefix)
+        app.include_router(admin, prefix=prefix)
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_middleware(RequestContext)
+    return app
+
+
+def public_router(services: Services, authenticator: Authenticator, operations: Operations) -> APIRouter:
+    """What API keys open, and the two health endpoints."""
+    router = APIRouter()
+
+    @router.post("/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        return ChatReply(services, authenticator, request)
+
+    @router.get("/models")
+    async def models(request: Request) -> JSONResponse:
+        await authenticator.identify(authenticator.digest(request))
+        return JSONResponse(model_list([describe(services, name) for name in services.catalogue.identifiers]))
+
+    @router.get("/models/{identifier}")
+    async def model(request: Request, identifier: str) -> JSONResponse:
+        await authenticator.identify(authenticator.digest(request))
+        if identifier not in services.catalogue:
+            raise errors.not_found(
+                f"the model {identifier!r} does not exist; served are {', '.join(services.catalogue.identifiers)}"
+            )
+        return JSONResponse(describe(services, identifier))
+
+    @router.get("/user/balance")
+    async def balance(request: Request) -> JSONResponse:
+        identity = await authenticator.identify(authenticator.digest(request))
+        account = await operations.account(identity.account_id)
+        return JSONResponse(
+            balance_body(
+                available=account.balance > 0,
+                currency=account.currency,
+                total=format_amount(account.balance),
+                granted=format_amount(account.granted),
+                topped_up=format_amount(account.topped_up),
+            )
+        )
+
+    @router.get("/user/usage")
+    async def usage(request: Request) -> JSONResponse:
+        identity = await authenticator.identify(authenticator.digest(request))
+        query = request.query_params
+        rows = await operations.usage(
+            account=identity.account_id,
+            day_from=query.get("from"),
+            day_to=query.get("to"),
+            group_by=query.get("group_by") or "day",
+            allowed=("day", "model", "key"),
+        )
+        return JSONResponse(usage_body(rows))
+
+    @router.get("/health")
+    async def health() -> JSONResponse:
+        return JSONResponse({"status": "alive", "version": __version__})
+
+    @router.get("/ready")
+    async def ready() -> JSONResponse:
+        status = await services.backends.status()
+        serving = {name: bool(status.get(name, {}).get("replicas")) for name in services.catalogue.backends()}
+        if not all(serving.values()):
+            missing = ", ".join(name for name, up in serving.items() if not up)
+            raise errors.overloaded(f"no replica of {missing} is ready yet: try again", retry_after_s=2)
+        return JSONResponse({"status": "ready", "backends": list(serving)})
+
+    return router
+
+
+def describe(services: Services, identifier: str) -> dict[str, Any]:
+    """One identifier as `/models` shows it."""
+    model = services.catalogue[identifier]
+    return model_body(identifier, context_length=model.context_length, max_output_length=model.max_output)
+
+
+def _api_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(error)
+
+
+def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        allow = (error.headers or {}).get("Allow", "")
+        answer = error_response(errors.method_not_allowed(request.method, request.url.path))
+        if allow:
+            answer.headers["allow"] = allow
+        return answer
+    if error.status_code == 404:
+        return error_response(errors.not_found(f"there is no {request.method} {request.url.path}"))
+    return error_response(errors.server_error())
+
+
+class RequestContext:
+    """Keeps or makes the request id, sets it on every response, and turns a stray exception into the 500 of the API."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Plain ASGI: a wrapper that buffers would hold streams back."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        incoming = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+        request_id = headers.request_id(incoming.decode("latin-1"))
+        started = False
+
+        async def tagged(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                kept = [pair for pair in message["headers"] if pair[0].lower() != b"x-request-id"]
+                message["headers"] = [*kept, (b"x-request-id", request_id.encode("latin-1"))]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, tagged)
+        except Exception:
+            logger.exception("request %s failed", json.dumps(request_id))
+            if not started:
+                await error_response(errors.server_error())(scope, receive, tagged)

@@ -1,0 +1,59 @@
+"""What the gateway needs of the other parts, as protocols: Ray handles in the service, plain objects in tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Protocol
+
+from serve_app.backend.messages import BackendEvent, GenerateCall
+from serve_app.ledger.messages import Settled, Settlement, SettlementRejected
+
+
+class BackendUnavailable(Exception):
+    """No replica took the request, or the one that did has died."""
+
+
+class LimiterPort(Protocol):
+    """Authentication, rate limits and holds. Every ask is idempotent by its request id."""
+
+    async def ask(self, asks: list[Any]) -> Sequence[Any]:
+        """One answer for each of Admit, Adjust, Release, Renew, Announce, Identify and Status, in order."""
+
+
+class AccountingPort(Protocol):
+    """The ledger's single writer."""
+
+    async def settle(self, settlements: list[Settlement]) -> Sequence[Settled | SettlementRejected]:
+        """Durable when it returns; idempotent by request id."""
+
+    async def call(self, operation: str, arguments: dict[str, Any]) -> Any:
+        """An account, key or usage operation by name; raises LedgerError."""
+
+
+class BackendPort(Protocol):
+    """The model applications."""
+
+    def generate(self, backend: str, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
+        """Streams one reply; closing the generator cancels it. Raises BackendUnavailable."""
+
+    async def status(self) -> dict[str, dict[str, Any]]:
+        """Status and number of running replicas of each application."""
+
+
+class Metrics(Protocol):
+    """What the gateway counts. Never an account or a key as a label."""
+
+    def request(self, model: str, status: int, seconds: float) -> None:
+        """One request has been answered; 499 stands for a client that went away."""
+
+    def refusal(self, reason: str) -> None:
+        """One request has been refused, by error code."""
+
+    def first_token(self, model: str, seconds: float) -> None:
+        """From the request's arrival to its first token."""
+
+    def tokens(self, model: str, prompt: int, cached: int, completion: int) -> None:
+        """Tokens of one billed request."""
+
+    def settlement(self, outcome: str, seconds: float) -> None:
+        """One settlement has become durable, or was refused."""

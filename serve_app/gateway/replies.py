@@ -1,0 +1,233 @@
+"""The chat endpoint as an ASGI response: reads the body, runs the exchange, writes one reply or a stream.
+
+It is one object with one `__call__`, so that every exit, a client that hangs up included, passes through the same
+`async with` and nothing is left open between a handler and its response.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import Coroutine
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from serve_app.api import (
+    DONE,
+    KEEP_ALIVE,
+    ApiError,
+    ChatRequest,
+    ChunkEncoder,
+    Usage,
+    complete_reply,
+    errors,
+    headers,
+    parse_chat_request,
+    refuse_unsupported,
+)
+from serve_app.engine.request import Delta, Finished
+from serve_app.gateway.catalogue import Catalogue
+from serve_app.gateway.exchange import ClientGone, Exchange, Services
+from serve_app.gateway.identity import Authenticator
+
+logger = logging.getLogger("ray.serve")
+
+
+def error_response(error: ApiError) -> JSONResponse:
+    """The JSON error with its headers."""
+    return JSONResponse(error.body(), status_code=error.status, headers=error.headers)
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """The body, refused as soon as it is known to be over `most` bytes."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > most:
+        raise errors.body_too_large(most)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > most:
+            raise errors.body_too_large(most)
+    return bytes(body)
+
+
+class ChatReply(Response):
+    """Answers POST /chat/completions."""
+
+    def __init__(self, services: Services, authenticator: Authenticator, request: Request) -> None:
+        self._services = services
+        self._authenticator = authenticator
+        self._request = request
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Every failure before the first byte of the reply keeps its status."""
+        started, model, status = time.monotonic(), "none", 500
+        sender = _Sender(send)
+        try:
+            digest = self._authenticator.digest(self._request)
+            try:
+                body = await read_body(self._request, self._services.settings.max_body_bytes)
+                chat = parse_chat_request(body, served(self._services.catalogue))
+                refuse_unsupported(chat)
+            except ApiError:
+                # A wrong key is told before a wrong body.
+                await self._authenticator.identify(digest)
+                raise
+            model = chat.model
+            await until_gone(self._request.receive, self._answer(chat, digest, sender))
+            status = 200
+        except ApiError as error:
+            status = error.status
+            self._services.metrics.refusal(error.code or error.type)
+            await self._fail(error, scope, receive, sender)
+        except ClientGone:
+            status = 499
+        except asyncio.CancelledError:
+            status = 499
+            raise
+        except Exception:
+            logger.exception("chat request failed")
+            await self._fail(errors.server_error(), scope, receive, sender)
+        finally:
+            self._services.metrics.request(model, status, time.monotonic() - started)
+
+    async def _fail(self, error: ApiError, scope: Scope, receive: Receive, sender: _Sender) -> None:
+        with contextlib.suppress(OSError):
+            if sender.started:
+                await sender.send({"type": "http.response.body", "body": ChunkEncoder.error(error), "more_body": False})
+            else:
+                await error_response(error)(scope, receive, sender.send)
+
+    async def _answer(self, chat: ChatRequest, digest: str, sender: _Sender) -> None:
+        async with Exchange(self._services, chat, f"chatcmpl-{uuid.uuid4().hex}", digest) as exchange:
+            await exchange.open()
+            if chat.stream:
+                await self._stream(chat, exchange, sender)
+            else:
+                await self._whole(chat, exchange, sender)
+
+    def _reply_headers(self, exchange: Exchange, content_type: str) -> list[tuple[bytes, bytes]]:
+        grant = exchange.grant
+        assert grant is not None
+        values = {
+            "content-type": content_type,
+            **headers.rate_limit_headers(
+                requests=(grant.requests.limit, grant.requests.remaining, grant.requests.reset_s),
+                tokens=(grant.tokens.limit, grant.tokens.remaining, grant.tokens.reset_s),
+            ),
+            "server-timing": headers.server_timing(admit=exchange.admitted_s, total=time.time() - exchange.started_at),
+        }
+        return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in values.items()]
+
+    async def _whole(self, chat: ChatRequest, exchange: Exchange, sender: _Sender) -> None:
+        text: list[str] = []
+        while isinstance(event := await exchange.next(), Delta):
+            text.append(event.text)
+        finished = await exchange.complete()
+        body = complete_reply(
+            id=exchange.request_id,
+            created=int(exchange.started_at),
+            model=chat.model,
+            fingerprint=fingerprint(exchange.backend),
+            text="".join(text),
+            finish_reason=finished.reason.value,
+            usage=usage_of(finished),
+        )
+        response_headers = self._reply_headers(exchange, "application/json")
+        response_headers.append((b"content-length", str(len(body)).encode()))
+        await sender.send({"type": "http.response.start", "status": 200, "headers": response_headers})
+        await sender.send({"type": "http.response.body", "body": body})
+
+    async def _stream(self, chat: ChatRequest, exchange: Exchange, sender: _Sender) -> None:
+        encoder = ChunkEncoder(
+            id=exchange.request_id,
+            created=int(exchange.started_at),
+            model=chat.model,
+            fingerprint=fingerprint(exchange.backend),
+            include_usage=chat.include_usage,
+        )
+        keep_alive_s = self._services.settings.keep_alive_s
+
+        async def write(data: bytes, more: bool = True) -> None:
+            if not sender.started:
+                # Only now: until something is to be sent, a failure can still have its proper status.
+                start_headers = self._reply_headers(exchange, "text/event-stream; charset=utf-8")
+                start_headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+                await sender.send({"type": "http.response.start", "status": 200, "headers": start_headers})
+            await sender.send({"type": "http.response.body", "body": data, "more_body": more})
+
+        opening = encoder.role()
+        while True:
+            event = await exchange.next(keep_alive_s)
+            if event is None:
+                await write(KEEP_ALIVE)
+            elif isinstance(event, Delta):
+                await write(opening + encoder.content(event.text) if event.text else opening)
+                opening = b""
+            else:
+                break
+        finished = await exchange.complete()
+        closing = opening + encoder.finish(finished.reason.value)
+        if chat.include_usage:
+            closing += encoder.usage(usage_of(finished))
+        await write(closing + DONE, more=False)
+
+
+class _Sender:
+    """Remembers whether the response has begun."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.started = False
+
+    async def send(self, message: Any) -> None:
+        self.started = True
+        await self._send(message)
+
+
+async def until_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Runs `work`; when the client hangs up first, cancels it, waits for its clean-up and raises ClientGone."""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait([task, watch], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+            raise ClientGone
+        await task
+    finally:
+        watch.cancel()
+        if not task.done():
+            task.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def served(catalogue: Catalogue) -> dict[str, tuple[int, int]]:
+    """Identifiers with context and output limits, as validation wants them."""
+    return {name: (catalogue[name].context_length, catalogue[name].max_output) for name in catalogue.identifiers}
+
+
+def fingerprint(backend: str) -> str:
+    """`system_fingerprint`: changes when another backend answers."""
+    return f"fp_{backend}"
+
+
+def usage_of(finished: Finished) -> Usage:
+    """As the wire shows it."""
+    return Usage(
+        prompt_tokens=finished.prompt_tokens,
+        cached_tokens=finished.cached_tokens,
+        completion_tokens=finished.completion_tokens,
+    )

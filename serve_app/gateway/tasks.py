@@ -1,0 +1,30 @@
+"""Background tasks that outlive the request that started them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+logger = logging.getLogger("ray.serve")
+
+_running: set[asyncio.Task[Any]] = set()
+
+
+def detached(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    """Runs `coroutine` in a context of its own; a failure that nobody awaits is logged.
+
+    In the context of a request, Ray Serve would cancel its calls together with the request.
+    """
+    task = asyncio.get_running_loop().create_task(coroutine, context=contextvars.Context())
+    _running.add(task)  # the loop itself keeps only a weak reference
+    task.add_done_callback(_ended)
+    return task
+
+
+def _ended(task: asyncio.Task[Any]) -> None:
+    _running.discard(task)
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("a background task of the gateway failed", exc_info=error)

@@ -1,0 +1,102 @@
+"""What must hold before anything starts. Each failure is one line that says what to do."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import sys
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+GIB = 2**30
+LEAST_MEMORY = int(2.5 * GIB)  # Ray's processes, one replica with its weights and a small KV cache
+LEAST_DISK = 2 * GIB  # the converted model, the database, logs
+
+
+class LaunchError(Exception):
+    """The service can't start; the message is one line for the person at the terminal."""
+
+
+def check_python() -> None:
+    """Raises LaunchError below Python 3.11."""
+    if sys.version_info < (3, 11):  # noqa: UP036 -- run by whatever Python there is
+        found = ".".join(map(str, sys.version_info[:3]))
+        raise LaunchError(f"Python 3.11 or newer is needed, this is {found}: run make with PYTHON=python3.11")
+
+
+def check_port(port: int) -> None:
+    """Raises LaunchError when something listens on the port."""
+    if not 1 <= port <= 65535:
+        raise LaunchError(f"PORT must be from 1 to 65535, not {port}")
+    if not is_free(port):
+        raise LaunchError(f"port {port} is taken: stop what listens there or choose another with PORT=…")
+
+
+def check_memory(least: int = LEAST_MEMORY, available: int | None = None) -> None:
+    """Raises LaunchError when less than `least` bytes of memory are available."""
+    there = psutil.virtual_memory().available if available is None else available
+    if there < least:
+        raise LaunchError(
+            f"too little memory: {there / GIB:.1f} GiB are available, {least / GIB:.1f} GiB are needed: close something"
+        )
+
+
+def check_disk(home: Path, least: int = LEAST_DISK) -> None:
+    """Raises LaunchError when the state folder's disk is nearly full."""
+    free = shutil.disk_usage(home).free
+    if free < least:
+        raise LaunchError(f"{home} has {free / GIB:.1f} GiB of free disk, {least / GIB:.0f} GiB are needed")
+
+
+def prepare_home(home: Path) -> None:
+    """Makes the state folder. Raises LaunchError when it can't be written."""
+    try:
+        for folder in (home, home / "logs", home / "run"):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        probe = home / "run" / ".probe"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise LaunchError(f"the state folder {home} can't be used ({error.strerror}): set SERVE_APP_HOME") from None
+
+
+def lock_home(home: Path) -> IO[str]:
+    """Holds the state folder for this process. Raises LaunchError when another service runs on it."""
+    file = (home / "run" / "lock").open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.seek(0)
+        owner = file.read().strip() or "another process"
+        file.close()
+        raise LaunchError(f"{home} is in use by {owner}: stop that service or set another SERVE_APP_HOME") from None
+    file.seek(0)
+    file.truncate()
+    file.write(f"process {os.getpid()}")
+    file.flush()
+    return file
+
+
+def is_free(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether the port can be listened on."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def free_port(preferred: int | None = None) -> int:
+    """The preferred port if it is free, else one that the system picks."""
+    if preferred is not None and is_free(preferred):
+        return preferred
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port

@@ -1,0 +1,147 @@
+"""Every setting of the service, typed and validated: an unknown key or a bad value names its path and stops.
+
+Builder arguments (`args` in config.yaml) need a restart of their application; `user_config` of a deployment is applied
+to the running service.
+"""
+
+from __future__ import annotations
+
+import os
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from serve_app.engine.config import EngineSettings
+from serve_app.ledger.messages import Price
+from serve_app.ledger.money import price_per_million
+from serve_app.limits.messages import Contract
+
+Settings = TypeVar("Settings", bound=BaseModel)
+
+
+class SettingsError(ValueError):
+    """A setting is wrong; the message names its path, one problem a line."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+PerMillion = Annotated[str, Field(description="price per million tokens, at most three decimals")]
+
+
+class PriceSettings(_Strict):
+    """Prices per million tokens in the service's currency, as decimal strings."""
+
+    input: PerMillion
+    cached_input: PerMillion
+    output: PerMillion
+
+    @field_validator("input", "cached_input", "output", mode="before")
+    @classmethod
+    def _as_text(cls, value: Any) -> Any:
+        # YAML reads 0.27 as a float; its shortest decimal is what the operator wrote.
+        return str(Decimal(repr(value))) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+    @field_validator("input", "cached_input", "output")
+    @classmethod
+    def _exact(cls, value: str) -> str:
+        price_per_million(value)
+        return value
+
+    def price(self) -> Price:
+        """In nano-units per token."""
+        return Price(
+            input=price_per_million(self.input),
+            cached_input=price_per_million(self.cached_input),
+            output=price_per_million(self.output),
+        )
+
+
+class IdentifierSettings(_Strict):
+    """One model identifier that clients see, and what stands behind it."""
+
+    backends: dict[str, Annotated[int, Field(ge=0)]]  # application name -> weight
+    price: PriceSettings
+    context_length: Annotated[int, Field(ge=1)] = 32768
+    max_output: Annotated[int, Field(ge=1)] = 4096
+
+    @model_validator(mode="after")
+    def _some_backend(self) -> IdentifierSettings:
+        if sum(self.backends.values()) <= 0:
+            raise ValueError("at least one backend needs a weight above 0")
+        return self
+
+
+class GatewaySettings(_Strict):
+    """`user_config` of the Gateway deployment."""
+
+    models: Annotated[dict[str, IdentifierSettings], Field(min_length=1)]
+    admit_timeout_s: Annotated[float, Field(gt=0)] = 10.0  # a limiter that is restarting is waited for so long
+    settle_timeout_s: Annotated[float, Field(gt=0)] = 10.0  # then the settlement goes to the spool
+    queue_timeout_s: Annotated[float, Field(gt=0)] = 120.0  # from admission to the first token's prefill
+    keep_alive_s: Annotated[float, Field(gt=0)] = 10.0
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 4 * 1024 * 1024
+    spool_max_bytes: Annotated[int, Field(ge=4096)] = 64 * 1024 * 1024
+
+
+class ContractSettings(_Strict):
+    """Limits of an account that has none of its own."""
+
+    rpm: Annotated[int, Field(ge=1)] = 600
+    tpm: Annotated[int, Field(ge=1)] = 1_000_000
+    concurrency: Annotated[int, Field(ge=1)] = 64
+
+
+class LimiterSettings(_Strict):
+    """`user_config` of the Limiter deployment."""
+
+    contract: ContractSettings = ContractSettings()
+
+    def default_contract(self) -> Contract:
+        """As the limiter wants it."""
+        return Contract(rpm=self.contract.rpm, tpm=self.contract.tpm, concurrency=self.contract.concurrency)
+
+
+class GatewayArgs(_Strict):
+    """`args` of the gateway application."""
+
+    home: Path | None = None  # state folder; default: SERVE_APP_HOME, else .serve-app in the working directory
+    database_url: str | None = None  # default: SERVE_APP_DATABASE_URL, else SQLite in the state folder
+    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = "USD"
+    lease_s: Annotated[float, Field(gt=1)] = 10.0  # holds of a gateway that is silent for so long are dropped
+    orphan_delay_s: Annotated[float, Field(gt=0)] = 2.0  # a replica settles for a dead gateway after so long
+
+    def state_dir(self) -> Path:
+        """The state folder, which exists afterwards."""
+        path = self.home or home_dir()
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def ledger_url(self) -> str:
+        """The ledger's SQLAlchemy URL."""
+        configured = self.database_url or os.environ.get("SERVE_APP_DATABASE_URL")
+        return configured or f"sqlite:///{self.state_dir().absolute() / 'ledger.db'}"
+
+
+class ModelArgs(EngineSettings):
+    """`args` of a model application: the engine's settings. `model: bundled` is the model that ships with it."""
+
+
+def home_dir() -> Path:
+    """The state folder: SERVE_APP_HOME, else `.serve-app` in the working directory."""
+    return Path(os.environ.get("SERVE_APP_HOME") or ".serve-app").expanduser().absolute()
+
+
+def parse(kind: type[Settings], raw: Any, where: str) -> Settings:
+    """Validates `raw`; raises SettingsError that names each bad path below `where`."""
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        lines = [
+            f"{'.'.join([where, *map(str, problem['loc'])])}: {problem['msg']}"
+            for problem in error.errors(include_url=False, include_context=False)
+        ]
+        raise SettingsError("\n".join(lines)) from None

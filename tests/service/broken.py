@@ -1,0 +1,24 @@
+"""A backend that takes every call and fails: the injected fault of the service tests."""
+
+from collections.abc import AsyncGenerator
+
+from ray import serve
+from ray.serve import Application
+
+from serve_app.backend.messages import BackendEvent, GenerateCall
+from serve_app.engine.request import Delta, Started
+
+SECRET = "a path such as /srv/secret/weights.bin"
+
+
+@serve.deployment(name="Broken", ray_actor_options={"num_cpus": 0})
+class Broken:
+    async def generate(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
+        yield Started(7, 0)
+        if "late" in call.messages[-1]["content"]:
+            yield Delta("half a ", 2)
+        raise RuntimeError(SECRET)
+
+
+def app(_: dict[str, str]) -> Application:
+    return Broken.bind()

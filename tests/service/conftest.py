@@ -1,0 +1,54 @@
+"""One service for all service tests: started by the same launcher as `make serve`, on a free port and a fresh home."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from serve_app.bundled import ensure_bundled_model
+from serve_app.launch.preflight import free_port
+from tests.service.harness import Service
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def model_home() -> Path:
+    """Where the bundled model is kept between runs."""
+    home = Path(os.environ.get("SERVE_APP_TEST_HOME", ROOT / ".serve-app" / "test"))
+    home.mkdir(parents=True, exist_ok=True)
+    ensure_bundled_model(home, print)
+    return home
+
+
+@pytest.fixture(scope="session")
+def service(model_home: Path) -> Iterator[Service]:
+    with tempfile.TemporaryDirectory(prefix="serve-app-test-") as folder:
+        home = Path(folder)
+        (home / "models").symlink_to(model_home / "models")
+        process = subprocess.Popen(
+            [
+                sys.executable, "-m", "serve_app.launch", "--json", "--config", "tests/service/config.yaml",
+                "--port", str(free_port()), "--home", str(home), "--num-cpus", "4",
+            ],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "RAY_metrics_report_interval_ms": "1000"},
+        )  # fmt: skip
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line, f"the service did not start (exit code {process.wait(30)})"
+            yield Service(json.loads(line), process)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)

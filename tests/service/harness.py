@@ -1,0 +1,151 @@
+"""What the service tests say to a running service."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import psutil
+from openai import AsyncOpenAI, OpenAI
+from transformers import AutoTokenizer
+
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+PRICE_IN, PRICE_OUT = 270, 1100  # nano-units a token, as configured
+NANO = 10**9
+
+Found = TypeVar("Found")
+
+
+def until(look: Callable[[], Found], timeout_s: float = 60.0, every_s: float = 0.1) -> Found:
+    """What `look` answers as soon as that is true; a bounded wait for something that another process does."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"still {found!r} after {timeout_s} s"
+        time.sleep(every_s)
+    return found
+
+
+@dataclass(frozen=True)
+class Account:
+    id: str
+    key: str
+    service: Service
+
+    def show(self) -> dict[str, Any]:
+        return self.service.admin("GET", f"/admin/accounts/{self.id}")
+
+    @property
+    def nano(self) -> int:
+        return nano(self.show()["balance"])
+
+    def client(self, **options: Any) -> OpenAI:
+        return self.service.client(self.key, **options)
+
+    def settled(self, requests: int, timeout_s: float = 30.0) -> dict[str, Any]:
+        """The account once so many requests are settled and nothing is held any more."""
+
+        def look() -> dict[str, Any] | None:
+            view = self.show()
+            done = view["usage"]["requests"] >= requests and nano(view["held"]) == 0 and not view["open_requests"]
+            return view if done else None
+
+        return until(look, timeout_s)
+
+
+class Service:
+    def __init__(self, document: dict[str, Any], process: subprocess.Popen[str]) -> None:
+        self.base_url: str = document["base_url"]
+        self.first_key: str = document["api_key"]
+        self.metrics_url: str = document["metrics_url"]
+        self.dashboard_url: str = document["dashboard_url"]
+        self.home = Path(document["home"])
+        self.process = process
+        self.http = httpx.Client(base_url=self.base_url, timeout=120, trust_env=False)
+
+    @cached_property
+    def operator_key(self) -> str:
+        return (self.home / "secrets" / "operator-key").read_text().strip()
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return AutoTokenizer.from_pretrained(self.home / "models" / "smollm2-135m-instruct")
+
+    def prompt_tokens(self, messages: list[dict[str, str]]) -> int:
+        text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return len(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def reply_tokens(self, text: str) -> int:
+        return len(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def client(self, key: str | None = None, **options: Any) -> OpenAI:
+        options = {"max_retries": 0, "timeout": 180, "base_url": f"{self.base_url}/v1", **options}
+        return OpenAI(api_key=key or self.first_key, **options)
+
+    def async_client(self, key: str | None = None, **options: Any) -> AsyncOpenAI:
+        options = {"max_retries": 0, "timeout": 300, "base_url": f"{self.base_url}/v1", **options}
+        return AsyncOpenAI(api_key=key or self.first_key, **options)
+
+    def admin(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        answer = self.http.request(method, path, json=body, headers={"authorization": f"Bearer {self.operator_key}"})
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    def account(self, name: str, credit: str | None = "5", **limits: int) -> Account:
+        body = {"name": name, **({"credit": credit} if credit else {}), **limits}
+        account_id = self.admin("POST", "/admin/accounts", body)["id"]
+        key = self.admin("POST", f"/admin/accounts/{account_id}/keys", {"name": "test"})["key"]
+        return Account(account_id, key, self)
+
+    def chat(self, key: str, messages: Any = FRANCE, timeout: float = 120, **body: Any) -> httpx.Response:
+        """A raw call, for what an SDK would not send."""
+        body = {"model": "svc-chat", "messages": messages, "temperature": 0, **body}
+        headers = {"authorization": f"Bearer {key}"}
+        return self.http.post("/chat/completions", json=body, headers=headers, timeout=timeout)
+
+    def cli(self, *arguments: str) -> Any:
+        """Runs `serve-app … --json` as an operator would and answers its document."""
+        result = subprocess.run(
+            [sys.executable, "-m", "serve_app.cli", "--url", self.base_url, *arguments, "--json"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env={**os.environ, "SERVE_APP_HOME": str(self.home)},
+        )
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout)
+
+    def pids(self, deployment: str) -> list[int]:
+        """Processes of a deployment's replicas, such as `gateway:Accounting`."""
+        title = f"ray::ServeReplica:{deployment}"
+        found = []
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            try:
+                name = " ".join(process.cmdline()) or process.name()
+            except (psutil.NoSuchProcess, psutil.ZombieProcess):
+                continue
+            if name == title or name.startswith((f"{title}:", f"{title} ", f"{title}.")):
+                found.append(process.pid)
+        return found
+
+    def answers(self) -> bool:
+        """Whether a whole request goes through."""
+        try:
+            return self.chat(self.first_key, max_tokens=1).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+
+def nano(amount: str) -> int:
+    """A decimal amount in nano-units, exactly."""
+    whole, _, fraction = amount.partition(".")
+    return int(whole) * NANO + int(fraction.ljust(9, "0") or 0)

@@ -1,0 +1,127 @@
+"""A first call: the official SDK, a real model, exact counts and exact money."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.service.harness import FRANCE, PRICE_IN, PRICE_OUT, Service, nano
+
+pytestmark = pytest.mark.service
+
+
+@pytest.mark.parametrize("base", ["", "/v1"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_sdk_gets_a_true_answer_with_exact_usage_and_an_exact_bill(
+    service: Service, base: str, stream: bool
+) -> None:
+    account = service.account("first call")
+    before = account.nano
+    client = account.client(base_url=service.base_url + base)
+    if stream:
+        chunks = list(
+            client.chat.completions.create(
+                model="svc-chat",
+                messages=FRANCE,
+                temperature=0,
+                stream=True,
+                stream_options={"include_usage": True},
+            )
+        )
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        usage = chunks[-1].usage
+        assert not chunks[-1].choices
+        assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 2) + ["stop"]
+        assert len({chunk.id for chunk in chunks}) == 1
+        assert len({chunk.created for chunk in chunks}) == 1
+    else:
+        reply = client.chat.completions.create(model="svc-chat", messages=FRANCE, temperature=0)
+        text, usage = reply.choices[0].message.content, reply.usage
+        assert reply.choices[0].finish_reason == "stop"
+        assert reply.model == "svc-chat"
+    assert "Paris" in text
+    assert usage.prompt_tokens == service.prompt_tokens(FRANCE)
+    assert usage.completion_tokens == service.reply_tokens(text)
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+
+    charge = usage.prompt_tokens * PRICE_IN + usage.completion_tokens * PRICE_OUT
+    # Committed before the client saw the usage: no waiting here.
+    view = account.show()
+    assert before - nano(view["balance"]) == charge
+    assert nano(view["usage"]["charged"]) == charge
+
+    (row,) = service.cli("usage", "--account", account.id, "--group-by", "model")["data"]
+    assert row["model"] == "svc-chat"
+    assert row["prompt_tokens"] == usage.prompt_tokens
+    assert row["completion_tokens"] == usage.completion_tokens
+    assert nano(row["charged"]) == charge
+
+
+def test_max_tokens_ends_a_reply_with_length(service: Service) -> None:
+    account = service.account("short")
+    reply = account.client().chat.completions.create(model="svc-chat", messages=FRANCE, temperature=0, max_tokens=3)
+    assert reply.choices[0].finish_reason == "length"
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens == 3
+
+
+def test_a_stop_string_is_never_part_of_the_reply(service: Service) -> None:
+    account = service.account("stop")
+    client = account.client()
+    whole = client.chat.completions.create(model="svc-chat", messages=FRANCE, temperature=0, stop=" Paris")
+    assert whole.choices[0].message.content == "The capital of France is"
+    assert whole.choices[0].finish_reason == "stop"
+    stream = client.chat.completions.create(
+        model="svc-chat", messages=FRANCE, temperature=0, stop=" Paris", stream=True
+    )
+    pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
+    assert "".join(pieces) == "The capital of France is"
+
+
+def test_a_seed_gives_the_same_reply_again(service: Service) -> None:
+    client = service.account("seed").client()
+    replies = {
+        client.chat.completions.create(
+            model="svc-chat", messages=FRANCE, temperature=1.2, seed=seed, max_tokens=24
+        ).choices[0].message.content
+        for seed in (1, 1, 2)
+    }  # fmt: skip
+    assert len(replies) == 2
+
+
+def test_the_output_is_capped_where_the_balance_ends(service: Service) -> None:
+    prompt = service.prompt_tokens(FRANCE)
+    nano_units = prompt * PRICE_IN + 4 * PRICE_OUT + 1
+    account = service.account("small change", credit=f"0.{nano_units:09d}")
+    reply = account.client().chat.completions.create(model="svc-chat", messages=FRANCE, temperature=0)
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens == 4
+    assert reply.choices[0].finish_reason == "length"
+    assert account.nano == 1
+
+
+def test_the_models_and_the_balance_can_be_read(service: Service) -> None:
+    account = service.account("reader", credit="1.5")
+    client = account.client()
+    names = [model.id for model in client.models.list()]
+    assert names[:2] == ["svc-chat", "svc-coder"]
+    assert client.models.retrieve("svc-chat").model_dump()["context_length"] == 32768
+    headers = {"authorization": f"Bearer {account.key}"}
+    balance = service.http.get("/user/balance", headers=headers).json()
+    assert balance["is_available"] is True
+    assert nano(balance["balance_infos"][0]["total_balance"]) == nano("1.5")
+    client.chat.completions.create(model="svc-chat", messages=FRANCE, temperature=0, max_tokens=2)
+    usage = service.http.get("/v1/user/usage", params={"group_by": "model"}, headers=headers).json()
+    assert usage["data"][0]["completion_tokens"] == 2
+
+
+def test_every_response_has_a_request_id_and_the_limits_in_force(service: Service) -> None:
+    account = service.account("headers", rpm=50)
+    answer = service.http.post(
+        "/chat/completions",
+        json={"model": "svc-chat", "messages": FRANCE, "max_tokens": 1},
+        headers={"authorization": f"Bearer {account.key}", "x-request-id": "my-own-id"},
+    )
+    assert answer.headers["x-request-id"] == "my-own-id"
+    assert answer.headers["x-ratelimit-limit-requests"] == "50"
+    assert answer.headers["x-ratelimit-remaining-requests"] == "49"
+    assert service.http.get("/nowhere").headers["x-request-id"]

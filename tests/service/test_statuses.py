@@ -1,0 +1,214 @@
+"""Each status of the contract, produced by its cause over HTTP; each message says what to change."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.service.broken import SECRET
+from tests.service.harness import FRANCE, Service, until
+
+pytestmark = pytest.mark.service
+
+
+def post(service: Service, key: str, **options: Any) -> httpx.Response:
+    return service.http.post("/chat/completions", headers={"authorization": f"Bearer {key}"}, **options)
+
+
+def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert len(error["message"]) > 10
+    return error
+
+
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        (b"{broken", "JSON"),
+        (b"[]", "object"),
+        (b'{"model": "svc-chat"}', "messages"),
+        (b'{"model": "svc-chat", "messages": "hello"}', "messages"),
+        (b'{"model": "svc-chat", "messages": [{"role": "user", "content": "x"}], "temperature": "hot"}', "temperature"),
+    ],
+)
+def test_400_names_what_is_malformed(service: Service, body: bytes, names: str) -> None:
+    error = error_of(post(service, service.first_key, content=body), 400)
+    assert names in error["message"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_format")
+
+
+def test_401_without_a_header_with_a_wrong_key_and_with_a_revoked_one(service: Service) -> None:
+    body = {"model": "svc-chat", "messages": FRANCE, "max_tokens": 1}
+    answer = service.http.post("/chat/completions", json=body)
+    error_of(answer, 401)
+    assert answer.headers["www-authenticate"].startswith("Bearer")
+
+    error_of(post(service, "sk-nonsense", json=body), 401)
+    from serve_app.ledger.keys import new_key
+
+    error_of(post(service, new_key(), json=body), 401)
+    # A wrong key is told before a wrong body.
+    error_of(post(service, new_key(), content=b"{broken"), 401)
+
+    account = service.account("revoked")
+    assert post(service, account.key, json=body).status_code == 200
+    key_id = service.admin("GET", f"/admin/accounts/{account.id}/keys")["data"][0]["id"]
+    service.admin("DELETE", f"/admin/keys/{key_id}")
+    until(lambda: post(service, account.key, json=body).status_code == 401, timeout_s=1.0)
+
+
+def test_401_for_a_suspended_account_until_it_is_resumed(service: Service) -> None:
+    account = service.account("suspended")
+    service.admin("POST", f"/admin/accounts/{account.id}/suspend")
+    until(lambda: service.chat(account.key, max_tokens=1).status_code == 401, timeout_s=1.0)
+    service.admin("POST", f"/admin/accounts/{account.id}/resume")
+    until(lambda: service.chat(account.key, max_tokens=1).status_code == 200, timeout_s=1.0)
+
+
+def test_402_when_the_balance_is_spent(service: Service) -> None:
+    account = service.account("poor", credit=None)
+    error = error_of(service.chat(account.key), 402)
+    assert error["type"] == "insufficient_balance"
+    assert "fund" in error["message"]
+    # Enough for something, but not for this prompt and one token: the exact count decides.
+    few = service.account("a little", credit="0.000001")
+    error = error_of(service.chat(few.key), 402)
+    assert few.settled(0)["usage"]["requests"] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "code", "says"),
+    [
+        ({"model": "gpt-9"}, "model", "model_not_found", "svc-chat"),
+        ({"temperature": 3}, "temperature", "invalid_parameter", "2"),
+        ({"max_tokens": 5000}, "max_tokens", "invalid_parameter", "4096"),
+    ],
+)
+def test_422_names_the_field_and_its_range(
+    service: Service, change: dict[str, Any], param: str, code: str, says: str
+) -> None:
+    error = error_of(service.chat(service.first_key, **change), 422)
+    assert (error["param"], error["code"]) == (param, code)
+    assert says in error["message"]
+
+
+def test_422_for_a_prompt_longer_than_the_context_consumes_nothing(service: Service) -> None:
+    account = service.account("long prompt", rpm=1)
+    error = error_of(service.chat(account.key, [{"role": "user", "content": "word " * 40_000}]), 422)
+    assert "This model's maximum context length is 32768 tokens" in error["message"]
+    assert error["code"] == "context_length_exceeded"
+    assert service.chat(account.key, max_tokens=1).status_code == 200
+    assert account.settled(1)["usage"]["requests"] == 1
+
+
+def test_429_for_requests_per_minute_and_a_refused_request_consumes_nothing(service: Service) -> None:
+    account = service.account("rpm", rpm=2)
+    answers = [service.chat(account.key, max_tokens=1) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert error_of(answers[2], 429)["code"] == "requests"
+    wait = int(answers[2].headers["retry-after"])
+    assert 1 <= wait <= 60
+    assert 0 < int(answers[2].headers["retry-after-ms"]) <= wait * 1000
+    assert "2" in answers[2].json()["error"]["message"]
+    assert account.settled(2)["usage"]["requests"] == 2
+
+
+def test_429_for_tokens_per_minute(service: Service) -> None:
+    account = service.account("tpm", tpm=60)
+    answers = [service.chat(account.key, max_tokens=30) for _ in range(3)]
+    assert answers[0].status_code == 200
+    assert error_of(answers[-1], 429)["code"] == "tokens"
+    assert 1 <= int(answers[-1].headers["retry-after"]) <= 60
+
+
+async def test_429_for_concurrency(service: Service) -> None:
+    account = service.account("concurrency", concurrency=1)
+    async with service.async_client(account.key) as client:
+        stream = await client.chat.completions.create(
+            model="svc-chat", messages=FRANCE, stream=True, max_tokens=400, extra_body={"ignore_eos": True}
+        )
+        await anext(aiter(stream))
+        with pytest.raises(openai.RateLimitError) as caught:
+            await client.chat.completions.create(model="svc-chat", messages=FRANCE, max_tokens=1)
+        assert caught.value.code == "concurrency"
+        assert 1 <= int(caught.value.response.headers["retry-after"]) <= 60
+        await stream.close()
+    await asyncio.to_thread(until, lambda: service.chat(account.key, max_tokens=1).status_code == 200, 10)
+
+
+def test_500_shows_nothing_of_the_inside(service: Service) -> None:
+    account = service.account("fault")
+    for stream in (False, True):
+        answer = service.chat(account.key, model="svc-broken", stream=stream)
+        error = error_of(answer, 500)
+        assert error["type"] == "server_error"
+        assert SECRET not in answer.text
+        assert "Traceback" not in answer.text
+    view = account.settled(2)
+    assert view["usage"]["charged"] in ("0", "0.00")
+
+
+def test_a_fault_in_mid_stream_is_an_error_event_without_done(service: Service) -> None:
+    account = service.account("late fault")
+    answer = service.chat(account.key, [{"role": "user", "content": "late"}], model="svc-broken", stream=True)
+    assert answer.status_code == 200
+    events = [line for line in answer.text.splitlines() if line]
+    assert '"error"' in events[-1]
+    assert "[DONE]" not in answer.text
+    assert SECRET not in answer.text
+    assert account.settled(1)["usage"]["charged"] in ("0", "0.00")
+
+
+def test_503_when_the_queue_is_full_consumes_nothing(service: Service) -> None:
+    account = service.account("queue")
+    full = threading.Event()
+
+    def hold() -> None:
+        with account.client().chat.completions.create(
+            model="svc-coder", messages=FRANCE, stream=True, max_tokens=4000, extra_body={"ignore_eos": True}
+        ) as stream:
+            for _ in stream:
+                if full.is_set():
+                    return
+
+    def refused() -> httpx.Response | None:
+        """None while there is still a place in the queue: the request that took it gives up and is tried again."""
+        try:
+            answer = service.chat(account.key, model="svc-coder", max_tokens=1, timeout=2)
+        except httpx.ReadTimeout:
+            return None
+        return answer if answer.status_code == 503 else None
+
+    holders = [threading.Thread(target=hold) for _ in range(2)]
+    try:
+        for open_requests, holder in enumerate(holders, start=1):
+            holder.start()
+            until(lambda wanted=open_requests: account.show()["open_requests"] == wanted)
+        answer = until(refused)
+        assert error_of(answer, 503)["type"] == "overloaded_error"
+        assert 1 <= int(answer.headers["retry-after"]) <= 60
+    finally:
+        full.set()
+        for holder in holders:
+            holder.join(60)
+    account.settled(2)
+
+
+def test_unknown_routes_and_methods_answer_json(service: Service) -> None:
+    error_of(service.http.get("/v2/nothing"), 404)
+    answer = service.http.get("/chat/completions")
+    error_of(answer, 405)
+    assert answer.headers["allow"] == "POST"
+    error_of(service.http.get("/admin/accounts", headers={"authorization": f"Bearer {service.first_key}"}), 401)
+
+
+def test_health_and_readiness_need_no_key(service: Service) -> None:
+    assert service.http.get("/health").status_code == 200
+    assert service.http.get("/v1/ready").status_code == 200

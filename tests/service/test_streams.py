@@ -1,0 +1,114 @@
+"""Many streams at once, clients that go away, and long prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from tests.service.harness import FRANCE, PRICE_IN, PRICE_OUT, Service, nano, until
+
+pytestmark = pytest.mark.service
+
+
+async def read(service: Service, key: str, number: int) -> tuple[str, int, int]:
+    """Text and usage of one whole stream."""
+    async with service.async_client(key) as client:
+        stream = await client.chat.completions.create(
+            model="svc-chat",
+            messages=[{"role": "user", "content": f"Write a sentence about the number {number}."}],
+            stream=True,
+            stream_options={"include_usage": True},
+            max_tokens=24,
+            seed=number,
+        )
+        text, usage = "", None
+        async for chunk in stream:
+            if chunk.choices:
+                text += chunk.choices[0].delta.content or ""
+            usage = chunk.usage or usage
+        assert usage is not None
+        return text, usage.prompt_tokens, usage.completion_tokens
+
+
+async def test_32_streams_at_once_all_finish_and_are_billed_exactly(service: Service) -> None:
+    account = service.account("many")
+    before = account.nano
+    replies = await asyncio.gather(*(read(service, account.key, number) for number in range(32)))
+    assert all(text and "�" not in text for text, _, _ in replies)
+    charge = sum(prompt * PRICE_IN + completion * PRICE_OUT for _, prompt, completion in replies)
+    view = account.settled(32)
+    assert before - nano(view["balance"]) == charge
+    assert view["usage"]["completion_tokens"] == sum(completion for _, _, completion in replies)
+
+
+def test_a_client_that_is_killed_frees_its_slot_and_pays_for_what_was_produced(service: Service) -> None:
+    account = service.account("gone", concurrency=1)
+    stream = account.client().chat.completions.create(
+        model="svc-chat", messages=FRANCE, stream=True, max_tokens=4000, extra_body={"ignore_eos": True}
+    )
+    received = 0
+    for chunk in stream:
+        received += bool(chunk.choices[0].delta.content)
+        if received == 5:
+            break
+    stream.response.close()
+    # The slot is free again although the reply had thousands of tokens to go.
+    until(lambda: service.chat(account.key, max_tokens=1).status_code == 200, 10)
+    view = account.settled(2)
+    produced = view["usage"]["completion_tokens"] - 1
+    assert 5 <= produced < 200
+    assert nano("5") - nano(view["balance"]) == nano(view["usage"]["charged"])
+    assert nano(view["usage"]["charged"]) == view["usage"]["prompt_tokens"] * PRICE_IN + (produced + 1) * PRICE_OUT
+
+
+def test_a_client_that_hangs_up_without_streaming_stops_the_model_too(service: Service) -> None:
+    account = service.account("gone, whole", concurrency=1)
+    with pytest.raises(Exception, match="timed out"):
+        service.chat(account.key, max_tokens=4000, ignore_eos=True, timeout=1.5)
+    until(lambda: service.chat(account.key, max_tokens=1).status_code == 200, 10)
+    view = account.settled(2)
+    assert view["usage"]["completion_tokens"] < 200
+
+
+@pytest.mark.parametrize("tokens", [8_000, 12_000])
+def test_a_long_prompt_is_answered_and_counted_right(service: Service, tokens: int) -> None:
+    account = service.account(f"long {tokens}")
+    filler = "The harbour was quiet and the boats lay still in the evening light. "
+    content = filler * (tokens // service.reply_tokens(filler))
+    messages = [{"role": "user", "content": content + "\nWhat is the capital of France?"}]
+    assert abs(service.prompt_tokens(messages) - tokens) < 200
+    started = time.monotonic()
+    stream = account.client(timeout=300).chat.completions.create(
+        model="svc-chat",
+        messages=messages,
+        temperature=0,
+        max_tokens=8,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    print(f"{tokens} tokens: {time.monotonic() - started:.1f} s")
+    usage = chunks[-1].usage
+    assert usage is not None
+    assert usage.prompt_tokens == service.prompt_tokens(messages)
+    assert 1 <= usage.completion_tokens <= 8
+    view = account.settled(1)
+    assert nano("5") - nano(view["balance"]) == (usage.prompt_tokens * PRICE_IN + usage.completion_tokens * PRICE_OUT)
+
+
+def test_a_waiting_stream_is_kept_alive_with_whole_comment_frames(service: Service) -> None:
+    account = service.account("keep alive")
+    content = "The harbour was quiet and the boats lay still in the evening light. " * 250
+    with service.http.stream(
+        "POST",
+        "/chat/completions",
+        json={"model": "svc-chat", "messages": [{"role": "user", "content": content}], "max_tokens": 1, "stream": True},
+        headers={"authorization": f"Bearer {account.key}"},
+    ) as answer:
+        assert answer.status_code == 200
+        frames = answer.read().decode().split("\n\n")
+    assert frames[0] == ": keep-alive"
+    assert all(frame.startswith(("data: ", ": keep-alive")) for frame in frames if frame)
+    assert frames[-2] == "data: [DONE]"
