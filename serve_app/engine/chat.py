@@ -10,7 +10,7 @@ from serve_app.engine.errors import ContextLengthExceeded
 
 
 class ChatRenderer:
-    """Messages in, token ids out. Safe to call from several threads.
+    """Messages in, token ids out. Safe to call from several threads, which do tokenize at the same time.
 
     `max_context` (tokens), where given, lets `render` refuse a text that can't fit without tokenizing it.
     """
@@ -20,6 +20,7 @@ class ChatRenderer:
         self._max_context = max_context
         # A token never stands for more UTF-8 bytes than its own text has, so this bounds a text's tokens from below.
         self._longest_token = max(len(str(token).encode()) for token in tokenizer.get_vocab())
+        self._core = getattr(tokenizer, "backend_tokenizer", None)
         self._lock = threading.Lock()
 
     def render(self, messages: Sequence[Mapping[str, Any]], continue_final: bool = False) -> list[int]:
@@ -35,7 +36,7 @@ class ChatRenderer:
         if not messages:
             raise ValueError("there are no messages")
         plain = [self._plain(message) for message in messages]
-        self._refuse_oversized(sum(len(m["content"].encode(errors="replace")) for m in plain))
+        self._refuse_oversized(sum(len(m["content"].encode()) for m in plain))
         try:
             text = self._tokenizer.apply_chat_template(
                 plain, tokenize=False, add_generation_prompt=not continue_final, continue_final_message=continue_final
@@ -46,15 +47,19 @@ class ChatRenderer:
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text that already holds its special tokens."""
-        self._refuse_oversized(len(text.encode(errors="replace")))
-        with self._lock:  # the tokenizer's padding and truncation settings are state of its own
+        self._refuse_oversized(len(text.encode()))
+        if self._core is not None:  # the library's own call is not thread-safe, its core is, and frees the lock
+            return list(self._core.encode(text, add_special_tokens=False).ids)
+        with self._lock:
             return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     @staticmethod
     def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
         content = message.get("content")
         role = "system" if message.get("role") == "developer" else message.get("role")
-        return {**message, "role": role, "content": "" if content is None else content}
+        # JSON can carry half a surrogate pair, which is no text: no tokenizer takes it.
+        text = "" if content is None else str(content).encode(errors="replace").decode()
+        return {**message, "role": role, "content": text}
 
     def _refuse_oversized(self, num_bytes: int) -> None:
         if self._max_context is None:

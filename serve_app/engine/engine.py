@@ -126,6 +126,11 @@ class Engine:
             raise ValueError("this engine was built without a chat renderer")
         return self._chat
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine takes requests: it was not closed and its thread has not died."""
+        return self._thread.is_alive() and not self._closing
+
     def submit(self, request: GenerationRequest, on_event: Callable[[Event], None]) -> None:
         """Queue a request. `on_event` is called on the engine's thread and must be quick; `Finished` is its last.
 
@@ -216,16 +221,18 @@ class Engine:
             self._work.notify()
 
     def _run(self) -> None:
+        reason = FinishReason.ABORT
         try:
             while self._step():
                 pass
         except BaseException:
             logger.critical("The engine's thread died.", exc_info=True)
+            reason = FinishReason.ERROR
             raise
         finally:
             with self._lock:
                 self._closing = True
-                self._finish_all(FinishReason.ABORT)
+                self._finish_all(reason)
             self._outbox.deliver()
 
     def _step(self) -> bool:

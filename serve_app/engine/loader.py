@@ -59,6 +59,10 @@ def load(settings: EngineSettings) -> LoadedModel:
             )
         except Exception as error:
             raise ModelError(f"Can't load the model {name}: {_first_line(error)}") from error
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ModelError(
+            f"The model {name} does not fit the devices of {settings.device_map!r}: use more or larger ones."
+        )
     if tokenizer.chat_template is None:
         raise ModelError(f"The model {name} has no chat template: choose a chat or instruct model.")
     return LoadedModel(model, tokenizer, _eos_token_ids(model, tokenizer))
@@ -79,7 +83,7 @@ def check_memory(folder: Path, settings: EngineSettings, available: int | None =
     stored = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     widen = torch.finfo(getattr(torch, settings.dtype)).bits / _stored_bits(folder)
     needed = int(stored * widen) + settings.kv_cache_memory
-    there = psutil.virtual_memory().available if available is None else available
+    there = available_memory() if available is None else available
     if needed > there:
         raise ModelError(
             f"Too little memory: {there / _GIB:.1f} GiB are available, {needed / _GIB:.1f} GiB are needed "
@@ -87,6 +91,19 @@ def check_memory(folder: Path, settings: EngineSettings, available: int | None =
             f"{settings.kv_cache_memory / _GIB:.1f} for kv_cache_memory): "
             f"lower kv_cache_memory or choose a smaller model."
         )
+
+
+def available_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that this process can still take: of the machine, or of its container's limit if that is less."""
+    free = psutil.virtual_memory().available
+    try:
+        limit = int((cgroup / "memory.max").read_text())
+        used = int((cgroup / "memory.current").read_text())
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        # Cached files count as used but give way, as in Kubernetes' own measure of a working set.
+        return min(free, max(0, limit - used + int(stat.get("inactive_file", 0))))
+    except (OSError, ValueError):  # no cgroup v2, or no limit
+        return free
 
 
 def convert_gguf(gguf_path: Path, out_dir: Path, progress: Callable[[str], None]) -> None:

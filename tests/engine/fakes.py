@@ -20,7 +20,7 @@ VOCAB = 257
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """Byte-level: token b is byte b, token 256 ends a sequence."""
-    vocabulary = {character: byte for character, byte in bytes_of_unicode().items()}
+    vocabulary = bytes_of_unicode()
     core = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -38,6 +39,17 @@ def test_a_prompt_far_too_long_is_refused_at_once(renderer: ChatRenderer) -> Non
         renderer.render([{"role": "user", "content": huge}])
     assert time.perf_counter() - start < 2
     assert refusal.value.prompt_tokens > refusal.value.limit == 32768
+
+
+def test_half_of_a_surrogate_pair_is_no_reason_to_fail(renderer: ChatRenderer, loaded: LoadedModel) -> None:
+    assert "a?b" in loaded.tokenizer.decode(renderer.render([{"role": "user", "content": "a\ud800b"}]))
+
+
+def test_many_threads_can_render_at_once(renderer: ChatRenderer) -> None:
+    messages = [{"role": "user", "content": "one two three " * 50}]
+    expected = renderer.render(messages)
+    with ThreadPoolExecutor(8) as pool:
+        assert all(ids == expected for ids in pool.map(lambda _: renderer.render(messages), range(64)))
 
 
 def test_no_messages_are_refused(renderer: ChatRenderer) -> None:

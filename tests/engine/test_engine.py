@@ -313,6 +313,7 @@ def test_close_ends_every_request_and_the_thread(runner: FakeRunner) -> None:
     closer.join(30)
     assert {inbox.wait().reason for inbox in inboxes} <= {FinishReason.ABORT, FinishReason.STOP}
     assert not engine._thread.is_alive()
+    assert not engine.is_alive
     engine.close()
     with pytest.raises(EngineClosed):
         engine.submit(request("late"), Inbox())

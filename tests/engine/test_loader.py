@@ -16,7 +16,9 @@ def settings(model: Path | str, **options: object) -> EngineSettings:
     return EngineSettings(model=str(model), **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("text", "size"), [("2GiB", 2**31), ("512 MB", 512 * 10**6), (4096, 4096), ("1.5gib", 3 * 2**29)])
+@pytest.mark.parametrize(
+    ("text", "size"), [("2GiB", 2**31), ("512 MB", 512 * 10**6), (4096, 4096), ("1.5gib", 3 * 2**29)]
+)
 def test_sizes_are_read_with_their_units(text: object, size: int) -> None:
     assert EngineSettings(model="m", kv_cache_memory=text).kv_cache_memory == size  # type: ignore[arg-type]
 
@@ -28,7 +30,7 @@ def test_settings_that_mean_nothing_are_refused(options: dict[str, object]) -> N
 
 
 def test_a_missing_path_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="There is no model at .*nowhere"):
+    with pytest.raises(ModelError, match=r"There is no model at .*nowhere"):
         loader.load(settings(tmp_path / "nowhere"))
 
 
@@ -63,6 +65,16 @@ def test_too_little_memory_is_refused_with_the_setting_to_lower(model_path: Path
     with pytest.raises(ModelError, match=r"1\.0 GiB are available, 2\.5 GiB are needed.*lower kv_cache_memory"):
         loader.check_memory(model_path, chosen, available=2**30)
     loader.check_memory(model_path, chosen, available=3 * 2**30)
+
+
+def test_a_container_counts_its_own_limit_as_the_memory_there_is(tmp_path: Path) -> None:
+    assert loader.available_memory(tmp_path) > 0
+    (tmp_path / "memory.max").write_text("1048576\n")
+    (tmp_path / "memory.current").write_text("48576\n")
+    (tmp_path / "memory.stat").write_text("anon 40000\ninactive_file 8576\n")
+    assert loader.available_memory(tmp_path) == 1_008_576
+    (tmp_path / "memory.max").write_text("max\n")
+    assert loader.available_memory(tmp_path) > 1_008_576
 
 
 def test_a_broken_gguf_leaves_nothing_behind(tmp_path: Path) -> None:

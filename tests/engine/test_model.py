@@ -22,7 +22,7 @@ QUESTIONS = [
     "def fibonacci(n):",
     "Name three fruits, then say why you like each of them. Answer briefly. " * 6,
 ]
-LENGTH = 24
+LENGTH = 16
 
 
 @pytest.fixture(scope="module")
@@ -97,18 +97,21 @@ def test_greedy_replies_are_those_of_transformers_alone(
     make_engine: Callable[..., Engine], reference: Any, prompts: list[tuple[int, ...]], expected: list[list[int]]
 ) -> None:
     engine = make_engine()
-    for prompt, wanted in zip(prompts[:3], expected, strict=False):
+    for prompt, wanted in zip(prompts[:2], expected, strict=False):
         assert_same_or_tied(reference, prompt, run(engine, [prompt])[0], wanted)
 
 
 def test_greedy_replies_survive_preemption(
     make_engine: Callable[..., Engine], reference: Any, prompts: list[tuple[int, ...]], expected: list[list[int]]
 ) -> None:
-    per_token = 30 * 2 * 3 * 64 * 4
-    blocks = (sum(len(p) for p in prompts[:4]) + 4 * LENGTH) // 16 - 1
-    engine = make_engine(kv_cache_memory=blocks * 16 * per_token)
-    for prompt, got, wanted in zip(prompts[:4], run(engine, prompts[:4]), expected, strict=False):
-        assert_same_or_tied(reference, prompt, got, wanted)
+    long = [i for i in range(4) if len(expected[i]) == LENGTH]
+    assert len(long) >= 2
+    block_size, per_token = 4, 30 * 2 * 3 * 64 * 4  # layers, K and V, heads, size, bytes
+    # One block less than all of them need at their ends.
+    blocks = sum(-(-(len(prompts[i]) + LENGTH - 1) // block_size) for i in long) - 1
+    engine = make_engine(kv_cache_memory=blocks * block_size * per_token, block_size=block_size)
+    for i, got in zip(long, run(engine, [prompts[i] for i in long]), strict=True):
+        assert_same_or_tied(reference, prompts[i], got, expected[i])
     assert engine.stats().preemptions > 0
     assert engine.stats().kv_blocks_used == 0
 
@@ -118,7 +121,7 @@ def test_a_seeded_reply_is_the_same_alone_and_in_a_batch(
 ) -> None:
     engine = make_engine()
     options = {"temperature": 0.9, "top_p": 0.95, "seed": 42}
-    together = run(engine, prompts, **options)
+    together = run(engine, prompts[:4], **options)
     assert run(engine, prompts[1:2], **options) == together[1:2]
     assert run(engine, prompts[1:2], temperature=0.9, top_p=0.95, seed=43) != together[1:2]
 
