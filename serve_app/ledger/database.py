@@ -8,6 +8,7 @@ row and REPEATABLE READ for readers.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from typing import Any
 import alembic.command
 import alembic.config
 import alembic.script
-import alembic.util
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, Engine, create_engine, event, select, text, update
 from sqlalchemy.engine import URL, make_url
@@ -90,19 +90,19 @@ class Database:
 
         Raises SchemaMismatch when a newer release has migrated the database, LedgerUnavailable when it doesn't answer.
         """
-        config = migration_config()
+        with self.read() as connection:
+            if MigrationContext.configure(connection).get_current_revision() == revisions()[-1]:
+                return
         with _availability(), self._writes.begin() as connection:
             if connection.dialect.name == "postgresql":
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
-            known = alembic.script.ScriptDirectory.from_config(config)
             current = MigrationContext.configure(connection).get_current_revision()
-            if current == known.get_current_head():
-                return
-            if current is not None and current not in {script.revision for script in known.walk_revisions()}:
+            if current is not None and current not in revisions():
                 raise SchemaMismatch(
                     f"the ledger's schema is at revision {current!r}, which this release does not know: "
                     "run the newer release that migrated it"
                 )
+            config = migration_config()
             config.attributes["connection"] = connection
             alembic.command.upgrade(config, revision)
 
@@ -118,6 +118,13 @@ def migrate(url: str | URL) -> None:
         database.migrate()
     finally:
         database.close()
+
+
+@functools.cache
+def revisions() -> tuple[str, ...]:
+    """The revisions that this release knows, oldest first."""
+    scripts = alembic.script.ScriptDirectory.from_config(migration_config()).walk_revisions()
+    return tuple(script.revision for script in scripts)[::-1]
 
 
 def migration_config() -> alembic.config.Config:

@@ -37,10 +37,10 @@ def test_an_idempotency_key_creates_one_account(ledger: Ledger) -> None:
         ledger.create_account("Bob", idempotency_key="signup-1")
 
 
-@pytest.mark.parametrize("name", ["", " ", "x" * 101, "a\nb", "a\0b", "\ud800"])
-def test_a_name_is_1_to_100_printable_characters(ledger: Ledger, name: str) -> None:
-    with pytest.raises(InvalidValue):
-        ledger.create_account(name)
+def test_a_name_is_1_to_100_printable_characters(ledger: Ledger) -> None:
+    for name in ("", " ", "x" * 101, "a\nb", "a\0b", "\ud800"):
+        with pytest.raises(InvalidValue):
+            ledger.create_account(name)
     ledger.create_account("Zoë 株式会社 🙂")
 
 
@@ -84,11 +84,11 @@ def test_a_repeated_credit_adds_once(books: Books) -> None:
     assert books.ledger.credit(other.account_id, 500, idempotency_key="payment-1").balance == 500
 
 
-@pytest.mark.parametrize("amount", [0, -1, 1.0, True, MAX_AMOUNT + 1, "5"])
-def test_a_credit_is_a_positive_whole_number(books: Books, amount: int) -> None:
+def test_a_credit_is_a_positive_whole_number(books: Books) -> None:
     before = books.account
-    with pytest.raises(InvalidAmount):
-        books.ledger.credit(books.account_id, amount)
+    for amount in (0, -1, 1.0, True, MAX_AMOUNT + 1, "5"):
+        with pytest.raises(InvalidAmount):
+            books.ledger.credit(books.account_id, amount)  # type: ignore[arg-type]
     assert books.account == before
 
 

@@ -142,7 +142,7 @@ def test_the_books_balance_whatever_happens(sqlite_template: Path) -> None:
     run_state_machine_as_test(
         Accounts,
         settings=settings(
-            max_examples=12,
+            max_examples=8,
             stateful_step_count=20,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -74,7 +74,7 @@ def test_a_follower_misses_nothing_under_concurrent_writers(ledger: Ledger, url:
                     return
 
     def write(books: Books) -> None:
-        for number in range(15):
+        for number in range(10):
             books.ledger.settle([books.settlement(f"{books.account_id}-{number}")])
             books.ledger.set_limits(books.account_id, rpm=number + 1)
             books.ledger.revoke_key(books.new_key().key_id)

@@ -10,15 +10,14 @@ import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 
 from serve_app.ledger import Ledger, SchemaMismatch, migrate
-from serve_app.ledger.database import Database, migration_config
+from serve_app.ledger.database import Database, revisions
 from serve_app.ledger.schema import metadata
 
 from .books import Books
 
-REVISIONS = [script.revision for script in ScriptDirectory.from_config(migration_config()).walk_revisions()][::-1]
+REVISIONS = revisions()
 
 
 def schema(url: str) -> dict[str, Any]:
@@ -91,7 +90,8 @@ def test_processes_that_start_together_migrate_once(new_url: Callable[..., str])
 
 
 def test_a_ledger_of_a_newer_release_is_left_alone(new_url: Callable[..., str]) -> None:
-    url = new_url(migrated=True)
+    url = new_url()
+    migrate(url)
     engine = sa.create_engine(url)
     with engine.begin() as connection:
         connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
