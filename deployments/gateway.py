@@ -78,4 +78,5 @@ class Gateway:
         """Called once by Serve, after the constructor."""
         self._services.leases.start()
         self._services.outbox.replay_soon()
-        return build_app(self._services, self._authenticator, self._operations)
+        # Serve's own middleware keeps or makes the request id and sets it on every response.
+        return build_app(self._services, self._authenticator, self._operations, tag_responses=False)

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
 from serve_app.settings import GatewayArgs, GatewaySettings, LimiterSettings, ModelArgs, SettingsError, parse
@@ -67,6 +68,9 @@ def check(raw: Any) -> list[str]:
                 problems.append(f"{path}.name: {name!r} is not one of {', '.join(sorted(known))}")
             elif builder in DEPLOYMENTS and name in USER_CONFIGS and deployment.get("user_config") is not None:
                 problems += _problems(USER_CONFIGS[name], deployment["user_config"], f"{path}.user_config")
+            if isinstance(scaling := deployment.get("autoscaling_config"), dict):
+                # Ray's schema takes any mapping here and looks into it only when the deployment is made.
+                problems += _problems(AutoscalingConfig, scaling, f"{path}.autoscaling_config")
     return problems + _dangling_backends(raw["applications"])
 
 

@@ -34,8 +34,12 @@ def build_app(
     *,
     on_start: Lifespan | None = None,
     on_stop: Lifespan | None = None,
+    tag_responses: bool = True,
 ) -> FastAPI:
-    """The ASGI application of one gateway process."""
+    """The ASGI application of one gateway process.
+
+    With `tag_responses` every response carries `x-request-id`; a server that sets it itself wants it off.
+    """
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> Any:
@@ -53,7 +57,7 @@ def build_app(
         app.include_router(admin, prefix=prefix)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_middleware(RequestContext)
+    app.add_middleware(RequestContext, tag_responses=tag_responses)
     return app
 
 
@@ -149,8 +153,9 @@ def _http_error(request: Request, error: Exception) -> Response:
 class RequestContext:
     """Keeps or makes the request id, sets it on every response, and turns a stray exception into the 500 of the API."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, tag_responses: bool = True) -> None:
         self._app = app
+        self._tag_responses = tag_responses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Plain ASGI: a wrapper that buffers would hold streams back."""
@@ -165,6 +170,7 @@ class RequestContext:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
+            if message["type"] == "http.response.start" and self._tag_responses:
                 kept = [pair for pair in message["headers"] if pair[0].lower() != b"x-request-id"]
                 message["headers"] = [*kept, (b"x-request-id", request_id.encode("latin-1"))]
             await send(message)

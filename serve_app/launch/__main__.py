@@ -96,6 +96,7 @@ class Launch:
             preflight.check_disk(self.home)
             os.environ["SERVE_APP_HOME"] = str(self.home)
             keys = secrets.load(self.home)
+            self.ray_token = secrets.secret_file(self.home, "ray-token")
             self._fetch_model()
             self._serve(keys)
         finally:
@@ -172,6 +173,9 @@ class Launch:
             "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
             "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(HARD_STOP_AFTER_S),
             "RAY_USAGE_STATS_ENABLED": "0",
+            # Whoever can reach the dashboard can run code: no page in a browser may, without the token.
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self.home / "secrets" / "ray-token"),
             "TOKENIZERS_PARALLELISM": "false",
         }
         own = {
@@ -214,7 +218,10 @@ class Launch:
         if self.dashboard_port is None:
             return
         try:
-            answer = client.get(f"http://127.0.0.1:{self.dashboard_port}/api/serve/applications/")
+            answer = client.get(
+                f"http://127.0.0.1:{self.dashboard_port}/api/serve/applications/",
+                headers={"authorization": f"Bearer {self.ray_token}"},
+            )
             applications = answer.json().get("applications", {}) if answer.status_code == 200 else {}
         except (httpx.HTTPError, ValueError):
             return
@@ -225,6 +232,7 @@ class Launch:
 
     def _announce(self, key: str, temporary: Path) -> None:
         dashboard = None if self.dashboard_port is None else f"http://127.0.0.1:{self.dashboard_port}"
+        token = str(self.home / "secrets" / "ray-token")
         metrics = f"http://127.0.0.1:{self.metrics_port}/metrics"
         link = self.home / "logs" / "ray"
         link.unlink(missing_ok=True)
@@ -234,12 +242,13 @@ class Launch:
                 "base_url": self.base_url,
                 "api_key": key,
                 "dashboard_url": dashboard,
+                "dashboard_token_file": token,
                 "metrics_url": metrics,
                 "home": str(self.home),
             }
             print(json.dumps(document), flush=True)
         else:
-            print(banner(self.base_url, key, dashboard, str(self.home), metrics), flush=True)
+            print(banner(self.base_url, key, dashboard and f"{dashboard}   (token: {token})", str(self.home), metrics), flush=True)
 
     def _keep_logs(self, temporary: Path) -> None:
         """Moves Ray's and Serve's logs of this run into the state folder; the oldest runs make room."""
