@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import ceil
 from random import Random
 from typing import Final
 
 from serve_app.limits import refusals
+from serve_app.limits.charges import mean_output, output_budget, token_charge
 from serve_app.limits.holds import Account, Hold, Leases
 from serve_app.limits.messages import (
     AccountState,
@@ -28,7 +28,6 @@ from serve_app.limits.messages import (
     UnknownKey,
 )
 
-_FIRST_MEAN_OUTPUT: Final = 256.0  # tokens; what an account is taken to produce before it has produced anything
 _MEAN_WEIGHT: Final = 0.2  # of the newest reply in the moving average: about the last ten replies count
 
 
@@ -116,7 +115,7 @@ class Admission:
         free = account.free
         if free <= 0:
             return self._refuse(refusals.no_balance(request_id, account))
-        budget = _output_budget(free, ask.prompt_tokens, ask.max_tokens, ask.prompt_price, ask.output_price)
+        budget = output_budget(free, ask.prompt_tokens, ask.max_tokens, ask.prompt_price, ask.output_price)
         tentative = budget < 1
         if tentative:
             # An estimate is no reason to refuse: what seems too expensive gets all there is until it is counted.
@@ -129,7 +128,7 @@ class Admission:
         wait_s = account.requests.wait_s(now, request_s)
         if wait_s:
             return self._refuse(refusals.too_many_requests(request_id, account, now, wait_s, self._rng))
-        charge = _token_charge(ask.prompt_tokens, budget, account)
+        charge = token_charge(ask.prompt_tokens, budget, account)
         charge_s = account.tokens.cost_s(charge)
         wait_s = account.tokens.wait_s(now, charge_s)
         if wait_s:
@@ -160,14 +159,14 @@ class Admission:
         account = hold.account
         # After a restart the balance may not be known yet: then the hold as announced is all there is to spend.
         available = hold.amount if account.balance is None else max(0, account.free + hold.amount)
-        budget = _output_budget(available, ask.prompt_tokens, hold.asked, hold.prompt_price, hold.output_price)
+        budget = output_budget(available, ask.prompt_tokens, hold.asked, hold.prompt_price, hold.output_price)
         if budget < 1:
             needed = ask.prompt_tokens * hold.prompt_price + hold.output_price
             refusal = refusals.too_expensive(ask.request_id, account, ask.prompt_tokens, needed, available)
             self._undo(ask.request_id, hold, now)
             return self._refuse(refusal)
         account.resize(hold, ask.prompt_tokens * hold.prompt_price + budget * hold.output_price)
-        hold.recharge(now, _token_charge(ask.prompt_tokens, budget, account))
+        hold.recharge(now, token_charge(ask.prompt_tokens, budget, account))
         hold.grant = _grant(ask.request_id, hold.grant.key_id, hold, budget, now, tentative=False)
         return hold.grant
 
@@ -187,7 +186,7 @@ class Admission:
             return
         hold.recharge(now, end.prompt_tokens + end.completion_tokens)
         if end.completion_tokens:
-            mean = _mean_output(hold.account)
+            mean = mean_output(hold.account)
             hold.account.mean_output = mean + _MEAN_WEIGHT * (end.completion_tokens - mean)
         self._close(end.request_id, hold)
         self._counts["released"] += 1
@@ -324,26 +323,6 @@ class Admission:
     def _refuse(self, refusal: Refusal) -> Refusal:
         self._refused[refusal.code] += 1
         return refusal
-
-
-def _output_budget(available: int, prompt_tokens: int, asked: int, prompt_price: int, output_price: int) -> int:
-    """Tokens of output, at most `asked`, that `available` nano-units pay for after the prompt; below 1 if none."""
-    left = available - prompt_tokens * prompt_price
-    if left < 0:
-        return 0
-    return asked if output_price == 0 else min(asked, left // output_price)
-
-
-def _token_charge(prompt_tokens: int, budget: int, account: Account) -> int:
-    """Tokens to charge before the output is known: its whole budget would refuse requests that would have fitted."""
-    return prompt_tokens + min(budget, ceil(_mean_output(account)))
-
-
-def _mean_output(account: Account) -> float:
-    """Recent mean output. Before there is any, a modest guess, which alone never fills a small limit."""
-    if account.mean_output is not None:
-        return account.mean_output
-    return min(_FIRST_MEAN_OUTPUT, account.contract.tpm / 2)
 
 
 def _grant(request_id: str, key_id: str, hold: Hold, budget: int, now: float, tentative: bool) -> Grant:

@@ -7,7 +7,7 @@ from random import Random
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from serve_app.limits import (
     AccountState,
@@ -36,7 +36,6 @@ class Running:
     ask: Admit
     count: int
     release: Release | None = None  # once settled
-    lost: bool = False  # the gateway has died
 
     def cost(self, completion: int) -> int:
         return self.count * self.ask.prompt_price + completion * self.ask.output_price
@@ -51,8 +50,9 @@ class Money(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 100.0
-        self.balance, self.version = 0, 1
-        self.deposits = self.charges = 0
+        self.balance = self.deposits = 5000
+        self.version = 1
+        self.charges = 0
         self.running: dict[str, Running] = {}
         self.serial = 0
         self.epoch = 0
@@ -71,6 +71,11 @@ class Money(RuleBasedStateMachine):
         self.deposits += amount
         self.version += 1
 
+    @initialize()
+    def know(self) -> None:
+        self.admission.apply(KeyState("d", "k", "a", True, 1))
+        self.admission.apply(self.state())
+
     @rule(target=states)
     def read(self) -> tuple[int, AccountState]:
         return self.epoch, self.state()
@@ -85,7 +90,7 @@ class Money(RuleBasedStateMachine):
         estimate=st.integers(0, 300),
         count=st.integers(1, 300),
         output=st.integers(1, 300),
-        prices=st.tuples(st.integers(0, 3), st.integers(0, 5)),
+        prices=st.tuples(st.integers(1, 3), st.integers(0, 5)),
     )
     def request(self, estimate: int, count: int, output: int, prices: tuple[int, int]) -> None:
         self.serial += 1
@@ -164,8 +169,10 @@ class Money(RuleBasedStateMachine):
         self.now += seconds
         self.admission.expire()
 
-    @rule()
-    def limiter_restarts(self) -> None:
+    @rule(die=st.integers(0, 9))
+    def limiter_restarts(self, die: int) -> None:
+        if die < 9:  # seldom, because it makes the limiter forget what earlier steps have built up
+            return
         self.start(recovery_s=1.0)
         for name in self.admission.renew(Renew("g", tuple(self.running))):
             request = self.running[name]
@@ -179,12 +186,19 @@ class Money(RuleBasedStateMachine):
     def never_overdrawn(self) -> None:
         assert self.balance == self.deposits - self.charges >= 0
 
+    def outstanding(self) -> int:
+        """What the requests that run may still cost."""
+        return sum(r.cost(r.grant.max_tokens) for r in self.running.values() if r.release is None)
+
+    @invariant()
+    def all_that_is_admitted_can_be_paid(self) -> None:
+        assert self.outstanding() <= self.balance
+
     @invariant()
     def the_limiter_never_thinks_there_is_more_than_there_is(self) -> None:
         account = self.admission._accounts.get("a")
         if account is not None and account.balance is not None:
-            outstanding = sum(r.cost(r.grant.max_tokens) for r in self.running.values() if r.release is None)
-            assert account.free <= self.balance - outstanding
+            assert account.free <= self.balance - self.outstanding()
 
     @invariant()
     def one_slot_for_each_open_request(self) -> None:
