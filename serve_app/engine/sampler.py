@@ -12,11 +12,12 @@ import secrets
 from collections.abc import Sequence as Seq
 
 import torch
+import torch.nn.functional as F  # noqa: N812 -- torch's own convention
 
 from serve_app.engine.request import SamplingParams
 
-# Enough for the nucleus of nearly every distribution; where it is not, the row is sorted in full.
-_CANDIDATES = 256
+_BLOCK = 256  # tokens per step of the coarse search
+_BELOW_ONE = 1 - 1e-12  # keeps a target inside its sum whatever rounding does
 
 INVALID = -1  # instead of a token where the logits hold NaN
 
@@ -101,55 +102,62 @@ def _penalise(logits: torch.Tensor, states: Seq[SamplerState]) -> None:
 
 
 def _draw(logits: torch.Tensor, states: Seq[SamplerState]) -> list[int]:
-    params = [s.params for s in states]
-    # Below 1e-5 the division would overflow; the distribution is a single token by then.
-    logits = logits / _column([max(p.temperature, 1e-5) for p in params], logits)
-    logits = logits - logits.amax(dim=-1, keepdim=True)
-    if any(p.min_p > 0 or p.top_p < 1 or p.top_k > 0 for p in params):
-        logits = logits.masked_fill(logits < _cutoffs(logits, params), -torch.inf)
-    cumulative = logits.double().softmax(dim=-1).cumsum(dim=-1)
+    weights = _weights(logits, [s.params for s in states])
     uniform = torch.tensor([[s.uniform()] for s in states], dtype=torch.double, device=logits.device)
-    # Rounding may leave the total below 1; the factor keeps the target inside it.
-    target = uniform * cumulative[:, -1:] * (1 - 1e-12)
-    return torch.searchsorted(cumulative, target, right=True).squeeze(-1).tolist()
+    # In two levels, since a running sum over the whole vocabulary costs more than all the rest.
+    if padding := -weights.shape[-1] % _BLOCK:
+        weights = F.pad(weights, (0, padding))
+    blocks = weights.unflatten(-1, (-1, _BLOCK))
+    coarse = blocks.sum(-1).double().cumsum(-1)
+    target = uniform * coarse[:, -1:] * _BELOW_ONE
+    block = torch.searchsorted(coarse, target, right=True)
+    before = torch.where(block > 0, coarse.gather(-1, (block - 1).clamp(min=0)), 0.0)
+    fine = blocks[torch.arange(len(states), device=logits.device), block.squeeze(-1)].double().cumsum(-1)
+    target = torch.minimum(target - before, fine[:, -1:] * _BELOW_ONE)
+    token = block * _BLOCK + torch.searchsorted(fine, target, right=True)
+    return token.squeeze(-1).tolist()
 
 
-def _cutoffs(logits: torch.Tensor, params: Seq[SamplingParams]) -> torch.Tensor:
-    """The least logit that top-k, top-p and min-p keep, (rows, 1); `logits` have their maximum at 0."""
+def _weights(logits: torch.Tensor, params: Seq[SamplingParams]) -> torch.Tensor:
+    """Each token's weight after temperature, top-k, top-p and min-p; the likeliest has 1, those left out 0."""
+    # Below 1e-5 the division would overflow; the distribution is a single token by then.
+    scaled = logits / _column([max(p.temperature, 1e-5) for p in params], logits)
+    weights = scaled.sub_(scaled.amax(dim=-1, keepdim=True)).exp_()
     vocab = logits.shape[-1]
-    cutoff = _column([p.min_p for p in params], logits).log()  # log(0) = -inf keeps everything
-    top_k = [p.top_k if 0 < p.top_k < vocab else vocab for p in params]
-    limited = [k for k in top_k if k < vocab]
-    if not limited and all(p.top_p >= 1 for p in params):
-        return cutoff
-    top_p = _column([p.top_p for p in params], logits)
-    k = torch.tensor(top_k, device=logits.device)[:, None]
-    width = min(vocab, max([_CANDIDATES, *limited]))
-    cut, complete = _sorted_cutoff(logits, logits.topk(width).values, k, top_p)
-    rest = (~complete).nonzero().squeeze(-1)
-    if len(rest):
-        full, _ = _sorted_cutoff(logits[rest], logits[rest].sort(descending=True).values, k[rest], top_p[rest])
-        cut[rest] = full
-    return torch.maximum(cutoff, cut)
+    cut = _column([p.min_p for p in params], logits)
+    rows = [i for i, p in enumerate(params) if 0 < p.top_k < vocab]
+    if rows:
+        k = torch.tensor([[params[i].top_k] for i in rows], device=logits.device)
+        part = weights[rows]
+        least = part.topk(int(k.max())).values.gather(-1, k - 1)
+        weights[rows] = part.masked_fill_(part < least, 0.0)
+    rows = [i for i, p in enumerate(params) if p.top_p < 1]
+    if rows:
+        top_p = _column([params[i].top_p for i in rows], logits)
+        cut[rows] = torch.maximum(cut[rows], _nucleus_cut(weights[rows], top_p))
+    if bool((cut > 0).any()):
+        weights.masked_fill_(weights < cut, 0.0)
+    return weights
 
 
-def _sorted_cutoff(
-    logits: torch.Tensor, ordered: torch.Tensor, k: torch.Tensor, top_p: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cut-off by top-k then top-p from the `ordered` head of each row; and whether that head was long enough."""
-    width, vocab = ordered.shape[-1], logits.shape[-1]
-    ordered = ordered.masked_fill(torch.arange(width, device=logits.device) >= k, -torch.inf)
-    total = torch.where(k < vocab, ordered.logsumexp(-1, keepdim=True), logits.logsumexp(-1, keepdim=True))
-    probabilities = (ordered - total).exp()
-    before = probabilities.cumsum(-1) - probabilities
-    # A token stays while those before it have less than top_p; the first always stays.
-    kept = (before < top_p) & (ordered > -torch.inf)
+def _nucleus_cut(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """The least weight in each row's nucleus, (rows, 1) (top-p, arXiv 1904.09751).
+
+    Tokens below (1 - p) / vocabulary of the total hold less than 1 - p together, so none of them is in the nucleus
+    and only the few above have to be sorted.
+    """
+    total = weights.sum(-1, keepdim=True)
+    likely = weights >= torch.minimum((1 - top_p) * total / weights.shape[-1], weights.amax(-1, keepdim=True))
+    counts = likely.sum(-1)
+    rows = likely.nonzero()[:, 0]
+    column = torch.arange(len(rows), device=weights.device) - (counts.cumsum(0) - counts)[rows]
+    candidates = weights.new_zeros(len(weights), int(counts.max()))
+    candidates[rows, column] = weights[likely]
+    ordered = candidates.sort(descending=True).values
+    # A token stays while those before it have less than p; the first always stays.
+    kept = (ordered.cumsum(-1) - ordered < top_p * total) & (ordered > 0)
     kept[:, 0] = True
-    complete = (k <= width) | ~kept[:, -1:] | (width == vocab)
-    cut = ordered.gather(-1, kept.sum(-1, keepdim=True) - 1)
-    # Without top-k and top-p the whole row stays.
-    everything = (k >= vocab) & (top_p >= 1)
-    return cut.masked_fill(everything, -torch.inf), (complete | everything).squeeze(-1)
+    return ordered.gather(-1, kept.sum(-1, keepdim=True) - 1)
 
 
 def _column(values: list[float], like: torch.Tensor) -> torch.Tensor:

@@ -27,11 +27,8 @@ def logits(rows: int = 1, spread: float = 3.0, seed: int = 0) -> torch.Tensor:
 
 
 def support(row: torch.Tensor, **options: object) -> set[int]:
-    """The tokens that these options can ever choose, found from the cut-off itself."""
-    params = [state(**options).params]
-    scaled = row / params[0].temperature
-    scaled = scaled - scaled.max()
-    return set((scaled >= sampler._cutoffs(scaled, params)).nonzero()[:, 1].tolist())
+    """The tokens that these options can ever choose."""
+    return set(sampler._weights(row, [state(**options).params]).nonzero()[:, 1].tolist())
 
 
 def test_temperature_zero_takes_the_likeliest() -> None:
