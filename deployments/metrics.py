@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ray.serve.metrics import Counter, Gauge, Histogram
 
-from serve_app.engine import EngineStats
+if TYPE_CHECKING:
+    from serve_app.engine import EngineStats
 
 SECONDS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300]
 

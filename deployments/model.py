@@ -13,7 +13,6 @@ from deployments.ports import AccountingHandle
 from serve_app.backend.messages import BackendEvent, GenerateCall
 from serve_app.backend.replica import Replica
 from serve_app.bundled import ensure_bundled_model
-from serve_app.engine import Engine
 from serve_app.ledger.messages import Settlement
 from serve_app.settings import ModelArgs, home_dir
 
@@ -35,6 +34,8 @@ class Model:
     """One engine with its weights."""
 
     def __init__(self, settings: ModelArgs) -> None:
+        from serve_app.engine import Engine  # brings torch: only here, not where the application is built
+
         if settings.model == "bundled":
             path = ensure_bundled_model(home_dir(), logger.info)
             settings = settings.model_copy(update={"model": str(path)})

@@ -6,15 +6,15 @@ from typing import Any
 
 from ray.serve import Application
 
-from deployments.accounting import Accounting
-from deployments.gateway import Gateway
-from deployments.limiter import Limiter
-from deployments.model import Model
 from serve_app.settings import GatewayArgs, ModelArgs, parse
 
 
 def gateway(args: dict[str, Any]) -> Application:
     """The application that clients talk to: Gateway over Limiter and Accounting."""
+    from deployments.accounting import Accounting
+    from deployments.gateway import Gateway
+    from deployments.limiter import Limiter
+
     settings = parse(GatewayArgs, args, "args")
     accounting = Accounting.bind(settings)  # type: ignore[attr-defined]
     limiter = Limiter.bind(settings, accounting)  # type: ignore[attr-defined]
@@ -23,4 +23,6 @@ def gateway(args: dict[str, Any]) -> Application:
 
 def model(args: dict[str, Any]) -> Application:
     """One model backend."""
+    from deployments.model import Model
+
     return Model.bind(parse(ModelArgs, args, "args"))  # type: ignore[attr-defined]

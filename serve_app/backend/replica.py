@@ -9,11 +9,15 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from serve_app.backend.messages import BackendEvent, GenerateCall, Rejected, Rejection
-from serve_app.engine import ContextLengthExceeded, Engine, QueueFull
+from serve_app.engine import ContextLengthExceeded, QueueFull
 from serve_app.engine.request import Delta, Event, Finished, FinishReason, GenerationRequest
 from serve_app.ledger.messages import Outcome, Settlement
+
+if TYPE_CHECKING:
+    from serve_app.engine import Engine
 
 logger = logging.getLogger("ray.serve")
 

@@ -54,7 +54,7 @@ class LimitChanges(_Body):
 class CreateKey(_Body):
     """POST /admin/accounts/{id}/keys."""
 
-    name: Annotated[str, Field(max_length=100)] = ""
+    name: Annotated[str, Field(min_length=1, max_length=100)] = "key"
 
 
 Body = TypeVar("Body", bound=_Body)

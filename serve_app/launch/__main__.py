@@ -248,7 +248,10 @@ class Launch:
             }
             print(json.dumps(document), flush=True)
         else:
-            print(banner(self.base_url, key, dashboard and f"{dashboard}   (token: {token})", str(self.home), metrics), flush=True)
+            print(
+                banner(self.base_url, key, dashboard and f"{dashboard}   (token: {token})", str(self.home), metrics),
+                flush=True,
+            )
 
     def _keep_logs(self, temporary: Path) -> None:
         """Moves Ray's and Serve's logs of this run into the state folder; the oldest runs make room."""

@@ -82,8 +82,7 @@ def test_a_scrape_agrees_with_what_the_clients_saw(service: Service) -> None:
         "prompt": "ray_serve_app_prompt_tokens_total",
         "completion": "ray_serve_app_completion_tokens_total",
     }
-    account = service.account("metrics", rpm=3)
-    service.chat(account.key, max_tokens=1)
+    service.chat(service.first_key, max_tokens=1)
     until(lambda: total(service, names["completion"]))
 
     def settle_down() -> dict[str, float]:
@@ -104,6 +103,7 @@ def test_a_scrape_agrees_with_what_the_clients_saw(service: Service) -> None:
         return last == before
 
     until(quiet, 30, 2.5)
+    account = service.account("metrics", rpm=2)
     usages = [service.chat(account.key, max_tokens=4).json() for _ in range(3)]
     usages, refused = usages[:2], usages[2]
     assert "error" in refused
