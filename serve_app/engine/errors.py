@@ -7,7 +7,7 @@ class EngineError(Exception):
     """Base of all errors that the engine raises on purpose."""
 
 
-class QueueFull(EngineError):  # noqa: N818 -- a state of the engine that callers wait out, not a fault
+class QueueFull(EngineError):
     """As many requests wait as may: try again later. Nothing was queued."""
 
     def __init__(self, waiting: int) -> None:
@@ -15,7 +15,7 @@ class QueueFull(EngineError):  # noqa: N818 -- a state of the engine that caller
         super().__init__(f"The queue is full: {waiting} requests are waiting.")
 
 
-class ContextLengthExceeded(EngineError):  # noqa: N818 -- named like the API's error code
+class ContextLengthExceeded(EngineError):
     """The prompt leaves no room for a reply.
 
     `prompt_tokens` is exact, or a lower bound when the text was too long to be worth tokenizing; `limit` is the
@@ -28,7 +28,7 @@ class ContextLengthExceeded(EngineError):  # noqa: N818 -- named like the API's 
         super().__init__(f"The prompt has {prompt_tokens} tokens, prompt and reply together may have {limit}.")
 
 
-class EngineClosed(EngineError):  # noqa: N818 -- a state, not a fault
+class EngineClosed(EngineError):
     """The engine was closed and takes no more requests."""
 
 

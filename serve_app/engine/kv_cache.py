@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class OutOfBlocks(Exception):  # noqa: N818 -- a state the scheduler handles by preemption
+class OutOfBlocks(Exception):
     """Fewer blocks are free than were asked for; nothing was allocated."""
 
 

@@ -1,6 +1,6 @@
 """What can go wrong in the ledger, each error saying what the caller can do."""
 
-# ruff: noqa: N818 - the names say what happened, as the callers read them: `except AccountNotFound`
+
 
 from __future__ import annotations
 
