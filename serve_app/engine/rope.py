@@ -5,8 +5,9 @@ of its own instead: up to the model's context it keeps the model's frequencies, 
 dynamic-NTK base (bloc97, 2023; `_compute_dynamic_ntk_parameters` in transformers) of its class's upper bound, with a
 factor of 1: on the bundled model its perplexity from 7,168 to 10,240 tokens is 2 to 3 % lower than with a factor of 2
 and 10 % lower than with 4; on repetitive text at 14,000 tokens, where the untouched frequencies fall apart (351), it
-is 2. Beyond 16,384 tokens nothing has been measured. The class follows from the length alone, so neither batch nor preemption changes a result; a sequence that outgrows its
-class while decoding is computed anew in the next one (the scheduler's preemption path).
+is 2. Beyond 16,384 tokens nothing has been measured. The class follows from the length alone, so neither batch nor
+preemption changes a result; a sequence that outgrows its class while decoding is computed anew in the next one (the
+scheduler's preemption path).
 """
 
 from __future__ import annotations
