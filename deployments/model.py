@@ -51,7 +51,8 @@ class Model:
 
     def check_health(self) -> None:
         """Fails when the engine's thread has died, so that Serve replaces the replica."""
-        self._engine.check_health()
+        if not self._engine.is_alive:
+            raise RuntimeError("the engine's thread has ended")
 
     async def _settle_orphan(self, settlement: Settlement) -> None:
         """Tries for a minute: Accounting may be restarting too."""

@@ -184,11 +184,6 @@ class Engine:
                 preemptions=scheduler.num_preemptions,
             )
 
-    def check_health(self) -> None:
-        """Raises EngineClosed when the engine's thread has ended, so that its process can be replaced."""
-        if not self._thread.is_alive():
-            raise EngineClosed("The engine's thread has ended.")
-
     def close(self) -> None:
         """Abort all requests and end the thread; returns when it has ended. May be called twice."""
         with self._lock:

@@ -6,6 +6,7 @@ that need not be neighbours, so no memory is lost to the longest possible reply.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -95,14 +96,12 @@ class KVCache:
     """K and V tensors of every layer, each on its layer's device, shape (blocks, block_size, heads, head size)."""
 
     def __init__(self, layers: Mapping[int, LayerShape], num_blocks: int, block_size: int) -> None:
-        import torch
-
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {
             index: (
-                torch.zeros(num_blocks, block_size, *shape.key, dtype=shape.dtype, device=shape.device),
-                torch.zeros(num_blocks, block_size, *shape.value, dtype=shape.dtype, device=shape.device),
+                _zeros((num_blocks, block_size, *shape.key), shape),
+                _zeros((num_blocks, block_size, *shape.value), shape),
             )
             for index, shape in layers.items()
         }
@@ -111,3 +110,18 @@ class KVCache:
     def blocks_within(memory: int, layers: Mapping[int, LayerShape], block_size: int) -> int:
         """Blocks that fit into `memory` bytes, over all layers and devices."""
         return memory // (block_size * sum(shape.bytes_per_token for shape in layers.values()))
+
+
+def _zeros(size: tuple[int, ...], shape: LayerShape) -> torch.Tensor:
+    """Zeros, because attention multiplies what it masks by 0 and must not meet a NaN in memory that was never written.
+
+    On the CPU they come from numpy, whose zeros are pages that the system fills when they are first touched: a cache of
+    2 GiB takes no time and no memory until it is used.
+    """
+    import numpy
+    import torch
+
+    if shape.device.type != "cpu":
+        return torch.zeros(size, dtype=shape.dtype, device=shape.device)
+    bytes_ = math.prod(size) * shape.dtype.itemsize
+    return torch.from_numpy(numpy.zeros(bytes_, dtype=numpy.uint8)).view(shape.dtype).view(size)

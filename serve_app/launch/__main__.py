@@ -172,6 +172,8 @@ class Launch:
             "RAY_SERVE_ENABLE_HA_PROXY": "1",
             "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
             "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(HARD_STOP_AFTER_S),
+            # The only load balancer is this machine's HAProxy, which hears of a change at once.
+            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
             # Whoever can reach the dashboard can run code: no page in a browser may, without the token.
             "RAY_AUTH_MODE": "token",
