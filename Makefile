@@ -10,7 +10,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-setup: $(VENV)/.base ## virtual environment and dependencies
+setup: $(VENV)/.base ## virtual environment, dependencies, bundled model: all that `serve run config.yaml` needs
+	@$(BIN)/python -m serve_app.bundled --home "$${SERVE_APP_HOME:-.serve-app}"
+
 serve: $(VENV)/.base ## start the service (PORT=8000, SERVE_APP_HOME=.serve-app); Ctrl-C stops it
 	@exec $(BIN)/python -m serve_app.launch
 
