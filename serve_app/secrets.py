@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,8 +35,7 @@ def secret_file(home: Path, name: str, value: str | None = None) -> str:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / name
     if not path.exists():
-        draft = folder / f".{name}.{os.getpid()}"
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor, draft = tempfile.mkstemp(prefix=f".{name}-", dir=folder)  # readable by its owner alone
         with os.fdopen(descriptor, "w") as file:
             file.write(value or secrets.token_urlsafe(32))
             file.flush()
@@ -46,5 +46,5 @@ def secret_file(home: Path, name: str, value: str | None = None) -> str:
         except FileExistsError:
             pass
         finally:
-            draft.unlink()
+            os.unlink(draft)
     return path.read_text().strip()

@@ -1,0 +1,153 @@
+"""What stops a start says so in one line, and nothing is started or left behind."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from serve_app import secrets
+from serve_app.launch import preflight
+from serve_app.launch.preflight import GIB, LaunchError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def busy_port() -> Iterator[int]:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        yield server.getsockname()[1]
+
+
+def launch(home: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "serve_app.launch", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "SERVE_APP_HOME": str(home), **environment},
+    )
+
+
+def one_line(result: subprocess.CompletedProcess[str]) -> str:
+    assert result.returncode == 1
+    assert result.stdout == ""
+    (line,) = result.stderr.strip().splitlines()
+    assert line.startswith("serve-app: ")
+    return line
+
+
+def test_a_busy_port_is_named_with_what_to_do(tmp_path: Path, busy_port: int) -> None:
+    line = one_line(launch(tmp_path, PORT=str(busy_port)))
+    assert str(busy_port) in line
+    assert "PORT=" in line
+
+
+@pytest.mark.parametrize("port", ["eighty", "0", "70000", "-1"])
+def test_a_port_that_is_none_is_refused(tmp_path: Path, port: str) -> None:
+    assert "PORT must be" in one_line(launch(tmp_path, f"--port={port}"))
+
+
+def test_a_state_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "SERVE_APP_HOME" in one_line(launch(tmp_path / "file" / "home"))
+
+
+def test_a_missing_config_and_one_that_is_not_yaml_are_named(tmp_path: Path) -> None:
+    port = str(preflight.free_port())
+    assert "nowhere.yaml" in one_line(launch(tmp_path, "--config", "nowhere.yaml", "--port", port))
+    (tmp_path / "broken.yaml").write_text("a: [")
+    assert "not YAML" in one_line(launch(tmp_path, "--config", str(tmp_path / "broken.yaml"), "--port", port))
+
+
+def test_a_bundled_model_that_can_not_be_had_is_one_line(tmp_path: Path) -> None:
+    result = launch(
+        tmp_path, "--port", str(preflight.free_port()), SERVE_APP_BUNDLED_GGUF=str(tmp_path / "missing.gguf")
+    )
+    assert result.returncode == 1
+    assert "missing.gguf" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_wrong_config_names_every_path_and_nothing_stays_running(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("applications:\n- name: gateway\n  import_path: serve_app.apps:gateway\n  argz: {}\n")
+    result = launch(tmp_path / "home", "--config", str(config), "--port", str(preflight.free_port()))
+    assert result.returncode == 1
+    assert "applications.0.argz: unknown key" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not list(Path("/tmp").glob(f"sa-*/{tmp_path.name}"))
+
+
+def test_two_services_do_not_share_a_state_folder(tmp_path: Path) -> None:
+    preflight.prepare_home(tmp_path)
+    with preflight.lock_home(tmp_path), pytest.raises(LaunchError, match=f"process {os.getpid()}"):
+        preflight.lock_home(tmp_path)
+    preflight.lock_home(tmp_path).close()
+
+
+def test_too_little_memory_says_how_much_is_there_and_needed() -> None:
+    with pytest.raises(LaunchError, match=r"1\.0 GiB are available, 2\.5 GiB are needed"):
+        preflight.check_memory(available=GIB)
+    preflight.check_memory(available=4 * GIB)
+
+
+def test_a_full_disk_is_noticed(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="free disk"):
+        preflight.check_disk(tmp_path, least=2**60)
+
+
+def test_an_old_python_is_told_before_anything_else(tmp_path: Path) -> None:
+    """The Makefile's own check, run by a stand-in for an old interpreter."""
+    old = tmp_path / "python3"
+    old.write_text('#!/bin/sh\n[ "$1" = -V ] && echo "Python 3.9.1" && exit 0\nexit 1\n')
+    old.chmod(0o755)
+    for name in ("pyproject.toml", "constraints.txt"):
+        (tmp_path / name).touch()
+    result = subprocess.run(
+        ["make", "-f", str(ROOT / "Makefile"), "serve", f"PYTHON={old}"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert result.returncode != 0
+    assert "Python 3.11 or newer is needed, Python 3.9.1 is too old" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_secrets_are_made_once_whoever_comes_first_and_are_for_their_owner_alone(tmp_path: Path) -> None:
+    barrier = threading.Barrier(8)
+    found: list[str] = []
+
+    def make() -> None:
+        barrier.wait()
+        found.append(secrets.secret_file(tmp_path, "operator-key"))
+
+    threads = [threading.Thread(target=make) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 1
+    assert len(found[0]) >= 40
+    files = list((tmp_path / "secrets").iterdir())
+    assert [file.name for file in files] == ["operator-key"]
+    assert stat.S_IMODE(files[0].stat().st_mode) == 0o600
+
+
+def test_secrets_of_the_environment_win_and_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVE_APP_OPERATOR_KEY", "from the environment")
+    monkeypatch.setenv("SERVE_APP_KEY_SECRET", "secret")
+    loaded = secrets.load(tmp_path)
+    assert loaded.operator_key == "from the environment"
+    assert "environment" not in repr(loaded)
+    assert not (tmp_path / "secrets").exists()

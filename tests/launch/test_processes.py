@@ -1,0 +1,72 @@
+"""Stopping ends everything that came of the driver, stubborn and orphaned processes too, within its time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import psutil
+
+# The driver starts a child that ignores requests to stop, and one whose own parent dies at once.
+DRIVER = """
+import signal, subprocess, sys, time
+stubborn = "import signal, time; [signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)]; " \\
+    "print('up', flush=True); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE)
+child.stdout.readline()
+subprocess.run(["sh", "-c", "sleep 600 & echo $!"], stdout=open(sys.argv[1] + ".orphan", "w"))
+open(sys.argv[1], "w").write(str(child.pid))
+signal.pause()
+"""
+
+# A launcher of its own process, as a subreaper takes in every orphan of the process it is.
+LAUNCHER = """
+import sys, time
+from pathlib import Path
+from serve_app.launch.processes import Family, adopt_orphans
+adopt_orphans()
+told = Path(sys.argv[1])
+family = Family([sys.executable, "-c", sys.argv[2], str(told)], {**__import__("os").environ}, Path(sys.argv[3]))
+while not told.exists() or not told.read_text():
+    time.sleep(0.02)
+started = time.monotonic()
+family.stop(6.0, print)
+print(time.monotonic() - started)
+"""
+
+
+def test_nothing_of_the_family_is_left(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(LAUNCHER), str(told), DRIVER, str(tmp_path / "log")],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert float(result.stdout) < 8.0
+    for pid in (int(told.read_text()), int((tmp_path / "pid.orphan").read_text())):
+        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_driver_whose_launcher_is_killed_is_told_to_stop(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    launcher = """
+import os, sys, time
+from pathlib import Path
+from serve_app.launch.processes import Family
+family = Family([sys.executable, "-c", sys.argv[2], sys.argv[1]], {**os.environ}, Path(sys.argv[1] + ".log"))
+while not Path(sys.argv[1]).exists():
+    time.sleep(0.02)
+os.kill(os.getpid(), 9)
+"""
+    driver = "import os, signal, sys; open(sys.argv[1], 'w').write(str(os.getpid())); signal.pause()"
+    result = subprocess.run([sys.executable, "-c", launcher, str(told), driver], timeout=30, check=False)
+    assert result.returncode == -9
+    pid = int(told.read_text())
+    try:
+        psutil.Process(pid).wait(10)
+    except psutil.NoSuchProcess:
+        pass
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    assert os.path.exists(str(told) + ".log")
