@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -51,6 +52,10 @@ def _shared_options(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command line and exit: 0 done, 1 failed, 2 the command line is wrong, 130 interrupted."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # Nothing is open that needs closing, while an exception that is raised just anywhere can be swallowed on its
+        # way, by a callback of a library for instance.
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         status = app(given, prog_name="serve-app", standalone_mode=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -64,9 +65,7 @@ os.kill(os.getpid(), 9)
     result = subprocess.run([sys.executable, "-c", launcher, str(told), driver], timeout=30, check=False)
     assert result.returncode == -9
     pid = int(told.read_text())
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(pid).wait(10)
-    except psutil.NoSuchProcess:
-        pass
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     assert os.path.exists(str(told) + ".log")
