@@ -134,6 +134,7 @@ class Launch:
         # Short, because sockets live in it: HAProxy's path may have 97 bytes, 68 of them are Serve's choice.
         temporary = Path(tempfile.mkdtemp(prefix="sa-", dir="/tmp" if Path("/tmp").is_dir() else None))
         self.metrics_port = preflight.free_port()
+        self.haproxy_port = preflight.free_port(9101)
         self.dashboard_port = None if self.options.no_dashboard else preflight.free_port(8265)
         say("starting Ray and the service")
         family = Family(self._command(run_config, temporary), self._environment(temporary), self._log())
@@ -186,7 +187,7 @@ class Launch:
             "RAY_SERVE_HAPROXY_SOCKET_PATH": str(haproxy / "admin.sock"),
             "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(haproxy),
             "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(haproxy / "server-state"),
-            "RAY_SERVE_HAPROXY_METRICS_PORT": str(preflight.free_port(9101)),
+            "RAY_SERVE_HAPROXY_METRICS_PORT": str(self.haproxy_port),
             "RAY_SERVE_HAPROXY_STATS_PORT": str(preflight.free_port(8404)),
         }
         # Code of the working directory, as `serve run` sees it.
@@ -246,6 +247,7 @@ class Launch:
                 "dashboard_url": dashboard,
                 "dashboard_token_file": token,
                 "metrics_url": metrics,
+                "haproxy_metrics_url": f"http://127.0.0.1:{self.haproxy_port}/metrics",
                 "home": str(self.home),
             }
             print(json.dumps(document), flush=True)

@@ -19,7 +19,7 @@ from openai import AsyncOpenAI, OpenAI
 from transformers import AutoTokenizer
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
-PRICE_IN, PRICE_OUT = 270, 1100  # nano-units a token, as configured
+PRICE_IN, PRICE_CACHED, PRICE_OUT = 270, 70, 1100  # nano-units a token, as configured
 NANO = 10**9
 
 Found = TypeVar("Found")
@@ -32,6 +32,16 @@ def until(look: Callable[[], Found], timeout_s: float = 60.0, every_s: float = 0
         assert time.monotonic() < deadline, f"still {found!r} after {timeout_s} s"
         time.sleep(every_s)
     return found
+
+
+def charge(usage: Any) -> int:
+    """Nano-units that a reply's usage costs: of the SDK's object, or of an aggregate of the admin API."""
+    if isinstance(usage, dict):
+        prompt, cached, completion = (usage[f"{name}_tokens"] for name in ("prompt", "cached", "completion"))
+    else:
+        prompt, completion = usage.prompt_tokens, usage.completion_tokens
+        cached = usage.prompt_tokens_details.cached_tokens
+    return (prompt - cached) * PRICE_IN + cached * PRICE_CACHED + completion * PRICE_OUT
 
 
 @dataclass(frozen=True)
@@ -66,6 +76,7 @@ class Service:
         self.base_url: str = document["base_url"]
         self.first_key: str = document["api_key"]
         self.metrics_url: str = document["metrics_url"]
+        self.haproxy_metrics_url: str = document["haproxy_metrics_url"]
         self.dashboard_url: str = document["dashboard_url"]
         self.home = Path(document["home"])
         self.process = process

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.service.harness import FRANCE, PRICE_IN, PRICE_OUT, Service, nano
+from tests.service.harness import FRANCE, PRICE_IN, PRICE_OUT, Service, charge, nano
 
 pytestmark = pytest.mark.service
 
@@ -43,17 +43,16 @@ def test_the_sdk_gets_a_true_answer_with_exact_usage_and_an_exact_bill(
     assert usage.completion_tokens == service.reply_tokens(text)
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
 
-    charge = usage.prompt_tokens * PRICE_IN + usage.completion_tokens * PRICE_OUT
     # Committed before the client saw the usage: no waiting here.
     view = account.show()
-    assert before - nano(view["balance"]) == charge
-    assert nano(view["usage"]["charged"]) == charge
+    assert before - nano(view["balance"]) == charge(usage)
+    assert nano(view["usage"]["charged"]) == charge(usage)
 
     (row,) = service.cli("usage", "--account", account.id, "--group-by", "model")["data"]
     assert row["model"] == "svc-chat"
     assert row["prompt_tokens"] == usage.prompt_tokens
     assert row["completion_tokens"] == usage.completion_tokens
-    assert nano(row["charged"]) == charge
+    assert nano(row["charged"]) == charge(usage)
 
 
 def test_max_tokens_ends_a_reply_with_length(service: Service) -> None:

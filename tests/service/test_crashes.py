@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from tests.service.harness import FRANCE, PRICE_IN, PRICE_OUT, Service, nano, until
+from tests.service.harness import FRANCE, Service, nano, until
 
 pytestmark = pytest.mark.service
 
@@ -80,9 +80,6 @@ async def test_after_kill_9_the_service_answers_and_no_usage_is_missing_or_doubl
     assert nano("5") - nano(view["balance"]) == nano(usage["charged"])
     report = await asyncio.to_thread(service.cli, "ledger", "check")
     assert report["ok"], report
-    # Billed: all that finished, and what was produced for streams that were cut; never more than was sent.
-    charged = sum(prompt * PRICE_IN + completion * PRICE_OUT for prompt, completion in ledger.values())
-    assert nano(usage["charged"]) >= charged
 
 
 async def test_a_stream_whose_gateway_is_killed_is_billed_by_its_replica(service: Service) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.cluster.metric_names import dashboard_metrics, own_metrics
 from tests.service.harness import FRANCE, Service, nano, until
 
 pytestmark = pytest.mark.service
@@ -117,6 +118,21 @@ def test_a_scrape_agrees_with_what_the_clients_saw(service: Service) -> None:
     until(lambda: settle_down() == expected, 30, 0.5)
 
 
+def test_every_metric_that_the_dashboard_and_the_alerts_name_is_there(service: Service) -> None:
+    service.chat(service.first_key, max_tokens=1)
+    assert service.http.post("/chat/completions", json={}).status_code == 401
+    # Only the machines of a GPU cluster export these.
+    expected = (own_metrics() | dashboard_metrics()) - {"ray_node_gpus_utilization", "ray_node_gram_used"}
+
+    def missing() -> set[str]:
+        haproxy = service.http.get(service.haproxy_metrics_url).text
+        families = text_string_to_metric_families(haproxy)
+        return expected - set(scrape(service)) - {sample.name for family in families for sample in family.samples}
+
+    until(lambda: not missing(), 30, 1.0)
+    assert not missing()
+
+
 def test_the_command_line_works_on_the_running_service(service: Service) -> None:
     created = service.cli("accounts", "create", "cli account", "--credit", "5")
     key = service.cli("keys", "create", created["id"])
@@ -124,9 +140,7 @@ def test_the_command_line_works_on_the_running_service(service: Service) -> None
     limits = service.cli("accounts", "limits", created["id"], "--rpm", "7", "--tpm", "5000", "--concurrency", "2")
     assert limits["limits"] == {"rpm": 7, "tpm": 5000, "concurrency": 2}
     # The limiter hears of it within a second.
-    until(
-        lambda: service.chat(key["key"], max_tokens=2).headers["x-ratelimit-limit-requests"] == "7", timeout_s=1.0
-    )
+    until(lambda: service.chat(key["key"], max_tokens=2).headers["x-ratelimit-limit-requests"] == "7", timeout_s=1.0)
     shown = service.cli("accounts", "show", created["id"])
     assert nano(shown["balance"]) == nano("5") - nano(shown["usage"]["charged"])
     assert nano(shown["topped_up"]) == nano(shown["balance"])
