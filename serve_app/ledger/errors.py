@@ -1,8 +1,8 @@
 """What can go wrong in the ledger, each error saying what the caller can do."""
 
-
-
 from __future__ import annotations
+
+from typing import Any
 
 from serve_app.ledger.messages import SettlementRejected
 
@@ -26,6 +26,9 @@ class AccountNotFound(LedgerError, LookupError):
         super().__init__(f"no account {account_id!r}: list the accounts to see the ids that exist")
         self.account_id = account_id
 
+    def __reduce__(self) -> tuple[Any, ...]:  # errors cross processes; the default would hand the message in again
+        return self.__class__, (self.account_id,)
+
 
 class KeyNotFound(LedgerError, LookupError):
     """No API key has this id."""
@@ -33,6 +36,9 @@ class KeyNotFound(LedgerError, LookupError):
     def __init__(self, key_id: str) -> None:
         super().__init__(f"no API key {key_id!r}: list the account's keys to see the ids that exist")
         self.key_id = key_id
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.__class__, (self.key_id,)
 
 
 class Conflict(LedgerError):
@@ -49,6 +55,9 @@ class SettlementRefused(LedgerError):
     def __init__(self, rejected: SettlementRejected) -> None:
         super().__init__(f"settlement {rejected.request_id!r} refused: {rejected.message}")
         self.rejected = rejected
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.__class__, (self.rejected,)
 
 
 class LedgerUnavailable(LedgerError):
