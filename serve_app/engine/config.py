@@ -47,6 +47,7 @@ class EngineSettings(BaseModel):
     prefill_chunk_busy: int = Field(
         default=128, ge=1, description="Prompt tokens per step while others stream: bounds the pause between tokens."
     )
+    prefix_reuse: bool = Field(default=True, description="Take over a tenant's KV blocks where prompts begin alike.")
     num_threads: int | None = Field(default=None, ge=1, description="CPU threads of torch; None leaves its own choice.")
 
     @model_validator(mode="after")

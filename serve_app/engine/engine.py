@@ -15,12 +15,12 @@ from typing import Protocol
 import torch
 
 from serve_app.engine import loader, sampler
+from serve_app.engine.blocks import BlockAllocator
 from serve_app.engine.chat import ChatRenderer
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.delivery import LoopSink, Outbox, Sink
 from serve_app.engine.detokenizer import Vocabulary
 from serve_app.engine.errors import ContextLengthExceeded, EngineClosed
-from serve_app.engine.kv_cache import BlockAllocator
 from serve_app.engine.request import Delta, Event, Finished, FinishReason, GenerationRequest, Started
 from serve_app.engine.runner import ModelRunner
 from serve_app.engine.scheduler import Scheduler
@@ -57,6 +57,8 @@ class EngineStats:
     steps: int
     tokens_produced: int
     preemptions: int
+    kv_blocks_cached: int  # reusable, but free to be taken
+    prefix_hit_tokens: int  # tokens of prompts that were not computed anew
 
 
 class Engine:
@@ -90,6 +92,7 @@ class Engine:
             prefill_chunk=settings.prefill_chunk,
             prefill_chunk_busy=settings.prefill_chunk_busy,
             class_bounds=runner.class_bounds,
+            prefix_reuse=settings.prefix_reuse,
         )
         self._streams: dict[Sequence, Stream] = {}  # only the engine's thread removes from these two
         self._by_id: dict[str, Sequence] = {}
@@ -182,6 +185,8 @@ class Engine:
                 steps=self._steps,
                 tokens_produced=self._tokens_produced,
                 preemptions=scheduler.num_preemptions,
+                kv_blocks_cached=allocator.num_cached,
+                prefix_hit_tokens=scheduler.prefix_hit_tokens,
             )
 
     def close(self) -> None:
@@ -262,7 +267,7 @@ class Engine:
             self._finish_all(FinishReason.ERROR)
             return StepPlan((), ())
         for sequence in plan.started:
-            self._emit(sequence, Started(sequence.num_prompt, cached_tokens=0))
+            self._emit(sequence, Started(sequence.num_prompt, sequence.cached_tokens))
         return plan
 
     def _compute(self, plan: StepPlan) -> list[int]:
@@ -280,7 +285,7 @@ class Engine:
             sequence = chunk.sequence
             if sequence.status is not SequenceStatus.RUNNING:
                 continue
-            sequence.num_computed += chunk.length
+            self._scheduler.computed(chunk)
             if token is None:
                 continue
             before = sequence.num_output
@@ -290,6 +295,9 @@ class Engine:
                 self._emit(sequence, Delta(text, sequence.num_output))
             if reason is not None:
                 self._finish(sequence, reason)
+            if reason is FinishReason.ERROR:
+                # NaN came out, so NaN may lie in any block that led there: nobody else may find it.
+                self._scheduler.allocator.forget()
 
     def _take_aborts(self) -> None:
         for request_id in self._aborts:

@@ -1,4 +1,4 @@
-"""The paged KV cache: which blocks are whose (pure Python) and the tensors behind them.
+"""The tensors of the paged KV cache; `blocks` says which blocks are whose.
 
 Paging as in PagedAttention (arXiv 2309.06180): a sequence's keys and values lie in blocks of `block_size` tokens
 that need not be neighbours, so no memory is lost to the longest possible reply.
@@ -7,74 +7,12 @@ that need not be neighbours, so no memory is lost to the longest possible reply.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
-
-
-class OutOfBlocks(Exception):
-    """Fewer blocks are free than were asked for; nothing was allocated."""
-
-
-class BlockAllocator:
-    """A free list with reference counts, so that a later prefix cache can share blocks.
-
-    Blocks are numbered 0 .. `num_blocks` - 1. Every operation is O(number of blocks named).
-    """
-
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        if num_blocks < 1:
-            raise ValueError("a KV cache needs at least one block")
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        self._free = list(range(num_blocks - 1, -1, -1))
-        self._references = [0] * num_blocks
-
-    @property
-    def num_free(self) -> int:
-        """Blocks that can be allocated now."""
-        return len(self._free)
-
-    @property
-    def num_used(self) -> int:
-        """Blocks that some sequence holds."""
-        return self.num_blocks - len(self._free)
-
-    def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that `num_tokens` tokens take."""
-        return -(-num_tokens // self.block_size)
-
-    def allocate(self, count: int) -> list[int]:
-        """Take `count` free blocks, each with one reference.
-
-        Raises:
-            OutOfBlocks: fewer are free.
-        """
-        if count > len(self._free):
-            raise OutOfBlocks
-        taken = [self._free.pop() for _ in range(count)]
-        for block in taken:
-            self._references[block] = 1
-        return taken
-
-    def share(self, blocks: Iterable[int]) -> None:
-        """Add a reference to blocks that are in use."""
-        for block in blocks:
-            if self._references[block] == 0:
-                raise ValueError(f"block {block} is free")
-            self._references[block] += 1
-
-    def release(self, blocks: Iterable[int]) -> None:
-        """Drop a reference to each block; those without any are free again."""
-        for block in blocks:
-            if self._references[block] == 0:
-                raise ValueError(f"block {block} is already free")
-            self._references[block] -= 1
-            if self._references[block] == 0:
-                self._free.append(block)
 
 
 @dataclass(frozen=True, slots=True)

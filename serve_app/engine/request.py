@@ -40,7 +40,7 @@ class GenerationRequest:
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
-    tenant: str = ""  # whose fair share the request counts against
+    tenant: str = ""  # whose fair share the request counts against, and whose cached prefixes it may use
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Started:
     """The sequence has left the queue: its first prefill chunk runs."""
 
     prompt_tokens: int
-    cached_tokens: int
+    cached_tokens: int  # of the prompt, not computed anew
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence as Seq
 
+from serve_app.engine.blocks import BlockAllocator
 from serve_app.engine.errors import QueueFull
-from serve_app.engine.kv_cache import BlockAllocator
+from serve_app.engine.prefix import extend_chain, root_key
 from serve_app.engine.sequence import Chunk, Sequence, SequenceStatus, StepPlan
 from serve_app.engine.waiting import FifoQueue, WaitingQueue
 
@@ -49,6 +50,7 @@ class Scheduler:
         prefill_chunk: int,
         prefill_chunk_busy: int,
         class_bounds: Seq[int] = (),
+        prefix_reuse: bool = True,
         queue: WaitingQueue | None = None,
     ) -> None:
         self.allocator = allocator
@@ -57,10 +59,12 @@ class Scheduler:
         self.prefill_chunk = prefill_chunk
         self.prefill_chunk_busy = prefill_chunk_busy
         self.class_bounds = tuple(class_bounds)
+        self.prefix_reuse = prefix_reuse
         self.waiting: WaitingQueue = queue if queue is not None else FifoQueue()
         self.running: list[Sequence] = []  # by arrival
         self.preempted: list[Sequence] = []  # by arrival; ahead of the queue, since their callers already read
         self.num_preemptions = 0
+        self.prefix_hit_tokens = 0
 
     @property
     def num_waiting(self) -> int:
@@ -69,7 +73,10 @@ class Scheduler:
 
     @property
     def queued_prefill_tokens(self) -> int:
-        """Tokens to compute before every sequence here has its next token; decoding ones aside."""
+        """Tokens to compute before every sequence here has its next token; decoding ones aside.
+
+        An upper bound: what a waiting sequence will find in the cache is not known before it is admitted.
+        """
         waiting = sum(s.num_pending for s in self.waiting) + sum(s.num_pending for s in self.preempted)
         return waiting + sum(s.num_pending for s in self.running if not s.is_decoding)
 
@@ -90,14 +97,29 @@ class Scheduler:
         """
         preempted_before = self.num_preemptions
         self._move_to_longer_class()
-        decodes = self._grow_decodes()
+        self._grow_decodes()
         started = self._admit()
+        # After admission, because a preempted sequence that finds all its blocks again decodes at once.
+        decodes = [s for s in self.running if s.is_decoding]
         prefills = [s for s in self.running if not s.is_decoding]
         budget = self.prefill_chunk_busy if decodes else self.prefill_chunk
         shares = share_prefill([s.num_pending for s in prefills], budget)
         chunks = [Chunk(s, s.num_computed, 1) for s in decodes]
         chunks += [Chunk(s, s.num_computed, n) for s, n in zip(prefills, shares, strict=True) if n]
         return StepPlan(tuple(chunks), tuple(started), self.num_preemptions - preempted_before)
+
+    def computed(self, chunk: Chunk) -> None:
+        """Note that a chunk of a running sequence went through the model: the blocks that it filled can be found."""
+        sequence = chunk.sequence
+        sequence.num_computed += chunk.length
+        if not self.prefix_reuse:
+            return
+        full = sequence.num_computed // self.allocator.block_size
+        extend_chain(sequence.chain, sequence.tokens, self.allocator.block_size, full)
+        for index in range(sequence.num_published, full):
+            key = sequence.chain[index + 1]
+            sequence.block_table[index] = self.allocator.publish(sequence.block_table, index, key)
+        sequence.num_published = full
 
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is, and free its blocks. Harmless if it has already finished."""
@@ -124,9 +146,8 @@ class Scheduler:
         for sequence in [s for s in self.running if self._length_class(len(s.tokens)) != s.length_class]:
             self._preempt(sequence)
 
-    def _grow_decodes(self) -> list[Sequence]:
+    def _grow_decodes(self) -> None:
         """Give each decoding sequence room for its next token, oldest first; the youngest pay for it."""
-        decodes = []
         for sequence in list(self.running):
             if sequence.status is not SequenceStatus.RUNNING or not sequence.is_decoding:
                 continue
@@ -135,8 +156,6 @@ class Scheduler:
                 self._preempt(self.running[-1])
             if sequence.status is SequenceStatus.RUNNING:
                 sequence.block_table += self.allocator.allocate(missing)
-                decodes.append(sequence)
-        return decodes
 
     def _admit(self) -> list[Sequence]:
         """Let in what fits, in the queue's order; the first that does not fit waits, and all behind it."""
@@ -145,22 +164,40 @@ class Scheduler:
             sequence = self.preempted[0] if self.preempted else self.waiting.peek()
             if sequence is None:
                 break
+            found = self._find_prefix(sequence)
             needed = self.allocator.blocks_for(len(sequence.tokens))
+            taken = needed - self.allocator.num_in_use(found)
             # One block per running sequence stays free for its growth, else the newcomer is preempted at once.
-            if needed + len(self.running) > self.allocator.num_free:
+            if taken + len(self.running) > self.allocator.num_free:
                 break
             if self.preempted:
                 self.preempted.pop(0)
             else:
                 self.waiting.pop()
-            sequence.block_table = self.allocator.allocate(needed)
-            sequence.length_class = self._length_class(len(sequence.tokens))
+            self.allocator.share(found)  # before allocating, which could evict them
+            sequence.block_table = found + self.allocator.allocate(needed - len(found))
+            sequence.num_published = len(found)
+            sequence.num_computed = len(found) * self.allocator.block_size
             sequence.status = SequenceStatus.RUNNING
             bisect.insort(self.running, sequence, key=lambda s: s.arrival)
             if not sequence.started:
                 sequence.started = True
+                sequence.cached_tokens = sequence.num_computed
+                self.prefix_hit_tokens += sequence.cached_tokens
                 started.append(sequence)
         return started
+
+    def _find_prefix(self, sequence: Sequence) -> list[int]:
+        """Blocks that hold a waiting sequence's first tokens. One token is left to compute at least, for its logits."""
+        length_class = self._length_class(len(sequence.tokens))
+        if not sequence.chain or length_class != sequence.length_class:
+            sequence.chain = [root_key(sequence.request.tenant, length_class)]
+        sequence.length_class = length_class
+        if not self.prefix_reuse:
+            return []
+        limit = (len(sequence.tokens) - 1) // self.allocator.block_size
+        extend_chain(sequence.chain, sequence.tokens, self.allocator.block_size, limit)
+        return self.allocator.find(sequence.chain[1 : limit + 1])
 
     def _preempt(self, sequence: Sequence) -> None:
         """Send a running sequence back. What it has produced becomes part of its prefill: nothing is repeated."""

@@ -27,6 +27,9 @@ class Sequence:
     tokens: list[int] = field(default_factory=list)  # prompt, then output
     num_computed: int = 0  # tokens whose K and V are in the cache
     block_table: list[int] = field(default_factory=list)
+    chain: list[bytes] = field(default_factory=list)  # names of its full blocks, see `prefix`
+    num_published: int = 0  # full blocks at the table's start that others can find
+    cached_tokens: int = 0  # of the prompt, found in the cache when the sequence started
     length_class: int = 0  # which rotary frequencies it uses, see `rope`
     status: SequenceStatus = SequenceStatus.WAITING
     started: bool = False  # has left the queue once, so `Started` was sent

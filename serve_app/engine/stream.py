@@ -47,4 +47,4 @@ class Stream:
     def finished(self, reason: FinishReason) -> Finished:
         """The last event."""
         sequence = self.sequence
-        return Finished(reason, sequence.num_prompt, cached_tokens=0, completion_tokens=sequence.num_output)
+        return Finished(reason, sequence.num_prompt, sequence.cached_tokens, completion_tokens=sequence.num_output)

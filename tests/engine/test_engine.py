@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -176,7 +177,7 @@ def test_preemption_neither_loses_nor_repeats_text() -> None:
     try:
         inboxes = [Inbox() for _ in range(4)]
         for number, inbox in enumerate(inboxes):
-            engine.submit(request(str(number)), inbox)
+            engine.submit(request(str(number), prompt=[number, 2, 3]), inbox)
         for inbox in inboxes:
             assert inbox.wait().completion_tokens == 52
             assert inbox.text == "abcdefghijklmnopqrstuvwxyz" * 2
@@ -184,6 +185,64 @@ def test_preemption_neither_loses_nor_repeats_text() -> None:
         assert engine.stats().preemptions > 0
     finally:
         engine.close()
+
+
+def test_the_next_turn_finds_what_the_last_one_computed(engine: Engine) -> None:
+    first, second, third = Inbox(), Inbox(), Inbox()
+    engine.submit(request(prompt=[1] * 9, max_tokens=6), first)
+    assert first.wait() == Finished(FinishReason.LENGTH, 9, cached_tokens=0, completion_tokens=6)
+    said = list(b"hello ")
+    # 14 of the 15 tokens went through the model: three blocks of 4.
+    engine.submit(request(prompt=[1] * 9 + said + [2]), second)
+    assert second.wait() == Finished(FinishReason.STOP, 16, cached_tokens=12, completion_tokens=11)
+    assert second.events[0] == Started(16, cached_tokens=12)
+    assert second.text == "hello world"
+    # The same again: a prompt of exactly four blocks leaves the last one to compute.
+    engine.submit(request(prompt=[1] * 9 + said + [2]), third)
+    assert (third.wait().cached_tokens, third.text) == (12, "hello world")
+    assert engine.stats().prefix_hit_tokens == 24
+    assert engine.stats().kv_blocks_used == 0
+    assert engine.stats().kv_blocks_cached > 0
+
+
+def test_another_tenant_finds_nothing(engine: Engine) -> None:
+    for tenant, cached in (("a", 0), ("b", 0), ("a", 8)):
+        inbox = Inbox()
+        engine.submit(replace(request(prompt=[1] * 12), tenant=tenant), inbox)
+        assert inbox.wait().cached_tokens == cached
+
+
+def test_without_prefix_reuse_nothing_is_kept(runner: FakeRunner) -> None:
+    engine = fake_engine(runner, prefix_reuse=False)
+    try:
+        for _ in range(2):
+            inbox = Inbox()
+            engine.submit(request(prompt=[1] * 12), inbox)
+            assert inbox.wait().cached_tokens == 0
+        assert engine.stats().kv_blocks_cached == 0
+    finally:
+        engine.close()
+
+
+def test_a_failed_step_leaves_nothing_of_its_own_to_find(engine: Engine, runner: FakeRunner) -> None:
+    runner.failures[1] = RuntimeError("no")
+    for reason in (FinishReason.ERROR, FinishReason.STOP):
+        inbox = Inbox()
+        engine.submit(request(prompt=[1] * 12), inbox)
+        assert inbox.wait() == Finished(reason, 12, 0, 11 if reason is FinishReason.STOP else 0)
+
+
+def test_a_cancelled_request_leaves_the_blocks_that_it_computed(engine: Engine, runner: FakeRunner) -> None:
+    gate, cancelled, again = hold(runner), Inbox(), Inbox()
+    engine.submit(request(prompt=[1] * 12), cancelled)
+    gate.release()
+    for _ in range(2):  # the prompt's step is over, the next one runs
+        runner.entered.acquire()
+    engine.abort("r")
+    gate.release(1000)
+    assert cancelled.wait().reason is FinishReason.ABORT
+    engine.submit(request(prompt=[1] * 12), again)
+    assert again.wait().cached_tokens == 8
 
 
 def test_stats_tell_who_runs_who_waits_and_for_how_long() -> None:
@@ -322,6 +381,10 @@ def test_close_ends_every_request_and_the_thread(runner: FakeRunner) -> None:
 def test_nan_from_the_model_ends_that_request_with_an_error(engine: Engine, runner: FakeRunner) -> None:
     execute = runner.execute
     runner.execute = lambda chunks: execute(chunks) * torch.nan  # type: ignore[method-assign]
-    inbox = Inbox()
-    engine.submit(request(), inbox)
-    assert inbox.wait() == Finished(FinishReason.ERROR, 3, 0, 0)
+    inbox, other = Inbox(), Inbox()
+    engine.submit(request(prompt=[1] * 9), inbox)
+    assert inbox.wait() == Finished(FinishReason.ERROR, 9, 0, 0)
+    # What led to it may hold NaN as well, so nobody finds it.
+    runner.execute = execute  # type: ignore[method-assign]
+    engine.submit(request(prompt=[1] * 9), other)
+    assert other.wait() == Finished(FinishReason.STOP, 9, 0, 11)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -101,19 +102,73 @@ def test_greedy_replies_are_those_of_transformers_alone(
         assert_same_or_tied(reference, prompt, run(engine, [prompt])[0], wanted)
 
 
+@pytest.mark.parametrize("reuse", [False, True])
 def test_greedy_replies_survive_preemption(
-    make_engine: Callable[..., Engine], reference: Any, prompts: list[tuple[int, ...]], expected: list[list[int]]
+    make_engine: Callable[..., Engine],
+    reference: Any,
+    prompts: list[tuple[int, ...]],
+    expected: list[list[int]],
+    reuse: bool,
 ) -> None:
     long = [i for i in range(4) if len(expected[i]) == LENGTH]
     assert len(long) >= 2
     block_size, per_token = 4, 30 * 2 * 3 * 64 * 4  # layers, K and V, heads, size, bytes
     # One block less than all of them need at their ends.
     blocks = sum(-(-(len(prompts[i]) + LENGTH - 1) // block_size) for i in long) - 1
-    engine = make_engine(kv_cache_memory=blocks * block_size * per_token, block_size=block_size)
+    if reuse:  # the template's own beginning is there once
+        columns = zip(*(prompts[i] for i in long), strict=False)
+        common = len(list(itertools.takewhile(lambda column: len(set(column)) == 1, columns)))
+        blocks -= common // block_size * (len(long) - 1)
+    engine = make_engine(kv_cache_memory=blocks * block_size * per_token, block_size=block_size, prefix_reuse=reuse)
     for i, got in zip(long, run(engine, [prompts[i] for i in long]), strict=True):
         assert_same_or_tied(reference, prompts[i], got, expected[i])
     assert engine.stats().preemptions > 0
     assert engine.stats().kv_blocks_used == 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"prefill_chunk": 7, "prefill_chunk_busy": 3, "block_size": 4}, {"block_size": 5, "max_running": 2}],
+    ids=["whole prompts", "chunked", "odd blocks, queueing"],
+)
+def test_greedy_replies_are_the_same_over_a_prefix_that_was_found(
+    make_engine: Callable[..., Engine],
+    reference: Any,
+    prompts: list[tuple[int, ...]],
+    expected: list[list[int]],
+    settings: dict[str, int],
+) -> None:
+    engine = make_engine(**settings)
+    run(engine, prompts)
+    for prompt, got, wanted in zip(prompts, run(engine, prompts), expected, strict=True):  # in a batch
+        assert_same_or_tied(reference, prompt, got, wanted)
+    found = engine.stats().prefix_hit_tokens
+    size = engine.settings.block_size
+    assert found >= sum((len(prompt) - 1) // size * size for prompt in prompts)
+    assert_same_or_tied(reference, prompts[4], run(engine, prompts[4:])[0], expected[4])  # alone
+    assert engine.stats().prefix_hit_tokens - found == (len(prompts[4]) - 1) // size * size
+    assert engine.stats().kv_blocks_used == 0
+
+
+def test_a_conversations_next_turn_says_the_same_with_and_without_reuse(
+    make_engine: Callable[..., Engine], loaded: LoadedModel
+) -> None:
+    messages = [{"role": "user", "content": "Tell me three facts about the moon."}]
+    turns: dict[bool, list[tuple[str, int, int]]] = {}
+    for reuse in (False, True):
+        engine, talk = make_engine(prefix_reuse=reuse), list(messages)
+        for question in ("Now say that in one sentence.", "In five words?", ""):
+            inbox, prompt = Inbox(), tuple(engine.chat.render(talk))
+            params = SamplingParams(max_tokens=48, temperature=0.0)
+            engine.submit(GenerationRequest("turn", prompt, params), inbox)
+            final = inbox.wait()
+            turns.setdefault(reuse, []).append((inbox.text, len(prompt), final.cached_tokens))
+            talk += [{"role": "assistant", "content": inbox.text}, {"role": "user", "content": question}]
+    assert [text for text, _, _ in turns[True]] == [text for text, _, _ in turns[False]]
+    assert [cached for _, _, cached in turns[False]] == [0, 0, 0]
+    # Each turn finds at least the whole blocks of the prompt before it.
+    for (_, before, _), (_, _, cached) in itertools.pairwise(turns[True]):
+        assert cached >= before // 16 * 16 > 0
 
 
 def test_a_seeded_reply_is_the_same_alone_and_in_a_batch(

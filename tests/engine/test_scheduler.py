@@ -6,15 +6,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serve_app.engine.blocks import BlockAllocator, OutOfBlocks
 from serve_app.engine.errors import QueueFull
-from serve_app.engine.kv_cache import BlockAllocator, OutOfBlocks
 from serve_app.engine.scheduler import Scheduler, share_prefill
 from serve_app.engine.sequence import Sequence, SequenceStatus
 from tests.engine.fakes import request
 
 
 def make_scheduler(num_blocks: int = 16, **options: object) -> Scheduler:
-    defaults = {"max_running": 4, "max_waiting": 100, "prefill_chunk": 8, "prefill_chunk_busy": 4}
+    """Without prefix reuse, whose own tests are in test_prefix."""
+    defaults = {
+        "max_running": 4,
+        "max_waiting": 100,
+        "prefill_chunk": 8,
+        "prefill_chunk_busy": 4,
+        "prefix_reuse": False,
+    }
     return Scheduler(BlockAllocator(num_blocks, 4), **{**defaults, **options})  # type: ignore[arg-type]
 
 
@@ -32,7 +39,7 @@ def advance(scheduler: Scheduler) -> list[Sequence]:
         assert chunk.start == sequence.num_computed
         assert scheduler.allocator.blocks_for(chunk.start + chunk.length) <= len(sequence.block_table)
         samples = chunk.samples
-        sequence.num_computed += chunk.length
+        scheduler.computed(chunk)
         if samples:
             sequence.tokens.append(len(sequence.tokens))
             if sequence.num_output == sequence.max_output:
