@@ -30,7 +30,7 @@ class Coalescer(Generic[Ask, Answer]):
         self, send: Callable[[list[Ask]], Awaitable[Sequence[Answer]]], *, timeout_s: float, most: int = 256
     ) -> None:
         self._send = send
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._most = most
         self._waiting: list[tuple[Ask, asyncio.Future[Answer]]] = []
         self._drain: asyncio.Task[None] | None = None
@@ -49,15 +49,14 @@ class Coalescer(Generic[Ask, Answer]):
         while self._waiting:
             batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
             try:
-                async with asyncio.timeout(self._timeout_s):
+                async with asyncio.timeout(self.timeout_s):
                     answers = await self._send([ask for ask, _ in batch])
                 if len(answers) != len(batch):
                     raise RuntimeError(f"{len(answers)} answers to {len(batch)} asks")
             except BaseException as error:
-                failure = Unavailable(f"{type(error).__name__}: {error}")
                 for _, future in batch:
                     if not future.done():
-                        future.set_exception(failure)
+                        future.set_exception(Unavailable(f"{type(error).__name__}: {error}"))
                         future.exception()  # an ask that nobody awaits any more must not be logged as lost
                 if isinstance(error, asyncio.CancelledError) and (task := asyncio.current_task()) and task.cancelling():
                     raise

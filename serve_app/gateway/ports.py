@@ -6,11 +6,15 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
 from serve_app.backend.messages import BackendEvent, GenerateCall
+from serve_app.ledger.errors import LedgerUnavailable
 from serve_app.ledger.messages import Settled, Settlement, SettlementRejected
 
 
 class BackendUnavailable(Exception):
     """No replica took the request, or the one that did has died."""
+
+
+SettleAnswer = Settled | SettlementRejected | LedgerUnavailable
 
 
 class LimiterPort(Protocol):
@@ -23,11 +27,14 @@ class LimiterPort(Protocol):
 class AccountingPort(Protocol):
     """The ledger's single writer."""
 
-    async def settle(self, settlements: list[Settlement]) -> Sequence[Settled | SettlementRejected]:
-        """Durable when it returns; idempotent by request id."""
+    async def settle(self, settlements: list[Settlement]) -> Sequence[SettleAnswer]:
+        """Durable when it returns; idempotent by request id.
+
+        LedgerUnavailable in the place of an answer: unknown whether settled, ask again with the same id.
+        """
 
     async def call(self, operation: str, arguments: dict[str, Any]) -> Any:
-        """An account, key or usage operation by name; raises LedgerError."""
+        """An account, key or usage operation by name; raises LedgerError, or Unavailable."""
 
 
 class BackendPort(Protocol):
@@ -37,7 +44,7 @@ class BackendPort(Protocol):
         """Streams one reply; closing the generator cancels it. Raises BackendUnavailable."""
 
     async def status(self) -> dict[str, dict[str, Any]]:
-        """Status and number of running replicas of each application."""
+        """Status and number of running replicas of each application. Raises BackendUnavailable."""
 
 
 class Metrics(Protocol):

@@ -24,6 +24,17 @@ def detached(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     return task
 
 
+async def finished(timeout_s: float) -> bool:
+    """Waits for the background tasks of this loop, those that they start too; False when some still run then."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while running := [task for task in _running if task.get_loop() is loop]:
+        if (left := deadline - loop.time()) <= 0:
+            return False
+        await asyncio.wait(running, timeout=left)
+    return True
+
+
 def _ended(task: asyncio.Task[Any]) -> None:
     _running.discard(task)
     if not task.cancelled() and (error := task.exception()) is not None:

@@ -92,6 +92,14 @@ class Admission:
         for account in self._accounts.values():
             account.limit(contract)
 
+    def knows(self, key_digest: str) -> bool:
+        """Whether the key and its account need no look-up."""
+        key = self._keys.get(key_digest)
+        if key is None:
+            return False
+        account = self._accounts.get(key.account_id)
+        return not key.active or (account is not None and account.balance is not None)
+
     def identify(self, ask: Identify) -> Identity | Refusal | UnknownKey:
         """Whose key it is, without admitting anything: an active key of an active account, or 401."""
         account = self._authenticate("", ask.key_digest)
