@@ -13,6 +13,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.metrics import GatewayMetrics
 from deployments.ports import AccountingHandle, BackendHandles, LimiterHandle
 from serve_app import secrets
+from serve_app.gateway import tasks
 from serve_app.gateway.app import build_app
 from serve_app.gateway.catalogue import Catalogue
 from serve_app.gateway.exchange import Services
@@ -22,6 +23,8 @@ from serve_app.gateway.operations import Operations
 from serve_app.gateway.outbox import Outbox
 from serve_app.ledger.spool import Spool
 from serve_app.settings import GatewayArgs, GatewaySettings, parse
+
+FINISH_S = 15.0  # longer than a settlement takes to reach the ledger or the spool
 
 
 @serve.deployment(
@@ -54,6 +57,7 @@ class Gateway:
             outbox=Outbox(ledger, spool, metrics, settle_timeout_s=settings.settle_timeout_s),
             backends=backends,
             metrics=metrics,
+            orphan_delay_s=args.orphan_delay_s,
         )
         self._operations = Operations(
             ledger, leases, backends, catalogue, key_secret=keys.key_secret, currency=args.currency
@@ -68,6 +72,7 @@ class Gateway:
         services.catalogue = self._operations.catalogue = Catalogue(settings, random.Random())
         services.leases.admit_timeout_s = settings.admit_timeout_s
         services.outbox.settle_timeout_s = settings.settle_timeout_s
+        services.outbox.spool_max_bytes = settings.spool_max_bytes
 
     def check_health(self) -> None:
         """Fails a gateway that was never told which models it serves."""
@@ -77,6 +82,18 @@ class Gateway:
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called once by Serve, after the constructor."""
         self._services.leases.start()
-        self._services.outbox.replay_soon()
-        # Serve's own middleware keeps or makes the request id and sets it on every response.
-        return build_app(self._services, self._authenticator, self._operations, tag_responses=False)
+        self._services.outbox.start()
+        return build_app(
+            self._services,
+            self._authenticator,
+            self._operations,
+            on_stop=self._finish,
+            # Serve's own middleware keeps or makes the request id and sets it on every response.
+            tag_responses=False,
+        )
+
+    async def _finish(self) -> None:
+        """Settles what clients that went away have used, before this process ends."""
+        await self._services.outbox.stop()
+        await self._services.leases.stop()
+        await tasks.finished(FINISH_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator
 
@@ -13,7 +14,8 @@ from deployments.ports import AccountingHandle
 from serve_app.backend.messages import BackendEvent, GenerateCall
 from serve_app.backend.replica import Replica
 from serve_app.bundled import ensure_bundled_model
-from serve_app.ledger.messages import Settlement
+from serve_app.ledger.errors import LedgerUnavailable
+from serve_app.ledger.messages import Settlement, SettlementRejected
 from serve_app.settings import ModelArgs, home_dir
 
 logger = logging.getLogger("ray.serve")
@@ -46,8 +48,10 @@ class Model:
 
     async def generate(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
         """Streams one reply; see serve_app.backend.Replica."""
-        async for event in self._replica.generate(call):
-            yield event
+        # A cut stream ends here: without the `aclosing`, the engine would go on until a garbage collection.
+        async with contextlib.aclosing(self._replica.generate(call)) as events:
+            async for event in events:
+                yield event
 
     def check_health(self) -> None:
         """Fails when the engine's thread has died, so that Serve replaces the replica."""
@@ -56,10 +60,15 @@ class Model:
 
     async def _settle_orphan(self, settlement: Settlement) -> None:
         """Tries for a minute: Accounting may be restarting too."""
-        accounting = AccountingHandle(serve.get_deployment_handle("Accounting", app_name="gateway"))
         for attempt in range(ORPHAN_TRIES):
             try:
-                await accounting.settle([settlement])
+                handle = await asyncio.to_thread(serve.get_deployment_handle, "Accounting", app_name="gateway")
+                accounting = AccountingHandle(handle)
+                [answer] = await accounting.settle([settlement])
+                if isinstance(answer, LedgerUnavailable):
+                    raise answer
+                if isinstance(answer, SettlementRejected):
+                    logger.error("the ledger refuses %r: %s", settlement, answer.message)
                 return
             except Exception:
                 if attempt == ORPHAN_TRIES - 1:

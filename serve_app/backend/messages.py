@@ -31,6 +31,7 @@ class GenerateCall:
     credit: int
     bill: Bill
     continue_final: bool = False
+    settle_after_s: float = 2.0  # so long after a cut the replica settles, should the gateway have died
 
 
 class Rejection(StrEnum):
@@ -40,6 +41,7 @@ class Rejection(StrEnum):
     CONTEXT = "context"
     QUEUE_FULL = "queue_full"
     INVALID = "invalid"  # the chat template refuses the conversation
+    CLOSED = "closed"  # the engine has ended; Serve replaces the replica
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from serve_app.backend.messages import BackendEvent, GenerateCall, Rejected, Rejection
-from serve_app.engine import ContextLengthExceeded, QueueFull
+from serve_app.engine.errors import ContextLengthExceeded, EngineClosed, QueueFull
 from serve_app.engine.request import Delta, Event, Finished, FinishReason, GenerationRequest
 from serve_app.ledger.messages import Outcome, Settlement
 
@@ -33,12 +33,10 @@ class Replica:
         settle_orphan: SettleOrphan,
         *,
         coalesce_s: float = 0.015,
-        orphan_delay_s: float = 2.0,
     ) -> None:
         self._engine = engine
         self._settle_orphan = settle_orphan
         self._coalesce_s = coalesce_s
-        self._orphan_delay_s = orphan_delay_s
         self._orphans: set[asyncio.Task[None]] = set()
 
     async def generate(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
@@ -58,7 +56,7 @@ class Replica:
             return
         output = min(call.sampling.max_tokens, limit - len(ids))
         price = call.bill.price
-        if price.charge(len(ids), 0, output) > call.credit:
+        if max(price.charge(len(ids), cached, output) for cached in (0, len(ids))) > call.credit:
             yield Rejected(Rejection.CREDIT, prompt_tokens=len(ids))
             return
         request = GenerationRequest(
@@ -68,7 +66,7 @@ class Replica:
             tenant=call.bill.account_id,
         )
         produced = Finished(FinishReason.ABORT, len(ids), 0, 0)
-        started_at, delivered = time.time(), False
+        started_at = time.time()
         try:
             async with contextlib.aclosing(coalesce(self._engine.generate(request), self._coalesce_s)) as events:
                 async for event in events:
@@ -79,14 +77,18 @@ class Replica:
                     elif event.cached_tokens:
                         produced = replace(produced, cached_tokens=event.cached_tokens)
                     yield event
-                    # Reached only when the other side has taken the event and asks for more.
-                    delivered = isinstance(event, Finished)
+                    if isinstance(event, Finished):
+                        # Reached only when the other side has taken the event and asks for more.
+                        return
         except QueueFull:
-            delivered = True
             yield Rejected(Rejection.QUEUE_FULL)
-        finally:
-            if not delivered and produced.completion_tokens and produced.reason is not FinishReason.ERROR:
+        except EngineClosed:
+            yield Rejected(Rejection.CLOSED)
+        except (asyncio.CancelledError, GeneratorExit):
+            # The other side has cut the stream. A failure of our own passes by here: nothing of it is billed.
+            if produced.completion_tokens and produced.reason is not FinishReason.ERROR:
                 self._settle_later(call, produced, started_at)
+            raise
 
     def _settle_later(self, call: GenerateCall, produced: Finished, started_at: float) -> None:
         """Bills a call whose stream was cut, unless its gateway does.
@@ -111,7 +113,7 @@ class Replica:
         )
 
         async def settle() -> None:
-            await asyncio.sleep(self._orphan_delay_s)
+            await asyncio.sleep(call.settle_after_s)
             await self._settle_orphan(settlement)
 
         # A context of its own: the call that ends here is being cancelled, and its child calls with it.

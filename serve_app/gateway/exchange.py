@@ -5,7 +5,7 @@
       └ refused   └ rejected: all undone     └ client gone, replica dead: settled in the background
 
 Whatever happens, the exchange ends in exactly one of three ways: `complete` (settled before the client sees usage),
-`_abandon` (settled in the background), or a refusal that leaves no trace.
+`_abandon` (settled in the background), or `_void` (a refusal, which consumes nothing).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 from serve_app.api import ApiError, ChatRequest, errors
@@ -46,6 +46,7 @@ class Services:
     outbox: Outbox
     backends: BackendPort
     metrics: Metrics
+    orphan_delay_s: float = 2.0  # a replica settles a cut stream after so long, unless this gateway has
 
 
 class Exchange:
@@ -60,6 +61,7 @@ class Exchange:
         self.grant: Grant | None = None
         self.started_at = time.time()
         self.admitted_s = 0.0
+        price = self._identifier.price.price()
         self._admit = Admit(
             request_id=request_id,
             holder=services.leases.holder,
@@ -67,10 +69,11 @@ class Exchange:
             model=chat.model,
             prompt_tokens=min(chat.estimated_prompt_tokens, self._identifier.context_length),
             max_tokens=chat.max_tokens or self._identifier.max_output,
-            prompt_price=self._identifier.price.price().input,
-            output_price=self._identifier.price.price().output,
+            prompt_price=max(price.input, price.cached_input),  # what is cached shows only when it runs
+            output_price=price.output,
         )
         self._events: asyncio.Queue[BackendEvent | BaseException] = asyncio.Queue()
+        self._first: BackendEvent | None = None  # taken out of the queue to see whether the request can run
         self._pump: asyncio.Task[None] | None = None
         self._progress = Finished(FinishReason.ABORT, 0, 0, 0)
         self._ended = False
@@ -84,13 +87,16 @@ class Exchange:
         if self._ended:
             return
         if isinstance(error, ApiError) and error.status == 503 and not self._progress.completion_tokens:
-            self._void()
+            self._void(taken=self._pump is not None)
         else:
             gone = kind is not None and issubclass(kind, asyncio.CancelledError | ClientGone)
             self._abandon(Outcome.CANCELLED if gone else Outcome.FAILED)
 
     async def open(self) -> None:
         """Admits the request and starts it; returns when a replica has taken it. Raises ApiError."""
+        if self._services.outbox.is_full:
+            self._ended = True
+            raise errors.overloaded("usage can't be recorded right now: try again later", retry_after_s=30)
         started = time.monotonic()
         answer = await self._ask(self._admit)
         self.admitted_s = time.monotonic() - started
@@ -110,7 +116,7 @@ class Exchange:
         if isinstance(first, Rejected):
             self._void()
             raise self._rejection(first)
-        self._events.put_nowait(first)
+        self._first = first
 
     async def _ask(self, ask: Admit | Adjust) -> Grant | Refusal:
         try:
@@ -148,6 +154,7 @@ class Exchange:
             credit=0 if self.grant.tentative else self.grant.hold,
             bill=Bill(self.grant.account_id, self.grant.key_id, chat.model, self.backend, identifier.price.price()),
             continue_final=chat.continue_final,
+            settle_after_s=self._services.orphan_delay_s,
         )
         self._events = asyncio.Queue()
         self._pump = detached(self._relay(self._services.backends.generate(self.backend, call), self._events))
@@ -169,8 +176,15 @@ class Exchange:
                 queue.put_nowait(BackendUnavailable("the stream ended early"))
             except Exception as error:
                 queue.put_nowait(error)
+            except asyncio.CancelledError:
+                # Also what a call raises that the other side has cancelled: whoever waits must hear of it.
+                queue.put_nowait(BackendUnavailable("the call was cancelled"))
+                raise
 
     async def _next(self) -> BackendEvent:
+        if (first := self._first) is not None:
+            self._first = None
+            return first
         event = await self._events.get()
         if isinstance(event, BackendUnavailable):
             logger.warning("backend %s: %s", self.backend, event)
@@ -192,19 +206,14 @@ class Exchange:
                     event = await self._next()
             except TimeoutError:
                 return None
+            if isinstance(event, Delta) and self._progress.completion_tokens == 0:
+                self._services.metrics.first_token(self._chat.model, time.time() - self.started_at)
+            self._count(event)
             if isinstance(event, Started):
-                self._progress = Finished(FinishReason.ABORT, event.prompt_tokens, event.cached_tokens, 0)
                 continue
             if isinstance(event, Delta):
-                if self._progress.completion_tokens == 0:
-                    self._services.metrics.first_token(self._chat.model, time.time() - self.started_at)
-                before = self._progress
-                self._progress = Finished(
-                    before.reason, before.prompt_tokens, before.cached_tokens, event.completion_tokens
-                )
                 return event
             if isinstance(event, Finished):
-                self._progress = event
                 if event.reason not in (FinishReason.STOP, FinishReason.LENGTH):
                     logger.error("backend %s ended %s with %s", self.backend, self.request_id, event.reason)
                     raise errors.server_error()
@@ -229,23 +238,33 @@ class Exchange:
         else:
             detached(self._settle_and_release(outcome))
 
-    def _void(self) -> None:
-        """Undoes the admission of a request that did not start."""
+    def _void(self, *, taken: bool = False) -> None:
+        """Undoes the admission of a request that did not start.
+
+        With `taken` a replica may have begun all the same, and would bill what it made by the time it hears of the
+        end. A settlement of ours, which costs nothing, then comes first.
+        """
         self._ended = True
         if self._pump is not None:
             self._pump.cancel()
-        self._services.leases.release(Release(self.request_id, 0, 0, refused=True))
+        if taken and self.grant is not None:
+            detached(self._settle_and_release(Outcome.FAILED, refused=True))
+        else:
+            self._services.leases.release(Release(self.request_id, 0, 0, refused=True))
 
     async def _stop(self) -> None:
         if self._pump is not None:
             self._pump.cancel()
             await asyncio.wait([self._pump])
+            self._pump = None
 
-    async def _settle_and_release(self, outcome: Outcome) -> None:
+    async def _settle_and_release(self, outcome: Outcome, *, refused: bool = False) -> None:
         assert self.grant is not None
         if outcome is not Outcome.COMPLETED:
             self._drain_events()
         usage = self._progress
+        if usage.reason is FinishReason.ERROR:
+            outcome = Outcome.FAILED  # the client was gone before it could be told
         settlement = Settlement(
             request_id=self.request_id,
             account_id=self.grant.account_id,
@@ -263,22 +282,32 @@ class Exchange:
         try:
             settled = await self._services.outbox.settle(settlement)
         except SpoolFull:
-            self._release(usage, None)
+            if outcome is Outcome.COMPLETED:
+                # The client gets an error in place of the usage, so it does not pay.
+                settlement = replace(settlement, outcome=Outcome.FAILED)
+            detached(self._release_when_settled(settlement, usage, refused))
             raise errors.overloaded("usage can't be recorded right now: try again later", retry_after_s=30) from None
+        except BaseException:
+            self._release(usage, None, refused)
+            raise
         if settled is None:
             # The usage is safe in the spool, but the balance does not show it yet: the hold stays until it does.
-            detached(self._release_when_settled(settlement, usage))
+            detached(self._release_when_settled(settlement, usage, refused))
         else:
-            self._release(usage, settled)
+            self._release(usage, settled, refused)
         if outcome is not Outcome.FAILED:
             self._services.metrics.tokens(
                 self._chat.model, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
             )
 
-    async def _release_when_settled(self, settlement: Settlement, usage: Finished) -> None:
-        self._release(usage, await self._services.outbox.settle_for_certain(settlement))
+    async def _release_when_settled(self, settlement: Settlement, usage: Finished, refused: bool) -> None:
+        settled = None
+        try:
+            settled = await self._services.outbox.settle_for_certain(settlement)
+        finally:
+            self._release(usage, settled, refused)
 
-    def _release(self, usage: Finished, settled: Settled | None) -> None:
+    def _release(self, usage: Finished, settled: Settled | None, refused: bool) -> None:
         self._services.leases.release(
             Release(
                 request_id=self.request_id,
@@ -287,26 +316,32 @@ class Exchange:
                 account_id=self.grant.account_id if self.grant else None,
                 balance=settled.balance if settled else None,
                 version=settled.version if settled else None,
+                refused=refused,
             )
         )
 
     def _drain_events(self) -> None:
         """Counts what had arrived when the client went away: it was produced, so it is billed."""
+        if self._first is not None:
+            self._count(self._first)
         while not self._events.empty():
-            event = self._events.get_nowait()
-            before = self._progress
-            if isinstance(event, Started):
-                self._progress = Finished(before.reason, event.prompt_tokens, event.cached_tokens, 0)
-            elif isinstance(event, Delta):
-                self._progress = Finished(
-                    before.reason, before.prompt_tokens, before.cached_tokens, event.completion_tokens
-                )
-            elif isinstance(event, Finished):
-                self._progress = event
+            self._count(self._events.get_nowait())
+
+    def _count(self, event: BackendEvent | BaseException) -> None:
+        """What has been produced so far is what a request is billed for that ends here."""
+        before = self._progress
+        if isinstance(event, Started):
+            self._progress = replace(before, prompt_tokens=event.prompt_tokens, cached_tokens=event.cached_tokens)
+        elif isinstance(event, Delta):
+            self._progress = replace(before, completion_tokens=event.completion_tokens)
+        elif isinstance(event, Finished):
+            self._progress = event
 
     def _rejection(self, rejected: Rejected) -> ApiError:
         if rejected.reason is Rejection.CONTEXT:
             return errors.context_length_exceeded(rejected.prompt_tokens, rejected.limit)
+        if rejected.reason is Rejection.CLOSED:
+            return errors.overloaded("the model is restarting: try again", retry_after_s=2)
         if rejected.reason is Rejection.QUEUE_FULL:
             return errors.overloaded("the model's queue is full: try again later", retry_after_s=5)
         if rejected.reason is Rejection.INVALID:

@@ -44,7 +44,7 @@ class Spool:
             raise InvalidValue(f"spool name {name!r}: use up to 100 of A-Z, a-z, 0-9, '.', '_' and '-'")
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._lock = threading.Lock()
         self._replaying = threading.Lock()
         own = _SpoolFile.take(self._folder / (name + SUFFIX), create=True)
@@ -66,8 +66,8 @@ class Spool:
         """
         line = encode(settlement)
         with self._lock:
-            if sum(file.size for file in self._files()) + len(line) > self._max_bytes:
-                raise SpoolFull(f"the spool has reached {self._max_bytes} bytes: admit nothing until it was replayed")
+            if sum(file.size for file in self._files()) + len(line) > self.max_bytes:
+                raise SpoolFull(f"the spool has reached {self.max_bytes} bytes: admit nothing until it was replayed")
             self._own.append(line)
 
     def pending(self) -> list[Settlement]:
