@@ -17,6 +17,8 @@ from serve_app.ledger.errors import LedgerError
 from serve_app.ledger.money import parse_amount
 
 MOST_BYTES = 64 * 1024
+MOST_ACCOUNTS = 500  # on one page
+MOST_KEY = 128  # characters of an idempotency key; the ledger takes 200, and an opening credit derives its own from it
 Limit = Annotated[int, Field(ge=1, le=10**12)]
 
 
@@ -90,7 +92,10 @@ def admin_router(authenticator: Authenticator, operations: Operations) -> APIRou
     router = APIRouter(prefix="/admin")
 
     def idempotency_key(request: Request) -> str:
-        return request.headers.get("idempotency-key") or uuid.uuid4().hex
+        key = request.headers.get("idempotency-key") or uuid.uuid4().hex
+        if len(key) > MOST_KEY:
+            raise errors.invalid_parameters(f"idempotency-key must have at most {MOST_KEY} characters")
+        return key
 
     @router.post("/accounts")
     async def create_account(request: Request) -> JSONResponse:
@@ -112,8 +117,8 @@ def admin_router(authenticator: Authenticator, operations: Operations) -> APIRou
     async def list_accounts(request: Request) -> JSONResponse:
         authenticator.operator(request)
         limit = request.query_params.get("limit", "100")
-        if not limit.isdigit() or not 1 <= int(limit) <= 1000:
-            raise errors.invalid_parameters("limit must be a whole number from 1 to 1000", param="limit")
+        if not limit.isdecimal() or len(limit) > 4 or not 1 <= int(limit) <= MOST_ACCOUNTS:
+            raise errors.invalid_parameters(f"limit must be a whole number from 1 to {MOST_ACCOUNTS}", param="limit")
         return JSONResponse(await operations.accounts(limit=int(limit), after=request.query_params.get("after")))
 
     @router.get("/accounts/{account_id}")

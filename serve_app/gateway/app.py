@@ -16,9 +16,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serve_app import __version__
 from serve_app.api import ApiError, balance_body, errors, headers, model_body, model_list, usage_body
 from serve_app.gateway.admin import admin_router
-from serve_app.gateway.exchange import Services
+from serve_app.gateway.exchange import ClientGone, Services
 from serve_app.gateway.identity import Authenticator
 from serve_app.gateway.operations import Operations
+from serve_app.gateway.ports import BackendUnavailable
 from serve_app.gateway.replies import ChatReply, error_response
 from serve_app.ledger.money import format_amount
 
@@ -49,7 +50,8 @@ def build_app(
         if on_stop is not None:
             await on_stop()
 
-    app = FastAPI(title="serve-app", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    # A redirect would be no JSON, and behind a TLS ingress it would send the key over plain HTTP.
+    app = FastAPI(title="serve-app", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     public = public_router(services, authenticator, operations)
     admin = admin_router(authenticator, operations)
     for prefix in ("", "/v1"):
@@ -116,7 +118,10 @@ def public_router(services: Services, authenticator: Authenticator, operations: 
 
     @router.get("/ready")
     async def ready() -> JSONResponse:
-        status = await services.backends.status()
+        try:
+            status = await services.backends.status()
+        except BackendUnavailable:
+            raise errors.overloaded("the service is starting: try again", retry_after_s=2) from None
         serving = {name: bool(status.get(name, {}).get("replicas")) for name in services.catalogue.backends()}
         if not all(serving.values()):
             missing = ", ".join(name for name, up in serving.items() if not up)
@@ -177,6 +182,8 @@ class RequestContext:
 
         try:
             await self._app(scope, receive, tagged)
+        except ClientGone:
+            logger.info("the client of request %s is gone", json.dumps(request_id))
         except Exception:
             logger.exception("request %s failed", json.dumps(request_id))
             if not started:

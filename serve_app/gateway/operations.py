@@ -10,12 +10,14 @@ from serve_app.api import ApiError, errors
 from serve_app.gateway.catalogue import Catalogue
 from serve_app.gateway.coalesce import Unavailable
 from serve_app.gateway.leases import Leases
-from serve_app.gateway.ports import AccountingPort, BackendPort
+from serve_app.gateway.ports import AccountingPort, BackendPort, BackendUnavailable
 from serve_app.ledger.errors import AccountNotFound, KeyNotFound, LedgerError, LedgerUnavailable
 from serve_app.ledger.keys import digest, hint, new_key
 from serve_app.ledger.messages import AccountSnapshot, KeySnapshot, UsageRow
 from serve_app.ledger.money import format_amount
 from serve_app.limits.messages import AccountStatus, Status
+
+RETRY_S = 0.5
 
 
 class Operations:
@@ -30,6 +32,7 @@ class Operations:
         *,
         key_secret: bytes,
         currency: str,
+        patience_s: float = 10.0,
     ) -> None:
         self._accounting = accounting
         self._leases = leases
@@ -37,19 +40,21 @@ class Operations:
         self.catalogue = catalogue
         self._key_secret = key_secret
         self._currency = currency
+        self._patience_s = patience_s
 
     async def _call(self, operation: str, **arguments: Any) -> Any:
-        for attempt in range(20):
-            try:
-                return await self._accounting.call(operation, arguments)
-            except LedgerError as error:
-                raise _from_ledger(error) from None
-            except Unavailable:
-                # Every writing operation carries an idempotency key or sets a value, so asking again is safe.
-                if attempt == 19:
-                    break
-                await asyncio.sleep(0.5)
-        raise errors.overloaded("the ledger is restarting: try again", retry_after_s=5)
+        # Every writing operation carries an idempotency key or sets a value: one that may have happened is repeated.
+        try:
+            async with asyncio.timeout(self._patience_s):
+                while True:
+                    try:
+                        return await self._accounting.call(operation, arguments)
+                    except (Unavailable, LedgerUnavailable):
+                        await asyncio.sleep(RETRY_S)
+                    except LedgerError as error:
+                        raise _from_ledger(error) from None
+        except TimeoutError:
+            raise errors.overloaded("the ledger is away: try again", retry_after_s=5) from None
 
     async def account(self, account_id: str) -> AccountSnapshot:
         """Raises 404."""
@@ -133,7 +138,10 @@ class Operations:
 
     async def models(self) -> dict[str, Any]:
         """Identifiers, what stands behind them, and prices per million tokens."""
-        status = await self._backends.status()
+        try:
+            status = await self._backends.status()
+        except BackendUnavailable:
+            raise errors.overloaded("the service is starting: try again", retry_after_s=2) from None
         return {
             "data": [
                 {
@@ -227,6 +235,4 @@ def iso(seconds: float) -> str:
 def _from_ledger(error: LedgerError) -> ApiError:
     if isinstance(error, AccountNotFound | KeyNotFound):
         return errors.not_found(str(error))
-    if isinstance(error, LedgerUnavailable):
-        return errors.overloaded("the ledger is away: try again", retry_after_s=5)
     return errors.invalid_parameters(str(error))

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Coroutine
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
@@ -38,6 +38,8 @@ from serve_app.gateway.identity import Authenticator
 
 logger = logging.getLogger("ray.serve")
 
+STALLED_S = 120.0  # a client that takes nothing for so long is gone, whatever its connection says
+
 
 def error_response(error: ApiError) -> JSONResponse:
     """The JSON error with its headers."""
@@ -45,15 +47,18 @@ def error_response(error: ApiError) -> JSONResponse:
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """The body, refused as soon as it is known to be over `most` bytes."""
+    """The body, refused as soon as it is known to be over `most` bytes. Raises ClientGone."""
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > most:
+    if declared.isdecimal() and len(declared) < 20 and int(declared) > most:
         raise errors.body_too_large(most)
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > most:
-            raise errors.body_too_large(most)
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > most:
+                raise errors.body_too_large(most)
+    except ClientDisconnect:
+        raise ClientGone from None
     return bytes(body)
 
 
@@ -74,7 +79,8 @@ class ChatReply(Response):
             digest = self._authenticator.digest(self._request)
             try:
                 body = await read_body(self._request, self._services.settings.max_body_bytes)
-                chat = parse_chat_request(body, served(self._services.catalogue))
+                most = self._services.settings.max_body_bytes
+                chat = parse_chat_request(body, served(self._services.catalogue), most)
                 refuse_unsupported(chat)
             except ApiError:
                 # A wrong key is told before a wrong body.
@@ -99,7 +105,7 @@ class ChatReply(Response):
             self._services.metrics.request(model, status, time.monotonic() - started)
 
     async def _fail(self, error: ApiError, scope: Scope, receive: Receive, sender: _Sender) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(ClientGone):
             if sender.started:
                 await sender.send({"type": "http.response.body", "body": ChunkEncoder.error(error), "more_body": False})
             else:
@@ -181,7 +187,7 @@ class ChatReply(Response):
 
 
 class _Sender:
-    """Remembers whether the response has begun."""
+    """Remembers whether the response has begun. Raises ClientGone when the client takes no more."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -189,7 +195,11 @@ class _Sender:
 
     async def send(self, message: Any) -> None:
         self.started = True
-        await self._send(message)
+        try:
+            async with asyncio.timeout(STALLED_S):
+                await self._send(message)
+        except OSError:  # TimeoutError is one, and so is what servers raise for a connection that is closed
+            raise ClientGone from None
 
 
 async def until_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
@@ -201,6 +211,8 @@ async def until_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
         if not task.done():
             task.cancel()
             await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()  # whatever it is, there is nobody left to be told
             raise ClientGone
         await task
     finally:
