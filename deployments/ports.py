@@ -1,21 +1,32 @@
-"""Ray handles behind the gateway's protocols. Errors of the transport become the protocols' own."""
+"""Ray handles behind the gateway's protocols. Errors of the transport become the protocols' own.
+
+What a handle raises, read from Ray 2.60's sources: a fault of the replica's code is a RayTaskError over actor calls
+and the bare exception over gRPC; a replica that has died is a RayError, over gRPC sometimes a bare AioRpcError; a
+deployment that failed is a RayServeException; a call that the other side cancelled is a CancelledError.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
+import grpc  # type: ignore[import-untyped]
 from ray import serve
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, RayServeException
-from ray.serve.handle import DeploymentHandle
+from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from serve_app.backend.messages import BackendEvent, GenerateCall, Rejected, Rejection
 from serve_app.gateway.coalesce import Unavailable
-from serve_app.gateway.ports import BackendUnavailable
-from serve_app.ledger import LedgerError, LedgerUnavailable
-from serve_app.ledger.messages import Settled, Settlement, SettlementRejected
+from serve_app.gateway.ports import BackendUnavailable, SettleAnswer
+from serve_app.gateway.tasks import detached
+from serve_app.ledger import LedgerError
+from serve_app.ledger.messages import Settlement
+
+TRANSPORT = (RayError, RayServeException, grpc.RpcError)
+STATUS_S = 1.0  # the controller is asked for the status at most so often, whoever asks for it
 
 
 class LimiterHandle:
@@ -26,7 +37,7 @@ class LimiterHandle:
 
     async def ask(self, asks: list[Any]) -> Sequence[Any]:
         """See LimiterPort."""
-        answers: list[Any] = await self._ask.remote(asks)
+        answers: list[Any] = await _answer(self._ask.remote(asks))
         return answers
 
 
@@ -37,25 +48,38 @@ class AccountingHandle:
         self._settle = handle.options(method_name="settle")
         self._call = handle.options(method_name="call")
 
-    async def settle(self, settlements: list[Settlement]) -> Sequence[Settled | SettlementRejected]:
+    async def settle(self, settlements: list[Settlement]) -> Sequence[SettleAnswer]:
         """See AccountingPort."""
-        answers = await self._settle.remote(settlements)
-        for answer in answers:
-            if isinstance(answer, LedgerUnavailable):
-                raise answer  # the whole list is asked again: what is settled already answers as before
+        answers: list[SettleAnswer] = await _answer(self._settle.remote(settlements))
         return answers
 
     async def call(self, operation: str, arguments: dict[str, Any]) -> Any:
-        """See AccountingPort. Raises Unavailable when the ledger's process is away."""
-        try:
-            answer = await self._call.remote(operation, arguments)
-        except RayTaskError:
-            raise  # a fault of the operation itself, not of its transport
-        except (RayError, RayServeException) as error:
-            raise Unavailable(f"{type(error).__name__}: {error}") from None
+        """See AccountingPort."""
+        answer = await _answer(self._call.remote(operation, arguments))
         if isinstance(answer, LedgerError):
             raise answer
         return answer
+
+
+async def _answer(response: DeploymentResponse[Any]) -> Any:
+    """The answer of a call. Raises Unavailable when it did not arrive; gives the call up when the caller does."""
+    try:
+        return await response
+    except RayTaskError:
+        raise  # a fault of the operation itself, not of its transport
+    except TRANSPORT as error:
+        raise Unavailable(f"{type(error).__name__}: {error}") from None
+    except asyncio.CancelledError:
+        response.cancel()
+        if _is_cancelled():
+            raise
+        raise Unavailable("the other side has cancelled the call") from None
+
+
+def _is_cancelled() -> bool:
+    """Whether it is this task that is being cancelled."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class BackendHandles:
@@ -63,20 +87,24 @@ class BackendHandles:
 
     def __init__(self) -> None:
         self._handles: dict[str, DeploymentHandle] = {}
+        self._status: dict[str, dict[str, Any]] = {}
+        self._status_until = 0.0
+        self._asking: asyncio.Task[None] | None = None
 
-    def _handle(self, backend: str) -> DeploymentHandle:
+    async def _handle(self, backend: str) -> DeploymentHandle:
         handle = self._handles.get(backend)
         if handle is None:
             try:
-                found = serve.get_app_handle(backend)
-            except (RayError, RayServeException) as error:
+                # Asks the controller and blocks: not on the loop. A controller that restarts would stop every stream.
+                found = await asyncio.to_thread(serve.get_app_handle, backend)
+            except TRANSPORT as error:
                 raise BackendUnavailable(f"the application {backend} is not there: {error}") from None
             handle = self._handles[backend] = found.options(method_name="generate", stream=True)
         return handle
 
     async def generate(self, backend: str, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
         """See BackendPort."""
-        response = self._handle(backend).remote(call)
+        response = (await self._handle(backend)).remote(call)
         try:
             async for event in response:
                 yield event
@@ -84,15 +112,31 @@ class BackendHandles:
             yield Rejected(Rejection.QUEUE_FULL)
         except RayTaskError:
             raise  # the replica is alive and its code failed
-        except (RayError, RayServeException) as error:
+        except TRANSPORT as error:
             raise BackendUnavailable(f"{type(error).__name__}: {error}") from None
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
+            raise BackendUnavailable("the replica has cancelled the call") from None
         finally:
             response.cancel()
 
     async def status(self) -> dict[str, dict[str, Any]]:
         """See BackendPort."""
-        report = await asyncio.to_thread(serve.status)
-        return {
+        if time.monotonic() >= self._status_until:
+            if self._asking is None or self._asking.done():
+                self._asking = detached(self._ask_status())
+            await asyncio.shield(self._asking)
+        if time.monotonic() >= self._status_until:
+            raise BackendUnavailable("Serve's controller did not answer")
+        return self._status
+
+    async def _ask_status(self) -> None:
+        try:
+            report = await asyncio.to_thread(serve.status)
+        except TRANSPORT:
+            return
+        self._status = {
             name: {
                 "status": str(application.status.value),
                 "replicas": sum(
@@ -101,3 +145,4 @@ class BackendHandles:
             }
             for name, application in report.applications.items()
         }
+        self._status_until = time.monotonic() + STATUS_S

@@ -33,6 +33,8 @@ def load(path: Path) -> dict[str, Any]:
         raw = yaml.safe_load(path.read_text())
     except FileNotFoundError:
         raise SettingsError(f"{path}: there is no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: cannot be read: {error}") from None
     except yaml.YAMLError as error:
         raise SettingsError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     problems = check(raw)
@@ -63,6 +65,8 @@ def check(raw: Any) -> list[str]:
         for position, deployment in enumerate(application.get("deployments") or []):
             path = f"{where}.deployments.{position}"
             name = deployment["name"]
+            if name == "Gateway" and application.get("name") != "gateway":
+                problems.append(f"{where}.name: must be 'gateway': replicas find the ledger under this name")
             known = DEPLOYMENTS.get(builder)
             if known is not None and name not in known:
                 problems.append(f"{path}.name: {name!r} is not one of {', '.join(sorted(known))}")
@@ -92,7 +96,8 @@ def _dangling_backends(applications: list[dict[str, Any]]) -> list[str]:
             if deployment["name"] != "Gateway" or not isinstance(models, dict):
                 continue
             for identifier, model in models.items():
-                for backend in (model.get("backends") if isinstance(model, dict) else None) or {}:
+                backends = model.get("backends") if isinstance(model, dict) else None
+                for backend in backends if isinstance(backends, dict) else ():
                     if backend not in names:
                         problems.append(
                             f"applications.{index}.deployments.{position}.user_config.models.{identifier}.backends."
