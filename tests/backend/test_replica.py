@@ -1,0 +1,278 @@
+"""What a replica does with a call, over a scripted engine; the real engine has tests of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from serve_app.backend import Bill, GenerateCall, Rejected, Rejection
+from serve_app.backend.replica import Replica, coalesce
+from serve_app.engine.errors import ContextLengthExceeded, EngineClosed, QueueFull
+from serve_app.engine.request import Delta, Event, Finished, FinishReason, GenerationRequest, SamplingParams, Started
+from serve_app.ledger.messages import Outcome, Price, Settlement
+
+PRICE = Price(input=1000, cached_input=500, output=3000)
+STOP = FinishReason.STOP
+
+
+class ScriptedEngine:
+    """Says `script`: events, exceptions to raise, asyncio.Events to wait for. Renders one token a character."""
+
+    max_context = 100
+
+    def __init__(self, *script: Any) -> None:
+        self.script = script
+        self.chat = self
+        self.requests: list[GenerationRequest] = []
+        self.aborted = asyncio.Event()
+        self.ended = asyncio.Event()
+
+    def render(self, messages: list[dict[str, Any]], continue_final: bool) -> list[int]:
+        text = messages[-1]["content"]
+        if text == "too long":
+            raise ContextLengthExceeded(1000, 100)
+        if text == "refused":
+            raise ValueError("roles must alternate")
+        return list(range(len(text)))
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+        self.requests.append(request)
+        finished = False
+        try:
+            for step in self.script:
+                if isinstance(step, asyncio.Event):
+                    await step.wait()
+                elif isinstance(step, BaseException):
+                    raise step
+                else:
+                    finished = isinstance(step, Finished)
+                    yield step
+        finally:
+            self.ended.set()
+            if not finished:
+                self.aborted.set()
+
+
+class Made:
+    def __init__(self, *script: Any, settle_fails: bool = False) -> None:
+        self.engine = ScriptedEngine(*script)
+        self.settled: list[Settlement] = []
+        self.settle_fails = settle_fails
+        self.replica = Replica(self.engine, self.settle, coalesce_s=0.005)  # type: ignore[arg-type]
+
+    async def settle(self, settlement: Settlement) -> None:
+        if self.settle_fails:
+            raise RuntimeError("the ledger is away")
+        self.settled.append(settlement)
+
+    async def all(self, **call: Any) -> list[Any]:
+        return [event async for event in self.replica.generate(a_call(**call))]
+
+
+def a_call(content: str = "0123456789", max_tokens: int = 20, credit: int = 10**9, **more: Any) -> GenerateCall:
+    bill = Bill("acct", "key", "svc-chat", "fake", PRICE)
+    messages = ({"role": "user", "content": content},)
+    return GenerateCall("r", messages, SamplingParams(max_tokens), credit, bill, settle_after_s=0.01, **more)
+
+
+# Rejections
+
+
+@pytest.mark.parametrize(
+    ("call", "rejected"),
+    [
+        ({"content": "too long"}, Rejected(Rejection.CONTEXT, prompt_tokens=1000, limit=100)),
+        ({"content": "x" * 100}, Rejected(Rejection.CONTEXT, prompt_tokens=100, limit=100)),
+        ({"content": "refused"}, Rejected(Rejection.INVALID, message="roles must alternate")),
+        ({"credit": 10 * 1000 + 20 * 3000 - 1}, Rejected(Rejection.CREDIT, prompt_tokens=10)),
+        ({"credit": 0}, Rejected(Rejection.CREDIT, prompt_tokens=10)),
+    ],
+)
+async def test_what_cannot_run_is_rejected_before_the_engine_sees_it(call: dict[str, Any], rejected: Rejected) -> None:
+    made = Made(Finished(STOP, 1, 0, 1))
+    assert await made.all(**call) == [rejected]
+    assert not made.engine.requests
+
+
+async def test_a_hold_that_pays_to_the_last_nano_unit_is_enough() -> None:
+    made = Made(Started(10, 0), Finished(STOP, 10, 0, 0))
+    events = await made.all(credit=10 * 1000 + 20 * 3000)
+    assert events == [Started(10, 0), Finished(STOP, 10, 0, 0)]
+
+
+async def test_a_hold_covers_the_prompt_whether_it_is_cached_or_not() -> None:
+    made = Made(Finished(STOP, 10, 10, 0))
+    call = a_call(credit=10 * 1000 + 20 * 3000)
+    dear = replace(call, bill=replace(call.bill, price=replace(PRICE, cached_input=1001)))
+    assert [event async for event in made.replica.generate(dear)] == [Rejected(Rejection.CREDIT, prompt_tokens=10)]
+
+
+async def test_the_context_bounds_the_output_and_with_it_the_price() -> None:
+    made = Made(Started(95, 0), Finished(STOP, 95, 0, 0))
+    await made.all(content="x" * 95, max_tokens=4096, credit=95 * 1000 + 5 * 3000)
+    [request] = made.engine.requests
+    assert (request.sampling.max_tokens, request.tenant) == (5, "acct")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(QueueFull(3), Rejection.QUEUE_FULL), (EngineClosed("closed"), Rejection.CLOSED)]
+)
+async def test_an_engine_that_takes_no_more_rejects(error: Exception, reason: Rejection) -> None:
+    made = Made(error)
+    assert await made.all() == [Rejected(reason)]
+    await made.replica.drain()
+    assert not made.settled
+
+
+# Streams that are cut
+
+
+async def cut_after(made: Made, text: str, how: str) -> None:
+    """Takes events until `text` was seen, then goes away as Ray does it."""
+    stream = made.replica.generate(a_call())
+    if how == "cancel":
+
+        async def read() -> None:
+            async for event in stream:
+                if isinstance(event, Delta) and text in event.text:
+                    reading.set()
+
+        reading = asyncio.Event()
+        task = asyncio.create_task(read())
+        await reading.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return
+    async for event in stream:
+        if isinstance(event, Delta) and text in event.text:
+            break
+    if how == "close":
+        await stream.aclose()
+    else:
+        with pytest.raises(asyncio.CancelledError):
+            await stream.athrow(asyncio.CancelledError())
+
+
+@pytest.mark.parametrize("how", ["close", "cancel", "throw"])
+async def test_a_cut_stream_stops_the_engine_and_is_settled_after_the_delay(how: str) -> None:
+    made = Made(Started(10, 2), Delta("ab", 2), asyncio.Event())
+    await cut_after(made, "ab", how)
+    await asyncio.wait_for(made.engine.aborted.wait(), 5)
+    assert not made.settled  # a gateway that is alive comes first
+    await made.replica.drain()
+    [settlement] = made.settled
+    assert settlement.request_id == "r"
+    assert (settlement.prompt_tokens, settlement.cached_tokens, settlement.completion_tokens) == (10, 2, 2)
+    assert (settlement.outcome, settlement.price, settlement.account_id) == (Outcome.CANCELLED, PRICE, "acct")
+
+
+async def test_a_stream_that_is_cut_before_it_produced_anything_is_not_settled() -> None:
+    made = Made(Started(10, 0), asyncio.Event())
+    stream = made.replica.generate(a_call())
+    await anext(stream)
+    await stream.aclose()
+    await made.replica.drain()
+    assert not made.settled
+
+
+async def test_a_finished_stream_is_the_gateways_to_settle() -> None:
+    made = Made(Started(10, 0), Delta("a", 1), Finished(STOP, 10, 0, 1))
+    assert (await made.all())[-1] == Finished(STOP, 10, 0, 1)
+    await made.replica.drain()
+    assert not made.settled
+
+
+async def test_an_end_that_nobody_took_is_settled() -> None:
+    made = Made(Started(10, 0), Delta("a", 1), Finished(STOP, 10, 0, 3))
+    stream = made.replica.generate(a_call())
+    async for event in stream:
+        if isinstance(event, Finished):
+            break
+    await stream.aclose()
+    await made.replica.drain()
+    assert [settlement.completion_tokens for settlement in made.settled] == [3]
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("fault"), Finished(FinishReason.ERROR, 10, 0, 1)], ids=repr)
+async def test_a_failure_of_our_own_is_never_billed(failure: Any) -> None:
+    made = Made(Started(10, 0), Delta("a", 1), failure)
+    if isinstance(failure, Exception):
+        with pytest.raises(RuntimeError, match="fault"):
+            await made.all()
+    else:
+        await made.all()
+    await made.replica.drain()
+    assert not made.settled
+
+
+async def test_a_settlement_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    made = Made(Started(10, 0), Delta("a", 1), asyncio.Event(), settle_fails=True)
+    await cut_after(made, "a", "close")
+    await made.replica.drain()
+    await asyncio.sleep(0)
+    assert any(record.levelno == logging.ERROR for record in caplog.records)
+
+
+# Coalescing
+
+
+async def events_of(*steps: Any) -> AsyncGenerator[Event, None]:
+    for step in steps:
+        if isinstance(step, float):
+            await asyncio.sleep(step)
+        elif isinstance(step, BaseException):
+            raise step
+        else:
+            yield step
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_coalescing_loses_no_text_and_no_count(seed: int) -> None:
+    rng = random.Random(seed)
+    pieces = [rng.choice(["", "a", "é", "xyz", "\n"]) for _ in range(60)]
+    steps: list[Any] = [Started(3, 1)]
+    for count, piece in enumerate(pieces, start=1):
+        if rng.random() < 0.3:
+            steps.append(rng.choice([0.0, 0.0, 0.002]))
+        steps.append(Delta(piece, count))
+    steps.append(Finished(STOP, 3, 1, len(pieces)))
+    out = [event async for event in coalesce(events_of(*steps), rng.choice([0.0, 0.001, 0.01]))]
+    assert out[0] == Started(3, 1)
+    assert out[-1] == Finished(STOP, 3, 1, len(pieces))
+    deltas = [event for event in out if isinstance(event, Delta)]
+    assert len(deltas) == len(out) - 2
+    assert "".join(delta.text for delta in deltas) == "".join(pieces)
+    counts = [delta.completion_tokens for delta in deltas]
+    assert counts == sorted(counts)
+    assert counts[-1] == len(pieces)
+
+
+async def test_the_first_delta_does_not_wait_and_later_ones_come_together() -> None:
+    gate = asyncio.Event()
+
+    async def events() -> AsyncGenerator[Event, None]:
+        yield Delta("first", 1)
+        await gate.wait()
+        for count in range(2, 12):
+            yield Delta("x", count)
+        yield Finished(STOP, 1, 0, 11)
+
+    stream = coalesce(events(), 0.02)
+    async with asyncio.timeout(5):
+        assert await anext(stream) == Delta("first", 1)
+        gate.set()
+        assert [event async for event in stream] == [Delta("x" * 10, 11), Finished(STOP, 1, 0, 11)]
+
+
+async def test_a_failure_comes_after_what_was_produced_before_it() -> None:
+    stream = coalesce(events_of(Delta("a", 1), RuntimeError("fault")), 0.001)
+    assert await anext(stream) == Delta("a", 1)
+    with pytest.raises(RuntimeError, match="fault"):
+        await anext(stream)

@@ -1,0 +1,64 @@
+"""A fresh gateway for each test."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from serve_app.gateway import leases, limiter, outbox
+from serve_app.ledger import migrate
+from tests.gateway.world import World
+
+
+@pytest.fixture(scope="session")
+def empty_ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("template") / "ledger.db"
+    migrate(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pauses between two tries."""
+    monkeypatch.setattr(leases, "RENEW_S", 0.02)
+    monkeypatch.setattr(leases, "RETRY_S", 0.01)
+    monkeypatch.setattr(outbox, "RETRY_S", 0.01)
+    monkeypatch.setattr(outbox, "REPLAY_S", 0.02)
+    monkeypatch.setattr(limiter, "POLL_S", 0.02)
+    monkeypatch.setattr(limiter, "EXPIRE_S", 0.02)
+
+
+@pytest.fixture
+async def make_world(tmp_path: Path, empty_ledger: Path) -> AsyncIterator[Callable[..., Any]]:
+    made: list[World] = []
+
+    async def make(**settings: Any) -> World:
+        path = tmp_path / "ledger.db"
+        shutil.copy(empty_ledger, path)
+        world = World(tmp_path, path, **settings)
+        made.append(world)
+        await world.start()
+        return world
+
+    yield make
+    for world in made:
+        await world.stop()
+
+
+@pytest.fixture
+async def world(make_world: Callable[..., Any]) -> World:
+    made: World = await make_world()
+    return made
+
+
+@pytest.fixture
+async def http(world: World) -> AsyncIterator[httpx.AsyncClient]:
+    """Plain HTTP without a socket; what needs real connections uses `tests.gateway.connections`."""
+    transport = httpx.ASGITransport(world.app(), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        yield client

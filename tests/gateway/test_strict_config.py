@@ -1,0 +1,98 @@
+"""A config that would be misread is refused, each problem under its path."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deployments import strict_config
+from serve_app.settings import SettingsError
+
+ROOT = Path(__file__).parents[2]
+GOOD = yaml.safe_load((ROOT / "config.yaml").read_text())
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """The dev config with one value replaced; the last part of `path` may be new."""
+    config = copy.deepcopy(GOOD)
+    *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+    place: Any = config
+    for part in parents:
+        place = place[part]
+    place[last] = value
+    return config
+
+
+@pytest.mark.parametrize("file", ["config.yaml", "tests/service/config.yaml"])
+def test_our_own_files_are_sound(file: str) -> None:
+    assert strict_config.load(ROOT / file)["applications"]
+
+
+MODELS = "applications.0.deployments.0.user_config.models"
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("htp_options", {}),
+        ("http_options.prot", 1),
+        ("http_options.port", "many"),
+        ("applications.0.arguments", {}),
+        ("applications.0.args.curency", "USD"),
+        ("applications.0.args.currency", "dollars"),
+        ("applications.0.args.lease_s", 0),
+        ("applications.1.args.modle", "x"),
+        ("applications.0.deployments.0.num_replica", 2),
+        ("applications.0.deployments.0.user_config.keep_alive", 1),
+        ("applications.0.deployments.0.user_config.settle_timeout_s", -1),
+        ("applications.0.deployments.1.user_config.contract.rpm", 0),
+        ("applications.1.deployments.0.autoscaling_config.max_replica", 2),
+        ("applications.1.deployments.0.autoscaling_config.max_replicas", -2),
+        (f"{MODELS}.svc-chat.backend", {}),
+        (f"{MODELS}.svc-chat.price.input", "0.0001"),
+        (f"{MODELS}.svc-chat.price.output", "-1"),
+        (f"{MODELS}.svc-chat.backends.smollm2", -1),
+    ],
+)
+def test_an_unknown_key_and_a_bad_value_are_named_by_path(path: str, value: Any) -> None:
+    problems = strict_config.check(changed(path, value))
+    assert problems
+    assert any(path in problem for problem in problems), problems
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "where"),
+    [
+        (f"{MODELS}.svc-chat.backends", {"smollm2": 1, "nowhere": 1}, f"{MODELS}.svc-chat.backends.nowhere"),
+        (f"{MODELS}.svc-chat.backends", {"smollm2": 0}, f"{MODELS}.svc-chat"),
+        (f"{MODELS}.svc-chat.backends", [{"smollm2": 1}], f"{MODELS}.svc-chat.backends"),
+        (f"{MODELS}.svc-chat.backends", "smollm2", f"{MODELS}.svc-chat.backends"),
+        (f"{MODELS}.svc-chat", None, f"{MODELS}.svc-chat"),
+        (MODELS, {}, MODELS),
+        ("applications.0.deployments.0.name", "Gatewya", "applications.0.deployments.0.name"),
+        ("applications.0.name", "front", "applications.0.name"),
+        ("applications", None, "applications"),
+    ],
+)
+def test_what_would_only_show_at_run_time_is_named(path: str, value: Any, where: str) -> None:
+    problems = strict_config.check(changed(path, value))
+    assert any(problem.startswith(where) for problem in problems), problems
+
+
+@pytest.mark.parametrize("content", ["", "[]", "text", "a: [", "\t", "applications: 5"])
+def test_what_is_no_config_is_one_readable_error(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(content)
+    with pytest.raises(SettingsError, match=r"config\.yaml"):
+        strict_config.load(path)
+
+
+def test_files_that_cannot_be_read_are_one_readable_error(tmp_path: Path) -> None:
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    for path in (tmp_path / "missing.yaml", tmp_path, tmp_path / "binary.yaml"):
+        with pytest.raises(SettingsError, match=path.name):
+            strict_config.load(path)

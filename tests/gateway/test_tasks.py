@@ -1,0 +1,36 @@
+"""Background tasks at the end of a process."""
+
+from __future__ import annotations
+
+import asyncio
+
+from serve_app.gateway import tasks
+
+
+async def test_the_end_waits_for_background_tasks_and_for_those_that_they_start() -> None:
+    gate, done = asyncio.Event(), []
+
+    async def second() -> None:
+        await gate.wait()
+        done.append("second")
+
+    async def first() -> None:
+        await asyncio.sleep(0)
+        tasks.detached(second())
+        done.append("first")
+
+    tasks.detached(first())
+    waiting = asyncio.create_task(tasks.finished(5))
+    while not done:
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    gate.set()
+    assert await waiting
+    assert done == ["first", "second"]
+
+
+async def test_the_end_does_not_wait_for_ever() -> None:
+    task = tasks.detached(asyncio.Event().wait())  # type: ignore[arg-type]
+    assert not await tasks.finished(0.01)
+    task.cancel()
+    assert await tasks.finished(1)
