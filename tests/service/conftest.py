@@ -50,5 +50,6 @@ def service(model_home: Path) -> Iterator[Service]:
             assert line, f"the service did not start (exit code {process.wait(30)})"
             yield Service(json.loads(line), process)
         finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
+            if process.poll() is None:  # the last test ends it itself
+                process.send_signal(signal.SIGTERM)
+                process.wait(60)
