@@ -48,6 +48,10 @@ class EngineSettings(BaseModel):
         default=128, ge=1, description="Prompt tokens per step while others stream: bounds the pause between tokens."
     )
     prefix_reuse: bool = Field(default=True, description="Take over a tenant's KV blocks where prompts begin alike.")
+    fair_prompt_weight: float = Field(
+        default=1.0, gt=0, description="What a computed prompt token counts against its tenant's fair share."
+    )
+    fair_output_weight: float = Field(default=2.0, gt=0, description="What a token of output counts against it.")
     num_threads: int | None = Field(default=None, ge=1, description="CPU threads of torch; None leaves its own choice.")
 
     @model_validator(mode="after")

@@ -21,6 +21,7 @@ from serve_app.engine.config import EngineSettings
 from serve_app.engine.delivery import LoopSink, Outbox, Sink
 from serve_app.engine.detokenizer import Vocabulary
 from serve_app.engine.errors import ContextLengthExceeded, EngineClosed
+from serve_app.engine.fair_queue import FairQueue
 from serve_app.engine.request import Delta, Event, Finished, FinishReason, GenerationRequest, Started
 from serve_app.engine.runner import ModelRunner
 from serve_app.engine.scheduler import Scheduler
@@ -93,6 +94,7 @@ class Engine:
             prefill_chunk_busy=settings.prefill_chunk_busy,
             class_bounds=runner.class_bounds,
             prefix_reuse=settings.prefix_reuse,
+            queue=FairQueue(settings.fair_prompt_weight, settings.fair_output_weight),
         )
         self._streams: dict[Sequence, Stream] = {}  # only the engine's thread removes from these two
         self._by_id: dict[str, Sequence] = {}

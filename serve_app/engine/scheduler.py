@@ -112,6 +112,8 @@ class Scheduler:
         """Note that a chunk of a running sequence went through the model: the blocks that it filled can be found."""
         sequence = chunk.sequence
         sequence.num_computed += chunk.length
+        if chunk.samples:
+            self.waiting.charge(sequence, output_tokens=1)
         if not self.prefix_reuse:
             return
         full = sequence.num_computed // self.allocator.block_size
@@ -184,6 +186,8 @@ class Scheduler:
                 sequence.started = True
                 sequence.cached_tokens = sequence.num_computed
                 self.prefix_hit_tokens += sequence.cached_tokens
+                # Once, for what has to be computed; neither a hit nor a second run after preemption is the tenant's.
+                self.waiting.charge(sequence, prompt_tokens=sequence.num_prompt - sequence.cached_tokens)
                 started.append(sequence)
         return started
 

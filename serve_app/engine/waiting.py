@@ -10,7 +10,7 @@ from serve_app.engine.sequence import Sequence
 
 
 class WaitingQueue(Protocol):
-    """What the scheduler needs of a queue. A fair queue keys its sequences by `sequence.request.tenant`."""
+    """What the scheduler needs of a queue; see `fair_queue` for the one that the engine uses."""
 
     def push(self, sequence: Sequence) -> None:
         """Add a sequence."""
@@ -23,6 +23,9 @@ class WaitingQueue(Protocol):
 
     def remove(self, sequence: Sequence) -> None:
         """Take out a sequence wherever it stands; KeyError if it is not here."""
+
+    def charge(self, sequence: Sequence, *, prompt_tokens: int = 0, output_tokens: int = 0) -> None:
+        """Learn what an admitted sequence costs, as it is computed."""
 
     def __len__(self) -> int: ...
 
@@ -53,6 +56,9 @@ class FifoQueue:
     def remove(self, sequence: Sequence) -> None:
         """Take out a sequence; KeyError if it is not here."""
         del self._sequences[sequence.arrival]
+
+    def charge(self, sequence: Sequence, *, prompt_tokens: int = 0, output_tokens: int = 0) -> None:
+        """Nothing: what a sequence costs does not change the order."""
 
     def __len__(self) -> int:
         return len(self._sequences)

@@ -245,6 +245,32 @@ def test_a_cancelled_request_leaves_the_blocks_that_it_computed(engine: Engine, 
     assert again.wait().cached_tokens == 8
 
 
+def test_one_tenants_flood_does_not_hold_up_anothers_single_request(runner: FakeRunner) -> None:
+    gate, order = hold(runner), []
+    engine = fake_engine(runner, max_running=2)
+    try:
+        inboxes = {name: Inbox() for name in [*map(str, range(50)), "single"]}
+        for name, inbox in inboxes.items():
+            tenant = "patient" if name == "single" else "flood"
+
+            def receive(event: object, name: str = name, inbox: Inbox = inbox) -> None:
+                if isinstance(event, Started):
+                    order.append(name)
+                inbox(event)  # type: ignore[arg-type]
+
+            engine.submit(replace(request(name), tenant=tenant), receive)
+            if name == "0":
+                runner.entered.acquire()  # it runs; the next step admits the second
+        gate.release(10_000)
+        for inbox in inboxes.values():
+            inbox.wait()
+        assert order.index("single") <= 2
+        assert [name for name in order if name != "single"] == [str(number) for number in range(50)]
+    finally:
+        gate.release(10_000)
+        engine.close()
+
+
 def test_stats_tell_who_runs_who_waits_and_for_how_long() -> None:
     now = 100.0
     runner = FakeRunner()
