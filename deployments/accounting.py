@@ -17,6 +17,7 @@ from serve_app.settings import GatewayArgs
     num_replicas=1,
     max_ongoing_requests=1000,
     health_check_period_s=1,
+    graceful_shutdown_wait_loop_s=0.2,
     health_check_timeout_s=10,
     graceful_shutdown_timeout_s=10,
     ray_actor_options={"num_cpus": 0},

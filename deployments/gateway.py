@@ -32,6 +32,7 @@ FINISH_S = 15.0  # longer than a settlement takes to reach the ledger or the spo
     num_replicas=1,
     max_ongoing_requests=2000,
     health_check_period_s=1,
+    graceful_shutdown_wait_loop_s=0.2,
     health_check_timeout_s=10,
     graceful_shutdown_timeout_s=600,
     ray_actor_options={"num_cpus": 0},

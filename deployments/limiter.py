@@ -23,6 +23,7 @@ RECOVERY_S = 1.5  # three heartbeats of a gateway, in which it announces its ope
     num_replicas=1,
     max_ongoing_requests=1000,
     health_check_period_s=1,
+    graceful_shutdown_wait_loop_s=0.2,
     health_check_timeout_s=10,
     ray_actor_options={"num_cpus": 0},
 )

@@ -28,6 +28,7 @@ ORPHAN_TRIES = 60
     name="Model",
     max_ongoing_requests=128,
     health_check_period_s=1,
+    graceful_shutdown_wait_loop_s=0.2,
     health_check_timeout_s=30,
     graceful_shutdown_timeout_s=600,
     ray_actor_options={"num_cpus": 1},
