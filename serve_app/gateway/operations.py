@@ -40,12 +40,12 @@ class Operations:
         self.catalogue = catalogue
         self._key_secret = key_secret
         self._currency = currency
-        self._patience_s = patience_s
+        self.patience_s = patience_s  # how long a ledger that is away is waited for
 
     async def _call(self, operation: str, **arguments: Any) -> Any:
         # Every writing operation carries an idempotency key or sets a value: one that may have happened is repeated.
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self.patience_s):
                 while True:
                     try:
                         return await self._accounting.call(operation, arguments)

@@ -8,6 +8,7 @@ and the spool is replayed when the ledger is back.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -93,7 +94,9 @@ class Outbox:
         deadline = started + self.settle_timeout_s
         while True:
             try:
-                answer = await asyncio.wait_for(self._submit(settlement), max(0.01, deadline - self._clock()))
+                # Not `wait_for`, which in Python 3.11 can swallow a cancellation.
+                async with asyncio.timeout(max(0.01, deadline - self._clock())):
+                    answer = await self._submit(settlement)
             except (Unavailable, TimeoutError) as error:
                 if self._clock() + RETRY_S >= deadline:
                     logger.warning("ledger away (%s): settlement %s goes to the spool", error, settlement.request_id)
@@ -147,10 +150,9 @@ class Outbox:
                 logger.warning("the spool waits for the ledger: %s: %s", type(error).__name__, error)
                 self._to_replay.set()
                 await asyncio.sleep(REPLAY_S)
-            try:
-                await asyncio.wait_for(self._to_replay.wait(), ADOPT_S)
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ADOPT_S):
+                    await self._to_replay.wait()
 
     def _replay(self, loop: asyncio.AbstractEventLoop) -> None:
         def settle(batch: Sequence[Settlement]) -> Sequence[Settled | SettlementRejected]:

@@ -70,13 +70,13 @@ class Call:
         self._gone.set()
 
     async def until(self, text: str) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while text not in self.body.decode():
                 self.frames.clear()
                 await self.frames.wait()
 
     async def done(self) -> Call:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await asyncio.wait([self.task])
         if not self.task.cancelled():
             self.task.result()

@@ -191,11 +191,13 @@ async def test_an_idempotency_key_that_is_too_long_creates_no_half_account(
 
 
 async def test_with_the_ledger_away_operators_get_503(world: World, admin: httpx.AsyncClient) -> None:
+    world.operations.patience_s = 0.1
     world.accounting.wire_call.down()
     refused(await admin.get(f"/admin/accounts/{world.account_id}"), 503, "ledger")
 
 
 async def test_a_ledger_that_hangs_does_not_hang_the_operator(world: World, admin: httpx.AsyncClient) -> None:
+    world.operations.patience_s = 0.1
     world.accounting.wire_call.hold["*"] = asyncio.Event()
     refused(await admin.get(f"/admin/accounts/{world.account_id}"), 503, "ledger")
 

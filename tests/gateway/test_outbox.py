@@ -40,6 +40,7 @@ async def test_a_ledger_that_is_back_in_time_is_not_noticed(world: World) -> Non
 
 
 async def test_with_the_ledger_away_the_client_gets_its_last_chunk_and_the_usage_is_billed_later(world: World) -> None:
+    world.outbox.settle_timeout_s = 0.2
     world.outbox.start()
     world.accounting.wire_settle.down()
     call = await Call(world, stream=True).done()
@@ -57,6 +58,7 @@ async def test_with_the_ledger_away_the_client_gets_its_last_chunk_and_the_usage
 
 
 async def test_a_hanging_ledger_delays_nobody_longer_than_the_limit(world: World) -> None:
+    world.outbox.settle_timeout_s = 0.2
     world.accounting.wire_settle.hold["*"] = asyncio.Event()
     calls = [Call(world) for _ in range(5)]
     for call in calls:
@@ -68,6 +70,7 @@ async def test_a_hanging_ledger_delays_nobody_longer_than_the_limit(world: World
 
 
 async def test_a_settlement_that_took_effect_and_is_spooled_is_charged_once(world: World) -> None:
+    world.outbox.settle_timeout_s = 0.2
     world.outbox.start()
     world.accounting.wire_settle.lose.add("*")
     assert (await Call(world).done()).status == 200
@@ -201,7 +204,7 @@ async def test_one_answer_that_is_missing_is_asked_again_alone(world: World, tmp
 async def test_limits_that_change_while_running_apply(world: World) -> None:
     world.outbox.settle_timeout_s = 0.03
     world.accounting.wire_settle.hold["*"] = asyncio.Event()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(30):
         assert await world.outbox.settle(settlement(world, "r")) is None
     world.outbox.spool_max_bytes = 1
     assert world.outbox.is_full
@@ -218,3 +221,12 @@ async def test_a_refused_settlement_in_the_end_does_not_keep_its_hold_for_ever(w
 
     box = Outbox(Refusing(), world.spool, Counts(), settle_timeout_s=5)
     assert await box.settle_for_certain(settlement(world, "r")) is None
+
+
+async def test_stopping_ends_the_replaying_also_when_there_is_just_something_to_replay(world: World) -> None:
+    for _ in range(20):
+        world.outbox.start()
+        await asyncio.sleep(0.001)
+        world.outbox._to_replay.set()  # in the same turn of the loop as the cancellation
+        async with asyncio.timeout(30):
+            await world.outbox.stop()
