@@ -51,11 +51,13 @@ def _shared_options(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command line and exit: 0 done, 1 failed, 2 the command line is wrong, 130 interrupted."""
+    """Run a command line and exit: 0 done, 1 failed, 2 the command line is wrong, by SIGINT interrupted,
+    which shells call 130.
+    """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # Nothing is open that needs closing, while an exception that is raised just anywhere can be swallowed on its
-        # way, by a callback of a library for instance.
-        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+        # Nothing is open that needs closing. Python's own handler runs only between two instructions, and a signal that
+        # comes just before a system call is noticed when that returns.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         status = app(given, prog_name="serve-app", standalone_mode=False)

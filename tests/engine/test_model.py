@@ -188,14 +188,3 @@ def test_the_token_count_is_the_tokenizers_own(make_engine: Callable[..., Engine
     assert inbox.wait().reason is FinishReason.STOP
     assert "Paris" in inbox.text
     assert inbox.wait().completion_tokens == len(loaded.tokenizer(inbox.text)["input_ids"])
-
-
-def test_an_eight_thousand_token_prompt_is_answered(make_engine: Callable[..., Engine], loaded: LoadedModel) -> None:
-    engine, inbox = make_engine(kv_cache_memory="450MiB"), Inbox()
-    filler = loaded.tokenizer("The grass is green and the sky is blue. " * 900)["input_ids"][:7940]
-    head = loaded.tokenizer("<|im_start|>user\n")["input_ids"]
-    tail = loaded.tokenizer("\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n")["input_ids"]
-    prompt = (*head, *filler, *tail)
-    engine.submit(GenerationRequest("long", prompt, SamplingParams(max_tokens=8, temperature=0.0)), inbox)
-    assert inbox.wait(120).prompt_tokens == len(prompt)
-    assert inbox.text.strip()

@@ -66,7 +66,9 @@ def test_a_client_that_hangs_up_without_streaming_stops_the_model_too(service: S
     account = service.account("gone, whole", concurrency=1)
     with pytest.raises(Exception, match="timed out"):
         service.chat(account.key, max_tokens=4000, ignore_eos=True, timeout=1.5)
-    until(lambda: service.chat(account.key, max_tokens=1).status_code == 200, 10)
+    assert until(lambda: not account.show()["open_requests"], 10)
+    answer = service.chat(account.key, max_tokens=1)
+    assert answer.status_code == 200, answer.text
     view = account.settled(2)
     assert view["usage"]["completion_tokens"] < 200
 
