@@ -114,6 +114,13 @@ class GatewayArgs(_Strict):
     lease_s: Annotated[float, Field(gt=1)] = 10.0  # holds of a gateway that is silent for so long are dropped
     orphan_delay_s: Annotated[float, Field(gt=0)] = 2.0  # a replica settles for a dead gateway after so long
 
+    @model_validator(mode="after")
+    def _lease_outlives_orphans(self) -> GatewayArgs:
+        if self.lease_s < self.orphan_delay_s + 2:
+            # The hold must protect a dead gateway's charge until its replica has settled it.
+            raise ValueError(f"lease_s must be at least 2 s above orphan_delay_s, which is {self.orphan_delay_s}")
+        return self
+
     def state_dir(self) -> Path:
         """The state folder, which exists afterwards."""
         path = self.home or home_dir()

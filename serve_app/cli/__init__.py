@@ -51,9 +51,7 @@ def _shared_options(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command line and exit: 0 done, 1 failed, 2 the command line is wrong, by SIGINT interrupted,
-    which shells call 130.
-    """
+    """Run a command line and exit: 0 done, 1 failed, 2 the command line is wrong. Ctrl-C ends it by the signal."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Nothing is open that needs closing. Python's own handler runs only between two instructions, and a signal that
         # comes just before a system call is noticed when that returns.

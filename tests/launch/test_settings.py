@@ -32,6 +32,7 @@ def test_the_configs_of_the_project_are_sound(path: str) -> None:
         ("http_options.prot", 1, "http_options.prot: unknown key"),
         ("applications.0.args.curency", "USD", "applications.0.args.curency"),
         ("applications.0.args.currency", "dollars", "applications.0.args.currency"),
+        ("applications.0.args.orphan_delay_s", 9, "lease_s must be at least 2 s above orphan_delay_s"),
         ("applications.0.deployments.0.num_replica", 1, "applications.0.deployments.0.num_replica: unknown key"),
         ("applications.0.deployments.0.user_config.models.svc-chat.price.input", "0.00001",
          "applications.0.deployments.0.user_config.models.svc-chat.price.input"),
