@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,7 +152,7 @@ def _url(url: str | URL) -> URL:
 def _engine(url: URL, wait_s: float) -> Engine:
     if url.get_backend_name() == "sqlite":
         engine = create_engine(url, connect_args={"timeout": wait_s})
-        event.listen(engine, "connect", _configure_sqlite)
+        event.listen(engine, "connect", functools.partial(_configure_sqlite, wait_s=wait_s))
         event.listen(engine, "begin", _begin_sqlite)
         return engine
 
@@ -167,16 +169,30 @@ def _engine(url: URL, wait_s: float) -> Engine:
     return engine
 
 
-def _configure_sqlite(connection: Any, _record: Any) -> None:
+def _configure_sqlite(connection: Any, _record: Any, *, wait_s: float) -> None:
     # The sqlite3 module would begin transactions by itself, deferred and only before some statements.
     connection.isolation_level = None
     cursor = connection.cursor()
-    (mode,) = cursor.execute("PRAGMA journal_mode = WAL").fetchone()
+    mode = _switch_to_wal(cursor, wait_s)
     if mode != "wal":
         raise InvalidValue(f"SQLite cannot use WAL here (it answered {mode!r}): keep the ledger on a local disk")
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()
+
+
+def _switch_to_wal(cursor: Any, wait_s: float) -> str:
+    """The journal mode after asking for WAL; the first connections to a new file may ask at the same time."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            (mode,) = cursor.execute("PRAGMA journal_mode = WAL").fetchone()
+            return str(mode)
+        except sqlite3.OperationalError:
+            # The one statement for which SQLite does not wait for others by itself.
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 def _begin_sqlite(connection: Connection) -> None:
