@@ -28,8 +28,9 @@ lint: $(VENV)/.lint ## ruff, mypy, import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench-ledger: $(VENV)/.test ## settlements a second, SQLite and PostgreSQL
-	$(BIN)/python bench/ledger.py
+bench-ledger: $(VENV)/.test ## settlements a second, on a new SQLite file or on URL=postgresql+psycopg://…
+	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
+	  $(BIN)/python -m bench.ledger "$${URL:-sqlite:///$$folder/ledger.db}" $(ARGS)
 
 bench-limits: $(VENV)/.base ## cost of one admission
 	$(BIN)/python bench/limits.py
