@@ -47,7 +47,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, chunks: Seq[Chunk]) -> torch.Tensor:
-        """Compute the chunks' tokens; return float32 logits (n, vocabulary), a row per chunk that samples, in order.
+        """Compute the chunks' tokens; return float32 logits (n, vocabulary): `num_logits` rows a chunk, in order.
 
         K and V of all tokens are in the cache afterwards; `num_computed` is the caller's to advance.
         """
@@ -59,11 +59,11 @@ class ModelRunner:
         last_row: dict[int, int] = {}
         for index, chunk in zip(order, packed, strict=True):
             end = chunk.start + chunk.length
-            ids += chunk.sequence.tokens[chunk.start : end]
+            ids += chunk.token_ids
             positions += range(chunk.start, end)
             classes += [chunk.sequence.length_class] * chunk.length
             last_row[index] = len(ids) - 1
-        keep = [last_row[i] for i, chunk in enumerate(chunks) if chunk.samples]
+        keep = [last_row[i] - back for i, c in enumerate(chunks) for back in reversed(range(c.num_logits))]
         for module in self._ropes:
             module.token_classes = torch.tensor(classes, device=self.device) if any(classes) else None
         logits = self._forward(ids, positions, keep or [len(ids) - 1], attention.PagedStep(self.cache, packed))

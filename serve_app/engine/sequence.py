@@ -65,16 +65,31 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens `start .. start + length` of one sequence, to be computed in this step."""
+    """Tokens `start .. start + length` of one sequence, to be computed in this step.
+
+    `draft` are guesses at what follows the sequence's last token; they count in `length` and are computed with it, so
+    that all of them are verified in one step.
+    """
 
     sequence: Sequence
     start: int
     length: int
+    draft: tuple[int, ...] = ()
 
     @property
     def samples(self) -> bool:
         """Whether the chunk reaches the sequence's last token, so that the next one is sampled from it."""
-        return self.start + self.length == len(self.sequence.tokens)
+        return self.start + self.length - len(self.draft) == len(self.sequence.tokens)
+
+    @property
+    def num_logits(self) -> int:
+        """Rows of logits that the step returns for this chunk: after its last token and after each draft token."""
+        return 1 + len(self.draft) if self.samples else 0
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens to compute, drafts last."""
+        return self.sequence.tokens[self.start : self.start + self.length - len(self.draft)] + list(self.draft)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,141 @@
+"""The llama-like decoder that the fused paths compute: its shape and its weights, taken out of a transformers model.
+
+Llama, Mistral, Qwen2, Qwen3 and SmolLM2 are one architecture with switches: RMSNorm, grouped-query attention with
+rotary positions, SiLU-gated feed-forward; biases on q, k, v (Qwen2), norms on q and k (Qwen3), sliding windows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from serve_app.engine.quantize import Int8Weight, quantize_rows
+
+Weight = torch.Tensor | Int8Weight  # (out, in)
+
+MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaShape:
+    """All sizes of the decoder."""
+
+    num_layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    norm_eps: float
+    windows: tuple[int | None, ...]  # per layer: tokens that a query sees, itself included; None sees all
+
+
+@dataclass(slots=True)
+class LlamaLayer:
+    """Weights of one layer, joined where they read the same input: one matrix instead of three, and of two."""
+
+    input_norm: torch.Tensor  # (hidden,)
+    qkv: Weight  # ((heads + 2 kv_heads) * head_dim, hidden): q, then k, then v
+    qkv_bias: torch.Tensor | None
+    q_norm: torch.Tensor | None  # (head_dim,)
+    k_norm: torch.Tensor | None
+    output: Weight  # (hidden, heads * head_dim)
+    output_bias: torch.Tensor | None
+    post_norm: torch.Tensor  # (hidden,)
+    gate_up: Weight  # (2 * intermediate, hidden): gate, then up
+    down: Weight  # (hidden, intermediate)
+
+
+@dataclass(slots=True)
+class LlamaWeights:
+    """The whole decoder. `head` may share its memory with `embedding`."""
+
+    shape: LlamaShape
+    embedding: torch.Tensor  # (vocab, hidden)
+    layers: list[LlamaLayer]
+    final_norm: torch.Tensor  # (hidden,)
+    head: Weight  # (vocab, hidden)
+
+
+def why_not(model: Any) -> str | None:
+    """Why the fused paths can't run this transformers model, or None if they can."""
+    config = model.config
+    if config.model_type not in MODEL_TYPES:
+        return f"models of type {config.model_type} run through their own code"
+    if config.hidden_act != "silu":
+        return f"the activation {config.hidden_act} is not fused"
+    first = model.model.layers[0]
+    if any(getattr(first.mlp, name).bias is not None for name in ("gate_proj", "up_proj", "down_proj")):
+        return "biases in the feed-forward part are not fused"
+    return None
+
+
+def shape_of(config: Any) -> LlamaShape:
+    """The shape that a transformers configuration of one of MODEL_TYPES describes."""
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    window = getattr(config, "sliding_window", None)
+    if config.model_type == "mistral":
+        kinds = ["sliding_attention" if window else "full_attention"] * config.num_hidden_layers
+    return LlamaShape(
+        num_layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        intermediate=config.intermediate_size,
+        vocab=config.vocab_size,
+        norm_eps=config.rms_norm_eps,
+        windows=tuple(window if kind == "sliding_attention" else None for kind in kinds),
+    )
+
+
+@torch.inference_mode()
+def take_weights(model: Any, *, int8: bool = False) -> LlamaWeights:
+    """Join the weights of a transformers model that `why_not` has nothing against; `int8` quantizes every matrix.
+
+    Layers may lie on different devices; each one's joined weights stay on its own. The model's own matrices are freed
+    layer by layer (their modules are left empty), so the peak is one layer above the model's size.
+    """
+    head = model.get_output_embeddings().weight
+    embedding = model.get_input_embeddings().weight.detach()
+    weights = LlamaWeights(
+        shape=shape_of(model.config),
+        embedding=embedding,
+        layers=[],
+        final_norm=model.model.norm.weight.detach(),
+        head=quantize_rows(head) if int8 else head.detach(),
+    )
+    for layer in model.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
+        biases = [linear.bias for linear in qkv]
+        weights.layers.append(
+            LlamaLayer(
+                input_norm=layer.input_layernorm.weight.detach(),
+                qkv=_join(qkv, int8),
+                qkv_bias=torch.cat(biases) if biases[0] is not None else None,
+                q_norm=_weight_of(attention, "q_norm"),
+                k_norm=_weight_of(attention, "k_norm"),
+                output=_join([attention.o_proj], int8),
+                output_bias=None if attention.o_proj.bias is None else attention.o_proj.bias.detach(),
+                post_norm=layer.post_attention_layernorm.weight.detach(),
+                gate_up=_join([mlp.gate_proj, mlp.up_proj], int8),
+                down=_join([mlp.down_proj], int8),
+            )
+        )
+        for linear in (*qkv, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj):
+            linear.weight = None
+    return weights
+
+
+def _join(linears: list[Any], int8: bool) -> Weight:
+    joined = torch.cat([linear.weight for linear in linears]) if len(linears) > 1 else linears[0].weight.detach()
+    return quantize_rows(joined) if int8 else joined
+
+
+def _weight_of(module: Any, name: str) -> torch.Tensor | None:
+    part = getattr(module, name, None)
+    return None if part is None else part.weight.detach()
