@@ -32,10 +32,19 @@ class EngineSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: str = Field(min_length=1, description="A folder with safetensors, or a name on the hub.")
+    model: str = Field(min_length=1, description="A folder with safetensors, a GGUF file, or a name on the hub.")
     dtype: Literal["float32", "bfloat16"] = "float32"
     device_map: str | dict[str, int | str] = Field(
         default="cpu", description="What accelerate takes: cpu, cuda:0, auto, balanced, or module → device."
+    )
+    max_memory: dict[int | str, ByteSize] | None = Field(
+        default=None, description="Most bytes of weights per device (0, 1, cpu), for device_map auto and its like."
+    )
+    offload_folder: str | None = Field(
+        default=None, description="Where weights that go to disk are written; None: below cache_dir."
+    )
+    cache_dir: str | None = Field(
+        default=None, description="Folder for what is prepared once; None: SERVE_APP_HOME/cache, else the user's cache."
     )
     kv_cache_memory: ByteSize = Field(default=2 * 2**30, gt=0, description="Bytes for K and V, all devices together.")
     block_size: int = Field(default=16, ge=1, le=256, description="Tokens per KV block.")

@@ -6,6 +6,7 @@ rotary positions, SiLU-gated feed-forward; biases on q, k, v (Qwen2), norms on q
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,11 +94,12 @@ def shape_of(config: Any) -> LlamaShape:
 
 
 @torch.inference_mode()
-def take_weights(model: Any, *, int8: bool = False) -> LlamaWeights:
+def take_weights(model: Any, *, int8: bool = False, on_layer: Callable[[int], None] | None = None) -> LlamaWeights:
     """Join the weights of a transformers model that `why_not` has nothing against; `int8` quantizes every matrix.
 
     Layers may lie on different devices; each one's joined weights stay on its own. The model's own matrices are freed
-    layer by layer (their modules are left empty), so the peak is one layer above the model's size.
+    layer by layer (their modules are left empty), so the peak is one layer above the model's size. `on_layer` hears how
+    many layers are done.
     """
     head = model.get_output_embeddings().weight
     embedding = model.get_input_embeddings().weight.detach()
@@ -128,6 +130,8 @@ def take_weights(model: Any, *, int8: bool = False) -> LlamaWeights:
         )
         for linear in (*qkv, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj):
             linear.weight = None
+        if on_layer is not None:
+            on_layer(len(weights.layers))
     return weights
 
 
