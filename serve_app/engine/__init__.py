@@ -12,8 +12,11 @@ from serve_app.engine.request import (
     Finished,
     FinishReason,
     GenerationRequest,
+    Grammar,
+    GrammarKind,
     SamplingParams,
     Started,
+    TokenLogprob,
 )
 
 if TYPE_CHECKING:
@@ -43,9 +46,12 @@ __all__ = [
     "FinishReason",
     "Finished",
     "GenerationRequest",
+    "Grammar",
+    "GrammarKind",
     "ModelError",
     "QueueFull",
     "SamplingParams",
     "Started",
+    "TokenLogprob",
     "convert_gguf",
 ]

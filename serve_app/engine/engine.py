@@ -276,7 +276,7 @@ class Engine:
         """The plan's next tokens, one per chunk that samples. Runs without the lock."""
         logits = self._runner.execute(plan.chunks)
         states = [self._streams[chunk.sequence].sampling for chunk in plan.chunks if chunk.samples]
-        return sampler.sample(logits, states) if states else []
+        return [entry[0].token for entry in sampler.sample(logits, states, [()] * len(states))] if states else []
 
     def _commit(self, plan: StepPlan, tokens: list[int]) -> None:
         """Take over a step's results. A request aborted meanwhile has left: its token is dropped."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+MAX_TOP_LOGPROBS = 20
+
 
 class FinishReason(StrEnum):
     """Why a sequence ended."""
@@ -13,6 +15,24 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_tokens or the context is used up
     ABORT = "abort"  # the caller gave up
     ERROR = "error"  # the engine failed; nothing is billed
+
+
+class GrammarKind(StrEnum):
+    """What the text of a `Grammar` is."""
+
+    JSON_OBJECT = "json_object"  # no text: any one JSON object
+    JSON_SCHEMA = "json_schema"  # a JSON Schema, as JSON
+    LARK = "lark"  # llguidance's dialect of Lark
+    REGEX = "regex"  # Rust's syntax; the whole reply matches
+    CHOICE = "choice"  # a JSON array of strings, of which the reply is one
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a reply has to look like. `grammar.GrammarCompiler` says whether it can be held to."""
+
+    kind: GrammarKind
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +51,9 @@ class SamplingParams:
     seed: int | None = None
     min_tokens: int = 0  # no end-of-sequence or stop string before so many tokens
     ignore_eos: bool = False
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token, -100..100), added to its logit; -100 bans the token
+    logprobs: int | None = None  # None is off, 0 the chosen token's alone, up to 20 of the likeliest beside it
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +75,30 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token and its natural log-probability by the model's raw logits, before any sampling parameter.
+
+    `text` has U+FFFD for parts of characters, of which `raw` has the exact bytes; a special token has its name.
+    """
+
+    token: int
+    text: str
+    raw: bytes
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()  # the likeliest tokens at its place, likeliest first
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
-    """New text. `completion_tokens` counts all tokens of output so far, those of this delta included."""
+    """New text. `completion_tokens` counts all tokens of output so far, those of this delta included.
+
+    `tokens` are those of this delta, only where `SamplingParams.logprobs` asks for them; held-back text may follow
+    in a later delta.
+    """
 
     text: str
     completion_tokens: int
+    tokens: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

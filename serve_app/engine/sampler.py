@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812 -- torch's own convention
@@ -20,6 +21,15 @@ _BLOCK = 256  # tokens per step of the coarse search
 _BELOW_ONE = 1 - 1e-12  # keeps a target inside its sum whatever rounding does
 
 INVALID = -1  # instead of a token where the logits hold NaN
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A chosen token. `logprob` and `top`, likeliest first, are of the raw logits and only there when asked for."""
+
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class SamplerState:
@@ -60,9 +70,20 @@ class SamplerState:
             self.seen[token] = True
 
 
+def sample(logits: torch.Tensor, states: Seq[SamplerState], drafts: Seq[tuple[int, ...]]) -> list[list[SampledToken]]:
+    """Choose the tokens that follow each state's output, from float32 `logits` (rows, vocabulary), changed in place.
+
+    State i owns the next 1 + len(drafts[i]) rows; row j was computed, and is sampled, as if draft[:j] had been
+    accepted. Its entry holds the sampled tokens up to and including the first that differs from the draft. Nothing is
+    advanced.
+    """
+    assert not any(drafts), "drafts are not verified yet"
+    return [[SampledToken(token)] for token in _choose(logits, states)]
+
+
 @torch.inference_mode()
-def sample(logits: torch.Tensor, states: Seq[SamplerState]) -> list[int]:
-    """Choose a token per row of float32 `logits` (rows, vocabulary), which may be changed in place.
+def _choose(logits: torch.Tensor, states: Seq[SamplerState]) -> list[int]:
+    """Choose a token per row.
 
     Order: penalties, temperature, top-k, top-p, min-p, as in transformers. `INVALID` marks rows with NaN.
     """

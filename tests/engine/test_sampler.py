@@ -12,7 +12,7 @@ from transformers.generation.logits_process import (
 
 from serve_app.engine import sampler
 from serve_app.engine.request import SamplingParams
-from serve_app.engine.sampler import INVALID, SamplerState, sample
+from serve_app.engine.sampler import INVALID, SamplerState
 
 VOCAB = 1000
 
@@ -24,6 +24,10 @@ def state(prompt: tuple[int, ...] = (), **options: object) -> SamplerState:
 
 def logits(rows: int = 1, spread: float = 3.0, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+def sample(given: torch.Tensor, states: list[SamplerState]) -> list[int]:
+    return [entry[0].token for entry in sampler.sample(given, states, [()] * len(states))]
 
 
 def support(row: torch.Tensor, **options: object) -> set[int]:
