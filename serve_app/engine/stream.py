@@ -5,7 +5,7 @@ from __future__ import annotations
 from serve_app.engine.delivery import Sink
 from serve_app.engine.detokenizer import Detokenizer, Vocabulary
 from serve_app.engine.request import Finished, FinishReason
-from serve_app.engine.sampler import INVALID, SamplerState
+from serve_app.engine.sampler import SamplerState
 from serve_app.engine.sequence import Sequence
 
 
@@ -30,7 +30,7 @@ class Stream:
 
         An end-of-sequence token is not added: neither text nor count knows it.
         """
-        if token == INVALID:
+        if token < 0:  # no token, see `sampler.sample`
             return "", FinishReason.ERROR
         if token in self._eos_token_ids:
             return self._detokenizer.finish(), FinishReason.STOP

@@ -1,0 +1,186 @@
+"""Draws one token per row of logits by temperature, top-k, top-p and min-p, without sorting any row.
+
+A row is cut into blocks. The token is the one where the cumulative weight, first over the blocks and then within one
+of them, passes a random number. Whether it lies within top-p and min-p is asked only after it was drawn: the weight
+of all likelier tokens answers that, and lies in few blocks. A token that lies outside is thrown away with everything
+that is no likelier, and the row draws again from the rest. Each draw is from a set that holds all admissible tokens,
+in proportion to their weights, so the first admissible one has exactly their distribution.
+
+Nothing that is computed for a row depends on the other rows, not even by rounding.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+import torch
+import torch.nn.functional as F  # noqa: N812 -- torch's own convention
+
+from serve_app.engine.request import SamplingParams
+
+INVALID = -1  # instead of a token where the logits hold NaN or +inf
+DEAD_END = -2  # instead of a token where every logit is -inf: nothing is allowed
+
+BLOCK = 128  # tokens
+_BELOW_ONE = 1 - 1e-12  # keeps a target inside its sum whatever rounding does
+_LEAST_TEMPERATURE = 1e-5  # below, the division would overflow; the distribution is a single token by then
+
+
+def choose(logits: torch.Tensor, params: Seq[SamplingParams], uniform: Callable[[int, int], float]) -> list[int]:
+    """A token per row of float32 `logits` (rows, vocabulary), `INVALID` or `DEAD_END`; changes them in place.
+
+    Filters apply in the order of transformers: temperature, top-k, top-p, min-p. Tokens as likely as the last one
+    that a filter keeps are kept too; greedy rows take the first of equals. `uniform(row, attempt)` is the row's
+    random number in [0, 1) for that attempt.
+    """
+    blocks = as_blocks(logits)
+    peaks = blocks.amax(-1)
+    best, block = peaks.max(-1)
+    fine = blocks[torch.arange(len(blocks), device=logits.device), block]
+    likeliest = block * BLOCK + fine.argmax(-1)
+    usual = torch.where(best == -torch.inf, DEAD_END, torch.where(best.isfinite(), likeliest, INVALID)).tolist()
+    groups: dict[int, list[int]] = {}
+    for row, (p, token) in enumerate(zip(params, usual, strict=True)):
+        if p.temperature > 0 and token >= 0:
+            groups.setdefault(_bucket(p.top_k, peaks.shape[1]), []).append(row)
+    for bucket, rows in groups.items():
+        whole = len(rows) == len(usual)
+        part, part_peaks = (blocks, peaks) if whole else (blocks[rows], peaks[rows])
+        chosen = [params[row] for row in rows]
+        names = None
+        if bucket:
+            part, part_peaks, names = _top_k(part, part_peaks, [p.top_k for p in chosen], bucket)
+        weights, weight_peaks = _weigh(part, part_peaks, chosen)
+        tokens = _draw(weights, weight_peaks, chosen, lambda i, attempt, rows=rows: uniform(rows[i], attempt))  # type: ignore[misc]
+        if names is not None:
+            tokens = names.gather(1, (tokens // BLOCK)[:, None])[:, 0] * BLOCK + tokens % BLOCK
+        for row, token in zip(rows, tokens.tolist(), strict=True):
+            usual[row] = token
+    return usual
+
+
+def as_blocks(logits: torch.Tensor) -> torch.Tensor:
+    """(rows, vocabulary) as (rows, blocks, `BLOCK`), padded with -inf where the vocabulary is no multiple of it."""
+    if padding := -logits.shape[-1] % BLOCK:
+        logits = F.pad(logits, (0, padding), value=-torch.inf)
+    return logits.unflatten(-1, (-1, BLOCK))
+
+
+def top_blocks(blocks: torch.Tensor, peaks: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `count` blocks with the highest peaks, (rows, count, `BLOCK`), and their numbers, ascending.
+
+    They hold each row's `count` likeliest tokens.
+    """
+    numbers = peaks.topk(count, sorted=False).indices.sort().values
+    return blocks[torch.arange(len(blocks), device=blocks.device)[:, None], numbers], numbers
+
+
+def _bucket(top_k: int, num_blocks: int) -> int:
+    """In how many blocks to look for the top k tokens; 0 where k does not limit.
+
+    A function of the row alone: what is equally likely must not be told apart by the neighbours' k.
+    """
+    if not 0 < top_k < num_blocks * BLOCK:
+        return 0
+    return min(1 << (top_k - 1).bit_length(), num_blocks)
+
+
+def _top_k(
+    blocks: torch.Tensor, peaks: torch.Tensor, top_k: list[int], bucket: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of each row the blocks with its top k tokens, all others -inf; these blocks' peaks and numbers."""
+    part, numbers = top_blocks(blocks, peaks, bucket)
+    most = min(max(top_k), part.shape[1] * BLOCK)
+    k = torch.tensor(top_k, device=blocks.device)[:, None].clamp_(max=most)
+    least = part.flatten(1).topk(most).values.gather(1, k - 1)
+    return part.masked_fill_(part < least[..., None], -torch.inf), peaks.gather(1, numbers), numbers
+
+
+def _weigh(blocks: torch.Tensor, peaks: torch.Tensor, params: Seq[SamplingParams]) -> tuple[torch.Tensor, torch.Tensor]:
+    """exp(logit / temperature), 1 for the likeliest, in place; and the same of the peaks."""
+    sharpness = _column([1 / max(p.temperature, _LEAST_TEMPERATURE) for p in params], blocks)
+    best = peaks.amax(-1, keepdim=True)
+    weights = blocks.sub_(best[..., None]).mul_(sharpness[..., None]).exp_()
+    return weights, ((peaks - best) * sharpness).exp_()
+
+
+def _draw(
+    weights: torch.Tensor, peaks: torch.Tensor, params: Seq[SamplingParams], uniform: Callable[[int, int], float]
+) -> torch.Tensor:
+    """An admissible token of each row of `weights` (rows, blocks, `BLOCK`) by its weight; (rows,) int64."""
+    device = weights.device
+    sums = weights.sum(-1)
+    rows = torch.arange(len(weights), device=device)
+    floor = _column([-1.0] * len(weights), weights)
+    tokens, drawn = _invert(weights, rows, sums, floor, [uniform(i, 0) for i in range(len(weights))])
+    picky = [i for i, p in enumerate(params) if p.top_p < 1 or p.min_p > 0]
+    if not picky:
+        return tokens
+    min_p = _column([params[i].min_p for i in picky], weights)
+    total = sums.double().sum(-1, keepdim=True)
+    mass = _column([params[i].top_p if params[i].top_p < 1 else torch.inf for i in picky], weights).double()
+    if len(picky) < len(params):
+        rows, total, drawn = rows[picky], total[picky], drawn[picky]
+    mass = mass * total
+    live = picky
+    for attempt in itertools.count(1):
+        rejected, bound, above = judge(weights, peaks, rows, drawn, min_p, mass)
+        again = rejected.nonzero()[:, 0]
+        if not len(again):
+            return tokens
+        rows, min_p, mass = rows[again], min_p[again], mass[again]
+        live = [live[i] for i in again.tolist()]
+        found, drawn = _invert(weights, rows, above[again], bound[again], [uniform(i, attempt) for i in live])
+        tokens[rows] = found
+    raise AssertionError("unreachable")
+
+
+def judge(
+    weights: torch.Tensor,
+    peaks: torch.Tensor,
+    rows: torch.Tensor,
+    drawn: torch.Tensor,
+    min_p: torch.Tensor,
+    mass: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Which of the rows named drew a token outside min-p or outside the nucleus (top-p, arXiv 1904.09751).
+
+    `drawn` (n, 1) are the drawn tokens' weights; `mass` (n, 1) is p times the row's whole weight, inf without top-p.
+    Returns the rejected (n,), for each a bound (n, 1) that the weight of every admissible token exceeds, and what
+    lies above that bound in each block (n, blocks).
+    """
+    least = torch.nextafter(min_p, torch.full_like(min_p, -1.0))
+    bound = torch.where(drawn < min_p, least, drawn)
+    # A peak may be rounded otherwise than the same token's weight.
+    hot = peaks[rows] > bound * (1 - 1e-6)
+    above = torch.zeros(hot.shape, device=weights.device)
+    index, block = hot.nonzero(as_tuple=True)
+    part = weights[rows[index], block]
+    above[index, block] = part.mul_(part > bound[index]).sum(-1)
+    heavier = above.double().sum(-1, keepdim=True)
+    rejected = (drawn < min_p) | ((heavier >= mass) & (heavier > 0))
+    return rejected[:, 0], bound, above
+
+
+def _invert(
+    weights: torch.Tensor, rows: torch.Tensor, sums: torch.Tensor, floor: torch.Tensor, uniform: list[float]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the cumulative weight of what lies above `floor` passes the random numbers, for the rows named.
+
+    `sums` (n, blocks) is that weight of each block. Returns the tokens (n,) and their weights (n, 1). In two levels,
+    since a running sum over the whole vocabulary costs more than all the rest.
+    """
+    edges = sums.double().cumsum(-1)
+    target = torch.tensor(uniform, dtype=torch.double, device=weights.device)[:, None] * edges[:, -1:] * _BELOW_ONE
+    block = torch.searchsorted(edges, target, right=True)
+    target = target - torch.where(block > 0, edges.gather(-1, (block - 1).clamp(min=0)), 0.0)
+    part = weights[rows, block[:, 0]]
+    fine = part.mul(part > floor).double().cumsum(-1)
+    inside = torch.searchsorted(fine, torch.minimum(target, fine[:, -1:] * _BELOW_ONE), right=True)
+    return (block * BLOCK + inside)[:, 0], part.gather(1, inside)
+
+
+def _column(values: list[float], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float, device=like.device)[:, None]
