@@ -99,7 +99,7 @@ class DecodeGroup:
             visible = positions < lengths
             if window is not None:
                 visible &= positions >= lengths - window
-            self.masks[window] = _additive(visible, dtype)[:, None, None]
+            self.masks[window] = additive_mask(visible, dtype)[:, None, None]
         return self.masks[window]
 
 
@@ -127,7 +127,7 @@ class PrefillSpan:
             visible = columns <= rows
             if window is not None:
                 visible &= columns > rows - window
-            self.masks[window] = _additive(visible, dtype)
+            self.masks[window] = additive_mask(visible, dtype)
         return self.masks[window]
 
 
@@ -235,5 +235,6 @@ def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: 
     return out[0].transpose(0, 1)
 
 
-def _additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def additive_mask(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What is added to scores: 0 where `visible`, minus infinity elsewhere."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)

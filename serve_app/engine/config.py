@@ -33,7 +33,11 @@ class EngineSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str = Field(min_length=1, description="A folder with safetensors, a GGUF file, or a name on the hub.")
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "int8"] = Field(
+        default="float32", description="Of the matrices; int8 computes between them in float32."
+    )
+    fused: bool = Field(default=True, description="Take the fused forward pass for the models that it covers.")
+    cuda_graphs: bool = Field(default=True, description="Replay decode steps from CUDA graphs where there is a GPU.")
     device_map: str | dict[str, int | str] = Field(
         default="cpu", description="What accelerate takes: cpu, cuda:0, auto, balanced, or module → device."
     )
@@ -62,6 +66,11 @@ class EngineSettings(BaseModel):
     )
     fair_output_weight: float = Field(default=2.0, gt=0, description="What a token of output counts against it.")
     num_threads: int | None = Field(default=None, ge=1, description="CPU threads of torch; None leaves its own choice.")
+
+    @property
+    def compute_dtype(self) -> str:
+        """Name of the torch type of activations, and of the weights before any are quantized."""
+        return "float32" if self.dtype == "int8" else self.dtype
 
     @model_validator(mode="after")
     def _busy_chunk_is_no_larger(self) -> EngineSettings:

@@ -7,12 +7,16 @@ that need not be neighbours, so no memory is lost to the longest possible reply.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from serve_app.engine.errors import ModelError
+
 if TYPE_CHECKING:
     import torch
+
+    from serve_app.engine.config import EngineSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +35,47 @@ class LayerShape:
 
 
 class KVCache:
-    """K and V tensors of every layer, each on its layer's device, shape (blocks, block_size, heads, head size)."""
+    """K and V tensors of every layer, each on its layer's device, shape (blocks, block_size, heads, head size).
 
-    def __init__(self, layers: Mapping[int, LayerShape], num_blocks: int, block_size: int) -> None:
+    `spare` blocks lie behind the `num_blocks` that the allocator hands out: padding can be written there.
+    """
+
+    def __init__(self, layers: Mapping[int, LayerShape], num_blocks: int, block_size: int, *, spare: int = 0) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {
             index: (
-                _zeros((num_blocks, block_size, *shape.key), shape),
-                _zeros((num_blocks, block_size, *shape.value), shape),
+                _zeros((num_blocks + spare, block_size, *shape.key), shape),
+                _zeros((num_blocks + spare, block_size, *shape.value), shape),
             )
             for index, shape in layers.items()
         }
+
+    @classmethod
+    def within(
+        cls, settings: EngineSettings, layers: Mapping[int, LayerShape], max_context: int, *, spare: int = 0
+    ) -> KVCache:
+        """The cache that `settings.kv_cache_memory` allows, and no larger than `max_running` full contexts.
+
+        Raises:
+            ModelError: the setting is below one block, or the memory is not there.
+        """
+        size = settings.block_size
+        # A context's worth is all that one sequence can use, but every running one may need a block of its own.
+        useful = settings.max_running * -(-max_context // size)
+        num_blocks = min(cls.blocks_within(settings.kv_cache_memory, layers, size) - spare, useful)
+        if num_blocks < 1:
+            raise ModelError(f"kv_cache_memory of {settings.kv_cache_memory:,} bytes is below one block: raise it.")
+        try:
+            return cls(layers, num_blocks, size, spare=spare)
+        except (RuntimeError, MemoryError) as error:
+            raise ModelError(f"No memory for a KV cache of {settings.kv_cache_memory:,} bytes: lower it.") from error
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Overwrite blocks with zeros in every layer."""
+        for tensors in self.layers.values():
+            for tensor in tensors:
+                tensor[list(blocks)] = 0
 
     @staticmethod
     def blocks_within(memory: int, layers: Mapping[int, LayerShape], block_size: int) -> int:

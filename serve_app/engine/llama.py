@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from serve_app.engine.quantize import Int8Weight, quantize_rows
 
@@ -62,26 +63,55 @@ class LlamaWeights:
 
 
 def why_not(model: Any) -> str | None:
-    """Why the fused paths can't run this transformers model, or None if they can."""
+    """Why the fused paths can't run this transformers model, or None if they can.
+
+    A model made without weights, all of them on the meta device, is judged by its architecture.
+    """
     config = model.config
     if config.model_type not in MODEL_TYPES:
         return f"models of type {config.model_type} run through their own code"
     if config.hidden_act != "silu":
         return f"the activation {config.hidden_act} is not fused"
-    first = model.model.layers[0]
-    if any(getattr(first.mlp, name).bias is not None for name in ("gate_proj", "up_proj", "down_proj")):
-        return "biases in the feed-forward part are not fused"
+    if any(map(_is_offloaded, model.modules())):
+        return "some of its weights are offloaded and fetched by the model's own code"
+    for layer in model.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        feed_forward = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        for linear in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, *feed_forward):
+            if type(linear) is not nn.Linear:  # quantized or adapted by another library: its weight is not all there is
+                return f"its matrices are of type {type(linear).__name__}"
+        if any(linear.bias is not None for linear in feed_forward):
+            return "biases in the feed-forward part are not fused"
+    if type(model.get_output_embeddings()) is not nn.Linear:
+        return f"its head is of type {type(model.get_output_embeddings()).__name__}"
+    if model.get_output_embeddings().bias is not None:
+        return "a bias of the head is not fused"
+    if 2 * model.model.rotary_emb.inv_freq.numel() != shape_of(config).head_dim:
+        return "only a part of each head is rotated"
     return None
+
+
+def _is_offloaded(module: nn.Module) -> bool:
+    """Whether accelerate brings this module's weights in for each call (`AlignDevicesHook`, alone or in a chain)."""
+    hook = getattr(module, "_hf_hook", None)
+    return any(getattr(part, "offload", False) for part in (hook, *getattr(hook, "hooks", ())))
 
 
 def shape_of(config: Any) -> LlamaShape:
     """The shape that a transformers configuration of one of MODEL_TYPES describes."""
-    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    layers = config.num_hidden_layers
     window = getattr(config, "sliding_window", None)
-    if config.model_type == "mistral":
-        kinds = ["sliding_attention" if window else "full_attention"] * config.num_hidden_layers
+    # The models' own code differs here: Llama's knows no windows, Mistral's has one for all layers or none.
+    kinds = (
+        {
+            "llama": ["full_attention"] * layers,
+            "mistral": ["sliding_attention"] * layers,
+        }.get(config.model_type)
+        or getattr(config, "layer_types", None)
+        or ["full_attention"] * layers
+    )
     return LlamaShape(
-        num_layers=config.num_hidden_layers,
+        num_layers=layers,
         hidden=config.hidden_size,
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,

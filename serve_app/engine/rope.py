@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -74,28 +75,102 @@ def own_context(config: object) -> int:
     return trained
 
 
-def install(model: nn.Module, max_context: int) -> tuple[int, ...]:
-    """Prepare a model for `max_context` tokens; return the bounds of its length classes, ascending.
+@dataclass(frozen=True, slots=True)
+class RopePlan:
+    """How far a model's rope reaches: the bounds of its length classes, ascending, and what they are made from."""
+
+    bounds: tuple[int, ...]
+    name: str  # of the model's own rotary module; "" if it has none
+    base: float | None  # of the longer classes; None when there are none
+
+
+def plan(model: nn.Module, max_context: int) -> RopePlan:
+    """Decide the length classes of a model whose rotary module is its own.
 
     Only plain rope is extended. A model with a rope of another kind keeps its own context, so the last bound may be
     below `max_context`.
     """
-    for name, module in list(model.named_modules()):
-        if isinstance(module, LengthClassRope):  # of an earlier runner on the same model
-            _replace(model, name, module.inner)
     config = model.config
     trained = own_context(config)
-    if max_context <= trained:
-        return (max_context,)
-    parameters = getattr(config, "rope_parameters", None) or {}
     name, inner = next(((n, m) for n, m in model.named_modules() if n.endswith("rotary_emb")), ("", None))
-    plain = parameters.get("rope_type") == "default" and isinstance(getattr(inner, "inv_freq", None), torch.Tensor)
-    if not plain or inner is None:
+    if max_context <= trained:
+        return RopePlan((max_context,), name, None)
+    parameters = getattr(config, "rope_parameters", None) or {}
+    if parameters.get("rope_type") != "default" or not isinstance(getattr(inner, "inv_freq", None), torch.Tensor):
         logger.warning("The model's rope can't be extended: its context stays at %d tokens.", trained)
-        return (trained,)
-    bounds = class_bounds(trained, max_context)
-    _replace(model, name, LengthClassRope(inner, bounds, float(parameters["rope_theta"])))
-    return bounds
+        return RopePlan((trained,), name, None)
+    return RopePlan(class_bounds(trained, max_context), name, float(parameters["rope_theta"]))
+
+
+def install(model: nn.Module, max_context: int) -> tuple[int, ...]:
+    """Prepare a model's own code for `max_context` tokens; return the bounds of its length classes, see `plan`."""
+    uninstall(model)
+    chosen = plan(model, max_context)
+    if chosen.base is not None:
+        inner = model.get_submodule(chosen.name)
+        _replace(model, chosen.name, LengthClassRope(inner, chosen.bounds, chosen.base))
+    return chosen.bounds
+
+
+def uninstall(model: nn.Module) -> None:
+    """Give a model its own rotary modules back, which an earlier runner has replaced."""
+    for name, module in list(model.named_modules()):
+        if isinstance(module, LengthClassRope):
+            _replace(model, name, module.inner)
+
+
+class RopeTable:
+    """Cos and sin of every position that a model can have, without the model: for forward passes of our own.
+
+    The length classes lie one below the other. Each row holds the first half of what the model's module gives for
+    that position, bit for bit; the second half is the same.
+    """
+
+    SLACK = 64  # positions beyond a class's bound that have rows: draft tokens may reach past it
+
+    def __init__(self, model: nn.Module, max_context: int, dtype: torch.dtype) -> None:
+        """Compute the tables on the rotary module's device.
+
+        Raises:
+            ValueError: the model has no rotary module.
+        """
+        uninstall(model)
+        chosen = plan(model, max_context)
+        if not chosen.name:
+            raise ValueError("the model has no rotary positions")
+        self.bounds = chosen.bounds
+        inner = model.get_submodule(chosen.name)
+        module = inner if chosen.base is None else LengthClassRope(inner, chosen.bounds, chosen.base)
+        assert isinstance(inner.inv_freq, torch.Tensor)
+        device = inner.inv_freq.device
+        x = torch.empty(0, dtype=dtype, device=device)
+        self._first_rows: list[int] = []
+        self._lengths: list[int] = []
+        parts: list[tuple[torch.Tensor, torch.Tensor]] = []
+        rows = 0
+        for number, bound in enumerate(self.bounds):
+            # The slack of class 0 must not be seen by modules whose frequencies follow the longest position.
+            length = bound if chosen.base is None else bound + self.SLACK
+            if isinstance(module, LengthClassRope):
+                module.token_classes = torch.full((length,), number, device=device) if number else None
+            cos, sin = module(x, torch.arange(length, device=device)[None])
+            half = cos.shape[-1] // 2
+            parts.append((cos[0, :, :half], sin[0, :, :half]))
+            self._first_rows.append(rows)
+            self._lengths.append(length)
+            rows += length
+        self.cos = torch.cat([cos for cos, _ in parts])  # (rows, dim / 2), as `sin`
+        self.sin = torch.cat([sin for _, sin in parts])
+
+    @property
+    def dim(self) -> int:
+        """Size of the part of a head that is rotated."""
+        return 2 * self.cos.shape[1]
+
+    def row(self, length_class: int, position: int) -> int:
+        """The row of a position in a sequence of some length class; past the class's end, which only a draft token
+        that can't be kept may be, its last row."""
+        return self._first_rows[length_class] + min(position, self._lengths[length_class] - 1)
 
 
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:

@@ -11,6 +11,8 @@ from serve_app.engine import attention, rope
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.errors import ModelError
 from serve_app.engine.kv_cache import KVCache
+from serve_app.engine.packing import pack
+from serve_app.engine.placement import execution_device
 from serve_app.engine.sequence import Chunk
 
 
@@ -24,26 +26,22 @@ class ModelRunner:
     def __init__(self, model: Any, settings: EngineSettings) -> None:
         _check_supported(model)
         self.model = model.eval()
-        self.device: torch.device = model.get_input_embeddings().weight.device
+        self.device = execution_device(model)
         self.model.set_attn_implementation(attention.NAME)
         self.class_bounds = rope.install(model, settings.max_context)
         self._ropes = [m for m in model.modules() if isinstance(m, rope.LengthClassRope)]
         layers = self._probe()
-        self.num_blocks = KVCache.blocks_within(settings.kv_cache_memory, layers, settings.block_size)
-        # A context's worth is all that one sequence can use, but every running one may need a block of its own.
-        useful = settings.max_running * -(-self.class_bounds[-1] // settings.block_size)
-        self.num_blocks = min(self.num_blocks, useful)
-        if self.num_blocks < 1:
-            raise ModelError(f"kv_cache_memory of {settings.kv_cache_memory:,} bytes is below one block: raise it.")
-        try:
-            self.cache = KVCache(layers, self.num_blocks, settings.block_size)
-        except (RuntimeError, MemoryError) as error:
-            raise ModelError(f"No memory for a KV cache of {settings.kv_cache_memory:,} bytes: lower it.") from error
+        self.cache = KVCache.within(settings, layers, self.class_bounds[-1])
+        self.num_blocks = self.cache.num_blocks
 
     @property
     def vocab_size(self) -> int:
         """Width of the logits."""
         return int(self.model.get_output_embeddings().weight.shape[0])
+
+    def clear_blocks(self, blocks: Seq[int]) -> None:
+        """Overwrite blocks with zeros: what a sequence with NaN left there must not reach the next one."""
+        self.cache.clear(blocks)
 
     @torch.inference_mode()
     def execute(self, chunks: Seq[Chunk]) -> torch.Tensor:
@@ -51,23 +49,12 @@ class ModelRunner:
 
         K and V of all tokens are in the cache afterwards; `num_computed` is the caller's to advance.
         """
-        order = sorted(range(len(chunks)), key=lambda i: (chunks[i].length > 1, chunks[i].start))
-        packed = [chunks[i] for i in order]
-        ids: list[int] = []
-        positions: list[int] = []
-        classes: list[int] = []
-        last_row: dict[int, int] = {}
-        for index, chunk in zip(order, packed, strict=True):
-            end = chunk.start + chunk.length
-            ids += chunk.token_ids
-            positions += range(chunk.start, end)
-            classes += [chunk.sequence.length_class] * chunk.length
-            last_row[index] = len(ids) - 1
-        keep = [last_row[i] - back for i, c in enumerate(chunks) for back in reversed(range(c.num_logits))]
+        packed = pack(chunks)
+        keep = packed.keep or [len(packed.token_ids) - 1]
         for module in self._ropes:
-            module.token_classes = torch.tensor(classes, device=self.device) if any(classes) else None
-        logits = self._forward(ids, positions, keep or [len(ids) - 1], attention.PagedStep(self.cache, packed))
-        return logits[: len(keep)].float()
+            module.token_classes = torch.tensor(packed.classes, device=self.device) if any(packed.classes) else None
+        step = attention.PagedStep(self.cache, packed.chunks)
+        return self._forward(packed.token_ids, packed.positions, keep, step)[: len(packed.keep)].float()
 
     def _forward(
         self, ids: list[int], positions: list[int], keep: list[int], step: attention.AttentionStep
