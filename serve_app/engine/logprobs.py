@@ -22,19 +22,19 @@ class RawRows:
         self._tops = self._find_tops(list(wanted.values()))
 
     def _find_tops(self, counts: list[int]) -> list[tuple[tuple[int, float], ...]]:
-        most = min(max(counts), self._raw.shape[1])
-        if not most:
+        if not any(counts):
             return [()] * len(counts)
         blocks = as_blocks(self._raw)
         peaks = blocks.amax(-1)
-        # As many blocks for everybody, so that of equals each row gets the same ones in any batch.
+        # As many for everybody, so that of equals each row gets the same ones in any batch.
         part, numbers = top_blocks(blocks, peaks, min(MAX_TOP_LOGPROBS, peaks.shape[1]))
         names = numbers[..., None] * blocks.shape[-1] + torch.arange(blocks.shape[-1], device=numbers.device)
-        # Likeliest first, and the lower number first among equals.
-        ordered = part.flatten(1).sort(stable=True, descending=True)
-        values = ordered.values[:, :most].tolist()
-        tokens = names.flatten(1).gather(1, ordered.indices[:, :most]).tolist()
-        return [tuple(zip(t, v, strict=True))[:n] for t, v, n in zip(tokens, values, counts, strict=True)]
+        top = part.flatten(1).topk(min(MAX_TOP_LOGPROBS, part[0].numel()))
+        values, tokens = top.values.tolist(), names.flatten(1).gather(1, top.indices).tolist()
+        return [
+            tuple(sorted(zip(t, v, strict=True), key=lambda pair: (-pair[1], pair[0])))[:n]
+            for t, v, n in zip(tokens, values, counts, strict=True)
+        ]
 
     def of(self, tokens: Seq[int]) -> dict[int, tuple[float, tuple[tuple[int, float], ...]]]:
         """By row: the chosen token's log-probability and the likeliest tokens with theirs.
