@@ -17,7 +17,7 @@ from serve_app.engine.loader import load
 from serve_app.engine.runner import ModelRunner
 from serve_app.engine.runners import create_runner
 from serve_app.engine.sequence import Chunk
-from tests.engine.tiny import FAMILIES, Blocks, make_model, prefill, reference_logits, settings, tokens_of
+from tests.engine.families import FAMILIES, Blocks, make_model, prefill, reference_logits, settings, tokens_of
 
 
 def fused(model: Any, **options: Any) -> FusedRunner:

@@ -1,0 +1,54 @@
+"""Decoders that are not llama-like run through their own code, in the engine as in transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from serve_app.engine.runner import ModelRunner
+from serve_app.engine.runners import create_runner
+from tests.engine.families import VOCAB, Blocks, prefill, reference_logits, settings, tokens_of
+
+KINDS: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
+    "gpt_neox": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64},
+    "opt": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 64,
+            "word_embed_proj_dim": 32},
+    "gemma": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 1,
+              "intermediate_size": 64, "head_dim": 8},
+    "phi3": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+             "intermediate_size": 64},
+    "starcoder2": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+                   "intermediate_size": 64},
+    "olmo2": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+              "intermediate_size": 64},
+    "qwen2_moe": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+                  "intermediate_size": 64, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2,
+                  "shared_expert_intermediate_size": 16},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_decoders_compute_what_transformers_computes(kind: str) -> None:
+    torch.manual_seed(0)
+    tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    config = AutoConfig.for_model(kind, vocab_size=VOCAB, **tokens, **KINDS[kind])
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    rows = {n: reference_logits(model, tokens_of(n, n)) for n in (20, 7)}
+    runner = create_runner(model, settings(max_context=64))
+    assert isinstance(runner, ModelRunner)
+    blocks = Blocks(runner.num_blocks, 4)
+    long, short = (blocks.sequence(tokens_of(n, n)) for n in (20, 7))
+    runner.execute([prefill(long, 11)])
+    long.num_computed = 11
+    got = runner.execute([prefill(short), prefill(long, 19)])
+    torch.testing.assert_close(got[0], rows[7][-1], atol=1e-4, rtol=1e-3)
+    long.num_computed = 19
+    got = runner.execute([prefill(long)])
+    torch.testing.assert_close(got[0], rows[20][-1], atol=1e-4, rtol=1e-3)
