@@ -34,3 +34,9 @@ class EngineClosed(EngineError):
 
 class ModelError(EngineError):
     """The model can't be served; the message is one line that says what to change."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, as far as it fits on a line: its first one, without the full stop."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].rstrip(". ")

@@ -1,0 +1,106 @@
+"""GGUF files: converted into a folder of safetensors once, then loaded from there."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shutil
+import tempfile
+from pathlib import Path
+
+from serve_app.engine import memory, prepared
+from serve_app.engine.errors import ModelError, first_line
+from serve_app.engine.progress import Say
+from serve_app.engine.quiet import quiet_transformers
+
+_GIB = 2**30
+
+
+def converted(gguf_path: Path, cache: Path, say: Say) -> Path:
+    """The folder below `cache` with the converted model, converting it if this version of the file was not yet.
+
+    Several processes may ask at once: one converts, the others wait for it. A folder made from an earlier version of
+    the same file is removed.
+
+    Raises:
+        ModelError: as `convert_gguf`, or the cache can't be written.
+    """
+    path = gguf_path.absolute()
+    try:
+        slot = prepared.Slot.of(cache / "gguf", str(path), prepared.identity_of([path]), "")
+        if slot.path.is_dir():  # it appears in one piece
+            return slot.path
+        prepared.make_folder(slot.folder)
+        with prepared.only_one(slot.lock, say, path.name):
+            if not slot.path.is_dir():
+                convert_gguf(path, slot.path, say)
+                for folder in slot.outdated():
+                    shutil.rmtree(folder, ignore_errors=True)
+    except OSError as error:
+        raise ModelError(
+            f"Can't keep the converted {path.name} in {cache} ({error.strerror or error}): set cache_dir."
+        ) from error
+    return slot.path
+
+
+def convert_gguf(gguf_path: Path, out_dir: Path, progress: Say) -> None:
+    """Convert a GGUF file into a folder of safetensors at `out_dir`, which appears only when it is complete.
+
+    Needs the model's size in float32 as memory and disk. A folder already at `out_dir` is replaced.
+
+    Raises:
+        ModelError: the file is missing, damaged, too large for memory or disk, or of an unknown architecture.
+    """
+    if not gguf_path.is_file():
+        raise ModelError(f"There is no GGUF file at {gguf_path}.")
+    architecture, size = _describe(gguf_path)
+    memory.require(size, f"converting {gguf_path.name}", "choose a smaller model, or convert it on a larger machine")
+    out_dir.parent.mkdir(parents=True, exist_ok=True)
+    if (free := shutil.disk_usage(out_dir.parent).free) < size:
+        raise ModelError(
+            f"{out_dir.parent} has {free / _GIB:.1f} GiB of free disk, "
+            f"{size / _GIB:.1f} GiB are needed for the converted {gguf_path.name}: free some, or set cache_dir."
+        )
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    work = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}-", dir=out_dir.parent))
+    try:
+        progress(f"Converting {gguf_path.name} ({size / _GIB:.1f} GiB), once; about a minute for each GiB")
+        # The GGUF reader draws a progress bar that no switch of the library turns off.
+        with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
+            source = {"gguf_file": gguf_path.name}
+            model = AutoModelForCausalLM.from_pretrained(
+                gguf_path.parent, dtype="float32", quantization_config=GgufConfig(dequantize=True), **source
+            )
+            tokenizer = AutoTokenizer.from_pretrained(gguf_path.parent, **source)
+            model.save_pretrained(work)
+            tokenizer.save_pretrained(work)
+        work.chmod(0o755)
+        if out_dir.exists():
+            shutil.rmtree(out_dir)
+        work.rename(out_dir)
+        progress(f"The model is ready in {out_dir}")
+    except Exception as error:
+        raise ModelError(
+            f"Can't convert {gguf_path}, of the architecture {architecture!r} ({first_line(error)}): "
+            "use the model's safetensors instead."
+        ) from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _describe(gguf_path: Path) -> tuple[str, int]:
+    """The file's architecture, and the bytes of its tensors in float32. Reads no tensor.
+
+    Raises:
+        ModelError: it is no GGUF file, or it is cut short.
+    """
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(gguf_path)
+        field = reader.get_field("general.architecture")
+        size = 4 * sum(int(tensor.n_elements) for tensor in reader.tensors)
+    except Exception as error:  # numpy's, struct's and the reader's own
+        raise ModelError(f"{gguf_path} is no GGUF file, or damaged ({first_line(error)}): fetch it again.") from error
+    return ("unknown" if field is None else str(field.contents())), size

@@ -1,0 +1,80 @@
+"""A model by its name on the Hugging Face hub: its files are brought into the hub's local cache."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+from serve_app.engine.errors import ModelError, first_line
+from serve_app.engine.progress import Progress, Say
+
+# Not the pickled weights and the other frameworks' that many repositories hold as well.
+_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
+
+
+def fetch(name: str, say: Say) -> Path:
+    """The local folder of the model `name`; what is missing there is downloaded, what is cached serves offline too.
+
+    `HF_HOME`, `HF_TOKEN`, `HF_ENDPOINT` and `HF_HUB_OFFLINE` have their usual meaning.
+
+    Raises:
+        ModelError: no such model, no access to it, or the hub can't be reached and the model is not cached.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    say(f"Looking for {name} on the hub")
+    try:
+        return Path(snapshot_download(name, allow_patterns=_FILES, ignore_patterns=["*/*"], tqdm_class=_bar(name, say)))
+    except HFValidationError as error:
+        raise ModelError(f"There is no model at {name}, and it is no name on the hub either: check 'model'.") from error
+    except GatedRepoError as error:
+        raise ModelError(
+            f"The model {name} is gated: accept its terms on the hub, then set HF_TOKEN to a token of that account."
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelError(
+            f"There is no folder {name}, and the hub has no public model of that name: check 'model', "
+            "or set HF_TOKEN if it is private."
+        ) from error
+    except LocalEntryNotFoundError as error:  # also what is raised for a cached snapshot that is not complete
+        raise ModelError(
+            f"There is no folder {name}, and the hub can't be reached for the model of that name, "
+            f"which is not in the local cache ({_reason(error)}): check the network, or name a folder."
+        ) from error
+    except HfHubHTTPError as error:
+        raise ModelError(f"The hub refuses to hand out {name}: {first_line(error)}.") from error
+    except OSError as error:
+        raise ModelError(f"Can't fetch {name} from the hub: {first_line(error)}.") from error
+
+
+def _reason(error: BaseException) -> str:
+    """Why, in a few words: the innermost cause is the one that a person can do something about."""
+    cause = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    return "HF_HUB_OFFLINE is set" if type(cause).__name__ == "OfflineModeIsEnabled" else first_line(cause)
+
+
+def _bar(name: str, say: Say) -> type[Any]:
+    """A progress bar for the hub's client that says lines instead of drawing."""
+    from tqdm.std import tqdm  # type: ignore[import-untyped]
+
+    progress = Progress(say, f"Fetching {name}", 1)
+
+    class Lines(tqdm):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "file": io.StringIO(), "leave": False, "disable": False})
+
+        def display(self, msg: str | None = None, pos: int | None = None) -> None:
+            if self.unit == "B" and self.total:  # the others count files
+                progress.at(self.n, self.total)
+
+    return Lines

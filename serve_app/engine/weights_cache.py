@@ -1,0 +1,199 @@
+"""Int8 weights kept in a file: quantized once, then mapped into memory by every replica on the machine.
+
+The file is safetensors, so nothing in it can run. Its metadata holds the format's version, the identity of the model's
+files and a CRC-32 of each tensor. It appears in one piece. Replicas that map it share its pages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import torch
+
+from serve_app.engine import prepared
+from serve_app.engine.errors import first_line
+from serve_app.engine.llama import LlamaLayer, LlamaShape, LlamaWeights
+from serve_app.engine.progress import Progress, Say
+from serve_app.engine.quantize import Int8Weight
+
+FORMAT = "serve-app int8 weights, version 1"
+
+_GIB = 2**30
+_PARTS = tuple(part.name for part in fields(LlamaLayer))
+_OPTIONAL = frozenset({"qkv_bias", "q_norm", "k_norm", "output_bias"})
+_MATRICES = frozenset({"qkv", "output", "gate_up", "down"})
+
+
+class Unusable(Exception):
+    """A cache file that can't be used; the message says why."""
+
+
+def load_or_build(
+    slot: prepared.Slot, shape: LlamaShape, device: torch.device, build: Callable[[], LlamaWeights], say: Say
+) -> LlamaWeights:
+    """The weights from the slot's file, built and written first where that is missing, damaged or another model's.
+
+    Several processes may ask at once: one builds, the others wait and read. Where nothing can be written, the built
+    weights are returned and one line says so.
+    """
+    if slot.path.is_file():
+        try:
+            return read(slot, shape, device, say)
+        except Unusable as error:
+            say(f"The prepared weights in {slot.path} are not used ({error}): preparing them again")
+    with contextlib.ExitStack() as stack:
+        try:
+            prepared.make_folder(slot.folder)
+            stack.enter_context(prepared.only_one(slot.lock, say, "the int8 weights"))
+        except OSError as error:
+            say(
+                f"Int8 weights can't be kept in {slot.folder} ({error.strerror}), so each start prepares them: "
+                "set cache_dir to a folder that can be written"
+            )
+            return to_device(build(), device)
+        for left_over in slot.folder.glob(f".{slot.stem}-writing-*"):  # of a killed process; the lock is ours
+            left_over.unlink(missing_ok=True)
+        if slot.path.is_file():  # of another process, meanwhile, or the one found unusable
+            with contextlib.suppress(Unusable):
+                return read(slot, shape, device, say)
+        weights = build()
+        try:
+            write(slot, weights)
+        except OSError as error:
+            say(f"Int8 weights can't be kept in {slot.folder} ({first_line(error)}), so each start prepares them")
+            return to_device(weights, device)
+        for path in slot.outdated():
+            path.unlink(missing_ok=True)
+        del weights  # mapped from the file instead, the pages are shared
+        total = prepared.bytes_in(slot.folder)
+        say(
+            f"Int8 weights are ready in {slot.path} ({slot.path.stat().st_size / _GIB:.2f} GiB; "
+            f"{total / _GIB:.2f} GiB in all in that folder)"
+        )
+        try:
+            return read(slot, shape, device, say)
+        except Unusable as error:
+            say(f"The int8 weights just written to {slot.path} can't be read ({error}): check that disk")
+            return to_device(build(), device)
+
+
+def write(slot: prepared.Slot, weights: LlamaWeights) -> None:
+    """Write the weights to the slot's file, which appears only when everything is on the disk.
+
+    Raises:
+        OSError: no room, or no permission.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    tensors = dict(_named(weights))
+    checksums = {name: _crc(tensor) for name, tensor in tensors.items()}
+    metadata = {"format": FORMAT, "model": slot.identity, "crc32": json.dumps(checksums, separators=(",", ":"))}
+    handle, name = tempfile.mkstemp(prefix=f".{slot.stem}-writing-", dir=slot.folder)
+    os.close(handle)
+    try:
+        save_file(tensors, name, metadata)
+        _to_disk(Path(name))
+        os.replace(name, slot.path)
+        _to_disk(slot.folder)
+    except SafetensorError as error:  # how the library reports a full disk
+        raise OSError(str(error)) from error
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def read(slot: prepared.Slot, shape: LlamaShape, device: torch.device, say: Say) -> LlamaWeights:
+    """Map the slot's weights into memory (on a CPU; elsewhere, copy them there) after checking every byte.
+
+    Raises:
+        Unusable: not such a file, of another version, another model's, cut short or damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(slot.path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise Unusable("another format")
+            if metadata.get("model") != slot.identity:
+                raise Unusable("made from other files")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 -- not a dict
+    except (SafetensorError, OSError) as error:
+        raise Unusable(f"damaged: {first_line(error)}") from error
+    checksums = json.loads(metadata.get("crc32", "{}"))
+    progress = Progress(say, f"Checking {slot.path.name}", sum(tensor.nbytes for tensor in tensors.values()))
+    done = 0
+    for name, tensor in tensors.items():
+        if checksums.get(name) != _crc(tensor):
+            raise Unusable(f"damaged: {name} has changed")
+        done += tensor.nbytes
+        progress.at(done)
+    try:
+        return to_device(_assemble(shape, tensors), device)
+    except KeyError as error:
+        raise Unusable(f"{error.args[0]} is missing") from error
+
+
+def to_device(weights: LlamaWeights, device: torch.device) -> LlamaWeights:
+    """The same weights on a device."""
+    tensors = {name: tensor.to(device) for name, tensor in _named(weights)}
+    return _assemble(weights.shape, tensors)
+
+
+def _named(weights: LlamaWeights) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor with its name in the file, all that is not int8 as float32, which is what runners compute in.
+
+    So the embedding takes more of the disk than a half-precision checkpoint's, but none of the runners' own memory:
+    its pages are shared, and only the rows of tokens that occur are ever read again.
+    """
+    yield "embedding", weights.embedding.float().contiguous()
+    yield "final_norm", weights.final_norm.float()
+    yield from _matrix("head", weights.head)
+    for number, layer in enumerate(weights.layers):
+        for part in _PARTS:
+            value, name = getattr(layer, part), f"layers.{number}.{part}"
+            if part in _MATRICES:
+                yield from _matrix(name, value)
+            elif value is not None:
+                yield name, value.float()
+
+
+def _matrix(name: str, weight: torch.Tensor | Int8Weight) -> Iterator[tuple[str, torch.Tensor]]:
+    assert isinstance(weight, Int8Weight)
+    yield f"{name}.values", weight.values
+    yield f"{name}.scales", weight.scales
+
+
+def _assemble(shape: LlamaShape, tensors: dict[str, torch.Tensor]) -> LlamaWeights:
+    def matrix(name: str) -> Int8Weight:
+        return Int8Weight(tensors[f"{name}.values"], tensors[f"{name}.scales"])
+
+    def part(name: str, kind: str) -> torch.Tensor | Int8Weight | None:
+        if kind in _MATRICES:
+            return matrix(name)
+        return tensors.get(name) if kind in _OPTIONAL else tensors[name]
+
+    layers = [
+        LlamaLayer(**{kind: part(f"layers.{number}.{kind}", kind) for kind in _PARTS})  # type: ignore[arg-type]
+        for number in range(shape.num_layers)
+    ]
+    return LlamaWeights(shape, tensors["embedding"], layers, tensors["final_norm"], matrix("head"))
+
+
+def _crc(tensor: torch.Tensor) -> int:
+    return zlib.crc32(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+
+
+def _to_disk(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
