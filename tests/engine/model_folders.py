@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from tests.engine.tiny import make_model
+from tests.engine.families import make_model
 
 TEMPLATE = (
     "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}"

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from serve_app.engine import EngineSettings, ModelError, llama, loader, prepared
 from serve_app.engine.quantize import Int8Weight
 from tests.engine import model_folders
-from tests.engine.tiny import FAMILIES
+from tests.engine.families import FAMILIES
 
 
 @pytest.fixture
