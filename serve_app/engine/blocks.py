@@ -35,6 +35,8 @@ class BlockAllocator:
         self._references = [0] * num_blocks
         self._keys: list[bytes | None] = [None] * num_blocks
         self._index: dict[bytes, int] = {}
+        self._suspects: set[int] = set()
+        self._to_clear: list[int] = []
 
     @property
     def num_free(self) -> int:
@@ -66,7 +68,23 @@ class BlockAllocator:
         taken = [self._empty.pop() if self._empty else self._evict() for _ in range(count)]
         for block in taken:
             self._references[block] = 1
+        if self._suspects:
+            self._to_clear += self._suspects.intersection(taken)
+            self._suspects.difference_update(taken)
         return taken
+
+    def suspect(self, blocks: Iterable[int]) -> None:
+        """Note that blocks may hold NaN: before they hold anything else they have to be cleared."""
+        self._suspects.update(blocks)
+
+    def take_uncleared(self) -> tuple[int, ...]:
+        """The suspect blocks that were allocated since the last call, for the caller to clear before they are used."""
+        uncleared, self._to_clear = tuple(self._to_clear), []
+        return uncleared
+
+    def freed_by(self, table: Iterable[int]) -> int:
+        """How many blocks become free when one holder of `table` lets go of it."""
+        return sum(self._references[block] == 1 for block in table)
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
         """The blocks of the longest run of `keys`, from the first, that the index knows. Takes no reference."""

@@ -57,8 +57,16 @@ class EngineSettings(BaseModel):
     max_context: int = Field(default=32768, ge=2, description="Tokens of prompt and reply together.")
     max_output: int = Field(default=4096, ge=1, description="Tokens of one reply, whatever the request asks for.")
     prefill_chunk: int = Field(default=512, ge=1, description="Prompt tokens per step while nothing is decoding.")
-    prefill_chunk_busy: int = Field(
-        default=128, ge=1, description="Prompt tokens per step while others stream: bounds the pause between tokens."
+    prefill_chunk_busy: int | None = Field(
+        default=None,
+        ge=1,
+        description="Prompt tokens per step while others stream; None: as many as keep a step within 2.2 times its "
+        "time without them, by measurement.",
+    )
+    speculation_rows: int = Field(
+        default=8,
+        ge=0,
+        description="Guessed tokens verified per step beside one stream, one less for each further one; 0: none.",
     )
     prefix_reuse: bool = Field(default=True, description="Take over a tenant's KV blocks where prompts begin alike.")
     fair_prompt_weight: float = Field(
@@ -74,6 +82,6 @@ class EngineSettings(BaseModel):
 
     @model_validator(mode="after")
     def _busy_chunk_is_no_larger(self) -> EngineSettings:
-        if self.prefill_chunk_busy > self.prefill_chunk:
+        if self.prefill_chunk_busy is not None and self.prefill_chunk_busy > self.prefill_chunk:
             object.__setattr__(self, "prefill_chunk_busy", self.prefill_chunk)
         return self

@@ -1,7 +1,8 @@
 """A waiting queue that shares the engine among tenants: the Virtual Token Counter of arXiv 2401.00588.
 
-Each tenant has a counter of the service it got: tokens computed of its prompts plus tokens of output, weighted. The
-tenant with the lowest counter is next. Who comes back after a pause is lifted to the lowest counter of those who wait,
+Each tenant has a counter of the service it got: tokens computed of its prompts plus tokens of output, weighted, and
+divided by the tenant's own weight (`GenerationRequest.weight`): one of weight 2 gets twice as much. The tenant with
+the lowest counter is next. Who comes back after a pause is lifted to the lowest counter of those who wait,
 so nobody saves up service; who waits all the time gets within 2·max(w_p·L, w_o·M) of what any other such tenant gets,
 over any stretch of time, where L is the longest prompt and M the most tokens that run at once. Nothing idles for it:
 whenever anybody waits, somebody is next.
@@ -10,7 +11,7 @@ whenever anybody waits, somebody is next.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from serve_app.engine.sequence import Sequence
@@ -40,6 +41,10 @@ class FairQueue:
         self._services: OrderedDict[str, _Service] = OrderedDict()  # by last charge or return
         self._last_to_leave = ""
         self._admissions = 0
+
+    def restore(self, sequence: Sequence) -> None:
+        """Put back a sequence that was popped, before its tenant's later ones. It was served: nothing is lifted."""
+        self._queues.setdefault(sequence.request.tenant, FifoQueue()).restore(sequence)
 
     def push(self, sequence: Sequence) -> None:
         """Add a sequence behind its tenant's others."""
@@ -81,8 +86,20 @@ class FairQueue:
         """Count service against the sequence's tenant, whether it has others waiting or not."""
         tenant = sequence.request.tenant
         cost = self.prompt_weight * prompt_tokens + self.output_weight * output_tokens
-        self._service(tenant).counter += cost
+        self._service(tenant).counter += cost / sequence.request.weight
         self._remember(tenant)
+
+    def has_share(self, tenant: str, places: int) -> bool:
+        """Whether `tenant` waits with less than its even share of `places` among those who wait, itself included."""
+        own = self._queues.get(tenant)
+        return (len(own) if own else 0) < places // (len(self._queues) + (own is None))
+
+    def most_served(self, claimant: str, tenants: Iterable[str]) -> str | None:
+        """Of `tenants` the one with the highest counter; None where `claimant`'s is higher still."""
+        most = max(tenants, key=lambda tenant: self._service(tenant).counter, default=None)
+        if most is None or self._service(most).counter < self._service(claimant).counter:
+            return None
+        return most
 
     def __len__(self) -> int:
         return sum(len(queue) for queue in self._queues.values())

@@ -14,6 +14,7 @@ class FinishReason(StrEnum):
     STOP = "stop"  # end-of-sequence token or a stop string
     LENGTH = "length"  # max_tokens or the context is used up
     ABORT = "abort"  # the caller gave up
+    DEADLINE = "deadline"  # its deadline passed, while it waited or while it ran
     ERROR = "error"  # the engine failed; nothing is billed
 
 
@@ -64,6 +65,8 @@ class GenerationRequest:
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     tenant: str = ""  # whose fair share the request counts against, and whose cached prefixes it may use
+    weight: float = 1.0  # > 0, of the tenant: what it is served counts this many times less
+    deadline: float | None = None  # the engine clock's seconds, past which it ends within one step
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,9 @@ class Sequence:
     length_class: int = 0  # which rotary frequencies it uses, see `rope`
     status: SequenceStatus = SequenceStatus.WAITING
     started: bool = False  # has left the queue once, so `Started` was sent
+    yielded: bool = False  # has made room for another tenant; that is asked of nobody twice
+    num_proven: int = 0  # tokens whose K and V have led to logits without NaN
+    unproven: bool = False  # K and V were written after those
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt_token_ids)
@@ -77,9 +80,17 @@ class Chunk:
     draft: tuple[int, ...] = ()
 
     @property
+    def end(self) -> int:
+        """Tokens of the sequence that are computed after the chunk, drafts aside."""
+        return self.start + self.length - len(self.draft)
+
+    @property
     def samples(self) -> bool:
-        """Whether the chunk reaches the sequence's last token, so that the next one is sampled from it."""
-        return self.start + self.length - len(self.draft) == len(self.sequence.tokens)
+        """Whether the chunk reaches the sequence's last token, so that the next one is sampled from it.
+
+        True only until that one is appended.
+        """
+        return self.end == len(self.sequence.tokens)
 
     @property
     def num_logits(self) -> int:
@@ -89,7 +100,7 @@ class Chunk:
     @property
     def token_ids(self) -> list[int]:
         """The tokens to compute, drafts last."""
-        return self.sequence.tokens[self.start : self.start + self.length - len(self.draft)] + list(self.draft)
+        return self.sequence.tokens[self.start : self.end] + list(self.draft)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +110,7 @@ class StepPlan:
     chunks: tuple[Chunk, ...]
     started: tuple[Sequence, ...]  # left the queue for the first time
     preempted: int = 0
+    to_clear: tuple[int, ...] = ()  # KV blocks that may hold NaN: zeroed before the step, since masks multiply by 0
 
     @property
     def num_tokens(self) -> int:

@@ -1,22 +1,42 @@
-"""The output of one request: takes its tokens, gives its events."""
+"""The output of one request: guesses its tokens, takes them as they are sampled, and gives text."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
 from serve_app.engine.delivery import Sink
 from serve_app.engine.detokenizer import Detokenizer, Vocabulary
-from serve_app.engine.request import Finished, FinishReason
-from serve_app.engine.sampler import SamplerState
+from serve_app.engine.lookup import PromptLookup
+from serve_app.engine.request import Delta, Finished, FinishReason
+from serve_app.engine.sampler import SampledToken, SamplerState
 from serve_app.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What a step's tokens came to: those that were kept, their text, and why the request ends, if it does."""
+
+    produced: int
+    delta: Delta | None
+    reason: FinishReason | None
 
 
 class Stream:
     """Decides after each token what text leaves and whether the request ends.
 
-    `eos_token_ids` end it, unless it ignores them; `vocabulary` turns its tokens into text.
+    `eos_token_ids` end it, unless it ignores them; `vocabulary` turns its tokens into text. At most `guess_tokens` are
+    guessed at a time.
     """
 
     def __init__(
-        self, sequence: Sequence, vocabulary: Vocabulary, vocab_size: int, eos_token_ids: frozenset[int], sink: Sink
+        self,
+        sequence: Sequence,
+        vocabulary: Vocabulary,
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
+        sink: Sink,
+        guess_tokens: int = 0,
     ) -> None:
         params = sequence.request.sampling
         self.sequence = sequence
@@ -24,13 +44,40 @@ class Stream:
         self.sampling = SamplerState(params, sequence.request.prompt_token_ids, eos_token_ids, vocab_size)
         self._detokenizer = Detokenizer(vocabulary, params.stop, params.min_tokens)
         self._eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
+        self._lookup = PromptLookup(sequence.tokens, guess_tokens)
 
-    def accept(self, token: int) -> tuple[str, FinishReason | None]:
-        """Add a sampled token; return the text that leaves now and why the request ends, if it does.
+    def guess(self, limit: int) -> tuple[int, ...]:
+        """At most `limit` tokens that may come next."""
+        return self._lookup.guess(limit)
+
+    def judge(self, guess: tuple[int, ...], sampled: Seq[SampledToken]) -> int:
+        """Learn what was sampled where `guess` had been put; how many of its tokens were right."""
+        right = sum(token == entry.token for token, entry in zip(guess, sampled, strict=False))
+        self._lookup.judge(guess, right)
+        return right
+
+    def accept(self, sampled: Seq[SampledToken]) -> Accepted:
+        """Add a step's tokens, one or more, up to the one that ends the request; those after it never were.
 
         An end-of-sequence token is not added: neither text nor count knows it.
         """
-        if token < 0:  # no token, see `sampler.sample`
+        before = self.sequence.num_output
+        text, reason = "", None
+        for entry in sampled:
+            more, reason = self._push(entry.token)
+            text += more
+            if reason is not None:
+                break
+        delta = Delta(text, self.sequence.num_output) if text else None
+        return Accepted(self.sequence.num_output - before, delta, reason)
+
+    def finished(self, reason: FinishReason) -> Finished:
+        """The last event."""
+        sequence = self.sequence
+        return Finished(reason, sequence.num_prompt, sequence.cached_tokens, completion_tokens=sequence.num_output)
+
+    def _push(self, token: int) -> tuple[str, FinishReason | None]:
+        if token < 0:  # no token could be chosen
             return "", FinishReason.ERROR
         if token in self._eos_token_ids:
             return self._detokenizer.finish(), FinishReason.STOP
@@ -43,8 +90,3 @@ class Stream:
             return text, None
         text += self._detokenizer.finish()
         return text, FinishReason.STOP if self._detokenizer.stopped else FinishReason.LENGTH
-
-    def finished(self, reason: FinishReason) -> Finished:
-        """The last event."""
-        sequence = self.sequence
-        return Finished(reason, sequence.num_prompt, sequence.cached_tokens, completion_tokens=sequence.num_output)

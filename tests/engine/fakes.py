@@ -43,6 +43,7 @@ class FakeRunner:
         self.entered = threading.Semaphore(0)
         self.failures: dict[int, BaseException] = {}
         self.steps: list[tuple[Chunk, ...]] = []
+        self.cleared: list[tuple[int, ...]] = []
 
     def execute(self, chunks: Seq[Chunk]) -> torch.Tensor:
         self.steps.append(tuple(chunks))
@@ -51,15 +52,18 @@ class FakeRunner:
             self.gate.acquire()
         if (failure := self.failures.pop(len(self.steps), None)) is not None:
             raise failure
-        rows = []
+        said = []
         for chunk in chunks:
             assert chunk.start == chunk.sequence.num_computed
-            if chunk.samples:
-                said = chunk.sequence.num_output
-                row = torch.zeros(VOCAB)
-                row[self.script[said] if said < len(self.script) else EOS] = 50.0
-                rows.append(row)
-        return torch.stack(rows) if rows else torch.zeros(0, VOCAB)
+            for row in range(chunk.num_logits):
+                at = chunk.sequence.num_output + row
+                said.append(self.script[at] if at < len(self.script) else EOS)
+        logits = torch.zeros(len(said), VOCAB)
+        logits[torch.arange(len(said)), said] = 50.0
+        return logits
+
+    def clear_blocks(self, blocks: Seq[int]) -> None:
+        self.cleared.append(tuple(blocks))
 
 
 def fake_engine(runner: FakeRunner, **settings: object) -> Engine:

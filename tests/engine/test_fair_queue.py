@@ -139,7 +139,7 @@ def test_tenants_who_always_wait_get_the_same_service_within_the_papers_bound(
         max_running=max_running,
         max_waiting=1000,
         prefill_chunk=chance.randint(1, 64),
-        prefill_chunk_busy=chance.randint(1, 64),
+        busy_chunk=lambda rows: chance.randint(1, 64),
         prefix_reuse=chance.random() < 0.5,
         queue=queue,
     )
@@ -157,11 +157,11 @@ def test_tenants_who_always_wait_get_the_same_service_within_the_papers_bound(
             served[sequence.request.tenant] += sequence.num_prompt - sequence.cached_tokens
         for chunk in plan.chunks:
             samples = chunk.samples
-            scheduler.computed(chunk)
             if samples:
                 served[chunk.sequence.request.tenant] += 2
                 chunk.sequence.tokens.append(number % 89)
-        most_at_once = max(most_at_once, sum(len(s.tokens) for s in [*scheduler.running, *scheduler.preempted]))
+            scheduler.computed(chunk, int(samples))
+        most_at_once = max(most_at_once, sum(len(s.tokens) for s in [*scheduler.running, *scheduler.waiting]))
         for chunk in plan.chunks:
             if chunk.sequence.num_output == chunk.sequence.max_output:
                 scheduler.finish(chunk.sequence)

@@ -54,7 +54,7 @@ def run(engine: Engine, prompts: list[tuple[int, ...]], **sampling: object) -> l
         params = SamplingParams(**{"max_tokens": LENGTH, "temperature": 0.0, **sampling})  # type: ignore[arg-type]
         inboxes.append(Inbox())
         engine.submit(GenerationRequest(str(number), prompt, params), inboxes[-1])
-        sequence = engine._by_id.get(str(number))
+        sequence = engine._core.by_id.get(str(number))
         assert sequence is not None
         outputs[str(number)] = sequence.tokens
     for inbox in inboxes:
@@ -119,7 +119,10 @@ def test_greedy_replies_survive_preemption(
         columns = zip(*(prompts[i] for i in long), strict=False)
         common = len(list(itertools.takewhile(lambda column: len(set(column)) == 1, columns)))
         blocks -= common // block_size * (len(long) - 1)
-    engine = make_engine(kv_cache_memory=blocks * block_size * per_token, block_size=block_size, prefix_reuse=reuse)
+    memory = blocks * block_size * per_token
+    # In step with each other, so that they reach their ends together.
+    steady = {"prefill_chunk_busy": 512, "speculation_rows": 0}
+    engine = make_engine(kv_cache_memory=memory, block_size=block_size, prefix_reuse=reuse, **steady)
     for i, got in zip(long, run(engine, [prompts[i] for i in long]), strict=True):
         assert_same_or_tied(reference, prompts[i], got, expected[i])
     assert engine.stats().preemptions > 0

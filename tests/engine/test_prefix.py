@@ -95,7 +95,7 @@ def make_scheduler(num_blocks: int, class_bounds: tuple[int, ...]) -> Scheduler:
         max_running=3,
         max_waiting=100,
         prefill_chunk=7,
-        prefill_chunk_busy=3,
+        busy_chunk=lambda rows: 3,
         class_bounds=class_bounds,
     )
 
@@ -113,11 +113,11 @@ def run_alone(scheduler: Scheduler, sequence: Sequence) -> int:
         computed += plan.num_tokens
         for chunk in plan.chunks:
             samples = chunk.samples
-            scheduler.computed(chunk)
             if samples:
                 sequence.tokens.append(1)
-                if sequence.num_output == sequence.max_output:
-                    scheduler.finish(sequence)
+            scheduler.computed(chunk, int(samples))
+            if samples and sequence.num_output == sequence.max_output:
+                scheduler.finish(sequence)
     return computed
 
 
@@ -150,9 +150,9 @@ def test_a_preempted_sequence_finds_its_own_blocks_and_its_count_stays() -> None
     for _ in range(8):
         for chunk in scheduler.schedule().chunks:
             samples = chunk.samples
-            scheduler.computed(chunk)
             if samples:
                 sequence.tokens.append(1)
+            scheduler.computed(chunk, int(samples))
     before = sequence.num_computed
     scheduler._preempt(sequence)
     plan = scheduler.schedule()
@@ -168,9 +168,9 @@ def test_a_preempted_sequence_that_finds_everything_decodes_in_the_same_step() -
     while sequence.num_computed < 8:
         for chunk in scheduler.schedule().chunks:
             samples = chunk.samples
-            scheduler.computed(chunk)
             if samples:
                 sequence.tokens.append(1)
+            scheduler.computed(chunk, int(samples))
     scheduler._preempt(sequence)
     assert [(c.start, c.length) for c in scheduler.schedule().chunks] == [(8, 1)]
 
@@ -236,12 +236,12 @@ class Life(RuleBasedStateMachine):
             if sequence.status is not SequenceStatus.RUNNING:
                 continue
             samples = chunk.samples
-            self.scheduler.computed(chunk)
             if samples:
                 sequence.tokens.append(self.answer(sequence.tokens))
-                if sequence.num_output == sequence.max_output:
-                    self.scheduler.finish(sequence)
-                    self.said.append(sequence)
+            self.scheduler.computed(chunk, int(samples))
+            if samples and sequence.num_output == sequence.max_output:
+                self.scheduler.finish(sequence)
+                self.said.append(sequence)
         if outcome == "nan" and plan.chunks:
             self.scheduler.finish(plan.chunks[0].sequence)
             allocator.forget()
@@ -283,7 +283,7 @@ class Life(RuleBasedStateMachine):
         assert all(allocator._keys[block] is not None for block in allocator._cached)
         assert all(allocator._keys[block] is None for block in allocator._empty)
         assert (allocator.num_used, allocator.num_cached) == (len(held), len(allocator._cached))
-        assert not any(s.block_table for s in [*self.scheduler.preempted, *self.scheduler.waiting])
+        assert not any(s.block_table for s in self.scheduler.waiting)
 
     @invariant()
     def none_outlives_what_it_continues(self) -> None:

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from serve_app.engine.blocks import BlockAllocator, OutOfBlocks
 from serve_app.engine.errors import QueueFull
-from serve_app.engine.scheduler import Scheduler, share_prefill
+from serve_app.engine.scheduler import Scheduler
 from serve_app.engine.sequence import Sequence, SequenceStatus
+from serve_app.engine.shares import share_prefill
 from tests.engine.fakes import request
 
 
@@ -19,7 +20,7 @@ def make_scheduler(num_blocks: int = 16, **options: object) -> Scheduler:
         "max_running": 4,
         "max_waiting": 100,
         "prefill_chunk": 8,
-        "prefill_chunk_busy": 4,
+        "busy_chunk": lambda rows: 4,
         "prefix_reuse": False,
     }
     return Scheduler(BlockAllocator(num_blocks, 4), **{**defaults, **options})  # type: ignore[arg-type]
@@ -39,12 +40,12 @@ def advance(scheduler: Scheduler) -> list[Sequence]:
         assert chunk.start == sequence.num_computed
         assert scheduler.allocator.blocks_for(chunk.start + chunk.length) <= len(sequence.block_table)
         samples = chunk.samples
-        scheduler.computed(chunk)
         if samples:
             sequence.tokens.append(len(sequence.tokens))
-            if sequence.num_output == sequence.max_output:
-                scheduler.finish(sequence)
-                done.append(sequence)
+        scheduler.computed(chunk, int(samples))
+        if samples and sequence.num_output == sequence.max_output:
+            scheduler.finish(sequence)
+            done.append(sequence)
     check_blocks(scheduler)
     return done
 
@@ -53,7 +54,7 @@ def check_blocks(scheduler: Scheduler) -> None:
     owned = [block for sequence in scheduler.running for block in sequence.block_table]
     assert len(owned) == len(set(owned)), "a block with two owners"
     assert len(owned) == scheduler.allocator.num_used, "a block was lost"
-    assert not any(sequence.block_table for sequence in [*scheduler.preempted, *scheduler.waiting])
+    assert not any(sequence.block_table for sequence in scheduler.waiting)
 
 
 def test_a_block_is_free_again_only_after_its_last_reference() -> None:
@@ -83,7 +84,7 @@ def test_a_long_prompt_holds_running_streams_up_by_one_small_chunk_at_most() -> 
     for _ in range(10):
         plan = scheduler.schedule()
         assert plan.chunks[0].sequence.arrival == 0
-        assert plan.num_tokens <= 1 + scheduler.prefill_chunk_busy
+        assert plan.num_tokens <= 1 + 4
         advance(scheduler)
 
 
@@ -144,7 +145,7 @@ def test_a_cancelled_sequence_leaves_from_wherever_it_is() -> None:
     sequences = [make_sequence(number, prompt=4, output=8) for number in range(3)]
     for sequence in sequences:
         scheduler.add(sequence)
-    while not scheduler.preempted:
+    while not scheduler.num_preemptions:
         advance(scheduler)
     for sequence in sequences:
         scheduler.finish(sequence)
