@@ -108,7 +108,7 @@ def _weigh(blocks: torch.Tensor, peaks: torch.Tensor, params: Seq[SamplingParams
     def exp(logits: torch.Tensor, best: torch.Tensor, sharpness: torch.Tensor) -> torch.Tensor:
         # Where exp would underflow, -inf included, it is slower by an order of magnitude.
         weights = logits.sub_(best).mul_(sharpness).clamp_(min=_LEAST_EXPONENT).exp_()
-        return F.threshold_(weights, _LEAST_WEIGHT, 0.0)
+        return torch.threshold_(weights, _LEAST_WEIGHT, 0.0)
 
     return exp(blocks, best[..., None], sharpness[..., None]), exp(peaks.clone(), best, sharpness)
 

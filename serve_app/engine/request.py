@@ -26,14 +26,19 @@ class GrammarKind(StrEnum):
     LARK = "lark"  # llguidance's dialect of Lark
     REGEX = "regex"  # Rust's syntax; the whole reply matches
     CHOICE = "choice"  # a JSON array of strings, of which the reply is one
+    TOOL_CALLS = "tool_calls"  # made by `grammar_text.tool_calls`
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What a reply has to look like. `grammar.GrammarCompiler` says whether it can be held to."""
+    """What a reply has to look like. `grammar.GrammarCompiler` says whether it can be held to.
+
+    `strict` refuses JSON schemas with keywords that can't be enforced; else those are ignored.
+    """
 
     kind: GrammarKind
     text: str = ""
+    strict: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import torch
 
 from serve_app.engine import adjust
 from serve_app.engine.draw import DEAD_END, INVALID, choose
+from serve_app.engine.grammar import GrammarState
 from serve_app.engine.logprobs import RawRows
 from serve_app.engine.request import MAX_TOP_LOGPROBS, SamplingParams
 
@@ -36,18 +37,27 @@ class SamplerState:
     """One request's sampling: its parameters, its seed and what it has produced.
 
     `eos_token_ids` are banned below `min_tokens`, and always under `ignore_eos`. `vocab` is the width of the logits.
+    `grammar` is stronger than all else: where it allows banned tokens alone, one of them is taken.
 
     Raises:
         ValueError: a bias is for a token outside the vocabulary, or too many log-probabilities are asked for.
     """
 
-    def __init__(self, params: SamplingParams, prompt: Seq[int], eos_token_ids: frozenset[int], vocab: int) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt: Seq[int],
+        eos_token_ids: frozenset[int],
+        vocab: int,
+        grammar: GrammarState | None = None,
+    ) -> None:
         if any(not 0 <= token < vocab for token, _ in params.logit_bias):
             raise ValueError("logit_bias holds ids outside the vocabulary")
         if params.logprobs is not None and not 0 <= params.logprobs <= MAX_TOP_LOGPROBS:
             raise ValueError(f"logprobs must be from 0 to {MAX_TOP_LOGPROBS}")
         self.params = params
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
+        self.grammar = grammar
         self.position = 0
         self.tally: adjust.Tally | None = None
         if params.repetition_penalty != 1.0:
@@ -57,6 +67,11 @@ class SamplerState:
         eos = [(t, adjust.BAN) for t in sorted(eos_token_ids) if t < vocab]
         self._free = adjust.biases(params.logit_bias)
         self._held = adjust.biases([*params.logit_bias, *eos])
+
+    @property
+    def complete(self) -> bool:
+        """Whether the grammar is complete: the reply ends here, whatever `min_tokens` says."""
+        return self.grammar is not None and self.grammar.finished
 
     def biases(self, position: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens whose logits change at that position of the output, and by how much; bans are `adjust.BAN`."""
@@ -72,6 +87,8 @@ class SamplerState:
         self.position += 1
         if self.tally is not None:
             self.tally.add(token)
+        if self.grammar is not None:
+            self.grammar.accept(token)
 
 
 class _Row(NamedTuple):
@@ -94,12 +111,14 @@ def sample(logits: torch.Tensor, states: Seq[SamplerState], drafts: Seq[tuple[in
     what sampling one token a step would have given. Nothing is advanced.
 
     Order: repetition, frequency and presence penalty, biases and bans, grammar, then as `draw.choose` has it. An
-    entry ends at `INVALID`, where the logits hold NaN, and at `DEAD_END`, where the grammar allows nothing.
+    entry ends at `INVALID`, where the logits hold NaN, and at `DEAD_END`, where the grammar allows nothing because its
+    engine failed.
     """
     rows = [_Row(s, d[:j]) for s, d in zip(states, drafts, strict=True) for j in range(1 + len(d))]
     wanted = {i: row.state.params.logprobs for i, row in enumerate(rows) if row.state.params.logprobs is not None}
     raw = RawRows(logits, wanted) if wanted else None
     _adjust(logits, rows)
+    _constrain(logits, states, drafts)
     params = [row.state.params for row in rows]
     tokens = choose(logits, params, lambda i, attempt: rows[i].state.uniform(rows[i].position, attempt))
     logprobs = raw.of(tokens) if raw is not None else {}
@@ -127,3 +146,16 @@ def _adjust(logits: torch.Tensor, rows: Seq[_Row]) -> None:
             biased.append((i, tokens, amounts))
     adjust.penalise(logits, penalised)
     adjust.add(logits, biased)
+
+
+def _constrain(logits: torch.Tensor, states: Seq[SamplerState], drafts: Seq[tuple[int, ...]]) -> None:
+    rows: list[int] = []
+    masks = []
+    start = 0
+    for state, draft in zip(states, drafts, strict=True):
+        if state.grammar is not None:
+            rows += range(start, start + 1 + len(draft))
+            masks.append(state.grammar.masks(draft))
+        start += 1 + len(draft)
+    if masks:
+        adjust.mask(logits, rows, torch.cat(masks))

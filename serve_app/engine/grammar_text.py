@@ -1,0 +1,125 @@
+"""Translates grammars into llguidance's own language, and its complaints into ours.
+
+JSON is written with at most one line break and twenty blanks or tabs between two of its parts: a model that is
+unsure would else go on with white space for ever.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from llguidance import LLMatcher
+
+from serve_app.engine.errors import EngineError
+from serve_app.engine.request import Grammar, GrammarKind
+
+_WHITE_SPACE = r"\n?[ \t]{0,20}"
+
+
+class UnsupportedGrammar(EngineError, ValueError):
+    """The engine can't hold a reply to this grammar; the message names the feature or the mistake."""
+
+
+def tool_calls(alternatives: Iterable[tuple[str, str, str]], separator: str | None = None) -> Grammar:
+    """A reply that is one of `alternatives`, (text before, JSON Schema of the arguments, text after).
+
+    With a `separator` one or more of them, with it in between. Names of special tokens in the texts stand for those
+    tokens.
+    """
+    text = json.dumps({"alternatives": [list(a) for a in alternatives], "separator": separator})
+    return Grammar(GrammarKind.TOOL_CALLS, text)
+
+
+def source(grammar: Grammar, special: Mapping[str, int]) -> str:
+    """The grammar as llguidance reads it. `special` are the tokenizer's special tokens by name.
+
+    Raises:
+        UnsupportedGrammar: the text is not what its kind says. What a grammar asks for is not looked at.
+    """
+    try:
+        match grammar.kind:
+            case GrammarKind.JSON_OBJECT:
+                return _json_schema({"type": "object"}, strict=True)
+            case GrammarKind.JSON_SCHEMA:
+                return _json_schema(_load(grammar.text), grammar.strict)
+            case GrammarKind.LARK:
+                return LLMatcher.grammar_from_lark(grammar.text)
+            case GrammarKind.REGEX:
+                return LLMatcher.grammar_from_regex(grammar.text)
+            case GrammarKind.CHOICE:
+                return LLMatcher.grammar_from_regex(_choice(_load(grammar.text)))
+            case GrammarKind.TOOL_CALLS:
+                return LLMatcher.grammar_from_lark(_tool_calls(_load(grammar.text), grammar.strict, special))
+    except UnsupportedGrammar:
+        raise
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnsupportedGrammar(f"this is no {grammar.kind}: {error}") from error
+
+
+def explain(complaint: str) -> str:
+    """What llguidance says of a grammar, in one line and in the user's terms."""
+    if match := re.search(r"Unimplemented keys: (\[.*?\])", complaint):
+        return f"unsupported keywords in the JSON schema: {', '.join(json.loads(match[1]))}"
+    if complaint.startswith("oneOf constraints"):
+        return "unsupported in the JSON schema: oneOf with alternatives that can hold at once; use anyOf"
+    if "is not present in a registry" in complaint:
+        return "unsupported in the JSON schema: $ref to another document"
+    if "regex parse error" in complaint:
+        return f"unsupported in a regular expression: {complaint.strip().splitlines()[-1].removeprefix('error: ')}"
+    lines = complaint.strip().splitlines()
+    return lines[0] if lines else "the grammar engine failed"
+
+
+def _load(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise UnsupportedGrammar("the grammar is nested too deeply") from None
+
+
+def _options(strict: bool) -> dict[str, Any]:
+    return {"lenient": not strict, "whitespace_flexible": True, "whitespace_pattern": _WHITE_SPACE}
+
+
+def _schema(schema: Any) -> dict[str, Any]:
+    """The schema without options of llguidance's own in it, which are not the user's to set."""
+    if schema is True:
+        return {}
+    if not isinstance(schema, dict):
+        raise UnsupportedGrammar("a JSON schema must be an object, and one that allows something")
+    return {key: value for key, value in schema.items() if key != "x-guidance"}
+
+
+def _json_schema(schema: Any, strict: bool) -> str:
+    return LLMatcher.grammar_from_json_schema(json.dumps(_schema(schema)), overrides=_options(strict))  # type: ignore[arg-type]
+
+
+def _choice(texts: Any) -> str:
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        raise UnsupportedGrammar("a choice needs a list of texts, one at least")
+    plain = (text.encode(errors="replace").decode() for text in texts)
+    return "|".join("".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text) for text in plain)
+
+
+def _tool_calls(calls: dict[str, Any], strict: bool, special: Mapping[str, int]) -> str:
+    if not calls["alternatives"]:
+        raise UnsupportedGrammar("there are no tools to call")
+    numbers = range(len(calls["alternatives"]))
+    call = " | ".join(f"call_{number}" for number in numbers)
+    more = "" if calls["separator"] is None else f" ({_text(calls['separator'], special)} call)*"
+    rules = [f"start: call{more}", f"call: {call}"]
+    for number, (before, schema, after) in zip(numbers, calls["alternatives"], strict=True):
+        arguments = {**_schema(_load(schema)), "x-guidance": _options(strict)}
+        rules.append(f"call_{number}: {_text(before, special)} arguments_{number} {_text(after, special)}")
+        rules.append(f"arguments_{number}: %json {json.dumps(arguments)}")
+    return "\n".join(rules) + "\n"
+
+
+def _text(text: str, special: Mapping[str, int]) -> str:
+    """A constant text in Lark; special tokens are named by their ids, since no bytes spell them."""
+    names = sorted((re.escape(name) for name in special), key=len, reverse=True)
+    parts = re.split(f"({'|'.join(names)})", text) if names else [text]
+    return " ".join(f"<[{special[p]}]>" if p in special else json.dumps(p, ensure_ascii=False) for p in parts if p)

@@ -1,0 +1,391 @@
+"""Grammars over a tokenizer of single bytes, where what a mask must allow can be said by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from serve_app.engine.grammar import GrammarCompiler, GrammarState, UnsupportedGrammar
+from serve_app.engine.grammar_text import tool_calls
+from serve_app.engine.request import Grammar, GrammarKind, SamplingParams
+from serve_app.engine.sampler import DEAD_END, SamplerState, sample
+from tests.engine.fakes import EOS, byte_tokenizer
+
+PADDED = 300  # the logits are wider than the tokenizer's 257
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[GrammarCompiler]:
+    compiler = GrammarCompiler(byte_tokenizer(), PADDED, frozenset({EOS}))
+    yield compiler
+    compiler.close()
+
+
+def regex(text: str) -> Grammar:
+    return Grammar(GrammarKind.REGEX, text)
+
+
+def schema(**keywords: object) -> Grammar:
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(keywords))
+
+
+def allowed(row: torch.Tensor) -> set[int]:
+    return {t for t in range(32 * len(row)) if int(row[t // 32]) >> (t % 32) & 1}
+
+
+def next_tokens(state: GrammarState) -> set[int]:
+    (row,) = state.masks()
+    return allowed(row)
+
+
+def said(state: GrammarState, text: bytes) -> GrammarState:
+    for byte in text:
+        state.accept(byte)
+    return state
+
+
+def accepts(state: GrammarState, text: bytes) -> bool:
+    """Whether each byte is allowed in its turn, and the end after the last."""
+    for byte in text:
+        if byte not in next_tokens(state):
+            return False
+        state.accept(byte)
+    return EOS in next_tokens(state)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "before", "expected"),
+    [
+        ("ab|ac", b"", {ord("a")}),
+        ("ab|ac", b"a", {ord("b"), ord("c")}),
+        ("ab|ac", b"ab", {EOS}),
+        ("[0-9]+x?", b"", set(b"0123456789")),
+        ("[0-9]+x?", b"7", {*b"0123456789x", EOS}),
+        ("a{2,3}", b"aa", {ord("a"), EOS}),
+        ("é", b"", {"é".encode()[0]}),
+        ("é", "é".encode()[:1], {"é".encode()[1]}),
+    ],
+)
+def test_a_mask_allows_exactly_what_may_come_next(
+    compiler: GrammarCompiler, pattern: str, before: bytes, expected: set[int]
+) -> None:
+    assert next_tokens(said(compiler.start(regex(pattern)), before)) == expected
+
+
+def test_masks_are_as_wide_as_the_logits_and_never_allow_padding(compiler: GrammarCompiler) -> None:
+    masks = compiler.start(regex("(?s:.*)")).masks()
+    assert masks.shape == (1, -(-PADDED // 32))
+    assert masks.dtype == torch.int32
+    assert max(allowed(masks[0])) == EOS
+
+
+def test_the_end_is_allowed_exactly_where_the_grammar_accepts(compiler: GrammarCompiler) -> None:
+    state = compiler.start(regex("a(bc)*"))
+    ends = [EOS in next_tokens(state)]
+    for byte in b"abcbc":
+        state.accept(byte)
+        ends.append(EOS in next_tokens(state))
+    assert ends == [False, True, False, True, False, True]
+
+
+def test_a_complete_grammar_is_finished_and_allows_the_end_alone(compiler: GrammarCompiler) -> None:
+    state = compiler.start(regex("ab?"))
+    assert not said(state, b"a").finished
+    assert said(state, b"b").finished
+    assert next_tokens(state) == {EOS}
+    state.accept(EOS)
+    assert state.finished
+    assert state.error is None
+
+
+def test_masks_of_a_draft_are_those_of_its_tokens_said_one_by_one(compiler: GrammarCompiler) -> None:
+    text = b'{"a": [1, {"b": "x"}], "c": -2.5e3}'
+    state = compiler.start(Grammar(GrammarKind.JSON_OBJECT))
+    for start in range(0, len(text), 5):
+        draft = tuple(text[start : start + 7])
+        state.prepare(draft)
+        masks = state.masks(draft)
+        for row, end in zip(masks, range(start, start + 1 + len(draft)), strict=True):
+            alone = said(compiler.start(Grammar(GrammarKind.JSON_OBJECT)), text[:end])
+            assert allowed(row) == next_tokens(alone)
+        said(state, text[start : start + 5])
+    assert state.finished
+
+
+def test_a_draft_leaves_the_grammar_where_it_was_however_far_it_leads(compiler: GrammarCompiler) -> None:
+    for draft in (b"abc", b"ab", b"ax", b"abcabc", bytes([ord("a"), ord("b")])):
+        state = compiler.start(regex("abc|abd"))
+        before = next_tokens(state)
+        state.prepare((*draft, EOS))
+        state.masks((*draft, EOS))
+        assert next_tokens(state) == before
+        assert accepts(state, b"abd")
+
+
+def test_rows_behind_a_forbidden_draft_token_forbid_nothing_and_a_complete_one_wants_the_end(
+    compiler: GrammarCompiler,
+) -> None:
+    masks = compiler.start(regex("ab")).masks(tuple(b"aXb"))
+    assert allowed(masks[0]) == {ord("a")}
+    assert allowed(masks[1]) == {ord("b")}
+    assert bool((masks[2:] == -1).all())
+    masks = compiler.start(regex("ab")).masks((*b"ab", EOS))
+    assert allowed(masks[2]) == {EOS}
+
+
+def test_masks_that_were_prepared_for_another_draft_are_computed_anew(compiler: GrammarCompiler) -> None:
+    state = compiler.start(regex("abc|xyz"))
+    state.prepare(tuple(b"ab"))
+    assert [allowed(row) for row in state.masks(tuple(b"xy"))] == [set(b"ax"), set(b"y"), set(b"z")]
+    state.prepare(tuple(b"ab"))
+    assert [allowed(row) for row in state.masks(tuple(b"a"))] == [set(b"ax"), set(b"b")]
+
+
+def test_forced_tokens_are_those_that_must_come(compiler: GrammarCompiler) -> None:
+    state = compiler.start(schema(type="object", properties={"name": {"const": "Eve"}}, required=["name"],
+                                  additionalProperties=False))  # fmt: skip
+    said(state, b'{"')
+    assert bytes(state.forced()).startswith(b'name"')
+    state.masks(state.forced())
+    assert accepts(state, b'name":"Eve"}')
+    assert compiler.start(regex("[ab]")).forced() == ()
+    assert said(compiler.start(regex("a")), b"a").forced() == ()
+
+
+def test_a_token_that_is_not_allowed_is_an_error_after_which_nothing_is(compiler: GrammarCompiler) -> None:
+    state = said(compiler.start(regex("ab")), b"x")
+    assert state.error
+    assert next_tokens(state) == set()
+    assert not state.finished
+    state.prepare((1, 2))
+    assert not state.masks((1, 2)).any()
+    state.accept(1)
+    assert state.forced() == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{}", '{"a":1}', '{"a": [true, null, -1.5e9, "x\\n\\"é"], "b": {}}', '{\n  "a": {\n    "b": []\n  }\n}'],
+)
+def test_json_mode_takes_json_objects(compiler: GrammarCompiler, text: str) -> None:
+    state = compiler.start(Grammar(GrammarKind.JSON_OBJECT))
+    assert accepts(state, text.encode())
+    assert state.finished
+
+
+@pytest.mark.parametrize("text", ["[]", "1", "{}{}", " {}", "{a:1}", '{"a":1,}', '{"a":\n\n1}', "{'a':1}"])
+def test_json_mode_takes_nothing_else(compiler: GrammarCompiler, text: str) -> None:
+    assert not accepts(compiler.start(Grammar(GrammarKind.JSON_OBJECT)), text.encode())
+
+
+def test_a_choice_is_one_of_its_texts_whatever_is_in_them(compiler: GrammarCompiler) -> None:
+    texts = ["yes", "yes, please", 'a"b\\c', "line\nbreak\x01", "é😀", "(.*)", "", "-"]
+    grammar = Grammar(GrammarKind.CHOICE, json.dumps(texts))
+    assert all(accepts(compiler.start(grammar), text.encode()) for text in texts)
+    assert not any(accepts(compiler.start(grammar), text) for text in (b"no", b"ye", b"yesyes", b"(", b"x"))
+
+
+def test_lark_grammars_are_taken(compiler: GrammarCompiler) -> None:
+    grammar = Grammar(GrammarKind.LARK, 'start: "<" word ("," word)* ">"\nword: /[a-z]+/\n')
+    assert accepts(compiler.start(grammar), b"<ab,c>")
+    assert not accepts(compiler.start(grammar), b"<>")
+
+
+WEATHER = json.dumps(
+    {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}
+)
+CALLS = [('{"name": "weather", "arguments": ', WEATHER, "}"), ('{"name": "time", "arguments": ', "{}", "}")]
+
+
+def test_a_forced_tool_call_is_one_of_the_tools_with_arguments_of_its_schema(compiler: GrammarCompiler) -> None:
+    grammar = tool_calls(CALLS)
+    assert accepts(compiler.start(grammar), b'{"name": "weather", "arguments": {"city": "Rome"}}')
+    assert accepts(compiler.start(grammar), b'{"name": "time", "arguments": [1]}')
+    for wrong in (
+        b'{"name": "weather", "arguments": {"town": "Rome"}}',
+        b'{"name": "rain", "arguments": {}}',
+        b"Hello",
+    ):
+        assert not accepts(compiler.start(grammar), wrong)
+    one = b'{"name": "time", "arguments": 1}'
+    assert not accepts(compiler.start(grammar), one + b"\n" + one)
+    assert accepts(compiler.start(tool_calls(CALLS, separator="\n")), one + b"\n" + one)
+
+
+def test_special_tokens_in_the_texts_around_a_tool_call_are_tokens_and_not_their_letters(
+    compiler: GrammarCompiler,
+) -> None:
+    state = compiler.start(tool_calls([('<eos>"', "true", "")]))
+    assert next_tokens(state) == {EOS}
+
+
+@pytest.mark.parametrize(
+    ("grammar", "message"),
+    [
+        (schema(type="array", uniqueItems=True), "uniqueItems"),
+        (schema(**{"not": {}, "if": {"type": "string"}}), "if, not|not, if"),
+        (schema(type="object", properties={"a": {"contains": {}}}), "contains"),
+        (schema(type="string", format="phone"), "phone"),
+        (schema(oneOf=[{"type": "number"}, {"type": "integer"}]), "oneOf.*anyOf"),
+        (schema(**{"$ref": "http://example.org/x"}), r"\$ref"),
+        (schema(type="string", pattern="(?=a)b"), "look-around"),
+        (schema(type="integer", minimum=5, maximum=3), "minimum"),
+        (schema(**{"x-guidance": {"lenient": True}, "not": {}}), "not"),
+        (Grammar(GrammarKind.JSON_SCHEMA, "{bad"), "json_schema"),
+        (Grammar(GrammarKind.JSON_SCHEMA, "[1]"), "must be an object"),
+        (Grammar(GrammarKind.JSON_SCHEMA, "false"), "must be an object"),
+        (Grammar(GrammarKind.JSON_SCHEMA, '{"a":' * 100_000), "nested too deeply"),
+        (Grammar(GrammarKind.CHOICE, "[]"), "one at least"),
+        (Grammar(GrammarKind.CHOICE, '"a"'), "one at least"),
+        (Grammar(GrammarKind.REGEX, "a("), "regular expression"),
+        (Grammar(GrammarKind.LARK, "start: other"), "other"),
+        (tool_calls([]), "no tools"),
+        (tool_calls([("a", '{"not": {}}', "b")]), "not"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_held_to_is_refused_by_name(compiler: GrammarCompiler, grammar: Grammar, message: str) -> None:
+    with pytest.raises(UnsupportedGrammar, match=message) as caught:
+        compiler.check(grammar)
+    assert isinstance(caught.value, ValueError)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_schema_that_need_not_be_strict_ignores_what_cannot_be_enforced(compiler: GrammarCompiler) -> None:
+    grammar = dataclasses.replace(schema(type="array", uniqueItems=True), strict=False)
+    assert accepts(compiler.start(grammar), b"[1,1]")
+
+
+def test_the_schema_that_allows_everything_is_a_schema(compiler: GrammarCompiler) -> None:
+    assert accepts(compiler.start(Grammar(GrammarKind.JSON_SCHEMA, "true")), b"[1]")
+
+
+def test_a_grammar_is_compiled_once_and_its_replies_do_not_meet(compiler: GrammarCompiler) -> None:
+    grammar = regex("once(a|b)")
+    first, second = compiler.start(grammar), compiler.start(grammar)
+    assert compiler._compiled(grammar) is compiler._compiled(regex("once(a|b)"))
+    said(first, b"oncea")
+    assert first.finished
+    assert accepts(second, b"onceb")
+
+
+def test_the_cache_forgets_what_was_not_used_for_longest(compiler: GrammarCompiler) -> None:
+    kept, lost = regex("kept"), regex("lost")
+    first, old = compiler._compiled(kept), compiler._compiled(lost)
+    for number in range(80):
+        compiler.check(regex(f"n{number}"))
+        compiler.check(kept)
+    assert compiler._compiled(kept) is first
+    assert compiler._compiled(lost) is not old
+
+
+def test_many_threads_may_start_grammars_at_once(compiler: GrammarCompiler) -> None:
+    states: list[GrammarState] = []
+    barrier = threading.Barrier(8)
+
+    def start() -> None:
+        barrier.wait()
+        for number in range(20):
+            states.append(compiler.start(regex(f"thread{number}")))
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for state in states:
+        state.prepare()
+    assert len(states) == 160
+    assert all(next_tokens(state) == {ord("t")} for state in states)
+
+
+# With the sampler.
+
+
+def sampling(state: GrammarState | None, **options: object) -> SamplerState:
+    params = SamplingParams(**{"max_tokens": 10, "seed": 1, **options})  # type: ignore[arg-type]
+    return SamplerState(params, (), frozenset({EOS}), PADDED, state)
+
+
+def random_logits(rows: int) -> torch.Tensor:
+    return torch.randn(rows, PADDED, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    "options", [{"temperature": 0.0}, {}, {"temperature": 2.0, "top_k": 3}, {"top_p": 0.1}], ids=str
+)
+def test_only_allowed_tokens_are_sampled_and_only_where_there_is_a_grammar(
+    compiler: GrammarCompiler, options: dict[str, float]
+) -> None:
+    given = random_logits(3)
+    given[:, 7] = 90.0
+    for seed in range(20):
+        states = [sampling(None, temperature=0.0), sampling(compiler.start(regex("[a-e]+")), **options, seed=seed)]
+        entries = sample(given.clone(), states, [(), (ord("a"),)])
+        assert entries[0][0].token == 7
+        assert entries[1][0].token in set(b"abcde")
+        assert entries[1][-1].token in {*b"abcde", EOS}
+
+
+def test_min_tokens_below_a_complete_grammar_gives_the_end_and_no_nonsense(compiler: GrammarCompiler) -> None:
+    for temperature in (0.0, 1.0):
+        state = sampling(said(compiler.start(regex("a")), b"a"), temperature=temperature, min_tokens=9)
+        assert state.complete
+        assert sample(random_logits(1), [state], [()])[0][0].token == EOS
+
+
+def test_min_tokens_goes_on_while_the_grammar_can(compiler: GrammarCompiler) -> None:
+    given = random_logits(1)
+    given[0, EOS] = 50.0
+    state = sampling(said(compiler.start(regex("a+")), b"a"), temperature=0.0, min_tokens=9)
+    assert sample(given.clone(), [state], [()])[0][0].token == ord("a")
+
+
+def test_a_grammar_is_stronger_than_bans_and_chooses_among_banned_tokens_by_their_logits(
+    compiler: GrammarCompiler,
+) -> None:
+    given = random_logits(1)
+    given[0, ord("a")], given[0, ord("b")] = -5.0, 5.0
+    state = sampling(compiler.start(regex("a|b")), temperature=0.0, logit_bias=((97, -100.0), (98, -100.0)))
+    assert sample(given.clone(), [state], [()])[0][0].token == ord("b")
+    state = sampling(compiler.start(regex("a|b")), temperature=2.0, logit_bias=((98, -100.0),))
+    assert sample(given.clone(), [state], [()])[0][0].token == ord("a")
+
+
+def test_a_failed_grammar_ends_its_own_row_and_no_other(compiler: GrammarCompiler) -> None:
+    broken = sampling(said(compiler.start(regex("ab")), b"x"))
+    whole = sampling(compiler.start(regex("ab")))
+    entries = sample(random_logits(3), [broken, whole], [(), (ord("a"),)])
+    assert [s.token for s in entries[0]] == [DEAD_END]
+    assert [s.token for s in entries[1]] == [ord("a"), ord("b")]
+
+
+class FailingMatcher:
+    """Rust's panics reach Python as BaseExceptions."""
+
+    def __getattr__(self, name: str) -> object:
+        return lambda *args: False
+
+    def unsafe_compute_mask_ptr(self, *args: object) -> None:
+        raise BaseException("panicked")
+
+
+def test_a_panic_of_the_grammar_engine_is_that_requests_error_alone(compiler: GrammarCompiler) -> None:
+    state = compiler.start(regex("ab"))
+    state._matcher = FailingMatcher()
+    state.prepare()
+    assert not state.masks().any()
+    assert state.error is not None
+    assert "panicked" in state.error
+
+
+def test_logprobs_under_a_grammar_are_those_of_the_raw_logits(compiler: GrammarCompiler) -> None:
+    given = random_logits(1)
+    (entry,) = sample(given.clone(), [sampling(compiler.start(regex("a")), logprobs=3)], [()])
+    expected = given.log_softmax(-1)[0]
+    assert entry[0].logprob == pytest.approx(float(expected[ord("a")]), abs=1e-5)
+    assert [token for token, _ in entry[0].top] == expected.topk(3).indices.tolist()
