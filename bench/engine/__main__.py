@@ -1,0 +1,188 @@
+"""Measures the whole service beside its peers: `make bench-engine`, or `python -m bench.engine --help`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bench.engine import machine, plan, report
+from bench.engine.processes import interrupted_by_sigterm
+from bench.engine.servers import ROOT, ContinuousBatching, LlamaCpp, Ours, Server, ServerError, Transformers, Vllm
+from bench.engine.session import Session, say
+from bench.engine.setup_peers import MARK
+from serve_app.bundled import ensure_bundled_model
+from serve_app.launch.processes import adopt_orphans
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit status: 0 when the run is whole, 1 when nothing could be measured, 130 after Ctrl-C."""
+    options = _options(arguments)
+    if options.render:
+        results = json.loads(options.render.read_text())
+    else:
+        adopt_orphans()  # a server's children that outlive it are ended too
+        try:
+            with interrupted_by_sigterm():
+                results = measure(options)
+        except KeyboardInterrupt:
+            say("stopped; all that was started has ended")
+            return 130
+        except ServerError as error:
+            say(str(error))
+            return 1
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    print(report.markdown(results))
+    if options.docs:
+        report.write_docs(options.docs, results)
+        say(f"{options.docs} is written")
+    return 0 if results["records"] else 1
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.engine", description=__doc__)
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="1 and 4 clients, one round, short windows: a few minutes")
+    size.add_argument("--full", action="store_true", help="long prompts at every number of clients, long windows")
+    parser.add_argument("--only", nargs="+", choices=plan.SERVERS, help="servers; default: all that are installed")
+    parser.add_argument("--workloads", nargs="+", choices=plan.WORKLOADS, default=list(plan.WORKLOADS))
+    parser.add_argument("--clients", nargs="+", type=int, help="of the short and the long workload")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument(
+        "--minutes", type=float, default=30.0, help="no round of a server begins after this; default 30"
+    )
+    parser.add_argument("--peers", type=Path, default=ROOT / ".bench", help="folder of setup_peers; default: .bench")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="an engine setting of ours, as in config.yaml"
+    )
+    parser.add_argument(
+        "--plain", action="append", default=[], metavar="KEY=VALUE", help="what turns our speculation off"
+    )
+    parser.add_argument("--slots", type=int, default=16, help="of llama.cpp; default 16")
+    parser.add_argument("--vllm-dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write everything measured")
+    parser.add_argument("--render", type=Path, metavar="IN", help="measure nothing: render what --json wrote")
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="renew tables and plots, as in docs/benchmarks.md")
+    return parser.parse_args(arguments)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Everything that was measured, as `--json` writes it."""
+    scope = plan.QUICK if options.quick else plan.FULL if options.full else plan.USUAL
+    scope = replace(scope, workloads=tuple(options.workloads))
+    if options.clients:
+        scope = replace(scope, clients=tuple(options.clients), long_clients=tuple(options.clients))
+    if options.rounds:
+        scope = replace(scope, rounds=options.rounds)
+    if options.only:
+        scope = replace(scope, servers=tuple(name for name in plan.SERVERS if name in options.only))
+    folder: Path = options.peers.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    servers, missing = find_servers(folder, options, scope)
+    if not servers:
+        raise ServerError(f"none of the chosen servers is installed: {missing}")
+
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(ensure_bundled_model(folder / "home", say) / "tokenizer.json"))
+    facts = json.loads(
+        subprocess.run(
+            [sys.executable, "-m", "bench.engine.machine"], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
+    )
+    say(
+        f"memory is read at {facts['read_bytes_per_s'] / 1e9:.1f} GB/s; servers: {', '.join(one.name for one in servers)}"
+    )
+    began = time.time()
+    session = Session(
+        servers, scope, lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids), 60 * options.minutes
+    )
+    session.run()
+    return {
+        "machine": facts,
+        "date": time.strftime("%Y-%m-%d", time.gmtime(began)),
+        "seconds": time.time() - began,
+        "rounds": scope.rounds,
+        "window_s": [scope.least_s, scope.most_s],
+        "cut_short": session.cut_short,
+        "servers": {
+            server.name: {
+                "title": server.title,
+                "facts": server.facts,
+                "batches": server.batches,
+                "weight_bytes": server.weight_bytes(),
+                "peak_memory_bytes": server.peak_memory,
+                "idle_cpu": server.idle_cpu,
+            }
+            for server in servers
+            if server.name not in session.missing
+        },
+        "missing": {**missing, **session.missing},
+        "records": session.records,
+    }
+
+
+def find_servers(folder: Path, options: argparse.Namespace, scope: plan.Scope) -> tuple[list[Server], dict[str, str]]:
+    """The chosen servers that are installed, and why the others aren't there."""
+    overrides = dict(_setting(text) for text in options.set)
+    plain = dict(_setting(text) for text in options.plain) or speculation_off()
+    ours = Ours(folder, overrides)
+    peers = {name: _peer(folder, name) for name in ("gguf", "transformers", "llama_cpp", "vllm")}
+    servers: list[Server] = []
+    missing: dict[str, str] = {}
+    for name in scope.servers:
+        needs = {"llama-cpp": ("llama_cpp", "gguf"), "vllm": ("vllm",)}.get(name, ("transformers",))
+        if name == plan.OURS:
+            servers.append(ours)
+        elif name == plan.PLAIN:
+            if plain:
+                servers.append(Ours(folder, {**overrides, **plain}, plan.PLAIN))
+            else:
+                missing[name] = "the engine has no speculation to turn off"
+        elif any(peers[need] is None for need in needs):
+            missing[name] = "not installed: make bench-engine-peers"
+        elif name == "llama-cpp":
+            servers.append(LlamaCpp(folder, peers["llama_cpp"], Path(peers["gguf"]["gguf"]), options.slots))
+        elif name == "vllm":
+            servers.append(Vllm(folder, peers["vllm"], ours.model_folder, options.vllm_dtype))
+        else:
+            kind = Transformers if name == "transformers" else ContinuousBatching
+            servers.append(kind(folder, peers["transformers"], ours.model_folder))
+    return servers, missing
+
+
+def speculation_off() -> dict[str, Any]:
+    """The engine setting that turns speculation off; empty when there is none."""
+    from serve_app.engine.config import EngineSettings
+
+    for name in EngineSettings.model_fields:
+        if name.startswith("speculat"):
+            for off in (False, 0, "off", None):
+                try:
+                    EngineSettings.model_validate({"model": "any", name: off})
+                except ValueError:
+                    continue
+                return {name: off}
+    return {}
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    key, _, value = text.partition("=")
+    return key, yaml.safe_load(value)
+
+
+def _peer(folder: Path, name: str) -> Any:
+    mark = folder / name / MARK
+    return json.loads(mark.read_text()) if mark.exists() else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""What one run measures, in which order, and how long that takes at most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+SHORT, LONG, CODE, PREFIX, DISTURBED = "short", "long", "code", "prefix", "disturbed"
+WORKLOADS = (SHORT, LONG, CODE, PREFIX, DISTURBED)
+OURS, PLAIN = "ours", "ours-plain"  # PLAIN: the same without speculation
+SERVERS = (OURS, PLAIN, "transformers", "transformers-cb", "llama-cpp", "vllm")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One measurement of one round."""
+
+    server: str
+    workload: str
+    clients: int
+    least_s: float
+    most_s: float
+    round: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """How much is measured."""
+
+    rounds: int
+    clients: tuple[int, ...]
+    long_clients: tuple[int, ...]
+    least_s: float
+    most_s: float
+    workloads: tuple[str, ...] = WORKLOADS
+    servers: tuple[str, ...] = SERVERS
+
+
+QUICK = Scope(rounds=1, clients=(1, 4), long_clients=(1,), least_s=1.0, most_s=10.0)
+USUAL = Scope(rounds=3, clients=(1, 4, 16, 32, 64), long_clients=(1, 16), least_s=3.0, most_s=12.0)
+FULL = Scope(rounds=3, clients=(1, 4, 16, 32, 64), long_clients=(1, 4, 16, 32, 64), least_s=5.0, most_s=45.0)
+
+
+def turns(scope: Scope, there: Iterable[str]) -> Iterator[tuple[int, str, list[Cell]]]:
+    """Round by round, server after server (A B C A B C): so a slow minute of the machine hits all of them alike."""
+    there = list(there)
+    for number in range(scope.rounds):
+        for server in scope.servers:
+            if server in there and (cells := list(_cells(scope, server, number))):
+                yield number, server, cells
+
+
+def _cells(scope: Scope, server: str, number: int) -> Iterator[Cell]:
+    plain = server == PLAIN
+    for workload in scope.workloads:
+        if workload in (SHORT, LONG):
+            clients = scope.clients if workload == SHORT else scope.long_clients
+            if plain:  # what speculation costs where nothing repeats
+                clients = (1,) if workload == SHORT else ()
+            for count in clients:
+                yield Cell(server, workload, count, scope.least_s, scope.most_s, number)
+        elif workload == CODE:
+            yield Cell(server, CODE, 1, scope.least_s, scope.most_s, number)
+        elif workload == PREFIX and not plain:
+            yield Cell(server, PREFIX, 1, 0.0, scope.most_s, number)
+        elif workload == DISTURBED and not plain and server != "transformers":  # it runs one request at a time
+            yield Cell(server, DISTURBED, 4, 2.0, max(30.0, scope.most_s), number)

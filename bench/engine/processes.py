@@ -1,0 +1,128 @@
+"""A server's processes: started, paused, measured and ended together, always by their own ids."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Tree:
+    """One process with all that comes of it."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], log: Path, cwd: Path, *, piped: bool) -> None:
+        self.log = log
+        self._seen: set[psutil.Process] = set()  # equality of these includes the start time: ids may be reused
+        self._paused: list[psutil.Process] = []
+        with log.open("ab") as output:
+            self.root = subprocess.Popen(
+                command,
+                env=environment,
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if piped else output,
+                stderr=output if piped else subprocess.STDOUT,
+                text=True,
+                preexec_fn=_end_with_parent,
+            )
+
+    def processes(self) -> list[psutil.Process]:
+        """All that run now."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            root = psutil.Process(self.root.pid)
+            self._seen.update([root, *root.children(recursive=True)])
+        return [process for process in self._seen if _runs(process)]
+
+    def cpu_s(self) -> float:
+        """Processor seconds used so far by those that run now."""
+        total = 0.0
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                total += times.user + times.system
+        return total
+
+    def busy(self, over_s: float) -> float:
+        """Processor seconds per second during the next `over_s` seconds."""
+        before, began = self.cpu_s(), time.perf_counter()
+        time.sleep(over_s)
+        return max(0.0, self.cpu_s() - before) / (time.perf_counter() - began)
+
+    def memory(self) -> int:
+        """Bytes: proportional set sizes added up, so that shared pages count once; resident sizes where unknown."""
+        total = 0
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                try:
+                    total += process.memory_full_info().pss
+                except (psutil.AccessDenied, AttributeError):
+                    total += process.memory_info().rss
+        return total
+
+    def pause(self) -> None:
+        """Take the processor from it: an idle server that polls would disturb the one that is measured."""
+        self._paused = self.processes()
+        for process in self._paused:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.suspend()
+
+    def resume(self) -> None:
+        """Let it go on."""
+        for process in self._paused:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+        self._paused = []
+
+    def stop(self, patience_s: float) -> None:
+        """Ask it to end, in order; after `patience_s` end what is left."""
+        self.resume()
+        running = self.processes()
+        if self.root.poll() is None:
+            self.root.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.root.wait(patience_s)
+        for ask in (psutil.Process.terminate, psutil.Process.kill):
+            left = [process for process in {*running, *self.processes()} if _runs(process)]
+            for process in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    ask(process)
+            psutil.wait_procs(left, timeout=3)
+        self.root.wait(5)
+
+    def last_lines(self, count: int = 5) -> str:
+        """The end of its log."""
+        return "\n".join(self.log.read_text(errors="replace").strip().splitlines()[-count:])
+
+
+@contextlib.contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """SIGTERM unwinds like Ctrl-C, so that whatever was started is ended."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _end_with_parent() -> None:
+    """In the child: out of reach of the terminal's Ctrl-C, and told to end when this program is killed (Linux)."""
+    os.setsid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

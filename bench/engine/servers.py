@@ -1,0 +1,321 @@
+"""The servers that are compared: how each is started, what it is told, how its weights are stored."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import urllib.error
+import urllib.request
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bench.engine.client import Call
+from bench.engine.processes import Tree
+from bench.engine.workloads import Ask
+from serve_app import secrets
+from serve_app.launch.preflight import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+START_S = 240.0
+CONTEXT = 8192  # tokens; the model's own
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+
+
+class ServerError(Exception):
+    """A server could not be started; one line with the end of its log."""
+
+
+class Server(ABC):
+    """One server. `start` may be called again after `stop`."""
+
+    name: str
+    title: str
+    batches = True  # runs several requests at once
+    pausable = True  # survives being stopped by a signal while another is measured
+    patience_s = 8.0
+    piped = False
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tree: Tree | None = None
+        self.port = 0
+        self.peak_memory = 0  # bytes
+        self.idle_cpu: float | None = None  # processor seconds per second without requests
+
+    @abstractmethod
+    def command(self) -> list[str]:
+        """What is executed; `self.port` is set."""
+
+    @abstractmethod
+    def weight_bytes(self) -> int:
+        """Bytes of weights that each step reads, as this server stores them."""
+
+    @property
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """Version and settings, for the table."""
+
+    def environment(self) -> dict[str, str]:
+        """Of its processes."""
+        return {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+    def body(self, ask: Ask) -> dict[str, Any]:
+        """Greedy, streamed, and as many tokens as asked for whatever the model says."""
+        return {
+            "model": self.model,
+            "messages": ask.messages,
+            "max_tokens": ask.max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "ignore_eos": True,
+            "stream_options": {"include_usage": True},
+        }
+
+    model = "bench"
+    key: str | None = None
+
+    def call(self, ask: Ask) -> Call:
+        """The request's bytes; the connection is closed after it, by whichever side is done first."""
+        body = json.dumps(self.body(ask)).encode()
+        head = [
+            "POST /v1/chat/completions HTTP/1.1",
+            f"host: 127.0.0.1:{self.port}",
+            "content-type: application/json",
+            "accept: text/event-stream",
+            "connection: close",
+            f"content-length: {len(body)}",
+        ]
+        if self.key is not None:
+            head.append(f"authorization: Bearer {self.key}")
+        return Call(self.port, "\r\n".join([*head, "", ""]).encode() + body, ask.max_tokens)
+
+    def start(self) -> None:
+        """Returns when it answers. Raises ServerError."""
+        self.port = free_port()
+        log = self.folder / "logs" / f"{self.name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_bytes(b"")
+        self.tree = Tree(self.command(), self.environment(), log, ROOT, piped=self.piped)
+        try:
+            self.wait_until_ready(self.tree)
+        except BaseException:
+            self.stop()
+            raise
+
+    def wait_until_ready(self, tree: Tree) -> None:
+        """Asks for its health until that is good."""
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            if tree.root.poll() is not None:
+                raise ServerError(f"{self.name} ended: {tree.last_lines()}")
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5) as answer:
+                    if answer.status == 200:
+                        return
+            except (urllib.error.URLError, OSError):
+                pass
+            time.sleep(0.2)
+        raise ServerError(f"{self.name} was not ready within {START_S:.0f} s: {tree.last_lines()}")
+
+    def stop(self) -> None:
+        """Ends all its processes."""
+        if self.tree is not None:
+            self.tree.stop(self.patience_s)
+            self.tree = None
+
+
+class Ours(Server):
+    """The whole service: launcher, HAProxy, gateway with an API key, limiter, ledger, engine."""
+
+    name = "ours"
+    title = "serve-app"
+    pausable = False  # its parts watch one another by the clock
+    patience_s = 25.0
+    piped = True
+    model = "svc-chat"
+
+    def __init__(self, folder: Path, overrides: Mapping[str, Any], name: str | None = None) -> None:
+        super().__init__(folder)
+        self.name = name or self.name
+        self.home = folder / "home"
+        self.config = yaml.safe_load((ROOT / "config.yaml").read_text())
+        for application in self.config["applications"]:
+            for deployment in application["deployments"]:
+                if deployment["name"] == "Limiter":  # the load is one account's
+                    deployment["user_config"] = {"contract": {"rpm": 10**6, "tpm": 10**9, "concurrency": 1024}}
+                if deployment["name"] == "Model":  # a second replica would take the first one's cores
+                    deployment["autoscaling_config"] |= {"min_replicas": 1, "max_replicas": 1}
+                    deployment["max_ongoing_requests"] = 256
+            if application["import_path"] == "serve_app.apps:model":
+                application["args"] |= {"max_running": 64, **overrides}
+                self.args: dict[str, Any] = application["args"]
+
+    def command(self) -> list[str]:
+        self.home.mkdir(parents=True, exist_ok=True)
+        config = self.folder / f"{self.name}.yaml"
+        config.write_text(yaml.safe_dump(self.config, sort_keys=False))
+        command = [sys.executable, "-m", "serve_app.launch", "--json", "--no-dashboard", "--config", str(config)]
+        return [*command, "--port", str(self.port), "--home", str(self.home)]
+
+    def wait_until_ready(self, tree: Tree) -> None:
+        assert tree.root.stdout is not None
+        line = tree.root.stdout.readline()  # the launcher bounds its own start
+        if not line:
+            raise ServerError(f"{self.name} did not start: {tree.last_lines()}")
+        self.key = self._account(json.loads(line)["base_url"])
+
+    def _account(self, base_url: str) -> str:
+        """A key of a new account with money enough; the first account's would run out over many runs."""
+        operator = secrets.load(self.home).operator_key
+
+        def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
+            head = {"authorization": f"Bearer {operator}", "content-type": "application/json"}
+            request = urllib.request.Request(base_url + path, json.dumps(body).encode(), head)
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return dict(json.load(answer))
+
+        account = post("/admin/accounts", {"name": "bench", "credit": "1000", "kind": "grant"})
+        return str(post(f"/admin/accounts/{account['id']}/keys", {"name": "bench"})["key"])
+
+    def weight_bytes(self) -> int:
+        return parameters(self.model_folder) * BYTES[self.args["dtype"]]
+
+    @property
+    def model_folder(self) -> Path:
+        """The converted model, which every peer but llama.cpp reads too."""
+        from serve_app.bundled import NAME
+
+        return self.home / "models" / NAME
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"settings": self.args}
+
+
+class Transformers(Server):
+    """`transformers serve`, one request at a time."""
+
+    name = "transformers"
+    title = "transformers serve"
+    batches = False
+
+    def __init__(self, folder: Path, peer: dict[str, Any], model_folder: Path) -> None:
+        super().__init__(folder)
+        self.peer, self.model = peer, str(model_folder)
+
+    def command(self) -> list[str]:
+        program = Path(self.peer["python"]).with_name("transformers")
+        command = [str(program), "serve", self.model, "--host", "127.0.0.1", "--port", str(self.port)]
+        return [*command, "--device", "cpu", "--log-level", "error"]
+
+    def body(self, ask: Ask) -> dict[str, Any]:
+        # It refuses `stream_options` and sends usage anyway; the end-of-sequence token is taken out by its own field.
+        generation = {"do_sample": False, "eos_token_id": -1, "pad_token_id": 2, "max_new_tokens": ask.max_tokens}
+        return {
+            "model": self.model,
+            "messages": ask.messages,
+            "max_tokens": ask.max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "generation_config": json.dumps(generation),
+        }
+
+    def weight_bytes(self) -> int:
+        return parameters(Path(self.model)) * BYTES["float32"]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"version": self.peer["version"], "torch": self.peer["torch"], "dtype": "float32"}
+
+
+class ContinuousBatching(Transformers):
+    """`transformers serve --continuous-batching`."""
+
+    name = "transformers-cb"
+    title = "transformers serve --continuous-batching"
+    batches = True
+
+    def command(self) -> list[str]:
+        # Its default takes nine tenths of the machine's memory for the KV cache.
+        return [*super().command(), "--continuous-batching", "--cb-max-memory-percent", "0.15"]
+
+
+class LlamaCpp(Server):
+    """llama.cpp's C++ server on the bundled Q4_1 file."""
+
+    name = "llama-cpp"
+    title = "llama.cpp server"
+
+    def __init__(self, folder: Path, peer: dict[str, Any], gguf: Path, slots: int) -> None:
+        super().__init__(folder)
+        self.peer, self.gguf, self.slots = peer, gguf, slots
+
+    def command(self) -> list[str]:
+        command = [self.peer["server"], "--model", str(self.gguf), "--host", "127.0.0.1", "--port", str(self.port)]
+        threads = str(len(os.sched_getaffinity(0)))
+        # A whole context for each slot, 3 GB of cache at 16: sharing one would save memory and cost it speed.
+        context = str(CONTEXT * self.slots)
+        command += ["--threads", threads, "--parallel", str(self.slots), "--ctx-size", context, "--no-kv-unified"]
+        return [*command, "--no-webui"]
+
+    def weight_bytes(self) -> int:
+        return self.gguf.stat().st_size
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"version": self.peer["version"], "build": self.peer["flags"], "dtype": "Q4_1", "slots": self.slots}
+
+
+class Vllm(Server):
+    """vLLM's CPU build."""
+
+    name = "vllm"
+    title = "vLLM (CPU build)"
+    patience_s = 15.0
+
+    def __init__(self, folder: Path, peer: dict[str, Any], model_folder: Path, dtype: str) -> None:
+        super().__init__(folder)
+        self.peer, self.model, self.dtype = peer, str(model_folder), dtype
+
+    def command(self) -> list[str]:
+        command = [self.peer["python"], "-m", "vllm.entrypoints.cli.main", "serve", self.model]
+        command += ["--host", "127.0.0.1", "--port", str(self.port), "--dtype", self.dtype]
+        return [*command, "--max-model-len", str(CONTEXT), "--max-num-seqs", "64", "--disable-uvicorn-access-log"]
+
+    def environment(self) -> dict[str, str]:
+        cores = sorted(os.sched_getaffinity(0))
+        return {
+            **super().environment(),
+            "VLLM_CPU_KVCACHE_SPACE": "3",  # GiB
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),  # by itself it leaves one core to its front end
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CACHE_ROOT": str(self.folder / "vllm-cache"),
+        }
+
+    def weight_bytes(self) -> int:
+        return parameters(Path(self.model)) * BYTES[self.dtype]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"version": self.peer["version"], "torch": self.peer["torch"], "dtype": self.dtype}
+
+
+def parameters(model_folder: Path) -> int:
+    """Of the model in a folder of safetensors; tied ones count once, as they are stored."""
+    total = 0
+    for path in model_folder.glob("*.safetensors"):
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                size = 1
+                for length in tensor["shape"]:
+                    size *= length
+                total += size
+    return total
