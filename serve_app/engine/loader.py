@@ -23,6 +23,8 @@ __all__ = ["LoadedModel", "convert_gguf", "load", "prepare"]
 
 logger = logging.getLogger(__name__)
 
+_GIB = 2**30
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
@@ -123,11 +125,34 @@ def _load_float(source: Source, settings: EngineSettings, say: Say, dtype: str |
             parent = settings.offload_folder or prepared.cache_dir(settings.cache_dir) / "offload"
             places["offload_folder"] = str(stack.enter_context(prepared.own_folder(Path(parent).expanduser())))
         with quiet_transformers(say, f"Loading {source.name}"):
-            model = AutoModelForCausalLM.from_pretrained(
-                source.folder, dtype=dtype or settings.dtype, use_safetensors=True, **places
+            model, report = AutoModelForCausalLM.from_pretrained(
+                source.folder,
+                dtype=dtype or settings.dtype,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused below, with the names
+                **places,
             )
-    placement.check_complete(model, settings)
+    _check_report(source, report, say)
+    if away := placement.offloaded_bytes(model, settings):
+        say(f"{away / _GIB:.2f} GiB of the weights of {source.name} are offloaded, fetched in each step: this is slow")
     return model
+
+
+def _check_report(source: Source, report: dict[str, Any], say: Say) -> None:
+    """Refuse a model of which transformers has made up a part: it fills in what the files lack with random numbers.
+
+    Raises:
+        ModelError: the files don't hold what config.json describes.
+    """
+    odd = sorted(report["missing_keys"]) + sorted(str(key) for key, *_ in report["mismatched_keys"])
+    if odd:
+        raise ModelError(
+            f"The weights in {source.folder} are not those that its config.json describes: {odd[0]} is missing or of "
+            f"another shape ({len(odd)} in all are). Fetch the model again."
+        )
+    if extra := sorted(report["unexpected_keys"]):
+        say(f"{len(extra)} weights of {source.name} are not used by models of its type, {extra[0]} for one")
 
 
 def _load_int8(source: Source, settings: EngineSettings, say: Say) -> tuple[Any, llama.LlamaWeights]:

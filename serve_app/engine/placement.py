@@ -23,6 +23,11 @@ def check(settings: EngineSettings) -> None:
         if wanted not in _SPREAD:
             _check_device(wanted)
     else:
+        if "" in wanted and len(wanted) > 1:  # accelerate would put everything there, what is elsewhere included
+            raise ModelError(
+                "device_map names '' (the whole model) beside parts of it: name every part, "
+                "as model.embed_tokens, model.layers.0, model.norm, lm_head."
+            )
         for device in wanted.values():
             if device != "disk":
                 _check_device(device)
@@ -67,19 +72,22 @@ def arguments(settings: EngineSettings) -> dict[str, Any]:
     }
 
 
-def check_complete(model: Any, settings: EngineSettings) -> None:
-    """Find out whether every weight has a place: on a device, or offloaded where a hook brings it back.
+def offloaded_bytes(model: Any, settings: EngineSettings) -> int:
+    """Bytes of a placed model's weights that lie elsewhere than where they are used, brought there for each step.
 
     Raises:
-        ModelError: some have none.
+        ModelError: some weights have no place at all.
     """
+    total = 0
     for name, module in model.named_modules():
-        offloaded = any(getattr(hook, "offload", False) for hook in _hooks(module))
-        if not offloaded and any(parameter.is_meta for parameter in module.parameters(recurse=False)):
+        away = [parameter for parameter in module.parameters(recurse=False) if parameter.is_meta]
+        total += sum(parameter.nbytes for parameter in away)
+        if away and not any(getattr(hook, "offload", False) for hook in _hooks(module)):
             raise ModelError(
                 f"The weights of {name or 'the model'} have no place on the devices of {settings.device_map!r}: "
                 "use more or larger ones."
             )
+    return total
 
 
 def execution_device(model: Any) -> torch.device:

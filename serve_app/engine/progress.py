@@ -20,14 +20,14 @@ class Progress:
         self._total = max(total, 1e-9)
         self._clock = clock
         self._said_at = clock()
-        self._said = 0.0  # the share of the last line
+        self._said = 0  # percent, in the last line
 
     def at(self, done: float, total: float | None = None) -> None:
         """Note that `done` of the total (of a new one if it has grown) is done; the end is the caller's to announce."""
         if total is not None:
             self._total = max(total, 1e-9)
-        now, share = self._clock(), min(done / self._total, 1.0)
+        now, percent = self._clock(), min(int(100 * done / self._total), 100)
         silent = now - self._said_at
-        if share < 1.0 and (silent >= 10.0 or (silent >= 1.0 and share - self._said >= 0.1)):
-            self._say(f"{self._what}: {share:.0%}")
-            self._said_at, self._said = now, share
+        if percent < 100 and (silent >= 10.0 or (silent >= 1.0 and percent - self._said >= 10)):
+            self._say(f"{self._what}: {percent} %")
+            self._said_at, self._said = now, percent

@@ -1,8 +1,9 @@
-"""Transformers' progress bars and warnings kept out of the service's output; its progress is told as lines instead."""
+"""Transformers' and accelerate's bars and warnings kept out of the service's output; progress is told as lines."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -25,7 +26,10 @@ def quiet_transformers(say: Say | None = None, what: str = "") -> Iterator[None]
         return _Counted(items, Progress(say, what, options.get("total") or len(items)))
 
     verbosity, bars = library.get_verbosity(), library.is_progress_bar_enabled()
+    accelerate = logging.getLogger("accelerate")
+    accelerate_level = accelerate.level
     library.set_verbosity_error()
+    accelerate.setLevel(logging.ERROR)
     library.disable_progress_bar()
     previous = library.set_tqdm_hook(count)
     try:
@@ -33,6 +37,7 @@ def quiet_transformers(say: Say | None = None, what: str = "") -> Iterator[None]
     finally:
         library.set_tqdm_hook(previous)
         library.set_verbosity(verbosity)
+        accelerate.setLevel(accelerate_level)
         if bars:
             library.enable_progress_bar()
 

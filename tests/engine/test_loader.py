@@ -1,19 +1,38 @@
 from __future__ import annotations
 
-import hashlib
+import itertools
+import json
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from pydantic import ValidationError
 
-from serve_app import bundled
-from serve_app.engine import EngineSettings, ModelError, loader
+from serve_app.engine import EngineSettings, ModelError, gguf, hub, loader, memory, placement, prepared
+from serve_app.engine.loader import LoadedModel
+from serve_app.engine.progress import Progress
+from serve_app.engine.runners import create_runner
+from serve_app.settings import ModelArgs, SettingsError, parse
+from tests.engine import model_folders
+from tests.engine.families import Blocks, prefill, tokens_of
 
 
 def settings(model: Path | str, **options: object) -> EngineSettings:
-    return EngineSettings(model=str(model), **options)  # type: ignore[arg-type]
+    return EngineSettings(model=str(model), **{"kv_cache_memory": "1MiB", **options})  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVE_APP_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return model_folders.save(tmp_path / "model")
 
 
 @pytest.mark.parametrize(
@@ -29,99 +48,426 @@ def test_settings_that_mean_nothing_are_refused(options: dict[str, object]) -> N
         settings("m", **options)
 
 
-def test_a_missing_path_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"There is no model at .*nowhere"):
-        loader.load(settings(tmp_path / "nowhere"))
+def test_a_wrong_dtype_is_answered_with_the_right_ones() -> None:
+    with pytest.raises(SettingsError, match=r"^args\.dtype: .*'float32', 'bfloat16' or 'int8'$"):
+        parse(ModelArgs, {"model": "m", "dtype": "int3"}, "args")
 
 
-def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"no config\.json"):
-        loader.load(settings(tmp_path))
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ModelError, match="no weights"):
-        loader.load(settings(tmp_path))
+# What can be wrong with a folder: how it is broken, settings, and what the one line must say.
 
 
-def test_a_file_instead_of_a_folder_is_named(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").touch()
-    with pytest.raises(ModelError, match="convert_gguf"):
-        loader.load(settings(tmp_path / "model.gguf"))
+def remove(*names: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        for name in names:
+            (folder / name).unlink()
+
+    return change
 
 
-@pytest.mark.model
-def test_a_truncated_file_is_named(tmp_path: Path, model_path: Path) -> None:
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(model_path / name, tmp_path)
-    with (model_path / "model.safetensors").open("rb") as whole:
-        (tmp_path / "model.safetensors").write_bytes(whole.read(2**20))
-    with pytest.raises(ModelError, match="cut short") as refusal:
-        loader.load(settings(tmp_path))
-    assert "\n" not in str(refusal.value)
+def write(name: str, text: str) -> Callable[[Path], None]:
+    return lambda folder: void((folder / name).write_text(text))
 
 
-@pytest.mark.model
-def test_too_little_memory_is_refused_with_the_setting_to_lower(model_path: Path) -> None:
-    chosen = settings(model_path, kv_cache_memory="2GiB")
-    with pytest.raises(ModelError, match=r"1\.0 GiB are available, 2\.5 GiB are needed.*lower kv_cache_memory"):
-        loader.check_memory(model_path, chosen, available=2**30)
-    loader.check_memory(model_path, chosen, available=3 * 2**30)
+def void(_: object) -> None:
+    return None
+
+
+def truncate(name: str) -> Callable[[Path], None]:
+    return lambda folder: void((folder / name).write_bytes((folder / name).read_bytes()[:-10]))
+
+
+def in_turn(*changes: Callable[[Path], None]) -> Callable[[Path], None]:
+    return lambda folder: void([change(folder) for change in changes])
+
+
+def shard(folder: Path) -> None:
+    shutil.rmtree(folder)
+    model_folders.save(folder, max_shard_size="100KB")
+
+
+def edit_config(**changes: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+    return change
+
+
+def without_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").unlink()
+
+
+SHARD = "model-00002-of-00005.safetensors"
+
+BROKEN: dict[str, tuple[Callable[[Path], None], dict[str, Any], str]] = {
+    "no folder": (shutil.rmtree, {}, r"There is no model at .*: check the setting 'model'"),
+    "a file": (
+        in_turn(shutil.rmtree, lambda f: void(f.write_text("x"))),
+        {},
+        r"neither a folder nor a \.gguf file: check the setting 'model'",
+    ),
+    "empty": (in_turn(shutil.rmtree, Path.mkdir), {}, r"not a model folder: it has no config\.json"),
+    "adapter alone": (
+        in_turn(shutil.rmtree, Path.mkdir, write("adapter_config.json", "{}")),
+        {},
+        r"an adapter .*merge the two .*name the merged folder",
+    ),
+    "GGUF inside": (
+        in_turn(shutil.rmtree, Path.mkdir, write("q4.gguf", "GGUF")),
+        {},
+        r"name the file itself, model: .*q4\.gguf",
+    ),
+    "config no JSON": (write("config.json", "{"), {}, r"config\.json can't be read .*: fetch it again"),
+    "config a list": (write("config.json", "[]"), {}, r"config\.json is not a JSON object"),
+    "config of something else": (write("config.json", "{}"), {}, r"names no model_type"),
+    "no weights": (remove("model.safetensors"), {}, r"has no weights: no \*\.safetensors file is there"),
+    "pickled weights": (
+        in_turn(remove("model.safetensors"), write("pytorch_model.bin", "")),
+        {},
+        r"pickled weights only .*save the model as safetensors",
+    ),
+    "weights of another name": (
+        lambda f: void((f / "model.safetensors").rename(f / "weights.safetensors")),
+        {},
+        r"has weights\.safetensors, but neither .* nor .*: rename the file, or fetch the missing index",
+    ),
+    "weights cut short": (truncate("model.safetensors"), {}, r"model\.safetensors is damaged or cut short .*fetch it"),
+    "weights empty": (write("model.safetensors", ""), {}, r"model\.safetensors is damaged or cut short"),
+    "a shard missing": (in_turn(shard, remove(SHARD)), {}, rf"lacks {SHARD}.*1 of its 5 .*: fetch the model again"),
+    "a shard cut short": (in_turn(shard, truncate(SHARD)), {}, rf"{SHARD} is damaged or cut short .*: fetch it again"),
+    "index no JSON": (in_turn(shard, write("model.safetensors.index.json", "{")), {}, r"index\.json can't be read"),
+    "index empty": (in_turn(shard, write("model.safetensors.index.json", "{}")), {}, r"index\.json has no weight_map"),
+    "no tokenizer": (remove("tokenizer.json"), {}, r"has no tokenizer: put the model's tokenizer\.json"),
+    "tokenizer broken": (write("tokenizer.json", "{}"), {}, r"Can't load the tokenizer of"),
+    "no chat template": (without_template, {}, r"has no chat template: choose a chat or instruct model"),
+    "unknown architecture": (edit_config(model_type="novel"), {}, r"Can't load the model .*novel"),
+    "no text model": (edit_config(model_type="vit"), {}, r"Can't load the model .*"),
+    "weights of another shape": (edit_config(hidden_size=32), {}, r"not those that its config\.json .*\. Fetch"),
+    "fewer weights than layers": (edit_config(num_hidden_layers=3), {}, r"model\.layers\.2.* is missing .*\. Fetch"),
+    "device misspelt": (void, {"device_map": "gpu"}, r"names 'gpu', which is no device: choose cpu, cuda:0 or disk"),
+    "device in a map misspelt": (void, {"device_map": {"": "cpux"}}, r"names 'cpux', which is no device"),
+    "device misspelt in max_memory": (
+        void,
+        {"device_map": "auto", "max_memory": {"cpuu": 1}},
+        r"names 'cpuu', which is no device",
+    ),
+    "device not there": (void, {"device_map": "cuda:77"}, r"There is no device cuda:77: .*change device_map"),
+    "device of another kind": (void, {"device_map": "mps"}, r"type mps are not supported: set device_map to cpu"),
+    "a map that says things twice": (void, {"device_map": {"": "cpu", "lm_head": "disk"}}, r"name every part"),
+    "too little memory": (void, {"kv_cache_memory": "900000GiB"}, r"Too little memory: .*: lower kv_cache_memory"),
+    "too little memory for int8": (
+        void,
+        {"kv_cache_memory": "900000GiB", "dtype": "int8"},
+        r"Too little memory: .* as int8, .*: lower kv_cache_memory or choose a smaller model",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_is_wrong_is_told_in_one_line_with_the_remedy(folder: Path, case: str) -> None:
+    damage, options, line = BROKEN[case]
+    damage(folder)
+    for dtype in ("float32", "int8"):
+        with pytest.raises(ModelError, match=line) as refusal:
+            loader.load(settings(folder, **{"dtype": dtype, **options}))
+        text = str(refusal.value)
+        assert "\n" not in text
+        assert len(text) < 500
+
+
+def test_a_sharded_model_is_loaded_by_its_index(tmp_path: Path) -> None:
+    whole = model_folders.save(tmp_path / "whole")
+    sharded = model_folders.save(tmp_path / "sharded", max_shard_size="100KB")
+    assert len(list(sharded.glob("*.safetensors"))) > 2
+    (sharded / "consolidated.safetensors").write_bytes(b"of another program")
+    one, five = (loader.load(settings(path)).model.state_dict() for path in (whole, sharded))
+    assert all(torch.equal(one[name], five[name]) for name in one)
+
+
+# Memory
+
+
+def test_too_little_memory_is_refused_with_the_setting_to_lower(folder: Path) -> None:
+    from serve_app.engine import checkpoint
+
+    tensors = list(checkpoint.stored_tensors(folder))
+    weights = sum(tensor.elements for tensor in tensors)
+    chosen = settings(folder, kv_cache_memory="2GiB")
+    with pytest.raises(ModelError, match=r"1\.0 GiB are available, 2\.0 GiB are needed.*lower kv_cache_memory"):
+        memory.check("model", tensors, chosen, available=2**30)
+    memory.check("model", tensors, chosen, available=2**31 + 4 * weights)
+    with pytest.raises(ModelError):
+        memory.check("model", tensors, chosen, available=2**31 + 4 * weights - 1)
+    memory.check("model", tensors, settings(folder, device_map="auto"), available=0)  # accelerate's to plan
+    with pytest.raises(ModelError, match=r"memory on cuda:1: 0\.0 GiB .*bfloat16"):
+        memory.check("model", tensors, settings(folder, device_map="cuda:1"), available=1000)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_int8_is_counted_as_what_it_takes(tmp_path: Path, tied: bool) -> None:
+    from serve_app.engine import checkpoint
+
+    folder = model_folders.save(tmp_path / "model", model_folders.model(tie_word_embeddings=tied), dtype=torch.bfloat16)
+    counted = memory.weight_bytes(checkpoint.stored_tensors(folder), "int8")
+    loader.load(settings(folder, dtype="int8"))
+    [file] = (tmp_path / "home" / "cache" / "int8").glob("*.safetensors")
+    assert counted == pytest.approx(file.stat().st_size, rel=0.1)  # scales and the file's header are not counted
 
 
 def test_a_container_counts_its_own_limit_as_the_memory_there_is(tmp_path: Path) -> None:
-    assert loader.available_memory(tmp_path) > 0
+    assert memory.available_memory(tmp_path) > 0
     (tmp_path / "memory.max").write_text("1048576\n")
     (tmp_path / "memory.current").write_text("48576\n")
     (tmp_path / "memory.stat").write_text("anon 40000\ninactive_file 8576\n")
-    assert loader.available_memory(tmp_path) == 1_008_576
+    assert memory.available_memory(tmp_path) == 1_008_576
     (tmp_path / "memory.max").write_text("max\n")
-    assert loader.available_memory(tmp_path) > 1_008_576
+    assert memory.available_memory(tmp_path) > 1_008_576
 
 
-def test_a_broken_gguf_leaves_nothing_behind(tmp_path: Path) -> None:
-    (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(100))
-    with pytest.raises(ModelError, match=r"Can't convert"):
-        loader.convert_gguf(tmp_path / "broken.gguf", tmp_path / "out", print)
-    assert [path.name for path in tmp_path.iterdir()] == ["broken.gguf"]
+# Placement
 
 
-def test_the_bundled_model_must_be_the_recorded_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = tmp_path / "other.gguf"
-    other.write_bytes(b"something else")
-    monkeypatch.setenv(bundled.GGUF_VARIABLE, str(other))
-    with pytest.raises(ModelError, match="not the bundled model"):
-        bundled.ensure_bundled_model(tmp_path / "home", print)
-    monkeypatch.setenv(bundled.GGUF_VARIABLE, str(tmp_path / "missing.gguf"))
-    with pytest.raises(ModelError, match=f"check {bundled.GGUF_VARIABLE}"):
-        bundled.ensure_bundled_model(tmp_path / "home", print)
+def logits(loaded: LoadedModel, chosen: EngineSettings) -> torch.Tensor:
+    runner = create_runner(loaded.model, chosen)
+    sequence = Blocks(runner.num_blocks, chosen.block_size).sequence(tokens_of(20))
+    return runner.execute([prefill(sequence)])
 
 
-def test_the_bundled_model_is_prepared_once_however_many_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gguf, conversions = tmp_path / "small.gguf", []
-    gguf.write_bytes(b"weights")
+PARTS = ("model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm", "model.rotary_emb", "lm_head")
+DISK: dict[str, Any] = {
+    "one layer": {**dict.fromkeys(PARTS, "cpu"), "model.layers.1": "disk"},
+    "embedding and head": {**dict.fromkeys(PARTS, "cpu"), "model.embed_tokens": "disk", "lm_head": "disk"},
+    "all": {"": "disk"},
+    "a spread without room": "auto",
+}
 
-    def convert(source: Path, folder: Path, progress: object) -> None:
-        conversions.append(source)
-        folder.mkdir()
-        for name in bundled._FILES:
-            (folder / name).touch()
 
-    monkeypatch.setenv(bundled.GGUF_VARIABLE, str(gguf))
-    monkeypatch.setattr(bundled, "GGUF_SHA256", hashlib.sha256(b"weights").hexdigest())
-    monkeypatch.setattr(loader, "convert_gguf", convert)
-    left_over = tmp_path / "models" / f".fetch-{bundled.NAME}-old"
-    left_over.mkdir(parents=True)
-    threads = [threading.Thread(target=bundled.ensure_bundled_model, args=(tmp_path, print)) for _ in range(4)]
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("case", DISK)
+def test_a_model_that_stays_on_disk_computes_the_same(tmp_path: Path, case: str, stored: torch.dtype) -> None:
+    folder = model_folders.save(tmp_path / "model", dtype=stored)
+    options = {"fused": False, "max_context": 128, "device_map": DISK[case], "max_memory": {"cpu": 1000}}
+    plain = settings(folder, fused=False, max_context=128)
+    lines: list[str] = []
+    away = loader.load(settings(folder, **options), lines.append)
+    assert any(parameter.is_meta for parameter in away.model.parameters())
+    assert any("offloaded" in line for line in lines)
+    assert torch.equal(logits(away, settings(folder, **options)), logits(loader.load(plain), plain))
+
+
+def test_a_model_that_stays_on_disk_runs_through_its_own_code(folder: Path) -> None:
+    chosen = settings(folder, device_map=DISK["one layer"])
+    assert type(create_runner(loader.load(chosen).model, chosen)).__name__ == "ModelRunner"
+
+
+@pytest.mark.parametrize(
+    "device_map", ["cpu", "auto", "balanced", "balanced_low_0", "sequential", {"": "cpu"}], ids=str
+)
+def test_every_placement_of_accelerate_is_taken(folder: Path, device_map: Any) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("goes to the GPU here")
+    model = loader.load(settings(folder, device_map=device_map)).model
+    assert placement.execution_device(model) == torch.device("cpu")
+    assert not any(parameter.is_meta for parameter in model.parameters())
+
+
+def test_an_offload_folder_of_a_dead_process_is_removed_and_a_live_ones_is_not(tmp_path: Path) -> None:
+    with prepared.own_folder(tmp_path / "offload") as live:
+        (live / "weight").touch()
+        dead = tmp_path / "offload" / "process-dead"
+        dead.mkdir()
+        (dead / ".lock").touch()
+        with prepared.own_folder(tmp_path / "offload") as empty:
+            assert live.exists()
+            assert not dead.exists()
+        assert not empty.exists()
+    assert (live / "weight").exists()  # in use for as long as the process lives
+
+
+# Hub names
+
+
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A hub cache of this test's own, and no network."""
+    import huggingface_hub.constants as constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return tmp_path / "hub"
+
+
+def test_a_hub_name_is_found_in_the_local_cache(offline: Path) -> None:
+    repository = offline / "models--someone--tiny"
+    model_folders.save(repository / "snapshots" / ("a" * 40))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("a" * 40)
+    assert loader.load(settings("someone/tiny")).model.config.model_type == "llama"
+    assert loader.load(settings("someone/tiny", dtype="int8")).weights is not None
+    [path] = (prepared.cache_dir() / "int8").glob("*.safetensors")
+    assert path.name.startswith("tiny-")
+
+
+def test_a_hub_that_may_not_be_asked_is_named(offline: Path) -> None:
+    with pytest.raises(
+        ModelError, match=r"no folder someone/tiny, .*HF_HUB_OFFLINE is set.*or name a folder"
+    ) as refusal:
+        loader.load(settings("someone/tiny"))
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_hub_that_can_not_be_reached_is_named(offline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.constants as constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # the discard port: nothing listens
+    with pytest.raises(ModelError, match=r"the hub can't be reached .*check the network, or name a folder") as refusal:
+        loader.load(settings("someone/tiny"))
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_name_that_is_no_name_is_told_as_such(offline: Path) -> None:
+    with pytest.raises(ModelError, match="no name on the hub either"):
+        loader.load(settings("some one"))
+
+
+@pytest.fixture
+def slow_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock on which a second passes whenever somebody looks."""
+    monkeypatch.setattr(Progress.__init__, "__defaults__", (itertools.count().__next__,))
+
+
+def test_a_download_is_told_in_lines(slow_work: None) -> None:
+    lines: list[str] = []
+    bar = hub._bar("someone/tiny", lines.append)
+    with bar(total=100, unit="B", mininterval=0, desc="Reconstructing") as bytes_done:
+        for _ in range(4):
+            bytes_done.update(25)
+    assert lines
+    assert all(line.startswith("Fetching someone/tiny: ") and line.endswith(" %") for line in lines)
+
+
+# GGUF files
+
+
+@pytest.fixture
+def fake_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Conversions that give a tiny model, without reading the file."""
+    done: list[Path] = []
+
+    def convert(path: Path, out_dir: Path, progress: object) -> None:
+        done.append(path)
+        model_folders.save(out_dir)
+
+    monkeypatch.setattr(gguf, "convert_gguf", convert)
+    (tmp_path / "a.gguf").write_bytes(b"GGUF, version one")
+    return done
+
+
+def test_a_gguf_file_is_converted_once_and_again_when_it_changes(tmp_path: Path, fake_conversion: list[Path]) -> None:
+    path = tmp_path / "a.gguf"
+    for _ in range(2):
+        assert loader.load(settings(path)).model.config.model_type == "llama"
+    assert fake_conversion == [path]
+    path.write_bytes(b"GGUF, version two of it")
+    loader.load(settings(path, dtype="int8"))
+    assert fake_conversion == [path, path]
+    assert len([each for each in (prepared.cache_dir() / "gguf").iterdir() if each.is_dir()]) == 1
+    assert loader.load(settings(path, dtype="int8")).weights is not None
+    assert fake_conversion == [path, path]
+
+
+def test_replicas_that_start_together_convert_once(tmp_path: Path, fake_conversion: list[Path]) -> None:
+    together, folders = threading.Barrier(4), list[Path]()
+
+    def start() -> None:
+        together.wait()
+        folders.append(gguf.converted(tmp_path / "a.gguf", tmp_path / "cache", print))
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert conversions == [gguf]
-    assert not left_over.exists()
+    assert len(fake_conversion) == 1
+    assert len(set(folders)) == 1
+    assert len(folders) == 4
 
 
-def test_the_command_says_in_one_line_what_is_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv(bundled.GGUF_VARIABLE, str(tmp_path / "missing.gguf"))
-    assert bundled.main(["--home", str(tmp_path)]) == 1
-    assert len(capsys.readouterr().err.splitlines()) == 1
+def test_a_gguf_file_needs_a_cache_that_can_be_written(tmp_path: Path, fake_conversion: list[Path]) -> None:
+    (tmp_path / "in-the-way").touch()
+    with pytest.raises(ModelError, match=r"Can't keep the converted a\.gguf in .*: set cache_dir"):
+        loader.load(settings(tmp_path / "a.gguf", cache_dir=str(tmp_path / "in-the-way")))
+
+
+def write_gguf(path: Path, architecture: str) -> None:
+    import numpy
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(path, architecture)
+    writer.add_name("tiny")
+    writer.add_tensor("token_embd.weight", numpy.zeros((64, 32), numpy.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_what_is_wrong_with_a_gguf_file_is_told_in_one_line(tmp_path: Path) -> None:
+    good = tmp_path / "good.gguf"
+    write_gguf(good, "novel")
+    broken = {
+        "missing.gguf": (None, "There is no model at"),
+        "broken.gguf": (b"GGUF" + bytes(100), "no GGUF file, or damaged"),
+        "text.gguf": (b"hello", "no GGUF file, or damaged"),
+        "short.gguf": (good.read_bytes()[:-100], "no GGUF file, or damaged"),
+        "novel.gguf": (good.read_bytes(), "of the architecture 'novel' .*: use the model's safetensors instead"),
+    }
+    for name, (content, line) in broken.items():
+        path = tmp_path / name
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(ModelError, match=line) as refusal:
+            loader.load(settings(path))
+        assert "\n" not in str(refusal.value)
+    assert [path for path in (prepared.cache_dir() / "gguf").iterdir() if not path.name.endswith(".lock")] == []
+
+
+def test_a_gguf_file_too_large_for_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_gguf(tmp_path / "large.gguf", "llama")
+    monkeypatch.setattr(memory, "available_memory", lambda: 1000)
+    with pytest.raises(ModelError, match=r"Too little memory: .*converting large\.gguf needs .*smaller model"):
+        loader.load(settings(tmp_path / "large.gguf"))
+
+
+# Progress
+
+
+def test_progress_is_said_each_ten_percent_but_not_more_often_than_each_second() -> None:
+    now, lines = [0.0], list[str]()
+    progress = Progress(lines.append, "Loading", 100, lambda: now[0])
+    for step in range(101):  # half a second a percent
+        now[0] = step * 0.5
+        progress.at(step)
+    assert lines == [f"Loading: {share} %" for share in range(10, 100, 10)]
+
+
+def test_short_work_says_nothing_and_stuck_work_says_so() -> None:
+    now, lines = [0.0], list[str]()
+    progress = Progress(lines.append, "Loading", 100, lambda: now[0])
+    progress.at(50)
+    assert lines == []
+    for now[0] in (0.9, 5.0, 6.0, 14.9, 15.0):
+        progress.at(51)
+    assert lines == ["Loading: 51 %", "Loading: 51 %"]
+
+
+def test_a_long_load_is_told_in_lines(folder: Path, slow_work: None) -> None:
+    lines: list[str] = []
+    loader.load(settings(folder), lines.append)
+    assert len(lines) > 3
+    assert all(line.startswith(f"Loading {folder}: ") for line in lines)
+    lines.clear()
+    loader.load(settings(folder, dtype="int8"), lines.append)
+    assert any(line.startswith("Quantizing") for line in lines)
+    assert any(line.startswith("Checking") for line in lines)
