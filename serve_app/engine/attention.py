@@ -87,7 +87,7 @@ class DecodeGroup:
 
     begin: int
     end: int
-    block_tables: torch.Tensor  # (rows, blocks), padded with block 0
+    block_tables: torch.Tensor  # (rows, blocks), padded with the last one
     lengths: torch.Tensor  # (rows,)
     masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
@@ -206,7 +206,8 @@ class PagedStep:
         for lengths in group_lengths([chunk.start + 1 for chunk in singles]):
             blocks = -(-lengths[-1] // size)
             tables = [c.sequence.block_table[:blocks] for c in singles[row : row + len(lengths)]]
-            padded = torch.tensor([t + [0] * (blocks - len(t)) for t in tables], device=device)
+            # With its own last block: what is masked is multiplied by 0, and another's block may hold NaN.
+            padded = torch.tensor([t + t[-1:] * (blocks - len(t)) for t in tables], device=device)
             groups.append(DecodeGroup(row, row + len(lengths), padded, torch.tensor(lengths, device=device)))
             row += len(lengths)
         spans = []

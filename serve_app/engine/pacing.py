@@ -4,6 +4,7 @@ from __future__ import annotations
 
 _SLOWDOWN = 2.2  # of a step with prompt tokens, against one without: streams keep over a third of their speed
 _SMOOTHING = 0.25  # weight of a new measurement
+_SMOOTHING_DOWN = 0.75  # of a decoding step that was faster: a machine that does other things only makes it slower
 _REMEASURE = 64  # steps with prompt tokens after which the cost of one without is measured again
 _FIRST_TRY = 64  # prompt tokens, while nothing is known of their cost
 
@@ -41,19 +42,19 @@ class PrefillPacer:
         if not rows or seconds <= 0:
             return
         if not prompt_tokens:
-            self._decode_s[size] = _smoothed(self._decode_s.get(size), seconds)
+            old = self._decode_s.get(size, seconds)
+            self._decode_s[size] = _smoothed(old, seconds, _SMOOTHING if seconds > old else _SMOOTHING_DOWN)
             self._age[size] = 0
         elif size in self._decode_s:
             # A step that was no slower than the rows alone still tells that a token costs next to nothing.
             extra = max(seconds - self._decode_s[size], 0.01 * seconds)
-            self._token_s = _smoothed(self._token_s, extra / prompt_tokens)
+            new = extra / prompt_tokens
+            self._token_s = new if self._token_s is None else _smoothed(self._token_s, new, _SMOOTHING)
 
     def _bounded(self, tokens: float) -> int:
         return int(min(max(tokens, self._smallest), self._largest))
 
 
-def _smoothed(old: float | None, new: float) -> float:
+def _smoothed(old: float, new: float, weight: float) -> float:
     """A moving average that one outlier, a step during which the machine did something else, can't carry away."""
-    if old is None:
-        return new
-    return old + _SMOOTHING * (min(max(new, old / 4), old * 4) - old)
+    return old + weight * (min(max(new, old / 4), old * 4) - old)
