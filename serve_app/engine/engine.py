@@ -61,13 +61,19 @@ class Engine:
         self._thread.start()
 
     @classmethod
-    def from_settings(cls, settings: EngineSettings, *, clock: Callable[[], float] = time.monotonic) -> Engine:
-        """Load the model that the settings name and start an engine on it.
+    def from_settings(
+        cls,
+        settings: EngineSettings,
+        *,
+        progress: Callable[[str], None] = logger.info,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Engine:
+        """Load the model that the settings name and start an engine on it; `progress` hears how far loading is.
 
         Raises:
             ModelError: see `loader.load`.
         """
-        loaded = loader.load(settings)
+        loaded = loader.load(settings, progress)
         runner = create_runner(loaded.model, settings, loaded.weights)
         vocabulary = Vocabulary(loaded.tokenizer)
         max_context = min(runner.class_bounds[-1], runner.num_blocks * settings.block_size)
