@@ -1,0 +1,177 @@
+"""What only a GPU can show: captured graphs against eager steps, their memory, the benchmark. None has run it yet."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from bench import engine_gpu
+from serve_app.engine import Engine, GenerationRequest, SamplingParams
+from serve_app.engine.cuda_graphs import MAX_GRAPHS
+from serve_app.engine.detokenizer import Vocabulary
+from serve_app.engine.fused import FusedRunner
+from serve_app.engine.llama import take_weights
+from serve_app.engine.rope import RopeTable
+from serve_app.engine.runners import create_runner
+from serve_app.engine.sequence import Chunk
+from tests.engine.fakes import Inbox, byte_tokenizer
+from tests.engine.families import FAMILIES, Blocks, make_model, prefill, reference_logits, settings, tokens_of
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no two CUDA devices")
+
+MIB = 2**20
+
+
+def on_gpu(model: Any, dtype: str = "bfloat16", **options: Any) -> FusedRunner:
+    placed = copy.deepcopy(model).to("cuda", getattr(torch, dtype))
+    runner = create_runner(placed, settings(dtype=dtype, **options))
+    assert isinstance(runner, FusedRunner)
+    return runner
+
+
+def decode(runner: FusedRunner, lengths: list[int], steps: int) -> tuple[list[list[int]], torch.Tensor]:
+    """Greedy tokens of some prompts, and the logits of all steps."""
+    blocks = Blocks(runner.num_blocks, 4)
+    sequences = [blocks.sequence(tokens_of(n, n), room=steps) for n in lengths]
+    logits = []
+    for _ in range(steps):
+        logits.append(runner.execute([prefill(s) for s in sequences]))
+        for sequence, token in zip(sequences, logits[-1].argmax(-1).tolist(), strict=True):
+            sequence.num_computed = len(sequence.tokens)
+            sequence.tokens.append(token)
+    return [s.tokens[s.num_prompt :] for s in sequences], torch.stack(logits)
+
+
+@needs_cuda
+@pytest.mark.parametrize("family", FAMILIES)
+def test_graphs_compute_what_eager_steps_compute(family: str) -> None:
+    model = make_model(family)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    graphs = on_gpu(model, "float32")
+    eager = on_gpu(model, "float32", cuda_graphs=False)
+    assert graphs.replay is not None
+    assert graphs.replay.buckets
+    assert eager.replay is None
+    for lengths in ([9], [1, 30, 4], [60, 61, 2, 3, 4, 5, 6]):
+        tokens, logits = decode(graphs, lengths, 12)
+        wanted_tokens, wanted = decode(eager, lengths, 12)
+        torch.testing.assert_close(logits, wanted, atol=1e-3, rtol=1e-3)
+        assert tokens == wanted_tokens
+
+
+@needs_cuda
+def test_graphs_verify_drafts_as_eager_steps_do() -> None:
+    model = make_model()
+    results = []
+    for options in ({}, {"cuda_graphs": False}):
+        runner = on_gpu(model, "float32", **options)
+        blocks = Blocks(runner.num_blocks, 4)
+        one, two = (blocks.sequence(tokens_of(n, n)) for n in (14, 30))
+        runner.execute([prefill(one, 13), prefill(two, 29)])
+        results.append(runner.execute([Chunk(one, 13, 4, (7, 8, 9)), Chunk(two, 29, 1)]))
+    torch.testing.assert_close(*results, atol=1e-3, rtol=1e-3)
+
+
+@needs_cuda
+def test_bfloat16_decoding_stays_near_float32() -> None:
+    model = make_model().to(torch.bfloat16).float()  # weights that both types hold exactly
+    _, logits = decode(on_gpu(model), [20, 5], 2)
+    wanted = torch.stack([reference_logits(model, tokens_of(n, n))[-1] for n in (20, 5)])
+    assert torch.nn.functional.cosine_similarity(logits[0].cpu(), wanted).min() > 0.999
+
+
+@needs_cuda
+def test_graphs_and_their_replays_take_bounded_memory() -> None:
+    model = make_model(num_hidden_layers=4)
+    eager = on_gpu(model, cuda_graphs=False)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    runner = on_gpu(model)
+    assert runner.replay is not None
+    assert 0 < len(runner.replay.buckets) <= MAX_GRAPHS
+    torch.cuda.empty_cache()
+    # One pool for all graphs: what the largest of them needs, not the sum; weights and cache are below 2 MiB.
+    assert torch.cuda.memory_reserved() - before < 256 * MIB
+    decode(runner, [20] * 8, 2)
+    allocated = torch.cuda.memory_allocated()
+    for _ in range(5):
+        decode(runner, [20] * 8, 20)
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() - allocated < MIB
+    del eager
+
+
+@needs_cuda
+def test_the_engine_says_the_same_with_and_without_graphs() -> None:
+    replies = []
+    for options in ({}, {"cuda_graphs": False}):
+        chosen = settings(dtype="float32", **options)
+        runner = create_runner(make_model(vocab_size=257).to("cuda"), chosen)
+        engine = Engine(runner, Vocabulary(byte_tokenizer()), frozenset(), chosen)
+        try:
+            inboxes = [Inbox() for _ in range(8)]
+            for number, inbox in enumerate(inboxes):
+                params = SamplingParams(max_tokens=24, temperature=0.0)
+                engine.submit(GenerationRequest(str(number), tuple(tokens_of(9 + number)), params), inbox)
+            for inbox in inboxes:
+                inbox.wait()
+            replies.append([inbox.text for inbox in inboxes])
+        finally:
+            engine.close()
+    assert replies[0] == replies[1]
+
+
+@needs_two
+def test_layers_and_their_cache_lie_on_their_own_devices() -> None:
+    model = make_model()
+    expected = reference_logits(model, tokens_of(20))[-1]
+    placed = copy.deepcopy(model)
+    for part in (placed.model.embed_tokens, placed.model.rotary_emb, placed.model.layers[0]):
+        part.to("cuda:0")
+    for part in (placed.model.layers[1], placed.model.norm, placed.lm_head):
+        part.to("cuda:1")
+    runner = create_runner(placed, settings())
+    assert isinstance(runner, FusedRunner)
+    assert runner.replay is None
+    assert [k.device.index for k, _ in runner.cache.layers.values()] == [0, 1]
+    got = runner.execute([prefill(Blocks(runner.num_blocks, 4).sequence(tokens_of(20)))])[0]
+    torch.testing.assert_close(got.cpu(), expected, atol=1e-3, rtol=1e-3)
+
+
+@needs_cuda
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["1b", "7b"])
+def test_decoding_is_near_the_memory_floor_and_no_slower_than_transformers(shape: str) -> None:
+    result = engine_gpu.measure(shape, torch.device("cuda:0"))
+    assert result.transformers_error is None
+    assert result.transformers_tokens_s is not None
+    assert result.floor_share >= 0.6, result
+    assert result.ours_tokens_s >= result.transformers_tokens_s, result
+
+
+def test_the_benchmark_runs_from_end_to_end_without_a_gpu() -> None:
+    result = engine_gpu.measure("tiny", torch.device("cpu"), length=8, sequences=4, peer=False)
+    assert result.floor_ms > 0
+    assert result.ours_tokens_s > 0
+
+
+def test_the_floor_counts_every_matrix_once() -> None:
+    for shape, billions in (("1b", 1.24), ("7b", 6.61)):
+        with torch.device("meta"):
+            model = engine_gpu.make_model(shape, torch.device("meta"), torch.bfloat16)
+        assert engine_gpu.bytes_of_step(model, 0) == pytest.approx(2e9 * billions, rel=0.01)
+        per_token = 2 * 2 * model.config.num_hidden_layers * model.config.num_key_value_heads * model.config.head_dim
+        assert engine_gpu.bytes_of_step(model, 10) - engine_gpu.bytes_of_step(model, 0) == 10 * per_token
+
+
+def test_without_a_gpu_nothing_is_captured() -> None:
+    model = make_model()
+    table = RopeTable(model, 256, torch.float)
+    runner = FusedRunner(take_weights(model), table, settings())
+    assert not runner.decoder.is_on_one_gpu
+    assert runner.replay is None
