@@ -1,0 +1,1 @@
+"""Int8 inference on the CPU in C++, compiled on the machine that it runs on."""

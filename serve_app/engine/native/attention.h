@@ -1,0 +1,174 @@
+// Attention of one tile of queries over one sequence's paged keys and values, by the online softmax of FlashAttention
+// (arXiv 2205.14135): 64 tokens at a time, so that scores never leave the first-level cache.
+//
+// Keys lie as (block, head, size, token), so that scores are products of rows without sums across a vector; values as
+// (block, head, token, size). Both are IEEE halves.
+#pragma once
+#include <cmath>
+#include <vector>
+
+#include "lanes.h"
+
+constexpr int kChunk = 64;  // tokens at a time
+
+// Where the keys and values of some tokens are: `from .. end` of one sequence.
+struct Stretch {
+    const int32_t* table;
+    int kv_head, from, end;
+};
+
+struct PagedCache {
+    uint16_t* blocks;  // (head, block, keys then values): neighbouring blocks of a sequence are read in one go
+    int32_t num_blocks, block_size, head_dim;
+
+    uint16_t* keys(int block, int kv_head) const {
+        return blocks + (int64_t(kv_head) * num_blocks + block) * 2 * head_dim * block_size;
+    }
+
+    uint16_t* values(int block, int kv_head) const { return keys(block, kv_head) + head_dim * block_size; }
+
+    void put(int block, int slot, int kv_head, const float* key, const float* value) const {
+        uint16_t* k = keys(block, kv_head) + slot;
+        uint16_t* v = values(block, kv_head) + slot * head_dim;
+        for (int i = 0; i < head_dim; i++) k[i * block_size] = to_half(key[i]);
+        for (int i = 0; i < head_dim; i++) v[i] = to_half(value[i]);
+    }
+
+    // Tokens `from .. from + n` of one sequence, n <= kChunk; to (size, kChunk) and (kChunk, size). What lies beyond n
+    // is set to zero: whatever a block held before, it never takes part. Meanwhile the first kChunk tokens of `next` are
+    // fetched, line by line: asked for all at once, they would hold up what is being read.
+    void read(const int32_t* table, int kv_head, int from, int n, const Stretch& next, float* key, float* value) const {
+        int done = 0;
+        const int lines = block_size * head_dim * 4 / 64;  // of a block's keys and values
+        while (done < n) {
+            const int block = table[(from + done) / block_size], slot = (from + done) % block_size;
+            const int take = block_size - slot < n - done ? block_size - slot : n - done;
+            const uint16_t *k = keys(block, kv_head) + slot, *v = values(block, kv_head) + slot * head_dim;
+            const int ahead = next.from + done;
+            const char* p = ahead < next.end ? (const char*)keys(next.table[ahead / block_size], next.kv_head) : nullptr;
+            for (int i = 0; i < head_dim; i++) {
+                halves_to_floats(k + i * block_size, key + i * kChunk + done, take);
+                if (p)
+                    for (int line = i * lines / head_dim; line < (i + 1) * lines / head_dim; line++)
+                        __builtin_prefetch(p + line * 64, 0, 2);
+            }
+            halves_to_floats(v, value + done * head_dim, take * head_dim);
+            done += take;
+        }
+        if (n == kChunk) return;
+        for (int i = 0; i < head_dim; i++) std::memset(key + i * kChunk + n, 0, (kChunk - n) * sizeof(float));
+        std::memset(value + n * head_dim, 0, (kChunk - n) * head_dim * sizeof(float));
+    }
+};
+
+// c (R, V vectors) = [c +] a (R, k) * b (k, V vectors)
+template <int R, int V>
+static inline void product_tile(const float* a, int lda, const float* b, int ldb, float* c, int ldc, int k, bool add) {
+    Floats sum[R][V] = {};
+    if (add)
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < V; v++) sum[r][v] = load(c + r * ldc + v * kFloats);
+    for (int i = 0; i < k; i++) {
+        Floats row[V];
+        for (int v = 0; v < V; v++) row[v] = load(b + int64_t(i) * ldb + v * kFloats);
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < V; v++) sum[r][v] += row[v] * a[r * lda + i];
+    }
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) store(c + r * ldc + v * kFloats, sum[r][v]);
+}
+
+#if defined(__AVX512F__)
+constexpr int kProductVectors = 4, kProductRows = 6;
+#else
+constexpr int kProductVectors = 2, kProductRows = 4;
+#endif
+
+template <int R>
+static inline void product_rows(
+    int cols, const float* a, int lda, const float* b, int ldb, float* c, int ldc, int k, bool add) {
+    int j = 0;
+    for (; j + kProductVectors * kFloats <= cols; j += kProductVectors * kFloats)
+        product_tile<R, kProductVectors>(a, lda, b + j, ldb, c + j, ldc, k, add);
+    for (; j < cols; j += kFloats) product_tile<R, 1>(a, lda, b + j, ldb, c + j, ldc, k, add);
+}
+
+template <int R>
+static inline void product_rest(int rest, int cols, const float* a, int lda, const float* b, int ldb, float* c,
+                                int ldc, int k, bool add) {
+    if constexpr (R > 0) {
+        if (rest == R) product_rows<R>(cols, a, lda, b, ldb, c, ldc, k, add);
+        else product_rest<R - 1>(rest, cols, a, lda, b, ldb, c, ldc, k, add);
+    }
+}
+
+// c (rows, cols) = [c +] a (rows, k) * b (k, cols); cols is a multiple of kFloats
+static inline void product(
+    int rows, int cols, const float* a, int lda, const float* b, int ldb, float* c, int ldc, int k, bool add) {
+    int r = 0;
+    for (; r + kProductRows <= rows; r += kProductRows)
+        product_rows<kProductRows>(cols, a + r * lda, lda, b, ldb, c + r * ldc, ldc, k, add);
+    product_rest<kProductRows - 1>(rows - r, cols, a + r * lda, lda, b, ldb, c + r * ldc, ldc, k, add);
+}
+
+struct AttentionScratch {
+    std::vector<float> key, value, scores, top, sum;
+
+    AttentionScratch(int rows, int head_dim)
+        : key(kChunk * head_dim), value(kChunk * head_dim), scores(rows * kChunk), top(rows), sum(rows) {}
+};
+
+// Queries of `tokens` consecutive tokens from `position` on, `heads` query heads each that share one key head: rows
+// (token, head) of `q` (rows, size), already scaled. The result, (rows, size), goes to `out`. `next` is read after this.
+static inline void attend(const PagedCache& cache, const int32_t* table, int kv_head, int position, int tokens,
+                          int heads, int window, const float* q, float* out, const Stretch& next,
+                          AttentionScratch& scratch) {
+    const int size = cache.head_dim, rows = tokens * heads, end = position + tokens;
+    float *scores = scratch.scores.data(), *top = scratch.top.data(), *sum = scratch.sum.data();
+    for (int r = 0; r < rows; r++) top[r] = -1e30f, sum[r] = 0;
+    std::memset(out, 0, size_t(rows) * size * sizeof(float));
+    const int first = window && position - window + 1 > 0 ? (position - window + 1) / kChunk * kChunk : 0;
+    for (int from = first; from < end; from += kChunk) {
+        const int n = end - from < kChunk ? end - from : kChunk;
+        const Stretch ahead = from + kChunk < end ? Stretch{table, kv_head, from + kChunk, end} : next;
+        cache.read(table, kv_head, from, n, ahead, scratch.key.data(), scratch.value.data());
+        product(rows, kChunk, q, size, scratch.key.data(), kChunk, scores, kChunk, size, false);
+        for (int r = 0; r < rows; r++) {
+            float* s = scores + r * kChunk;
+            const int at = position + r / heads;
+            const int visible = at - from + 1 < kChunk ? at - from + 1 : kChunk;
+            const int hidden = window && at - window + 1 > from ? at - window + 1 - from : 0;
+            for (int t = visible < 0 ? 0 : visible; t < kChunk; t++) s[t] = -1e30f;
+            for (int t = 0; t < hidden && t < kChunk; t++) s[t] = -1e30f;
+            float best = top[r];
+#pragma omp simd reduction(max : best)
+            for (int t = 0; t < kChunk; t++) best = s[t] > best ? s[t] : best;
+            if (best <= -1e30f) {  // nothing visible yet
+                std::memset(s, 0, kChunk * sizeof(float));
+                continue;
+            }
+            float total = 0;
+#pragma omp simd reduction(+ : total)
+            for (int t = 0; t < kChunk; t++) {
+                s[t] = exp_of_negative(s[t] - best);
+                total += s[t];
+            }
+            if (best > top[r]) {
+                const float shrink = exp_of_negative(top[r] - best);
+                sum[r] *= shrink;
+                float* o = out + int64_t(r) * size;
+#pragma omp simd
+                for (int i = 0; i < size; i++) o[i] *= shrink;
+                top[r] = best;
+            }
+            sum[r] += total;
+        }
+        product(rows, size, scores, kChunk, scratch.value.data(), size, out, size, n, true);
+    }
+    for (int r = 0; r < rows; r++) {
+        const float inverse = 1.0f / sum[r];
+        float* o = out + int64_t(r) * size;
+#pragma omp simd
+        for (int i = 0; i < size; i++) o[i] *= inverse;
+    }
+}

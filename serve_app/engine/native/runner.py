@@ -1,0 +1,197 @@
+"""Runs steps through the native decoder: llama-like models in int8 on the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import mmap
+from collections.abc import Sequence as Seq
+
+import numpy
+import torch
+
+from serve_app.engine.errors import ModelError
+from serve_app.engine.llama import LlamaWeights
+from serve_app.engine.native import library as native
+from serve_app.engine.quantize import Int8Weight
+from serve_app.engine.sequence import Chunk
+
+_HUGE = 2 * 2**20
+
+
+class NativeRunner:
+    """A decoder with its KV cache, in int8 with half-precision keys and values. Belongs to one thread.
+
+    `rope_tables` are cos and sin, each float32 (positions, head size / 2), the length classes one after the other;
+    `class_bounds` says how many positions each has. The weights' matrices are packed anew, so `weights` can be dropped.
+    """
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        weights: LlamaWeights,
+        rope_tables: tuple[torch.Tensor, torch.Tensor],
+        class_bounds: tuple[int, ...],
+        *,
+        kv_cache_memory: int,
+        block_size: int,
+        max_running: int,
+    ) -> None:
+        shape = weights.shape
+        self._library = library
+        self._kept_alive: list[object] = []
+        self.vocab_size = shape.vocab
+        self.class_bounds = class_bounds
+        self._class_starts = [0, *itertools.accumulate(class_bounds)]
+        per_block = block_size * 2 * shape.kv_heads * shape.head_dim * 2 * shape.num_layers
+        # A context's worth is all that one sequence can use, but every running one may need a block of its own.
+        useful = max_running * -(-class_bounds[-1] // block_size)
+        self.num_blocks = min(kv_cache_memory // per_block, useful)
+        if self.num_blocks < 1:
+            raise ModelError(f"kv_cache_memory of {kv_cache_memory:,} bytes is below one block: raise it.")
+        of_head = 2 * shape.head_dim * block_size
+        self._cache = huge_pages(self.num_blocks * per_block).view(numpy.uint16)
+        self._cache = self._cache.reshape(shape.num_layers, shape.kv_heads, self.num_blocks, of_head)
+        self._arena = huge_pages(self._packed_bytes(weights))
+        self._arena_used = 0
+        layers = (native.Layer * shape.num_layers)()
+        for index, layer in enumerate(weights.layers):
+            layers[index] = native.Layer(
+                input_norm=self._floats(layer.input_norm),
+                q_norm=self._floats(layer.q_norm),
+                k_norm=self._floats(layer.k_norm),
+                post_norm=self._floats(layer.post_norm),
+                qkv=self._matrix(layer.qkv, layer.qkv_bias),
+                output=self._matrix(layer.output, layer.output_bias),
+                gate_up=self._matrix(self._interleave(layer.gate_up), None),
+                down=self._matrix(layer.down, None),
+                cache=self._cache[index].ctypes.data,
+                window=shape.windows[index] or 0,
+            )
+        head = self._matrix(weights.head, None)
+        sizes = native.Shape(
+            layers=shape.num_layers,
+            hidden=shape.hidden,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            intermediate=shape.intermediate,
+            vocab=shape.vocab,
+            num_blocks=self.num_blocks,
+            block_size=block_size,
+            norm_eps=shape.norm_eps,
+        )
+        self._logits = torch.empty(0, shape.vocab)
+        cos, sin = (self._floats(table) for table in rope_tables)
+        self._kept_alive += [layers, head, sizes]
+        self._decoder = library.native_decoder(
+            ctypes.byref(sizes),
+            self._floats(weights.embedding),
+            cos,
+            sin,
+            self._floats(weights.final_norm),
+            layers,
+            ctypes.byref(head),
+        )
+
+    def __del__(self) -> None:
+        if decoder := getattr(self, "_decoder", None):
+            self._library.native_free(decoder)
+
+    def clear_blocks(self, blocks: Seq[int]) -> None:
+        """Zero blocks whose content must not be met again."""
+        self._cache[:, :, list(blocks)] = 0
+
+    def execute(self, chunks: Seq[Chunk]) -> torch.Tensor:
+        """Compute the chunks' tokens; return float32 logits (n, vocabulary): `num_logits` rows a chunk, in order.
+
+        The next call overwrites them: memory that is new in every step costs more than the product that fills it.
+        """
+        ids: list[int] = []
+        rope_rows: list[int] = []
+        keep: list[int] = []
+        tables: list[numpy.ndarray] = []
+        spans = (native.Span * len(chunks))()
+        for index, chunk in enumerate(chunks):
+            sequence = chunk.sequence
+            table = numpy.array(sequence.block_table, numpy.int32)
+            tables.append(table)
+            spans[index] = native.Span(table.ctypes.data, len(ids), chunk.length, chunk.start)
+            first = self._class_starts[sequence.length_class] + chunk.start
+            ids += chunk.token_ids
+            rope_rows += range(first, first + chunk.length)
+            keep += range(len(ids) - chunk.num_logits, len(ids))
+        if len(keep) > len(self._logits):
+            self._logits = torch.empty(len(keep), self.vocab_size)
+        logits = self._logits[: len(keep)]
+        arrays = [numpy.array(values, numpy.int32) for values in (ids, rope_rows, keep)]
+        step = native.Step(
+            ids=arrays[0].ctypes.data,
+            rope_rows=arrays[1].ctypes.data,
+            spans=ctypes.addressof(spans),
+            keep=arrays[2].ctypes.data,
+            logits=logits.data_ptr(),
+            rows=len(ids),
+            num_spans=len(chunks),
+            kept=len(keep),
+        )
+        self._library.native_run(self._decoder, ctypes.byref(step))
+        return logits
+
+    def _floats(self, tensor: torch.Tensor | None) -> int | None:
+        """The address of a tensor as float32, which stays alive with this object."""
+        if tensor is None:
+            return None
+        held = tensor.detach().float().contiguous()
+        self._kept_alive.append(held)
+        return held.data_ptr()
+
+    def _matrix(self, weight: torch.Tensor | Int8Weight, bias: torch.Tensor | None) -> native.Matrix:
+        assert isinstance(weight, Int8Weight)
+        out, in_ = weight.shape
+        values = weight.values.contiguous()
+        panels = self._arena.ctypes.data + self._arena_used
+        self._arena_used += self._space(out, in_)
+        self._library.native_pack(values.data_ptr(), out, in_, panels)
+        return native.Matrix(panels, self._floats(weight.scales), self._floats(bias), out, in_)
+
+    def _space(self, out: int, in_: int) -> int:
+        """Bytes of a packed matrix, in whole cache lines."""
+        return -(-self._library.native_packed_size(out, in_) // 64) * 64
+
+    def _packed_bytes(self, weights: LlamaWeights) -> int:
+        padding = 4 * self._library.native_lanes()
+        total = self._space(*weights.head.shape)
+        for layer in weights.layers:
+            for weight in (layer.qkv, layer.output, layer.gate_up, layer.down):
+                total += self._space(weight.shape[0] + padding, weight.shape[1])
+        return total
+
+    def _interleave(self, gate_up: torch.Tensor | Int8Weight) -> Int8Weight:
+        """A panel of gates, then the panel of their ups, and so on: both meet in one tile of the product."""
+        assert isinstance(gate_up, Int8Weight)
+        lanes = self._library.native_lanes()
+        inner = gate_up.shape[0] // 2
+        padded = -(-inner // lanes) * lanes
+
+        def arrange(tensor: torch.Tensor) -> torch.Tensor:
+            parts = tensor.unflatten(0, (2, inner))
+            if padded != inner:
+                parts = torch.cat([parts, parts.new_zeros(2, padded - inner, *parts.shape[2:])], dim=1)
+            return parts.unflatten(1, (-1, lanes)).transpose(0, 1).flatten(0, 2)
+
+        return Int8Weight(arrange(gate_up.values), arrange(gate_up.scales))
+
+
+def huge_pages(size: int) -> numpy.ndarray:
+    """`size` zero bytes in pages of 2 MiB where the system has them: reading weights by 4 KiB pages costs a fifth more.
+
+    They take no memory before they are touched.
+    """
+    memory = mmap.mmap(-1, size + _HUGE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    array = numpy.frombuffer(memory, numpy.uint8)
+    return array[-array.ctypes.data % _HUGE :][:size]
