@@ -13,7 +13,7 @@ from deployments.metrics import EngineMetrics
 from deployments.ports import AccountingHandle
 from serve_app.backend.messages import BackendEvent, GenerateCall
 from serve_app.backend.replica import Replica
-from serve_app.bundled import ensure_bundled_model
+from serve_app.bundled import cache_dir, ensure_bundled_model
 from serve_app.ledger.errors import LedgerUnavailable
 from serve_app.ledger.messages import Settlement, SettlementRejected
 from serve_app.settings import ModelArgs, home_dir
@@ -41,8 +41,9 @@ class Model:
 
         if settings.model == "bundled":
             path = ensure_bundled_model(home_dir(), logger.info)
-            settings = settings.model_copy(update={"model": str(path)})
-        self._engine = Engine.from_settings(settings)
+            cache = settings.cache_dir or str(cache_dir(home_dir()))
+            settings = settings.model_copy(update={"model": str(path), "cache_dir": cache})
+        self._engine = Engine.from_settings(settings, progress=logger.info)
         self._replica = Replica(self._engine, self._settle_orphan)
         self._metrics = EngineMetrics()
         self._report = asyncio.get_running_loop().create_task(self._report_metrics())

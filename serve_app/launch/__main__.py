@@ -17,13 +17,15 @@ from typing import Any
 import httpx
 import yaml
 
-from serve_app import secrets
+from serve_app import bundled, secrets
+from serve_app.engine.errors import ModelError
+from serve_app.engine.sources import is_ready
 from serve_app.launch import preflight
 from serve_app.launch.banner import banner
 from serve_app.launch.bootstrap import first_key
 from serve_app.launch.preflight import LaunchError
 from serve_app.launch.processes import Family, adopt_orphans
-from serve_app.settings import home_dir
+from serve_app.settings import ModelArgs, SettingsError, home_dir, parse
 
 READY_S = 180.0
 STOP_S = 13.0
@@ -97,22 +99,31 @@ class Launch:
             os.environ["SERVE_APP_HOME"] = str(self.home)
             keys = secrets.load(self.home)
             self.ray_token = secrets.secret_file(self.home, "ray-token")
-            self._fetch_model()
+            self._prepare_models()
             self._serve(keys)
         finally:
             lock.close()
 
-    def _fetch_model(self) -> None:
-        """The bundled model, now, where progress can be seen, rather than in a replica."""
-        applications = self._config().get("applications") or []
-        if any((application.get("args") or {}).get("model") == "bundled" for application in applications):
-            from serve_app.bundled import ensure_bundled_model
-            from serve_app.engine.errors import ModelError
-
+    def _prepare_models(self) -> None:
+        """What is made once from the models' files, now, where progress can be seen, rather than in a replica."""
+        for application in self._config().get("applications") or []:
+            args = application.get("args") or {}
+            if not isinstance(args, dict) or "model" not in args:
+                continue
             try:
-                ensure_bundled_model(self.home, say)
+                self._prepare_model(parse(ModelArgs, args, f"{application.get('name')}.args"))
+            except SettingsError:
+                pass  # the driver checks the whole file and names every problem
             except ModelError as error:
                 raise LaunchError(str(error)) from None
+
+    def _prepare_model(self, settings: ModelArgs) -> None:
+        if settings.model == "bundled":
+            (bundled.prepare if settings.dtype == "int8" else bundled.ensure_bundled_model)(self.home, say)
+        elif not is_ready(settings):
+            from serve_app.engine import loader  # brings torch: only where there is something to do
+
+            loader.prepare(settings, say)
 
     def _config(self) -> dict[str, Any]:
         try:

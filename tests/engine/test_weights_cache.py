@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from serve_app.engine import EngineSettings, ModelError, llama, loader, prepared
 from serve_app.engine.quantize import Int8Weight
+from serve_app.engine.sources import Source, int8_slot
 from tests.engine import model_folders
 from tests.engine.families import FAMILIES
 
@@ -199,7 +200,7 @@ def test_a_full_disk_leaves_no_half_written_file(folder: Path, monkeypatch: pyte
 
 
 def test_what_a_killed_process_left_half_written_is_cleared_away(folder: Path) -> None:
-    slot = loader.int8_slot(loader.Source(str(folder), folder), folder.parent / "cache")
+    slot = int8_slot(Source(str(folder), folder), folder.parent / "cache")
     prepared.make_folder(slot.folder)
     left_over = slot.folder / f".{slot.stem}-writing-abc"
     left_over.write_bytes(b"half")
@@ -211,7 +212,7 @@ def test_replicas_that_start_together_quantize_once(folder: Path, monkeypatch: p
     # Threads stand in for processes: the lock belongs to an open file, not to a process.
     calls, lines = counted(monkeypatch), list[str]()
     shape = llama.shape_of(model_folders.model().config)
-    slot = loader.int8_slot(loader.Source(str(folder), folder), folder.parent / "cache")
+    slot = int8_slot(Source(str(folder), folder), folder.parent / "cache")
     weights = llama.take_weights(model_folders.model(), int8=True)
     calls.clear()
     together = threading.Barrier(4)

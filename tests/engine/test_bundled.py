@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import hashlib
+import threading
+from pathlib import Path
+
+import pytest
+
+from serve_app import bundled
+from serve_app.engine import EngineSettings, ModelError, loader, prepared, sources
+from tests.engine import model_folders
+
+
+@pytest.fixture
+def tiny_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """A tiny model in the place of the bundled one; the conversions that are made of its file."""
+    gguf, conversions = tmp_path / "small.gguf", list[Path]()
+    gguf.write_bytes(b"weights")
+
+    def convert(source: Path, folder: Path, progress: object) -> None:
+        conversions.append(source)
+        model_folders.save(folder)
+
+    monkeypatch.setenv(bundled.GGUF_VARIABLE, str(gguf))
+    monkeypatch.setattr(bundled, "GGUF_SHA256", hashlib.sha256(b"weights").hexdigest())
+    monkeypatch.setattr(loader, "convert_gguf", convert)
+    return conversions
+
+
+def test_the_bundled_model_must_be_the_recorded_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tmp_path / "other.gguf"
+    other.write_bytes(b"something else")
+    monkeypatch.setenv(bundled.GGUF_VARIABLE, str(other))
+    with pytest.raises(ModelError, match="not the bundled model"):
+        bundled.ensure_bundled_model(tmp_path / "home", print)
+    monkeypatch.setenv(bundled.GGUF_VARIABLE, str(tmp_path / "missing.gguf"))
+    with pytest.raises(ModelError, match=f"check {bundled.GGUF_VARIABLE}"):
+        bundled.ensure_bundled_model(tmp_path / "home", print)
+
+
+def test_the_bundled_model_is_prepared_once_however_many_ask(tmp_path: Path, tiny_one: list[Path]) -> None:
+    left_over = tmp_path / "models" / f".fetch-{bundled.NAME}-old"
+    left_over.mkdir(parents=True)
+    threads = [threading.Thread(target=bundled.ensure_bundled_model, args=(tmp_path, print)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(tiny_one) == 1
+    assert not left_over.exists()
+
+
+def test_set_up_leaves_nothing_for_the_first_start(
+    tmp_path: Path, tiny_one: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    folder = bundled.prepare(home, print)
+    monkeypatch.setattr(loader, "prepare", None)  # not asked again
+    assert bundled.prepare(home, print) == folder
+    monkeypatch.setattr(loader, "_quantize", None)
+    # As the launcher sets the home, and as a replica finds it.
+    for cache in (str(bundled.cache_dir(home)), None):
+        monkeypatch.setenv("SERVE_APP_HOME", str(home))
+        settings = EngineSettings(model=str(folder), dtype="int8", kv_cache_memory="1MiB", cache_dir=cache)  # type: ignore[arg-type]
+        assert loader.load(settings).weights is not None
+    assert len(tiny_one) == 1
+
+
+def test_the_command_says_in_one_line_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(bundled.GGUF_VARIABLE, str(tmp_path / "missing.gguf"))
+    assert bundled.main(["--home", str(tmp_path)]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_whether_a_start_has_something_to_prepare_is_known_without_loading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVE_APP_HOME", str(tmp_path / "home"))
+    folder, gguf = model_folders.save(tmp_path / "model"), tmp_path / "q.gguf"
+    gguf.write_bytes(b"GGUF")
+
+    def ready(model: Path | str, dtype: str = "int8") -> bool:
+        return sources.is_ready(EngineSettings(model=str(model), dtype=dtype))  # type: ignore[arg-type]
+
+    assert ready(folder, "float32")
+    assert not ready(folder)
+    loader.prepare(EngineSettings(model=str(folder), dtype="int8"), print)
+    assert ready(folder)
+    assert not ready(gguf, "float32")
+    converted = sources.gguf_slot(gguf, prepared.cache_dir()).path
+    model_folders.save(converted)
+    assert ready(gguf, "float32")
+    assert not ready(gguf)
+    assert ready("someone/tiny")  # the hub's to tell
+    assert ready(tmp_path / "nowhere")  # the loader's to explain
+    assert ready(tmp_path)
