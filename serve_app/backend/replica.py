@@ -177,7 +177,9 @@ def _joined(events: list[Event | None]) -> Iterator[Event]:
     delta: Delta | None = None
     for event in events:
         if isinstance(event, Delta):
-            delta = event if delta is None else Delta(delta.text + event.text, event.completion_tokens)
+            if delta is not None:
+                event = Delta(delta.text + event.text, event.completion_tokens, delta.tokens + event.tokens)
+            delta = event
             continue
         if delta is not None:
             yield delta

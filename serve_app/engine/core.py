@@ -121,8 +121,10 @@ class EngineCore:
         """Run the model: the next tokens of each chunk that samples. `streams` are those of the plan's chunks."""
         if plan.to_clear:
             self._runner.clear_blocks(plan.to_clear)
-        logits = self._runner.execute(plan.chunks)
         sampling = [(stream, chunk.draft) for stream, chunk in zip(streams, plan.chunks, strict=True) if chunk.samples]
+        for stream, draft in sampling:
+            stream.prepare(draft)
+        logits = self._runner.execute(plan.chunks)
         if not sampling:
             return []
         return sampler.sample(logits, [stream.sampling for stream, _ in sampling], [draft for _, draft in sampling])

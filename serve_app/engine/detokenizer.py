@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Sequence as Seq
 from typing import Any, Protocol
 
@@ -82,7 +83,7 @@ class Vocabulary:
     """What detokenizing needs of a tokenizer, shared by all sequences. Safe to use from several threads."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self.special = frozenset(tokenizer.all_special_ids) | frozenset(
             i for i, added in tokenizer.added_tokens_decoder.items() if added.special
         )
@@ -95,7 +96,7 @@ class Vocabulary:
 
     def decode(self, tokens: Seq[int]) -> str:
         """The tokenizer's own decoding of a few tokens."""
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes a byte-level token stands for; none for special tokens and ids without a token."""
@@ -104,10 +105,22 @@ class Vocabulary:
             known = self._bytes[token] = self._find_bytes(token)
         return known
 
+    def spelling(self, token: int) -> bytes:
+        """The bytes that a token shows to people: its text, blanks included, or a special token's name."""
+        if self.is_byte_level and token not in self.special:
+            return self.token_bytes(token)
+        name = self.tokenizer.convert_ids_to_tokens(token)
+        if name is None or token in self.special:
+            return str(name or "").encode()
+        # As sentencepiece writes bytes and blanks.
+        if match := re.fullmatch("<0x([0-9A-F]{2})>", name):
+            return bytes.fromhex(match[1])
+        return str(name).replace("\u2581", " ").encode()
+
     def _find_bytes(self, token: int) -> bytes:
         if token in self.special:
             return b""
-        text = self._tokenizer.convert_ids_to_tokens(token)
+        text = self.tokenizer.convert_ids_to_tokens(token)
         if text is None:
             return b""
         stand_ins = ByteLevelDecoder._BYTES

@@ -17,6 +17,7 @@ from serve_app.engine.core import EngineCore, EngineStats, Runner
 from serve_app.engine.delivery import LoopSink, Outbox, Sink
 from serve_app.engine.detokenizer import Vocabulary
 from serve_app.engine.errors import ContextLengthExceeded, EngineClosed
+from serve_app.engine.grammar import GrammarCompiler
 from serve_app.engine.request import Event, Finished, FinishReason, GenerationRequest
 from serve_app.engine.runners import create_runner
 from serve_app.engine.sequence import Sequence
@@ -47,6 +48,7 @@ class Engine:
         self._runner = runner
         self._vocabulary = vocabulary
         self._eos_token_ids = eos_token_ids
+        self._grammars = GrammarCompiler(vocabulary.tokenizer, runner.vocab_size, eos_token_ids)
         self._chat = chat
         self._clock = clock
         self._outbox = Outbox(self.abort)
@@ -97,6 +99,7 @@ class Engine:
 
         Raises:
             ValueError: the prompt is empty, a live request has the same id, or a parameter makes no sense.
+            UnsupportedGrammar: a ValueError too: the grammar can't be held to.
             ContextLengthExceeded: the prompt leaves no room for a token of output.
             QueueFull: too many requests wait.
             EngineClosed: the engine was closed.
@@ -139,6 +142,7 @@ class Engine:
             self._work.notify()
         if threading.current_thread() is not self._thread:
             self._thread.join()
+            self._grammars.close()
 
     def _submit(self, request: GenerationRequest, sink: Sink) -> None:
         prompt, params = request.prompt_token_ids, request.sampling
@@ -155,7 +159,8 @@ class Engine:
         max_output = min(params.max_tokens, self.settings.max_output, room)
         sequence = Sequence(request, next(self._arrivals), self._clock(), max_output)
         rows = self.settings.speculation_rows
-        stream = Stream(sequence, self._vocabulary, vocab, self._eos_token_ids, sink, guess_tokens=rows)
+        grammar = None if params.grammar is None else self._grammars.start(params.grammar)
+        stream = Stream(sequence, self._vocabulary, vocab, self._eos_token_ids, sink, rows, grammar)
         with self._lock:
             if self._closing:
                 raise EngineClosed("The engine is closed.")

@@ -161,6 +161,13 @@ class GrammarState:
             return ()
         return tuple(self._matcher.compute_ff_tokens())
 
+    def allowed_part(self, draft: Seq[int]) -> tuple[int, ...]:
+        """As many of the draft's first tokens as the grammar takes."""
+        self._settle()
+        if self.error is not None or not draft:
+            return ()
+        return tuple(draft[: self._matcher.validate_tokens(list(draft))])
+
     def _look(self) -> None:
         if self._matcher.is_error():
             self.error = grammar_text.explain(self._matcher.get_error())

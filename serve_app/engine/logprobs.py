@@ -1,4 +1,4 @@
-"""Log-probabilities by the model's raw logits, for the rows that ask for them."""
+"""Log-probabilities by the model's raw logits, for the rows that ask for them, and how they are told."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Sequence as Seq
 
 import torch
 
+from serve_app.engine.detokenizer import Vocabulary
 from serve_app.engine.draw import as_blocks, top_blocks
-from serve_app.engine.request import MAX_TOP_LOGPROBS
+from serve_app.engine.request import MAX_TOP_LOGPROBS, TokenLogprob
 
 
 class RawRows:
@@ -44,3 +45,10 @@ class RawRows:
         chosen = torch.tensor([[max(tokens[row], 0)] for row in self._rows], device=self._raw.device)
         values = self._raw.gather(1, chosen)[:, 0].tolist()
         return {row: (value, top) for row, value, top in zip(self._rows, values, self._tops, strict=True)}
+
+
+def describe(vocabulary: Vocabulary, token: int, logprob: float, top: Seq[tuple[int, float]] = ()) -> TokenLogprob:
+    """A token and the likeliest ones at its place, in the words that callers are told."""
+    raw = vocabulary.spelling(token)
+    alternatives = tuple(describe(vocabulary, other, value) for other, value in top)
+    return TokenLogprob(token, raw.decode(errors="replace"), raw, logprob, alternatives)

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from serve_app.engine.delivery import Sink
 from serve_app.engine.detokenizer import Detokenizer, Vocabulary
+from serve_app.engine.grammar import GrammarState
+from serve_app.engine.logprobs import describe
 from serve_app.engine.lookup import PromptLookup
-from serve_app.engine.request import Delta, Finished, FinishReason
+from serve_app.engine.request import Delta, Finished, FinishReason, TokenLogprob
 from serve_app.engine.sampler import SampledToken, SamplerState
 from serve_app.engine.sequence import Sequence
 
@@ -26,7 +28,7 @@ class Stream:
     """Decides after each token what text leaves and whether the request ends.
 
     `eos_token_ids` end it, unless it ignores them; `vocabulary` turns its tokens into text. At most `guess_tokens` are
-    guessed at a time.
+    guessed at a time. `grammar` is what the request's own was compiled to.
     """
 
     def __init__(
@@ -37,24 +39,39 @@ class Stream:
         eos_token_ids: frozenset[int],
         sink: Sink,
         guess_tokens: int = 0,
+        grammar: GrammarState | None = None,
     ) -> None:
         params = sequence.request.sampling
         self.sequence = sequence
         self.sink = sink
-        self.sampling = SamplerState(params, sequence.request.prompt_token_ids, eos_token_ids, vocab_size)
+        self.sampling = SamplerState(params, sequence.request.prompt_token_ids, eos_token_ids, vocab_size, grammar)
+        self._vocabulary = vocabulary
+        self._untold: list[TokenLogprob] = []  # of tokens whose text is held back
         self._detokenizer = Detokenizer(vocabulary, params.stop, params.min_tokens)
         self._eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
         self._lookup = PromptLookup(sequence.tokens, guess_tokens)
+        self._guess_tokens = guess_tokens
+        self._forced: tuple[int, ...] = ()
 
     def guess(self, limit: int) -> tuple[int, ...]:
-        """At most `limit` tokens that may come next."""
-        return self._lookup.guess(limit)
+        """At most `limit` tokens that may come next: those that the grammar forces, else what it allows of a guess."""
+        grammar = self.sampling.grammar
+        if grammar is None or not self._guess_tokens:
+            return self._lookup.guess(limit)
+        self._forced = grammar.forced()[: min(limit, self._guess_tokens)]
+        return self._forced or grammar.allowed_part(self._lookup.guess(limit))
 
     def judge(self, guess: tuple[int, ...], sampled: Seq[SampledToken]) -> int:
         """Learn what was sampled where `guess` had been put; how many of its tokens were right."""
         right = sum(token == entry.token for token, entry in zip(guess, sampled, strict=False))
-        self._lookup.judge(guess, right)
+        if not self._forced:
+            self._lookup.judge(guess, right)
         return right
+
+    def prepare(self, draft: tuple[int, ...]) -> None:
+        """Begin what sampling needs and the model's logits do not: call it before the model runs."""
+        if self.sampling.grammar is not None:
+            self.sampling.grammar.prepare(draft)
 
     def accept(self, sampled: Seq[SampledToken]) -> Accepted:
         """Add a step's tokens, one or more, up to the one that ends the request; those after it never were.
@@ -64,11 +81,14 @@ class Stream:
         before = self.sequence.num_output
         text, reason = "", None
         for entry in sampled:
-            more, reason = self._push(entry.token)
+            more, reason = self._push(entry)
             text += more
             if reason is not None:
                 break
-        delta = Delta(text, self.sequence.num_output) if text else None
+        delta = None
+        if text:
+            delta = Delta(text, self.sequence.num_output, tuple(self._untold))
+            self._untold.clear()
         return Accepted(self.sequence.num_output - before, delta, reason)
 
     def finished(self, reason: FinishReason) -> Finished:
@@ -76,16 +96,21 @@ class Stream:
         sequence = self.sequence
         return Finished(reason, sequence.num_prompt, sequence.cached_tokens, completion_tokens=sequence.num_output)
 
-    def _push(self, token: int) -> tuple[str, FinishReason | None]:
+    def _push(self, entry: SampledToken) -> tuple[str, FinishReason | None]:
+        token = entry.token
         if token < 0:  # no token could be chosen
             return "", FinishReason.ERROR
         if token in self._eos_token_ids:
             return self._detokenizer.finish(), FinishReason.STOP
         self.sequence.tokens.append(token)
         self.sampling.advance(token)
+        if entry.logprob is not None:
+            self._untold.append(describe(self._vocabulary, token, entry.logprob, entry.top))
         text = self._detokenizer.push(token)
         if self._detokenizer.stopped:
             return text, FinishReason.STOP
+        if self.sampling.complete:  # only an end-of-sequence token could follow
+            return text + self._detokenizer.finish(), FinishReason.STOP
         if self.sequence.num_output < self.sequence.max_output:
             return text, None
         text += self._detokenizer.finish()

@@ -1,0 +1,209 @@
+"""Grammars and log-probabilities through the whole engine, with the real model and with one that tests make up."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+
+from serve_app.engine import Delta, Engine, FinishReason, GenerationRequest, Grammar, GrammarKind, SamplingParams
+from serve_app.engine.grammar import GrammarState, UnsupportedGrammar
+from serve_app.engine.grammar_text import tool_calls
+from tests.engine.fakes import FakeRunner, Inbox, fake_engine, request
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "colour": {"enum": ["red", "green", "blue"]},
+        "tags": {"type": "array", "items": {"type": "string", "pattern": "^[a-z]{1,6}$"}, "maxItems": 3},
+        "place": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 10}, "east": {"type": "boolean"}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+        "score": {"anyOf": [{"type": "null"}, {"type": "number", "minimum": -1, "maximum": 1}]},
+    },
+    "required": ["name", "age", "colour", "score"],
+    "additionalProperties": False,
+}
+JSON_MODE = Grammar(GrammarKind.JSON_OBJECT)
+
+
+def prompt(engine: Engine, text: str) -> tuple[int, ...]:
+    return tuple(engine.chat.render([{"role": "user", "content": text}]))
+
+
+def run(engine: Engine, requests: list[GenerationRequest]) -> dict[str, Inbox]:
+    """Run requests together to their ends."""
+    inboxes = {r.request_id: Inbox() for r in requests}
+    for r in requests:
+        engine.submit(r, inboxes[r.request_id])
+    for inbox in inboxes.values():
+        inbox.wait(300)
+    return inboxes
+
+
+def sampling(grammar: Grammar | None, **options: object) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 80, "seed": 7, "grammar": grammar, **options})  # type: ignore[arg-type]
+
+
+@pytest.mark.model
+def test_replies_in_json_mode_and_by_a_schema_parse_and_validate_at_any_temperature(
+    make_engine: Callable[..., Engine],
+) -> None:
+    engine = make_engine(max_running=16)
+    asked = prompt(engine, "Describe a person as JSON.")
+    person = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(PERSON))
+    requests = [
+        GenerationRequest(f"{kind}{number}", asked, sampling(grammar, temperature=temperature, seed=number))
+        for number, temperature in enumerate([0.0, 0.5, 1.0, 1.3, 1.6, 2.0])
+        for kind, grammar in (("json", JSON_MODE), ("schema", person))
+    ]
+    inboxes = run(engine, requests)
+    finished = {name: inbox.text for name, inbox in inboxes.items() if inbox.wait().reason is FinishReason.STOP}
+    assert all(inbox.wait().reason in (FinishReason.STOP, FinishReason.LENGTH) for inbox in inboxes.values())
+    for name, text in finished.items():
+        value = json.loads(text)
+        assert isinstance(value, dict)
+        if name.startswith("schema"):
+            jsonschema.validate(value, PERSON)
+    assert sum(name.startswith("schema") for name in finished) >= 4
+
+
+@pytest.mark.model
+def test_a_forced_tool_call_names_a_tool_and_gives_arguments_of_its_schema(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(max_running=16)
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}, "unit": {"enum": ["C", "F"]}},
+        "required": ["city", "unit"],
+        "additionalProperties": False,
+    }
+    tools = [(f'{{"name": "{name}", "arguments": ', json.dumps(schema), "}") for name in ("weather", "forecast")]
+    asked = prompt(engine, "What is the weather in Paris?")
+    requests = [
+        GenerationRequest(str(seed), asked, sampling(tool_calls(tools), temperature=1.2, seed=seed))
+        for seed in range(4)
+    ]
+    for inbox in run(engine, requests).values():
+        assert inbox.wait().reason is FinishReason.STOP
+        call = json.loads(inbox.text)
+        assert call["name"] in ("weather", "forecast")
+        jsonschema.validate(call["arguments"], schema)
+
+
+@pytest.mark.model
+def test_a_reply_is_the_same_with_drafts_and_without(make_engine: Callable[..., Engine]) -> None:
+    texts = []
+    drafted = []
+    person = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(PERSON))
+    for rows in (0, 8):
+        engine = make_engine(max_running=16, speculation_rows=rows)
+        asked = prompt(engine, 'Repeat: {"name": "Ada", "age": 36, "colour": "red", "score": 0.5}')
+        requests = [
+            GenerationRequest("schema", asked, sampling(person, temperature=0.0, max_tokens=40)),
+            GenerationRequest("json", asked, sampling(JSON_MODE, temperature=0.9, max_tokens=40)),
+        ]
+        # One at a time: in a batch of another size the model's logits differ by rounding.
+        texts.append([run(engine, [r])[r.request_id].text for r in requests])
+        drafted.append(engine.stats().accepted)
+    assert texts[0] == texts[1]
+    assert drafted[0] == 0
+    assert drafted[1] > 0
+
+
+@pytest.mark.model
+def test_logprobs_are_those_of_a_plain_forward_pass(make_engine: Callable[..., Engine], reference: Any) -> None:
+    engine = make_engine()
+    asked = prompt(engine, "Name three fruits.")
+    params = SamplingParams(max_tokens=12, temperature=0.7, top_p=0.8, seed=3, logprobs=20)
+    inbox = run(engine, [GenerationRequest("r", asked, params)])["r"]
+    told = [token for event in inbox.events if isinstance(event, Delta) for token in event.tokens]
+    assert len(told) == inbox.wait().completion_tokens
+    assert b"".join(token.raw for token in told).decode() == inbox.text
+    ids = [*asked, *(token.token for token in told)]
+    with torch.inference_mode():
+        logits = reference(torch.tensor([ids])).logits[0, len(asked) - 1 : -1]
+    expected = logits.float().log_softmax(-1)
+    for row, token in zip(expected, told, strict=True):
+        assert token.logprob == pytest.approx(float(row[token.token]), abs=1e-3)
+        assert [t.token for t in token.top[:3]] == row.topk(3).indices.tolist()
+        assert [t.logprob for t in token.top] == pytest.approx(row.topk(20).values.tolist(), abs=1e-3)
+
+
+# A model of bytes that says "hello world" when it may.
+
+
+def regex(text: str) -> Grammar:
+    return Grammar(GrammarKind.REGEX, text)
+
+
+def test_a_complete_grammar_ends_the_reply_with_its_last_token() -> None:
+    runner = FakeRunner()
+    engine = fake_engine(runner)
+    inbox = run(engine, [request(grammar=regex("hello"), min_tokens=40)])["r"]
+    assert (inbox.text, inbox.wait().reason, inbox.wait().completion_tokens) == ("hello", FinishReason.STOP, 5)
+    engine.close()
+
+
+def test_who_has_no_grammar_is_not_bothered_by_neighbours_that_have_one() -> None:
+    engine = fake_engine(FakeRunner())
+    inboxes = run(engine, [request("free"), request("bound", grammar=regex("[hx]{3}!"))])
+    assert inboxes["free"].text == "hello world"
+    assert inboxes["bound"].text[0] == "h"
+    assert inboxes["bound"].text.endswith("!")
+    engine.close()
+
+
+def test_a_grammar_that_cannot_be_held_to_is_refused_at_the_door_and_nothing_is_queued() -> None:
+    engine = fake_engine(FakeRunner())
+    with pytest.raises(UnsupportedGrammar, match="uniqueItems"):
+        engine.submit(request(grammar=Grammar(GrammarKind.JSON_SCHEMA, '{"uniqueItems": true}')), Inbox())
+    assert engine.stats().waiting == 0
+    assert run(engine, [request("next")])["next"].text == "hello world"
+    engine.close()
+
+
+def test_a_grammar_engine_that_fails_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    fill = GrammarState._fill
+
+    def failing(self: GrammarState, masks: Any, draft: tuple[int, ...]) -> None:
+        if self._matcher.is_accepting():
+            raise RuntimeError("out of fuel")
+        fill(self, masks, draft)
+
+    monkeypatch.setattr(GrammarState, "_fill", failing)
+    engine = fake_engine(FakeRunner(), speculation_rows=0)
+    inboxes = run(engine, [request("free"), request("broken", grammar=regex("he|hello"))])
+    assert inboxes["free"].text == "hello world"
+    assert inboxes["broken"].text == "he"
+    assert inboxes["broken"].wait().reason is FinishReason.ERROR
+    assert run(engine, [request("next", grammar=regex("hello"))])["next"].text == "hello"
+    engine.close()
+
+
+def test_closing_the_engine_leaves_no_grammar_threads() -> None:
+    before = set(threading.enumerate())
+    engine = fake_engine(FakeRunner())
+    run(engine, [request(grammar=regex("hello"))])
+    engine.close()
+    assert set(threading.enumerate()) <= before
+
+
+def test_logprobs_go_with_the_text_that_they_are_of_and_stop_strings_take_theirs_along() -> None:
+    engine = fake_engine(FakeRunner())
+    inbox = run(engine, [request(logprobs=2, stop=("world",))])["r"]
+    assert inbox.text == "hello "
+    told = [token for event in inbox.events if isinstance(event, Delta) for token in event.tokens]
+    assert "".join(token.text for token in told) == "hello "
+    assert all(token.logprob <= 0 and len(token.top) == 2 and token.top[0].token == token.token for token in told)
+    assert run(engine, [request("plain")])["plain"].events[1] == Delta("h", 1)
+    engine.close()
