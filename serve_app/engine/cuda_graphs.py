@@ -20,6 +20,7 @@ import torch.nn.functional as F  # noqa: N812 -- torch's own convention
 
 from serve_app.engine.attention import AttentionStep, additive_mask
 from serve_app.engine.kv_cache import KVCache
+from serve_app.engine.pointwise import PLAIN, Pointwise
 from serve_app.engine.rope import RopeTable
 from serve_app.engine.sequence import Chunk
 
@@ -44,7 +45,12 @@ class Decoder(Protocol):
         """Width of the logits."""
 
     def forward(
-        self, ids: torch.Tensor, rope_rows: torch.Tensor, keep: torch.Tensor | None, step: AttentionStep
+        self,
+        ids: torch.Tensor,
+        rope_rows: torch.Tensor,
+        keep: torch.Tensor | None,
+        step: AttentionStep,
+        pointwise: Pointwise,
     ) -> torch.Tensor:
         """Logits of all rows where `keep` is None."""
 
@@ -182,13 +188,20 @@ class DecodeReplay:
     """Runs decode steps through captured graphs, one per bucket."""
 
     def __init__(
-        self, decoder: Decoder, cache: KVCache, table: RopeTable, buckets: Seq[Bucket], capture: Capture
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        table: RopeTable,
+        buckets: Seq[Bucket],
+        capture: Capture,
+        pointwise: Pointwise = PLAIN,
     ) -> None:
         """`cache` has a spare block behind its own. `capture` turns a function into one that repeats its work."""
         self._decoder = decoder
         self._cache = cache
         self._table = table
         self._capture = capture
+        self._pointwise = pointwise
         self._buckets = list(buckets)
         size = max((StaticInputs.size_of(b, cache.block_size) for b in buckets), default=0)
         # Host memory is pinned so that the copy does not hold up the thread; int64 is what index operations take.
@@ -255,7 +268,7 @@ class DecodeReplay:
 
         def step() -> None:
             attention = StaticDecodeStep(self._cache, inputs)
-            logits = self._decoder.forward(inputs.ids, inputs.rope_rows, None, attention)
+            logits = self._decoder.forward(inputs.ids, inputs.rope_rows, None, attention, self._pointwise)
             self._logits[: bucket.rows].copy_(logits)
 
         return step

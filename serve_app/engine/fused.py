@@ -20,6 +20,7 @@ from serve_app.engine.cuda_graphs import DecodeReplay, capture_cuda, plan_bucket
 from serve_app.engine.kv_cache import KVCache, LayerShape
 from serve_app.engine.llama import LlamaLayer, LlamaWeights, Weight
 from serve_app.engine.packing import pack
+from serve_app.engine.pointwise import PLAIN, Pointwise, compiled
 from serve_app.engine.quantize import Int8Weight
 from serve_app.engine.rope import RopeTable
 from serve_app.engine.sequence import Chunk
@@ -37,10 +38,6 @@ class Rotation:
         if self.cos.device == device:
             return self
         return Rotation(self.cos.to(device), self.signed_sin.to(device))
-
-    def apply(self, x: torch.Tensor) -> torch.Tensor:
-        """Rotate (T, heads, head size): bit for bit what `x * cos + rotate_half(x) * sin` gives, in fewer steps."""
-        return x * self.cos + x.roll(x.shape[-1] // 2, -1) * self.signed_sin
 
 
 class LlamaDecoder:
@@ -79,7 +76,12 @@ class LlamaDecoder:
         return len(devices) == 1 and self.device.type == "cuda"
 
     def forward(
-        self, ids: torch.Tensor, rope_rows: torch.Tensor, keep: torch.Tensor | None, step: AttentionStep
+        self,
+        ids: torch.Tensor,
+        rope_rows: torch.Tensor,
+        keep: torch.Tensor | None,
+        step: AttentionStep,
+        pointwise: Pointwise = PLAIN,
     ) -> torch.Tensor:
         """Logits (n, vocabulary) of the rows that `keep` (n,) names, in the type of activations; None keeps all.
 
@@ -93,34 +95,42 @@ class LlamaDecoder:
         last = len(weights.layers) - 1
         for number, layer in enumerate(weights.layers):
             x, rotation = x.to(layer.input_norm.device), rotation.to(layer.input_norm.device)
-            attended = self._attend(number, layer, x, rotation, step)
+            attended = self._attend(number, layer, x, rotation, step, pointwise)
             if number == last and keep is not None:
                 keep = keep.to(x.device)
                 attended, x = attended.index_select(0, keep), x.index_select(0, keep)
-            x = x + _linear(attended, layer.output, layer.output_bias)
-            x = x + self._feed_forward(layer, x)
+            x = _add_linear(x, attended, layer.output, layer.output_bias)
+            gate_up = _linear(self._norm(x, layer.post_norm), layer.gate_up, None)
+            x = _add_linear(x, pointwise.gate(gate_up), layer.down, None)
         x = self._norm(x.to(weights.final_norm.device), weights.final_norm)
         return _linear(x.to(_device_of(weights.head)), weights.head, None)
 
     def _attend(
-        self, number: int, layer: LlamaLayer, x: torch.Tensor, rotation: Rotation, step: AttentionStep
+        self,
+        number: int,
+        layer: LlamaLayer,
+        x: torch.Tensor,
+        rotation: Rotation,
+        step: AttentionStep,
+        pointwise: Pointwise,
     ) -> torch.Tensor:
         shape = self.weights.shape
         heads, kv_heads = shape.heads, shape.kv_heads
         joined = _linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias).unflatten(-1, (-1, shape.head_dim))
         v = joined[:, heads + kv_heads :]
         if layer.q_norm is None or layer.k_norm is None:
-            qk = rotation.apply(joined[:, : heads + kv_heads])
+            qk = pointwise.rotate(joined[:, : heads + kv_heads], rotation.cos, rotation.signed_sin)
             q, k = qk[:, :heads], qk[:, heads:]
         else:
-            q = rotation.apply(self._norm(joined[:, :heads], layer.q_norm))
-            k = rotation.apply(self._norm(joined[:, heads : heads + kv_heads], layer.k_norm))
+            q, k = (
+                pointwise.rotate(self._norm(part, norm), rotation.cos, rotation.signed_sin)
+                for part, norm in (
+                    (joined[:, :heads], layer.q_norm),
+                    (joined[:, heads : heads + kv_heads], layer.k_norm),
+                )
+            )
         attended = step.attend(number, q, k, v, shape.head_dim**-0.5, shape.windows[number])
         return attended.flatten(1)
-
-    def _feed_forward(self, layer: LlamaLayer, x: torch.Tensor) -> torch.Tensor:
-        gate, up = _linear(self._norm(x, layer.post_norm), layer.gate_up, None).chunk(2, dim=-1)
-        return _linear(F.silu(gate) * up, layer.down, None)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, weight.shape, weight, self.weights.shape.norm_eps)
@@ -145,7 +155,9 @@ class FusedRunner:
         self.replay: DecodeReplay | None = None
         if graphs:
             buckets = plan_buckets(settings.max_running, table.bounds[-1], shapes[0].bytes_per_token)
-            self.replay = DecodeReplay(self.decoder, self.cache, table, buckets, capture_cuda(self.decoder.device))
+            device = self.decoder.device
+            pointwise = compiled(device, self.decoder.dtype)
+            self.replay = DecodeReplay(self.decoder, self.cache, table, buckets, capture_cuda(device), pointwise)
             self.replay.prepare()
 
     @property
@@ -185,6 +197,13 @@ def _linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch
         return F.linear(x, weight, bias)
     product = quantize.linear(x, weight)
     return product if bias is None else product + bias
+
+
+def _add_linear(x: torch.Tensor, y: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
+    """`x` plus the product: where nothing else is added, as a part of the product itself."""
+    if bias is None and not isinstance(weight, Int8Weight):
+        return torch.addmm(x, y, weight.t())
+    return x + _linear(y, weight, bias)
 
 
 def _device_of(weight: Weight) -> torch.device:

@@ -22,9 +22,10 @@ from serve_app.engine.cuda_graphs import (
     repeat,
     row_buckets,
 )
-from serve_app.engine.fused import FusedRunner
+from serve_app.engine.fused import FusedRunner, LlamaDecoder
 from serve_app.engine.kv_cache import KVCache
 from serve_app.engine.llama import take_weights
+from serve_app.engine.pointwise import PLAIN, compiled
 from serve_app.engine.sequence import Chunk, Sequence
 from tests.engine.families import FAMILIES, Blocks, make_model, prefill, settings, tokens_of
 
@@ -154,6 +155,33 @@ def test_a_failed_capture_costs_one_line_and_leaves_the_steps_to_the_eager_path(
     assert replay.run([prefill(s) for s in sequences]) is None
     runner.replay = replay
     assert runner.execute([prefill(s) for s in sequences]).shape[0] == 2
+
+
+def test_compiled_operations_give_the_same_and_a_failing_compiler_costs_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # The tracing is torch.compile's own; only what generates code stays out, for which not every machine is set up.
+    traced = compiled(torch.device("cpu"), torch.float, backend="aot_eager")
+    assert traced is not PLAIN
+    model = make_model()
+    table = rope.RopeTable(model, 128, torch.float)
+    decoder = LlamaDecoder(take_weights(model), table, torch.float)
+    results = []
+    for pointwise in (PLAIN, traced):
+        cache = KVCache.within(settings(), decoder.layer_shapes, 128, spare=1)
+        replay = DecodeReplay(decoder, cache, table, [Bucket(4, 16)], repeat, pointwise)
+        replay.prepare()
+        results.append(replay.run([prefill(Blocks(cache.num_blocks, 4).sequence([5]))]))
+    torch.testing.assert_close(*results, atol=1e-6, rtol=1e-6)
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("no compiler\nand much more")
+
+    with caplog.at_level(logging.WARNING):
+        assert compiled(torch.device("cpu"), torch.float, backend=broken) is PLAIN
+    (line,) = (record.message for record in caplog.records if record.name.startswith("serve_app"))
+    assert "no compiler" in line
+    assert "\n" not in line
 
 
 def test_row_buckets_pad_little_and_end_at_the_most() -> None:

@@ -21,7 +21,7 @@ from tests.engine.families import FAMILIES, Blocks, make_model, prefill, referen
 
 
 def fused(model: Any, **options: Any) -> FusedRunner:
-    runner = create_runner(copy.deepcopy(model), settings(**options))
+    runner = create_runner(copy.deepcopy(model), settings(**{"native": False, **options}))
     assert isinstance(runner, FusedRunner)
     return runner
 

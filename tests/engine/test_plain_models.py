@@ -8,8 +8,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from serve_app.engine import Engine, GenerationRequest, SamplingParams
+from serve_app.engine.detokenizer import Vocabulary
 from serve_app.engine.runner import ModelRunner
 from serve_app.engine.runners import create_runner
+from tests.engine.fakes import Inbox, byte_tokenizer
 from tests.engine.families import VOCAB, Blocks, prefill, reference_logits, settings, tokens_of
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -52,3 +55,33 @@ def test_other_decoders_compute_what_transformers_computes(kind: str) -> None:
     long.num_computed = 19
     got = runner.execute([prefill(long)])
     torch.testing.assert_close(got[0], rows[20][-1], atol=1e-4, rtol=1e-3)
+
+
+def test_the_engine_serves_a_model_that_is_not_llama_like() -> None:
+    torch.manual_seed(0)
+    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    config = AutoConfig.for_model("gpt2", vocab_size=257, **ids, **KINDS["gpt2"])
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    prompts = [tuple(tokens_of(n, n)) for n in (5, 9, 30)]
+    expected = [
+        model.generate(torch.tensor([p]), max_new_tokens=20, do_sample=False, attention_mask=torch.ones(1, len(p)))
+        for p in prompts
+    ]
+    chosen = settings(max_context=64, prefill_chunk=8)
+    vocabulary = Vocabulary(byte_tokenizer())
+    engine = Engine(create_runner(model, chosen), vocabulary, frozenset(), chosen)
+    try:
+        inboxes = [Inbox() for _ in prompts]
+        params = SamplingParams(max_tokens=20, temperature=0.0)
+        for number, (prompt, inbox) in enumerate(zip(prompts, inboxes, strict=True)):
+            engine.submit(GenerationRequest(str(number), prompt, params), inbox)
+        for prompt, inbox, tokens in zip(prompts, inboxes, expected, strict=True):
+            assert inbox.wait().completion_tokens == 20
+            decoder = vocabulary.decoder()
+            text = "".join(decoder.push(t) for t in tokens[0, len(prompt) :].tolist()) + decoder.flush()
+            assert inbox.text == text
+    finally:
+        engine.close()
