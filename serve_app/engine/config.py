@@ -37,6 +37,7 @@ class EngineSettings(BaseModel):
         default="float32", description="Of the matrices; int8 computes between them in float32."
     )
     fused: bool = Field(default=True, description="Take the fused forward pass for the models that it covers.")
+    native: bool = Field(default=True, description="Run int8 on the CPU in C++, compiled once on each machine.")
     cuda_graphs: bool = Field(default=True, description="Replay decode steps from CUDA graphs where there is a GPU.")
     device_map: str | dict[str, int | str] = Field(
         default="cpu", description="What accelerate takes: cpu, cuda:0, auto, balanced, or module → device."

@@ -11,6 +11,8 @@ from serve_app.engine import llama
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.errors import ModelError
 from serve_app.engine.fused import FusedRunner
+from serve_app.engine.native import library as native_library
+from serve_app.engine.native import runner as native
 from serve_app.engine.rope import RopeTable
 from serve_app.engine.runner import ModelRunner
 
@@ -19,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 def create_runner(
     model: Any, settings: EngineSettings, weights: llama.LlamaWeights | None = None
-) -> ModelRunner | FusedRunner:
+) -> ModelRunner | FusedRunner | native.NativeRunner:
     """The fastest runner that can run a transformers model as the settings want it.
 
     `weights` are the decoder's own where the loader has prepared them; the model then needs none. Else a fused runner
@@ -32,7 +34,10 @@ def create_runner(
     reason = llama.why_not(model) if settings.fused else "the setting 'fused' is off"
     if reason is None:
         table = RopeTable(model, settings.max_context, getattr(torch, settings.compute_dtype))
-        return FusedRunner(weights or llama.take_weights(model, int8=settings.dtype == "int8"), table, settings)
+        weights = weights or llama.take_weights(model, int8=settings.dtype == "int8")
+        if settings.native and native.why_not(weights) is None and (library := native_library.load()):
+            return native.NativeRunner(library, weights, table, settings)
+        return FusedRunner(weights, table, settings)
     if settings.dtype == "int8":
         raise ModelError(f"int8 is not possible here: {reason}. Choose dtype float32 or bfloat16.")
     logger.info("The model runs through its own code: %s.", reason)

@@ -20,9 +20,7 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 _HERE = Path(__file__).parent
-_FLAGS = (
-    "-std=c++17 -O3 -march=native -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=fast -Wno-psabi -shared -fPIC"
-)
+_FLAGS = "-std=c++17 -O3 -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=fast -Wno-psabi -shared -fPIC"
 _COMPILE_S = 300
 
 
@@ -96,18 +94,21 @@ def cache_folder() -> Path:
 
 
 @functools.cache
-def load(folder: Path | None = None) -> ctypes.CDLL | None:
-    """The compiled library, compiling it first if need be; None, with one line in the log, where that can't be done."""
+def load(architecture: str = "native") -> ctypes.CDLL | None:
+    """The compiled library, compiling it first if need be; None, with one line in the log, where that can't be done.
+
+    `architecture` is what the compiler's `-march` takes; any but `native` is for tests.
+    """
     import torch  # noqa: F401 -- loads the OpenMP runtime that the library then shares
 
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         logger.warning("No C++ compiler is here: int8 runs through torch, several times slower (install g++).")
         return None
-    path = (folder or cache_folder()) / f"decoder-{_fingerprint(compiler)}.so"
     try:
+        path = cache_folder() / f"decoder-{_fingerprint(compiler, architecture)}.so"
         if not path.is_file():
-            _compile(compiler, path)
+            _compile(compiler, architecture, path)
         return _bind(ctypes.CDLL(str(path)))
     except (OSError, subprocess.SubprocessError) as error:
         output = getattr(error, "stderr", None) or str(error)
@@ -116,26 +117,26 @@ def load(folder: Path | None = None) -> ctypes.CDLL | None:
         return None
 
 
-def _compile(compiler: str, path: Path) -> None:
+def _compile(compiler: str, architecture: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     # Under a name of its own, then moved: two processes that compile at once don't disturb each other.
     handle, made = tempfile.mkstemp(suffix=".so", dir=path.parent)
     os.close(handle)
     try:
-        command = [compiler, *_FLAGS.split(), "-o", made, str(_HERE / "decoder.cpp")]
+        command = [compiler, *_FLAGS.split(), f"-march={architecture}", "-o", made, str(_HERE / "decoder.cpp")]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_COMPILE_S)
         Path(made).replace(path)
     finally:
         Path(made).unlink(missing_ok=True)
 
 
-def _fingerprint(compiler: str) -> str:
+def _fingerprint(compiler: str, architecture: str) -> str:
     """Changes with the sources, the flags, the compiler and the processor's features."""
     digest = hashlib.sha256()
     for source in sorted([*_HERE.glob("*.h"), *_HERE.glob("*.cpp")]):
         digest.update(source.read_bytes())
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True, timeout=30).stdout
-    for part in (_FLAGS, version, platform.machine(), _processor_features()):
+    for part in (_FLAGS, architecture, version, platform.machine(), _processor_features()):
         digest.update(part.encode())
     return digest.hexdigest()[:20]
 

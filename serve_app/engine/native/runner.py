@@ -4,56 +4,69 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import itertools
 import mmap
 from collections.abc import Sequence as Seq
 
 import numpy
 import torch
 
+from serve_app.engine.config import EngineSettings
 from serve_app.engine.errors import ModelError
 from serve_app.engine.llama import LlamaWeights
 from serve_app.engine.native import library as native
 from serve_app.engine.quantize import Int8Weight
+from serve_app.engine.rope import RopeTable
 from serve_app.engine.sequence import Chunk
 
 _HUGE = 2 * 2**20
 
 
+def why_not(weights: LlamaWeights) -> str | None:
+    """Why the native decoder can't run these weights, or None if it can."""
+    shape = weights.shape
+    if shape.head_dim % 16:
+        return f"heads of {shape.head_dim} values are not a multiple of 16"
+    for layer in weights.layers:
+        for weight in (layer.qkv, layer.output, layer.gate_up, layer.down):
+            if not isinstance(weight, Int8Weight):
+                return "the weights are not int8"
+            if weight.values.device.type != "cpu":
+                return f"weights lie on {weight.values.device}"
+    return None
+
+
 class NativeRunner:
     """A decoder with its KV cache, in int8 with half-precision keys and values. Belongs to one thread.
 
-    `rope_tables` are cos and sin, each float32 (positions, head size / 2), the length classes one after the other;
-    `class_bounds` says how many positions each has. The weights' matrices are packed anew, so `weights` can be dropped.
+    A token's logits are the same bits alone and in any batch, in chunks of any size: sums are exact or in an order of
+    their own. The weights' matrices are packed anew, so `weights` can be dropped.
     """
 
-    def __init__(
-        self,
-        library: ctypes.CDLL,
-        weights: LlamaWeights,
-        rope_tables: tuple[torch.Tensor, torch.Tensor],
-        class_bounds: tuple[int, ...],
-        *,
-        kv_cache_memory: int,
-        block_size: int,
-        max_running: int,
-    ) -> None:
-        shape = weights.shape
+    def __init__(self, library: ctypes.CDLL, weights: LlamaWeights, table: RopeTable, settings: EngineSettings) -> None:
+        """Pack the weights and reserve the cache.
+
+        Raises:
+            ModelError: `kv_cache_memory` is below one block, or the memory is not there.
+        """
+        shape, block_size = weights.shape, settings.block_size
         self._library = library
         self._kept_alive: list[object] = []
         self.vocab_size = shape.vocab
-        self.class_bounds = class_bounds
-        self._class_starts = [0, *itertools.accumulate(class_bounds)]
-        per_block = block_size * 2 * shape.kv_heads * shape.head_dim * 2 * shape.num_layers
-        # A context's worth is all that one sequence can use, but every running one may need a block of its own.
-        useful = max_running * -(-class_bounds[-1] // block_size)
-        self.num_blocks = min(kv_cache_memory // per_block, useful)
-        if self.num_blocks < 1:
-            raise ModelError(f"kv_cache_memory of {kv_cache_memory:,} bytes is below one block: raise it.")
+        self.class_bounds = table.bounds
+        self._table = table
         of_head = 2 * shape.head_dim * block_size
-        self._cache = huge_pages(self.num_blocks * per_block).view(numpy.uint16)
-        self._cache = self._cache.reshape(shape.num_layers, shape.kv_heads, self.num_blocks, of_head)
-        self._arena = huge_pages(self._packed_bytes(weights))
+        per_block = of_head * 2 * shape.kv_heads * shape.num_layers
+        # A context's worth is all that one sequence can use, but every running one may need a block of its own.
+        useful = settings.max_running * -(-table.bounds[-1] // block_size)
+        self.num_blocks = min(settings.kv_cache_memory // per_block, useful)
+        if self.num_blocks < 1:
+            raise ModelError(f"kv_cache_memory of {settings.kv_cache_memory:,} bytes is below one block: raise it.")
+        try:
+            cache = huge_pages(self.num_blocks * per_block)
+            self._arena = huge_pages(self._packed_bytes(weights))
+        except (OSError, MemoryError) as error:
+            raise ModelError(f"No memory for a KV cache of {settings.kv_cache_memory:,} bytes: lower it.") from error
+        self._cache = cache.view(numpy.uint16).reshape(shape.num_layers, shape.kv_heads, self.num_blocks, of_head)
         self._arena_used = 0
         layers = (native.Layer * shape.num_layers)()
         for index, layer in enumerate(weights.layers):
@@ -83,7 +96,7 @@ class NativeRunner:
             norm_eps=shape.norm_eps,
         )
         self._logits = torch.empty(0, shape.vocab)
-        cos, sin = (self._floats(table) for table in rope_tables)
+        cos, sin = (self._floats(table) for table in (table.cos, table.sin))
         self._kept_alive += [layers, head, sizes]
         self._decoder = library.native_decoder(
             ctypes.byref(sizes),
@@ -118,9 +131,9 @@ class NativeRunner:
             table = numpy.array(sequence.block_table, numpy.int32)
             tables.append(table)
             spans[index] = native.Span(table.ctypes.data, len(ids), chunk.length, chunk.start)
-            first = self._class_starts[sequence.length_class] + chunk.start
             ids += chunk.token_ids
-            rope_rows += range(first, first + chunk.length)
+            positions = range(chunk.start, chunk.start + chunk.length)
+            rope_rows += [self._table.row(sequence.length_class, position) for position in positions]
             keep += range(len(ids) - chunk.num_logits, len(ids))
         if len(keep) > len(self._logits):
             self._logits = torch.empty(len(keep), self.vocab_size)
