@@ -66,7 +66,7 @@ def convert_gguf(gguf_path: Path, out_dir: Path, progress: Say) -> None:
 
     work = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}-", dir=out_dir.parent))
     try:
-        progress(f"Converting {gguf_path.name} ({size / _GIB:.1f} GiB), once; about a minute for each GiB")
+        progress(f"Converting {gguf_path.name} ({size / _GIB:.1f} GiB as float32), once; this may take minutes")
         # The GGUF reader draws a progress bar that no switch of the library turns off.
         with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
             source = {"gguf_file": gguf_path.name}

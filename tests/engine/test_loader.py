@@ -400,17 +400,73 @@ def test_a_gguf_file_needs_a_cache_that_can_be_written(tmp_path: Path, fake_conv
         loader.load(settings(tmp_path / "a.gguf", cache_dir=str(tmp_path / "in-the-way")))
 
 
-def write_gguf(path: Path, architecture: str) -> None:
+def write_gguf(path: Path, architecture: str, model: Any | None = None) -> None:
+    """A file of that architecture with a llama's weights, or with one tensor alone."""
     import numpy
     from gguf import GGUFWriter
 
     writer = GGUFWriter(path, architecture)
     writer.add_name("tiny")
-    writer.add_tensor("token_embd.weight", numpy.zeros((64, 32), numpy.float32))
+    if model is None:
+        writer.add_tensor("token_embd.weight", numpy.zeros((64, 32), numpy.float32))
+    else:
+        add_llama(writer, model)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def add_llama(writer: Any, model: Any) -> None:
+    config, tokenizer = model.config, model_folders.tokenizer()
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    vocabulary = [*sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__), "ab"]  # and one merge
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(vocabulary)
+    writer.add_token_types([3, 3, *[1] * (len(vocabulary) - 2)])
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_chat_template(model_folders.TEMPLATE)
+    names = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    parts = {
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+    }
+    for layer in range(config.num_hidden_layers):
+        names |= {f"model.layers.{layer}.{part}": f"blk.{layer}.{name}" for part, name in parts.items()}
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for key, tensor in model.state_dict().items():
+        name = key.removesuffix(".weight")
+        if count := heads.get(name.rpartition(".")[2]):  # the format pairs rotary dimensions in another order
+            tensor = tensor.unflatten(0, (count, 2, -1)).transpose(1, 2).flatten(0, 2)
+        writer.add_tensor(f"{names[name]}.weight", tensor.numpy())
+
+
+def test_a_gguf_file_gives_the_weights_and_the_tokenizer_that_are_in_it(tmp_path: Path) -> None:
+    original = model_folders.model(vocab_size=259)
+    write_gguf(tmp_path / "tiny.gguf", "llama", original)
+    loaded = loader.load(settings(tmp_path / "tiny.gguf"))
+    converted = loaded.model.state_dict()
+    assert all(torch.equal(converted[name], tensor) for name, tensor in original.state_dict().items())
+    assert loaded.tokenizer("Hello")["input_ids"][-5:] == model_folders.tokenizer()("Hello")["input_ids"]
+    assert loaded.tokenizer.chat_template == model_folders.TEMPLATE
+    assert loaded.eos_token_ids == {1}
 
 
 def test_what_is_wrong_with_a_gguf_file_is_told_in_one_line(tmp_path: Path) -> None:
