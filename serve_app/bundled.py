@@ -49,10 +49,10 @@ def ensure_bundled_model(home: Path, progress: Callable[[str], None]) -> Path:
 
 
 def prepare(home: Path, progress: Callable[[str], None]) -> Path:
-    """Do ahead of time what a first start would do: fetch, convert, quantize. Returns the model's folder.
+    """Do ahead of time what a first start would do: fetch, convert, quantize, compile. Returns the model's folder.
 
-    Where a compiler builds the engine's kernels, that belongs here too, after the weights: each part is skipped if it
-    is done, and none but the model itself is needed for a start.
+    Each part is skipped if it is done, and none but the model itself is needed for a start: without a compiler, int8
+    runs through torch, and one line says so.
 
     Raises:
         ModelError: as `ensure_bundled_model`.
@@ -63,6 +63,9 @@ def prepare(home: Path, progress: Callable[[str], None]) -> Path:
         from serve_app.engine import loader
 
         loader.prepare(settings, progress)
+    from serve_app.engine.native import library
+
+    library.prepare(cache_dir(home) / "native", progress)
     return folder
 
 

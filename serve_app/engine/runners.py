@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from serve_app.engine import llama
+from serve_app.engine import llama, prepared
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.errors import ModelError
 from serve_app.engine.fused import FusedRunner
@@ -17,6 +18,11 @@ from serve_app.engine.rope import RopeTable
 from serve_app.engine.runner import ModelRunner
 
 logger = logging.getLogger(__name__)
+
+
+def native_folder(settings: EngineSettings) -> Path:
+    """Where compiled kernels are kept."""
+    return prepared.cache_dir(settings.cache_dir) / "native"
 
 
 def create_runner(
@@ -35,7 +41,11 @@ def create_runner(
     if reason is None:
         table = RopeTable(model, settings.max_context, getattr(torch, settings.compute_dtype))
         weights = weights or llama.take_weights(model, int8=settings.dtype == "int8")
-        if settings.native and native.why_not(weights) is None and (library := native_library.load()):
+        if (
+            settings.native
+            and native.why_not(weights) is None
+            and (library := native_library.load(native_folder(settings)))
+        ):
             return native.NativeRunner(library, weights, table, settings)
         return FusedRunner(weights, table, settings)
     if settings.dtype == "int8":

@@ -30,6 +30,7 @@ from serve_app.engine.llama import LlamaWeights, take_weights
 from serve_app.engine.native import library
 from serve_app.engine.native.runner import NativeRunner
 from serve_app.engine.rope import RopeTable
+from serve_app.engine.runners import native_folder
 from serve_app.engine.sequence import Chunk, Sequence
 
 pytestmark = pytest.mark.skipif(
@@ -72,7 +73,7 @@ def built(make: Callable[[], torch.nn.Module]) -> tuple[LlamaWeights, RopeTable]
 
 
 def native(weights: LlamaWeights, table: RopeTable, architecture: str = "native", **changes: object) -> NativeRunner:
-    loaded = library.load(architecture)
+    loaded = library.load(native_folder(settings()), architecture)
     assert loaded is not None
     return NativeRunner(loaded, weights, table, settings(**changes))
 
@@ -202,36 +203,30 @@ def test_the_cache_stays_within_its_setting(small: tuple[LlamaWeights, RopeTable
     assert runner._cache.nbytes <= 2**20
 
 
-@pytest.fixture
-def fresh_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SERVE_APP_HOME", str(tmp_path))
-    library.load.cache_clear()
-    return tmp_path / "cache" / "native"
-
-
-def test_it_is_compiled_once_and_found_again(fresh_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert library.load() is not None
-    [compiled] = fresh_library.iterdir()
-    library.load.cache_clear()
+def test_it_is_compiled_once_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    library.prepare(tmp_path, said.append)
+    [compiled] = tmp_path.iterdir()
+    assert len(said) == 1
     monkeypatch.setattr(library, "_compile", lambda *_: pytest.fail("compiled again"))
-    assert library.load() is not None
-    assert list(fresh_library.iterdir()) == [compiled]
-    library.load.cache_clear()
+    library.prepare(tmp_path, said.append)
+    assert library.load(tmp_path) is not None
+    assert len(said) == 1
+    assert list(tmp_path.iterdir()) == [compiled]
 
 
 def test_without_a_compiler_one_line_says_so(
-    fresh_library: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    assert library.load() is None
+    assert library.load(tmp_path) is None
     [record] = caplog.records
     assert "install g++" in record.message
-    library.load.cache_clear()
 
 
 def test_a_compiler_that_fails_leaves_nothing_behind(
-    fresh_library: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         if "--version" in command:
@@ -239,8 +234,7 @@ def test_a_compiler_that_fails_leaves_nothing_behind(
         raise subprocess.CalledProcessError(1, command, stderr="details\nfatal error: out of ideas")
 
     monkeypatch.setattr(subprocess, "run", fail)
-    assert library.load() is None
+    assert library.load(tmp_path) is None
     [record] = caplog.records
     assert "out of ideas" in record.message
-    assert list(fresh_library.iterdir()) == []
-    library.load.cache_clear()
+    assert list(tmp_path.iterdir()) == []

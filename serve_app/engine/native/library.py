@@ -1,6 +1,6 @@
 """Compiles the native decoder for this machine, once, and binds it.
 
-The library is kept under the cache folder, named after its sources, the compiler and the processor's features: another
+The library is kept in a cache folder, named after its sources, the compiler and the processor's features: another
 machine or another version compiles its own. OpenMP's threads are torch's own, since both load the same runtime.
 """
 
@@ -15,6 +15,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -84,37 +85,56 @@ class Step(ctypes.Structure):
     )
 
 
-def cache_folder() -> Path:
-    """Where compiled libraries lie: `cache/native` of the service's home, or the user's own cache folder."""
-    home = os.environ.get("SERVE_APP_HOME")
-    if home:
-        return Path(home) / "cache" / "native"
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "serve-app" / "native"
+def prepare(folder: Path, progress: Callable[[str], None]) -> None:
+    """Compile ahead of time, into `folder`, what `load` will look for; does nothing if it is there or can't be made."""
+    try:
+        path = folder / _name(_compiler(), "native")
+        if not path.is_file():
+            progress("Compiling the engine's kernels for this processor, once; this takes some seconds")
+            _compile(_compiler(), "native", path)
+    except _FAILURES as error:
+        progress(_explain(error))
 
 
 @functools.cache
-def load(architecture: str = "native") -> ctypes.CDLL | None:
-    """The compiled library, compiling it first if need be; None, with one line in the log, where that can't be done.
+def load(folder: Path, architecture: str = "native") -> ctypes.CDLL | None:
+    """The compiled library, compiling it into `folder` first if need be; None, with one line in the log, where that
+    can't be done.
 
     `architecture` is what the compiler's `-march` takes; any but `native` is for tests.
     """
     import torch  # noqa: F401 -- loads the OpenMP runtime that the library then shares
 
+    try:
+        path = folder / _name(_compiler(), architecture)
+        if not path.is_file():
+            _compile(_compiler(), architecture, path)
+        return _bind(ctypes.CDLL(str(path)))
+    except _FAILURES as error:
+        logger.warning("%s", _explain(error))
+        return None
+
+
+class NoCompiler(Exception):
+    """No C++ compiler is on this machine."""
+
+
+_FAILURES = (NoCompiler, OSError, subprocess.SubprocessError)
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, NoCompiler):
+        return "No C++ compiler is here: int8 runs through torch, several times slower (install g++)."
+    output = getattr(error, "stderr", None) or str(error)
+    last = (str(output).strip().splitlines() or ["unknown error"])[-1]
+    return f"The native decoder can't be used: int8 runs through torch, several times slower ({last})."
+
+
+def _compiler() -> str:
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
-        logger.warning("No C++ compiler is here: int8 runs through torch, several times slower (install g++).")
-        return None
-    try:
-        path = cache_folder() / f"decoder-{_fingerprint(compiler, architecture)}.so"
-        if not path.is_file():
-            _compile(compiler, architecture, path)
-        return _bind(ctypes.CDLL(str(path)))
-    except (OSError, subprocess.SubprocessError) as error:
-        output = getattr(error, "stderr", None) or str(error)
-        last = (str(output).strip().splitlines() or ["unknown error"])[-1]
-        logger.warning("The native decoder can't be used: int8 runs through torch, several times slower (%s).", last)
-        return None
+        raise NoCompiler
+    return compiler
 
 
 def _compile(compiler: str, architecture: str, path: Path) -> None:
@@ -130,15 +150,15 @@ def _compile(compiler: str, architecture: str, path: Path) -> None:
         Path(made).unlink(missing_ok=True)
 
 
-def _fingerprint(compiler: str, architecture: str) -> str:
-    """Changes with the sources, the flags, the compiler and the processor's features."""
+def _name(compiler: str, architecture: str) -> str:
+    """The library's file name; it changes with the sources, the flags, the compiler and the processor's features."""
     digest = hashlib.sha256()
     for source in sorted([*_HERE.glob("*.h"), *_HERE.glob("*.cpp")]):
         digest.update(source.read_bytes())
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True, timeout=30).stdout
     for part in (_FLAGS, architecture, version, platform.machine(), _processor_features()):
         digest.update(part.encode())
-    return digest.hexdigest()[:20]
+    return f"decoder-{digest.hexdigest()[:20]}.so"
 
 
 def _processor_features() -> str:
