@@ -5,7 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 from serve_app.engine.chat import ChatRenderer
 from serve_app.engine.config import EngineSettings
-from serve_app.engine.errors import ContextLengthExceeded, EngineClosed, EngineError, ModelError, QueueFull
+from serve_app.engine.errors import (
+    ContextLengthExceeded,
+    EngineClosed,
+    EngineError,
+    ModelError,
+    QueueFull,
+    UnsupportedGrammar,
+)
 from serve_app.engine.request import (
     Delta,
     Event,
@@ -53,5 +60,6 @@ __all__ = [
     "SamplingParams",
     "Started",
     "TokenLogprob",
+    "UnsupportedGrammar",
     "convert_gguf",
 ]

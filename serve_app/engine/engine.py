@@ -111,6 +111,8 @@ class Engine:
 
         Raises the errors of `submit`, when the first event is asked for.
         """
+        if request.sampling.grammar is not None:  # may take a second, which the loop has not got
+            await asyncio.to_thread(self._grammars.check, request.sampling.grammar)
         sink = LoopSink(asyncio.get_running_loop())
         self._submit(request, sink)
         finished = False

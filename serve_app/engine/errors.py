@@ -28,6 +28,10 @@ class ContextLengthExceeded(EngineError):
         super().__init__(f"The prompt has {prompt_tokens} tokens, prompt and reply together may have {limit}.")
 
 
+class UnsupportedGrammar(EngineError, ValueError):
+    """The engine can't hold a reply to this grammar; the message names the feature or the mistake."""
+
+
 class EngineClosed(EngineError):
     """The engine was closed and takes no more requests."""
 

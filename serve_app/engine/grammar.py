@@ -18,10 +18,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.hf import from_tokenizer
 
 from serve_app.engine import grammar_text
-from serve_app.engine.grammar_text import UnsupportedGrammar
+from serve_app.engine.errors import UnsupportedGrammar
 from serve_app.engine.request import Grammar
-
-__all__ = ["GrammarCompiler", "GrammarState", "UnsupportedGrammar"]
 
 _CACHED = 64  # compiled grammars, a few MB each at worst
 _MAX_WORKERS = 4

@@ -8,29 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from llguidance import LLMatcher
 
-from serve_app.engine.errors import EngineError
+from serve_app.engine.errors import UnsupportedGrammar
 from serve_app.engine.request import Grammar, GrammarKind
 
 _WHITE_SPACE = r"\n?[ \t]{0,20}"
-
-
-class UnsupportedGrammar(EngineError, ValueError):
-    """The engine can't hold a reply to this grammar; the message names the feature or the mistake."""
-
-
-def tool_calls(alternatives: Iterable[tuple[str, str, str]], separator: str | None = None) -> Grammar:
-    """A reply that is one of `alternatives`, (text before, JSON Schema of the arguments, text after).
-
-    With a `separator` one or more of them, with it in between. Names of special tokens in the texts stand for those
-    tokens.
-    """
-    text = json.dumps({"alternatives": [list(a) for a in alternatives], "separator": separator})
-    return Grammar(GrammarKind.TOOL_CALLS, text)
 
 
 def source(grammar: Grammar, special: Mapping[str, int]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -26,7 +28,7 @@ class GrammarKind(StrEnum):
     LARK = "lark"  # llguidance's dialect of Lark
     REGEX = "regex"  # Rust's syntax; the whole reply matches
     CHOICE = "choice"  # a JSON array of strings, of which the reply is one
-    TOOL_CALLS = "tool_calls"  # made by `grammar_text.tool_calls`
+    TOOL_CALLS = "tool_calls"  # made by `Grammar.tool_calls`
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,18 @@ class Grammar:
     kind: GrammarKind
     text: str = ""
     strict: bool = True
+
+    @classmethod
+    def tool_calls(
+        cls, alternatives: Iterable[tuple[str, str, str]], separator: str | None = None, strict: bool = True
+    ) -> Grammar:
+        """A reply that is one of `alternatives`, (text before, JSON Schema of the arguments, text after).
+
+        With a `separator` one or more of them, with it in between. Names of special tokens in the texts stand for
+        those tokens.
+        """
+        text = json.dumps({"alternatives": [list(a) for a in alternatives], "separator": separator})
+        return cls(GrammarKind.TOOL_CALLS, text, strict)
 
 
 @dataclass(frozen=True, slots=True)

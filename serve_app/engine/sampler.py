@@ -114,6 +114,7 @@ def sample(logits: torch.Tensor, states: Seq[SamplerState], drafts: Seq[tuple[in
     entry ends at `INVALID`, where the logits hold NaN, and at `DEAD_END`, where the grammar allows nothing because its
     engine failed.
     """
+    logits = logits.contiguous()
     rows = [_Row(s, d[:j]) for s, d in zip(states, drafts, strict=True) for j in range(1 + len(d))]
     wanted = {i: row.state.params.logprobs for i, row in enumerate(rows) if row.state.params.logprobs is not None}
     raw = RawRows(logits, wanted) if wanted else None

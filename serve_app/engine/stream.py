@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -11,8 +12,10 @@ from serve_app.engine.grammar import GrammarState
 from serve_app.engine.logprobs import describe
 from serve_app.engine.lookup import PromptLookup
 from serve_app.engine.request import Delta, Finished, FinishReason, TokenLogprob
-from serve_app.engine.sampler import SampledToken, SamplerState
+from serve_app.engine.sampler import DEAD_END, SampledToken, SamplerState
 from serve_app.engine.sequence import Sequence
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,8 @@ class Stream:
     def _push(self, entry: SampledToken) -> tuple[str, FinishReason | None]:
         token = entry.token
         if token < 0:  # no token could be chosen
+            why = self.sampling.grammar.error if token == DEAD_END and self.sampling.grammar is not None else None
+            logger.error("No token for request %s: %s.", self.sequence.request_id, why or "the logits are no numbers")
             return "", FinishReason.ERROR
         if token in self._eos_token_ids:
             return self._detokenizer.finish(), FinishReason.STOP

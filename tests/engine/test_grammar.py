@@ -9,9 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from serve_app.engine.grammar import GrammarCompiler, GrammarState, UnsupportedGrammar
-from serve_app.engine.grammar_text import tool_calls
+from serve_app.engine.errors import UnsupportedGrammar
+from serve_app.engine.grammar import GrammarCompiler, GrammarState
 from serve_app.engine.request import Grammar, GrammarKind, SamplingParams
 from serve_app.engine.sampler import DEAD_END, SamplerState, sample
 from tests.engine.fakes import EOS, byte_tokenizer
@@ -203,7 +205,7 @@ CALLS = [('{"name": "weather", "arguments": ', WEATHER, "}"), ('{"name": "time",
 
 
 def test_a_forced_tool_call_is_one_of_the_tools_with_arguments_of_its_schema(compiler: GrammarCompiler) -> None:
-    grammar = tool_calls(CALLS)
+    grammar = Grammar.tool_calls(CALLS)
     assert accepts(compiler.start(grammar), b'{"name": "weather", "arguments": {"city": "Rome"}}')
     assert accepts(compiler.start(grammar), b'{"name": "time", "arguments": [1]}')
     for wrong in (
@@ -214,13 +216,13 @@ def test_a_forced_tool_call_is_one_of_the_tools_with_arguments_of_its_schema(com
         assert not accepts(compiler.start(grammar), wrong)
     one = b'{"name": "time", "arguments": 1}'
     assert not accepts(compiler.start(grammar), one + b"\n" + one)
-    assert accepts(compiler.start(tool_calls(CALLS, separator="\n")), one + b"\n" + one)
+    assert accepts(compiler.start(Grammar.tool_calls(CALLS, separator="\n")), one + b"\n" + one)
 
 
 def test_special_tokens_in_the_texts_around_a_tool_call_are_tokens_and_not_their_letters(
     compiler: GrammarCompiler,
 ) -> None:
-    state = compiler.start(tool_calls([('<eos>"', "true", "")]))
+    state = compiler.start(Grammar.tool_calls([('<eos>"', "true", "")]))
     assert next_tokens(state) == {EOS}
 
 
@@ -244,8 +246,8 @@ def test_special_tokens_in_the_texts_around_a_tool_call_are_tokens_and_not_their
         (Grammar(GrammarKind.CHOICE, '"a"'), "one at least"),
         (Grammar(GrammarKind.REGEX, "a("), "regular expression"),
         (Grammar(GrammarKind.LARK, "start: other"), "other"),
-        (tool_calls([]), "no tools"),
-        (tool_calls([("a", '{"not": {}}', "b")]), "not"),
+        (Grammar.tool_calls([]), "no tools"),
+        (Grammar.tool_calls([("a", '{"not": {}}', "b")]), "not"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_held_to_is_refused_by_name(compiler: GrammarCompiler, grammar: Grammar, message: str) -> None:
@@ -304,6 +306,47 @@ def test_many_threads_may_start_grammars_at_once(compiler: GrammarCompiler) -> N
 
 
 # With the sampler.
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    temperature=st.sampled_from([0.0, 1.0]),
+    grammar=st.sampled_from([Grammar(GrammarKind.JSON_OBJECT), regex("(ab?c|[x-z]+,)*"), schema(enum=["aaa", "aab"])]),
+    data=st.data(),
+)
+def test_a_reply_is_the_same_whatever_is_drafted_right_wrong_or_past_the_end(
+    compiler: GrammarCompiler, seed: int, temperature: float, grammar: Grammar, data: st.DataObject
+) -> None:
+    table = torch.randn(40, PADDED, generator=torch.Generator().manual_seed(seed)) * 3
+
+    def reply(with_drafts: tuple[int, ...] | None) -> tuple[int, ...]:
+        state = sampling(compiler.start(grammar), temperature=temperature, seed=seed)
+        output: list[int] = []
+        while len(output) < 20 and not state.complete and EOS not in output:
+            draft: tuple[int, ...] = ()
+            if with_drafts is not None:
+                assert state.grammar is not None
+                kind = data.draw(st.sampled_from(["right", "wrong", "forced"]))
+                right = with_drafts[len(output) :][:4]
+                draft = {"right": (*right, EOS, 7), "wrong": (*right[:1], 250, *right[2:])}.get(
+                    kind, state.grammar.forced()[:4]
+                )
+                state.grammar.prepare(draft)
+            rows = table[(torch.arange(1 + len(draft)) + len(output)) % len(table)]
+            (entry,) = sample(rows, [state], [draft])
+            for sampled in entry:
+                output.append(sampled.token)
+                if sampled.token == EOS:
+                    break
+                state.advance(sampled.token)
+                if state.complete:
+                    break
+        return tuple(output[:20])
+
+    alone = reply(None)
+    assert all(token >= 0 for token in alone)
+    assert reply(alone) == alone
 
 
 def sampling(state: GrammarState | None, **options: object) -> SamplerState:

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from serve_app.engine import Delta, Engine, FinishReason, GenerationRequest, Grammar, GrammarKind, SamplingParams
-from serve_app.engine.grammar import GrammarState, UnsupportedGrammar
-from serve_app.engine.grammar_text import tool_calls
+from serve_app.engine.errors import UnsupportedGrammar
+from serve_app.engine.grammar import GrammarState
 from tests.engine.fakes import FakeRunner, Inbox, fake_engine, request
 
 PERSON = {
@@ -90,7 +90,7 @@ def test_a_forced_tool_call_names_a_tool_and_gives_arguments_of_its_schema(make_
     tools = [(f'{{"name": "{name}", "arguments": ', json.dumps(schema), "}") for name in ("weather", "forecast")]
     asked = prompt(engine, "What is the weather in Paris?")
     requests = [
-        GenerationRequest(str(seed), asked, sampling(tool_calls(tools), temperature=1.2, seed=seed))
+        GenerationRequest(str(seed), asked, sampling(Grammar.tool_calls(tools), temperature=1.2, seed=seed))
         for seed in range(4)
     ]
     for inbox in run(engine, requests).values():
