@@ -15,6 +15,8 @@ import torch.nn.functional as F  # noqa: N812 -- torch's own convention
 LEVELS = 127
 GROUP = 64  # activations that share a scale
 
+_SLICE = 1024  # rows that are quantized together
+
 
 @dataclass(frozen=True, slots=True)
 class Int8Weight:
@@ -31,9 +33,14 @@ class Int8Weight:
 
 def quantize_rows(matrix: torch.Tensor) -> Int8Weight:
     """Round each row to 255 levels of its largest magnitude; a row of zeros has the scale 0."""
-    matrix = matrix.float()
-    scales = matrix.abs().amax(dim=1) / LEVELS
-    values = (matrix / scales.clamp(min=torch.finfo(torch.float).tiny)[:, None]).round().to(torch.int8)
+    values = torch.empty(matrix.shape, dtype=torch.int8, device=matrix.device)
+    scales = torch.empty(matrix.shape[0], device=matrix.device)
+    # In slices: an output matrix may be gigabytes, and each operation would make another float32 one of it.
+    for begin in range(0, matrix.shape[0], _SLICE):
+        rows = matrix[begin : begin + _SLICE].detach().float()
+        scale = rows.abs().amax(dim=1) / LEVELS
+        scales[begin : begin + _SLICE] = scale
+        values[begin : begin + _SLICE] = (rows / scale.clamp(min=torch.finfo(torch.float).tiny)[:, None]).round()
     return Int8Weight(values, scales)
 
 
