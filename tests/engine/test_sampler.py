@@ -371,3 +371,27 @@ def test_who_does_not_ask_gets_no_logprobs() -> None:
     first, second = sample(logits(2), [state(), state(logprobs=20)], [(), ()])
     assert first[0].logprob is None
     assert len(second[0].top) == 20
+
+
+@pytest.mark.parametrize("vocab", [49152, 50257])
+def test_a_rows_weights_are_the_same_to_the_last_bit_alone_in_a_batch_and_on_other_threads(vocab: int) -> None:
+    given = logits(5, vocab=vocab)
+    params = [state(vocab=vocab, temperature=t).params for t in (0.05, 0.7, 0.8, 1.0, 1.9)]
+    threads = torch.get_num_threads()
+
+    def weigh(rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        blocks = draw.as_blocks(given[rows].clone())
+        weights, _ = draw._weigh(blocks, blocks.amax(-1), params[rows])
+        return weights, weights.sum(-1)
+
+    try:
+        torch.set_num_threads(2)
+        together, sums = weigh(slice(0, 5))
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            for row in range(5):
+                alone, own = weigh(slice(row, row + 1))
+                assert torch.equal(alone[0], together[row])
+                assert torch.equal(own[0], sums[row])
+    finally:
+        torch.set_num_threads(threads)
