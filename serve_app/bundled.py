@@ -83,8 +83,9 @@ def _prepare(folder: Path, progress: Callable[[str], None]) -> None:
     from serve_app.engine.loader import convert_gguf
 
     prefix = f".fetch-{NAME}-"
-    for left_over in folder.parent.glob(f"{prefix}*"):  # of an interrupted run; the lock is ours
-        shutil.rmtree(left_over, ignore_errors=True)
+    for pattern in (f"{prefix}*", f".{NAME}-*"):
+        for left_over in folder.parent.glob(pattern):  # of an interrupted run; the lock is ours
+            shutil.rmtree(left_over, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent) as work:
         named = os.environ.get(GGUF_VARIABLE)
         gguf = Path(named).expanduser() if named else _download(Path(work), progress)

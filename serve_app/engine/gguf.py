@@ -33,6 +33,8 @@ def converted(gguf_path: Path, cache: Path, say: Say) -> Path:
             return slot.path
         prepared.make_folder(slot.folder)
         with prepared.only_one(slot.lock, say, path.name):
+            for left_over in slot.folder.glob(f".{slot.stem}-*"):  # of a killed process; the lock is ours
+                shutil.rmtree(left_over, ignore_errors=True)
             if not slot.path.is_dir():
                 convert_gguf(path, slot.path, say)
                 for folder in slot.outdated():

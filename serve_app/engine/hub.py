@@ -9,8 +9,9 @@ from typing import Any
 from serve_app.engine.errors import ModelError, first_line
 from serve_app.engine.progress import Progress, Say
 
-# Not the pickled weights and the other frameworks' that many repositories hold as well.
+# Not what many repositories hold as well: pickled weights, those of other frameworks, a second copy in one file.
 _FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
+_NOT = ["*/*", "consolidated*.safetensors"]
 
 
 def fetch(name: str, say: Say) -> Path:
@@ -32,7 +33,7 @@ def fetch(name: str, say: Say) -> Path:
 
     say(f"Looking for {name} on the hub")
     try:
-        return Path(snapshot_download(name, allow_patterns=_FILES, ignore_patterns=["*/*"], tqdm_class=_bar(name, say)))
+        return Path(snapshot_download(name, allow_patterns=_FILES, ignore_patterns=_NOT, tqdm_class=_bar(name, say)))
     except HFValidationError as error:
         raise ModelError(f"There is no model at {name}, and it is no name on the hub either: check 'model'.") from error
     except GatedRepoError as error:

@@ -147,7 +147,8 @@ def _load_int8(source: Source, settings: EngineSettings, say: Say) -> tuple[Any,
     """A model without weights, and the int8 weights from the cache; the float model is loaded only to fill that."""
     device = placement.single_device(settings)
     model = _empty_model(source)
-    if (reason := llama.why_not(model)) is not None:
+    quantized = getattr(model.config, "quantization_config", None) is not None
+    if (reason := "it is quantized already" if quantized else llama.why_not(model)) is not None:
         raise ModelError(f"dtype int8 is not for {source.name} ({reason}): set dtype to float32 or bfloat16.")
     slot = int8_slot(source, prepared.cache_dir(settings.cache_dir))
     weights = weights_cache.load_or_build(

@@ -12,7 +12,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from serve_app.engine import EngineSettings, ModelError, gguf, hub, loader, memory, placement, prepared
+from serve_app.engine import EngineSettings, ModelError, gguf, hub, loader, memory, placement, prepared, sources
 from serve_app.engine.loader import LoadedModel
 from serve_app.engine.progress import Progress
 from serve_app.engine.runners import create_runner
@@ -369,6 +369,8 @@ def test_a_gguf_file_is_converted_once_and_again_when_it_changes(tmp_path: Path,
     for _ in range(2):
         assert loader.load(settings(path)).model.config.model_type == "llama"
     assert fake_conversion == [path]
+    left_over = prepared.cache_dir() / "gguf" / f".{sources.gguf_slot(path, tmp_path).stem}-of-a-killed-process"
+    left_over.mkdir()
     path.write_bytes(b"GGUF, version two of it")
     loader.load(settings(path, dtype="int8"))
     assert fake_conversion == [path, path]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Iterator
@@ -257,6 +258,14 @@ def test_the_cache_is_in_the_services_home_or_else_in_the_users(monkeypatch: pyt
 def test_other_models_are_told_which_dtypes_work(tmp_path: Path) -> None:
     folder = model_folders.save(tmp_path / "model", model_folders.gpt2())
     with pytest.raises(ModelError, match="set dtype to float32 or bfloat16"):
+        loader.load(settings(folder))
+
+
+def test_a_model_that_is_quantized_already_is_not_quantized_again(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"quantized already.*set dtype to float32 or bfloat16"):
         loader.load(settings(folder))
 
 
