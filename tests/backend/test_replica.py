@@ -243,7 +243,8 @@ async def test_coalescing_loses_no_text_and_no_count(seed: int) -> None:
             steps.append(rng.choice([0.0, 0.0, 0.002]))
         steps.append(Delta(piece, count))
     steps.append(Finished(STOP, 3, 1, len(pieces)))
-    out = [event async for event in coalesce(events_of(*steps), rng.choice([0.0, 0.001, 0.01]))]
+    interval = rng.choice([0.0, 0.001, 0.01])
+    out = [event async for event in coalesce(events_of(*steps), lambda: interval)]
     assert out[0] == Started(3, 1)
     assert out[-1] == Finished(STOP, 3, 1, len(pieces))
     deltas = [event for event in out if isinstance(event, Delta)]
@@ -264,7 +265,7 @@ async def test_the_first_delta_does_not_wait_and_later_ones_come_together() -> N
             yield Delta("x", count)
         yield Finished(STOP, 1, 0, 11)
 
-    stream = coalesce(events(), 0.02)
+    stream = coalesce(events(), lambda: 0.02)
     async with asyncio.timeout(5):
         assert await anext(stream) == Delta("first", 1)
         gate.set()
