@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 -- torch's own convention
+from torch.nn.attention.bias import causal_lower_right
 from transformers import AttentionInterface
 
 from serve_app.engine.kv_cache import KVCache, LayerShape
@@ -78,7 +79,7 @@ class ProbeStep:
         self.layers[layer] = LayerShape(
             (key.shape[1], key.shape[2]), (value.shape[1], value.shape[2]), key.dtype, key.device
         )
-        return _causal(query, key, value, scale)
+        return causal(query, key, value, scale)
 
 
 @dataclass
@@ -185,13 +186,19 @@ class PagedStep:
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
-        here = slice(span.begin, span.end)
+        q = query[span.begin : span.end]
         if span.start == 0 and window is None:
-            return _causal(query[here], key[here], value[here], scale)
-        k, v = (c.index_select(0, span.block_table).flatten(0, 1)[: span.length].transpose(0, 1)[None] for c in cached)
-        q = query[here].transpose(0, 1)[None]
-        mask = span.mask(window, query.dtype)[None, None]
-        return F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=True)[0].transpose(0, 1)
+            here = slice(span.begin, span.end)
+            return causal(q, key[here], value[here], scale)
+        k, v = (c.index_select(0, span.block_table).flatten(0, 1)[: span.length] for c in cached)
+        if window is None and q.is_cuda:
+            return causal(q, k, v, scale)
+        # GPU kernels that take masks know no grouped heads: K and V are shown once per query head, without a copy.
+        kv_heads, group = k.shape[1], q.shape[1] // k.shape[1]
+        k, v = (t.transpose(0, 1)[:, None].expand(-1, group, -1, -1) for t in (k, v))
+        q = q.unflatten(1, (kv_heads, group)).permute(1, 2, 0, 3)
+        mask = span.mask(window, q.dtype)[None, None]
+        return F.scaled_dot_product_attention(q, k, v, mask, scale=scale).permute(2, 0, 1, 3).flatten(1, 2)
 
     def _lay_out(self, device: torch.device) -> tuple[torch.Tensor, list[DecodeGroup], list[PrefillSpan]]:
         """Turn block tables into index tensors on one device; once per step and device."""
@@ -230,9 +237,17 @@ def group_lengths(lengths: list[int]) -> list[list[int]]:
     return groups
 
 
-def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+def causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+    """Attend the last T tokens of a sequence, (T, heads, size), over all of it, (length, K/V heads, size).
+
+    Without a mask in memory where the device has a kernel for that; on the CPU only for T = length.
+    """
     q, k, v = (t.transpose(0, 1)[None] for t in (query, key, value))
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+    if len(query) == len(key):
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+    else:
+        bias = causal_lower_right(len(query), len(key))
+        out = F.scaled_dot_product_attention(q, k, v, bias, scale=scale, enable_gqa=True)
     return out[0].transpose(0, 1)
 
 

@@ -29,6 +29,17 @@ FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
             }
         },
     ),
+    "qwen2, yarn": (
+        Qwen2Config,
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 128,
+            }
+        },
+    ),
     "mistral, window": (MistralConfig, {"sliding_window": 7}),
     "mistral, no window": (MistralConfig, {"sliding_window": None}),
     "qwen2": (Qwen2Config, {}),

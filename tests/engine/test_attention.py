@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from serve_app.engine.attention import PagedStep, group_lengths
+from serve_app.engine.attention import PagedStep, causal, group_lengths
 from serve_app.engine.kv_cache import KVCache, LayerShape
 from serve_app.engine.sequence import Chunk, Sequence
 from tests.engine.fakes import request
@@ -55,3 +55,11 @@ def test_every_sequence_attends_to_its_own_tokens_only(window: int | None) -> No
 def test_sequences_are_padded_together_only_while_it_costs_little() -> None:
     assert group_lengths([1, 10, 65, 70, 500, 600, 5000]) == [[1, 10, 65], [70], [500, 600], [5000]]
     assert group_lengths([]) == []
+
+
+@pytest.mark.parametrize("start", [0, 1, 17])
+def test_later_tokens_attend_causally_without_a_mask_of_our_own(start: int) -> None:
+    torch.manual_seed(0)
+    k, v = torch.randn(2, start + 9, KV_HEADS, SIZE)
+    q = torch.randn(9, HEADS, SIZE)
+    assert torch.allclose(causal(q, k, v, SIZE**-0.5), plain(q, k, v, start, None), atol=1e-5)

@@ -35,7 +35,7 @@ BUCKETS = [Bucket(rows, context) for context in (16, 64) for rows in (8, 4, 2, 1
 def make_pair(family: str, buckets: list[Bucket], capture: Any = repeat) -> tuple[FusedRunner, DecodeReplay]:
     """An eager runner with a spare block in its cache, and a replay over the same cache."""
     chosen = settings(max_context=128)
-    model = make_model(family, max_position_embeddings=512 if "scaled" in family else 32)
+    model = make_model(family, max_position_embeddings=512 if family in ("llama, scaled rope", "qwen2, yarn") else 32)
     table = rope.RopeTable(model, 128, torch.float)
     runner = FusedRunner(take_weights(model), table, chosen)
     runner.cache = KVCache.within(chosen, runner.decoder.layer_shapes, 128, spare=1)

@@ -10,6 +10,7 @@ from serve_app.engine import EngineSettings, GenerationRequest, SamplingParams, 
 from serve_app.engine.loader import LoadedModel
 from serve_app.engine.runner import ModelRunner
 from serve_app.engine.sequence import Chunk, Sequence
+from tests.engine.families import make_model
 
 
 class PlainRope(nn.Module):
@@ -82,3 +83,26 @@ def test_a_neighbour_of_another_class_changes_nothing(loaded: LoadedModel, model
     assert torch.allclose(together[0], alone[0], atol=1e-3)
     assert torch.allclose(together[1], alone[1], atol=1e-3)
     assert not torch.allclose(alone[0], alone[1], atol=1e-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float, torch.bfloat16])
+def test_the_table_holds_what_the_models_own_module_gives_bit_for_bit(dtype: torch.dtype) -> None:
+    model = make_model(max_position_embeddings=32)
+    own = model.model.rotary_emb
+    table = rope.RopeTable(model, 128, dtype)
+    assert table.bounds == (32, 64, 128)
+    longer = rope.LengthClassRope(own, table.bounds, model.config.rope_parameters["rope_theta"])
+    for length_class, bound in enumerate(table.bounds):
+        positions = torch.randint(0, bound, (7,))
+        longer.token_classes = torch.full((7,), length_class)
+        for module in (own, longer) if length_class == 0 else (longer,):
+            cos, sin = module(torch.empty(0, dtype=dtype), positions[None])
+            rows = torch.tensor([table.row(length_class, int(p)) for p in positions])
+            assert torch.equal(torch.cat((table.cos[rows],) * 2, -1), cos[0])
+            assert torch.equal(torch.cat((table.sin[rows],) * 2, -1), sin[0])
+
+
+def test_a_draft_past_the_end_of_the_table_takes_its_last_row() -> None:
+    table = rope.RopeTable(make_model(), 128, torch.float)
+    assert table.bounds == (128,)
+    assert table.row(0, 127) == table.row(0, 500) == len(table.cos) - 1
