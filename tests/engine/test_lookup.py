@@ -1,7 +1,8 @@
-"""Prompt lookup: the guess is what followed the longest agreement, and text that never repeats costs next to nothing."""
+"""Prompt lookup: the guess is what followed the longest agreement, and text without repeats costs nearly nothing."""
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 
@@ -91,7 +92,7 @@ def test_misses_are_followed_by_pauses_that_double() -> None:
         if guess := length.next():
             asked.append(step)
             length.judge(guess, 0)
-    gaps = [b - a for a, b in zip(asked, asked[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(asked)]
     assert gaps[:7] == [2, 3, 5, 9, 17, 33, 65]
     assert set(gaps[7:]) == {_LONGEST_PAUSE + 1}
     while not length.next():
