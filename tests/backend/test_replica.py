@@ -273,7 +273,7 @@ async def test_the_first_delta_does_not_wait_and_later_ones_come_together() -> N
 
 
 async def test_a_failure_comes_after_what_was_produced_before_it() -> None:
-    stream = coalesce(events_of(Delta("a", 1), RuntimeError("fault")), 0.001)
+    stream = coalesce(events_of(Delta("a", 1), RuntimeError("fault")), lambda: 0.001)
     assert await anext(stream) == Delta("a", 1)
     with pytest.raises(RuntimeError, match="fault"):
         await anext(stream)
