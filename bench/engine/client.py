@@ -153,7 +153,7 @@ async def disturbed(streams: Sequence[Call], intruder: Call, calm_s: float, most
     with _quiet():
         tasks = [asyncio.create_task(exchange(call, replies)) for call in streams]
         # Looking every 20 ms costs less than counting pieces as they come; nothing is measured yet.
-        while time.perf_counter() < until and not (
+        while time.perf_counter() < until and not (  # noqa: ASYNC110
             len(replies) == len(streams) and all(len(reply.pieces) >= 8 for reply in replies)
         ):
             await asyncio.sleep(0.02)

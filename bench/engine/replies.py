@@ -102,7 +102,8 @@ def read(raw: RawReply) -> Reply:
 def server_sent_events(body: list[tuple[float, bytes]]) -> list[tuple[float, str]]:
     """The data of each event in a byte stream cut anywhere (HTML standard, section 9.2.6), with its time."""
     events: list[tuple[float, str]] = []
-    rest, data = b"", []
+    rest = b""
+    data: list[str] = []
     for at, piece in body:
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:

@@ -22,7 +22,7 @@ from serve_app import secrets
 from serve_app.launch.preflight import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-START_S = 240.0
+START_S = 420.0  # vLLM compiles on its first start
 CONTEXT = 8192  # tokens; the model's own
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
@@ -142,7 +142,8 @@ class Ours(Server):
 
     def __init__(self, folder: Path, overrides: Mapping[str, Any], name: str | None = None) -> None:
         super().__init__(folder)
-        self.name = name or self.name
+        if name is not None:
+            self.name, self.title = name, "serve-app without speculation"
         self.home = folder / "home"
         self.config = yaml.safe_load((ROOT / "config.yaml").read_text())
         for application in self.config["applications"]:
@@ -290,8 +291,12 @@ class Vllm(Server):
 
     def environment(self) -> dict[str, str]:
         cores = sorted(os.sched_getaffinity(0))
+        # Its documentation asks for Intel's OpenMP, which comes with it but is not loaded by itself.
+        openmp = Path(self.peer["python"]).parents[1] / "lib" / "libiomp5.so"
+        preload = {"LD_PRELOAD": str(openmp)} if openmp.exists() else {}
         return {
             **super().environment(),
+            **preload,
             "VLLM_CPU_KVCACHE_SPACE": "3",  # GiB
             "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),  # by itself it leaves one core to its front end
             "VLLM_NO_USAGE_STATS": "1",

@@ -23,19 +23,13 @@ class Ask:
     max_tokens: int
 
 
-_ADJECTIVES = (
-    "old quiet green narrow bright heavy early patient distant careful wooden silver broken gentle northern".split()
-)
-_NOUNS = (
-    "harbour teacher engine river garden letter bridge market winter clock painter valley signal island baker".split()
-)
-_VERBS = "follows carries repairs remembers measures crosses answers watches builds paints studies visits".split()
-_PLACES = "behind the station;near the coast;before sunrise;in the upper town;after the storm;under the old roof".split(
-    ";"
-)
-_KINDS = "Inventory Schedule Archive Register Counter Ledger Catalogue Roster Journal Atlas".split()
-_NEW_NAMES = "Warehouse Timetable Storage Directory Meter Accounts Collection Listing Diary Gazetteer".split()
-_ITEMS = "article visitor ticket sample parcel reading station member chapter vessel".split()
+_ADJECTIVES = ("old", "quiet", "green", "narrow", "bright", "heavy", "early", "patient", "wooden", "silver", "gentle")
+_NOUNS = ("harbour", "teacher", "engine", "river", "garden", "letter", "bridge", "market", "painter", "valley", "baker")
+_VERBS = ("follows", "carries", "repairs", "remembers", "measures", "crosses", "answers", "watches", "builds", "paints")
+_PLACES = ("behind the station", "near the coast", "before sunrise", "in the upper town", "after the storm", "at home")
+_KINDS = ("Inventory", "Schedule", "Archive", "Register", "Counter", "Ledger", "Catalogue", "Roster", "Journal")
+_NEW_NAMES = ("Warehouse", "Timetable", "Storage", "Directory", "Meter", "Accounts", "Collection", "Listing", "Diary")
+_ITEMS = ("article", "visitor", "ticket", "sample", "parcel", "reading", "station", "member", "chapter", "vessel")
 
 
 def short(seed: str) -> Ask:
