@@ -72,16 +72,21 @@ def row_buckets(most: int) -> list[int]:
 
 
 def plan_buckets(max_running: int, max_context: int, bytes_per_token: int) -> list[Bucket]:
-    """The buckets worth a graph: at most MAX_GRAPHS, short contexts first, none that gathers over GATHER_BYTES.
+    """The buckets worth a graph: at most MAX_GRAPHS, none that gathers over GATHER_BYTES, large ones first.
 
-    `bytes_per_token` is what one layer stores. Contexts are powers of two from 256 tokens on.
+    `bytes_per_token` is what one layer stores. Contexts double from 256 tokens on, or grow faster where that would
+    make too many graphs; if there still are, short contexts and few rows stay.
     """
     rows = row_buckets(max(max_running, MIN_ROWS))
-    contexts = [256]
-    while contexts[-1] < max_context:
-        contexts.append(contexts[-1] * 2)
-    every = [Bucket(r, c) for c in contexts for r in reversed(rows) if r * c * bytes_per_token <= GATHER_BYTES]
-    return every[:MAX_GRAPHS]
+    buckets: list[Bucket] = []
+    for factor in (2, 4, 8):
+        contexts = [min(256, max_context)]
+        while contexts[-1] < max_context:
+            contexts.append(min(contexts[-1] * factor, max_context))
+        buckets = [Bucket(r, c) for c in contexts for r in rows if r * c * bytes_per_token <= GATHER_BYTES]
+        if len(buckets) <= MAX_GRAPHS:
+            break
+    return sorted(buckets[:MAX_GRAPHS], key=lambda b: (b.rows * b.context, b.rows), reverse=True)
 
 
 def choose_bucket(buckets: Seq[Bucket], rows: int, context: int) -> Bucket | None:
@@ -220,23 +225,27 @@ class DecodeReplay:
 
     @torch.inference_mode()
     def prepare(self) -> None:
-        """Capture all buckets, large ones of each context first, which sizes the shared memory once.
+        """Capture all buckets in their order: large ones first size the shared memory once.
 
-        A failure leaves the buckets captured until then; steps of all others run eagerly.
+        Steps of those that fail run eagerly; one line says so. Anything but a lack of memory ends the attempts.
         """
         started = time.monotonic()
+        failure = ""
         for number, bucket in enumerate(self._buckets):
             if number % 16 == 0:
                 logger.info("Capturing decode graphs: %d of %d.", number, len(self._buckets))
             try:
                 self._replays[bucket] = self._capture(self._step(bucket))
+            except torch.OutOfMemoryError as error:  # a smaller one may still fit
+                failure = str(error)
             except Exception as error:
-                reason = str(error).partition("\n")[0]
-                logger.warning(
-                    "Decode graphs from %s on can't be captured, those steps run eagerly: %s", bucket, reason
-                )
+                failure = str(error)
                 break
-        logger.info("%d decode graphs captured in %.1f s.", len(self._replays), time.monotonic() - started)
+        count = len(self._replays)
+        logger.info("%d decode graphs captured in %.1f s.", count, time.monotonic() - started)
+        if failure:
+            missing, reason = len(self._buckets) - count, failure.partition("\n")[0]
+            logger.warning("%d decode graphs are not captured, those steps run eagerly: %s", missing, reason)
 
     @torch.inference_mode()
     def run(self, chunks: Seq[Chunk]) -> torch.Tensor | None:

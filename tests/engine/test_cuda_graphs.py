@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from serve_app.engine.cuda_graphs import (
     DecodeReplay,
     Replay,
     StaticInputs,
+    capture_cuda,
     choose_bucket,
     plan_buckets,
     repeat,
@@ -129,32 +132,100 @@ def test_steps_that_no_bucket_holds_are_left_to_the_eager_path() -> None:
     assert replay.run([]) is None
 
 
-def failing_from(number: int) -> Callable[[Callable[[], None]], Replay]:
+def failing_at(numbers: set[int], error: type[Exception]) -> Callable[[Callable[[], None]], Replay]:
     count = 0
 
     def capture(step: Callable[[], None]) -> Replay:
         nonlocal count
         count += 1
-        if count >= number:
-            raise RuntimeError("operation not permitted when stream is capturing\nmore about it")
+        if count in numbers:
+            raise error("operation not permitted when stream is capturing\nmore about it")
         return repeat(step)
 
     return capture
 
 
+@pytest.mark.parametrize(
+    ("error", "captured"),
+    [(RuntimeError, [Bucket(1, 16)]), (torch.OutOfMemoryError, [Bucket(1, 16), Bucket(2, 16)])],
+)
 def test_a_failed_capture_costs_one_line_and_leaves_the_steps_to_the_eager_path(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, error: type[Exception], captured: list[Bucket]
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        runner, replay = make_pair("llama", [Bucket(1, 16), Bucket(4, 16)], failing_from(2))
-    assert [record.message.count("\n") for record in caplog.records] == [0]
-    assert "run eagerly" in caplog.text
-    assert replay.buckets == [Bucket(1, 16)]
-    sequences = decoding(runner, [5, 6])
+        runner, replay = make_pair("llama", [Bucket(1, 16), Bucket(4, 16), Bucket(2, 16)], failing_at({2}, error))
+    (line,) = (record.message for record in caplog.records)
+    assert line.endswith("those steps run eagerly: operation not permitted when stream is capturing")
+    assert replay.buckets == captured
+    sequences = decoding(runner, [5, 6, 7])
     assert replay.run([prefill(sequences[0])]) is not None
     assert replay.run([prefill(s) for s in sequences]) is None
     runner.replay = replay
-    assert runner.execute([prefill(s) for s in sequences]).shape[0] == 2
+    assert runner.execute([prefill(s) for s in sequences]).shape[0] == 3
+
+
+class FakeCuda:
+    """Notes in which order the capture's calls come."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self.current = self.stream_named("current")
+        fake = {
+            "Stream": lambda device: self.stream_named("side"),
+            "CUDAGraph": lambda: SimpleNamespace(replay=lambda: self.calls.append("replay")),
+            "graph_pool_handle": lambda: "pool",
+            "current_stream": lambda: self.current,
+            "set_stream": lambda stream: self.calls.append(f"set {stream.name}"),
+            "device": lambda device: contextlib.nullcontext(),
+            "stream": lambda stream: self.within(f"on {stream.name}"),
+            "graph": lambda graph, *, pool, stream, capture_error_mode: self.within(
+                f"capture {pool} on {stream.name}, {capture_error_mode}"
+            ),
+        }
+        for name, value in fake.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+
+    def stream_named(self, name: str) -> Any:
+        return SimpleNamespace(name=name, wait_stream=lambda other: self.calls.append(f"{name} waits for {other.name}"))
+
+    @contextlib.contextmanager
+    def within(self, what: str) -> Iterator[None]:
+        self.calls.append(f"{what} {{")
+        try:
+            yield
+        finally:
+            self.calls.append("}")
+
+
+def test_a_capture_follows_torchs_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch)
+    replay = capture_cuda(torch.device("cuda", 0))(lambda: cuda.calls.append("step"))
+    replay()
+    assert cuda.calls == [
+        "side waits for current",
+        "on side {",
+        "step",
+        "step",
+        "}",
+        "current waits for side",
+        "capture pool on side, thread_local {",
+        "step",
+        "}",
+        "set current",
+        "replay",
+    ]
+
+
+def test_a_capture_that_fails_leaves_the_threads_stream_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch)
+
+    def step() -> None:
+        if any(call.startswith("capture") for call in cuda.calls):
+            raise RuntimeError("not permitted")
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        capture_cuda(torch.device("cuda", 0))(step)
+    assert cuda.calls[-1] == "set current"
 
 
 def test_compiled_operations_give_the_same_and_a_failing_compiler_costs_one_line(
@@ -202,6 +273,8 @@ def test_graphs_are_bounded_in_number_and_memory(max_running: int, bytes_per_tok
     assert 0 < len(buckets) <= MAX_GRAPHS
     assert all(b.rows * b.context * bytes_per_token <= GATHER_BYTES for b in buckets)
     assert Bucket(max(max_running, 16), 256) in buckets
+    assert Bucket(1, 32768) in buckets
+    assert max(b.context for b in plan_buckets(max_running, 100, bytes_per_token)) == 100
     assert choose_bucket(buckets, 1, 200) == Bucket(1, 256)
 
 
