@@ -3,7 +3,6 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from serve_app.engine import EngineSettings, ModelError, gguf, hub, loader, memory, placement, prepared, sources
-from serve_app.engine.loader import LoadedModel
+from serve_app.engine import EngineSettings, ModelError, hub, loader, memory, prepared
 from serve_app.engine.progress import Progress
-from serve_app.engine.runners import create_runner
 from serve_app.settings import ModelArgs, SettingsError, parse
 from tests.engine import model_folders
-from tests.engine.families import Blocks, prefill, tokens_of
 
 
 def settings(model: Path | str, **options: object) -> EngineSettings:
@@ -224,66 +220,6 @@ def test_a_container_counts_its_own_limit_as_the_memory_there_is(tmp_path: Path)
     assert memory.available_memory(tmp_path) > 1_008_576
 
 
-# Placement
-
-
-def logits(loaded: LoadedModel, chosen: EngineSettings) -> torch.Tensor:
-    runner = create_runner(loaded.model, chosen)
-    sequence = Blocks(runner.num_blocks, chosen.block_size).sequence(tokens_of(20))
-    return runner.execute([prefill(sequence)])
-
-
-PARTS = ("model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm", "model.rotary_emb", "lm_head")
-DISK: dict[str, Any] = {
-    "one layer": {**dict.fromkeys(PARTS, "cpu"), "model.layers.1": "disk"},
-    "embedding and head": {**dict.fromkeys(PARTS, "cpu"), "model.embed_tokens": "disk", "lm_head": "disk"},
-    "all": {"": "disk"},
-    "a spread without room": "auto",
-}
-
-
-@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("case", DISK)
-def test_a_model_that_stays_on_disk_computes_the_same(tmp_path: Path, case: str, stored: torch.dtype) -> None:
-    folder = model_folders.save(tmp_path / "model", dtype=stored)
-    options = {"fused": False, "max_context": 128, "device_map": DISK[case], "max_memory": {"cpu": 1000}}
-    plain = settings(folder, fused=False, max_context=128)
-    lines: list[str] = []
-    away = loader.load(settings(folder, **options), lines.append)
-    assert any(parameter.is_meta for parameter in away.model.parameters())
-    assert any("offloaded" in line for line in lines)
-    assert torch.equal(logits(away, settings(folder, **options)), logits(loader.load(plain), plain))
-
-
-def test_a_model_that_stays_on_disk_runs_through_its_own_code(folder: Path) -> None:
-    chosen = settings(folder, device_map=DISK["one layer"])
-    assert type(create_runner(loader.load(chosen).model, chosen)).__name__ == "ModelRunner"
-
-
-@pytest.mark.parametrize(
-    "device_map", ["cpu", "auto", "balanced", "balanced_low_0", "sequential", {"": "cpu"}], ids=str
-)
-def test_every_placement_of_accelerate_is_taken(folder: Path, device_map: Any) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("goes to the GPU here")
-    model = loader.load(settings(folder, device_map=device_map)).model
-    assert placement.execution_device(model) == torch.device("cpu")
-    assert not any(parameter.is_meta for parameter in model.parameters())
-
-
-def test_an_offload_folder_of_a_dead_process_is_removed_and_a_live_ones_is_not(tmp_path: Path) -> None:
-    with prepared.own_folder(tmp_path / "offload") as live:
-        (live / "weight").touch()
-        dead = tmp_path / "offload" / "process-dead"
-        dead.mkdir()
-        (dead / ".lock").touch()
-        with prepared.own_folder(tmp_path / "offload") as empty:
-            assert live.exists()
-            assert not dead.exists()
-        assert not empty.exists()
-    assert (live / "weight").exists()  # in use for as long as the process lives
-
-
 # Hub names
 
 
@@ -345,157 +281,6 @@ def test_a_download_is_told_in_lines(slow_work: None) -> None:
             bytes_done.update(25)
     assert lines
     assert all(line.startswith("Fetching someone/tiny: ") and line.endswith(" %") for line in lines)
-
-
-# GGUF files
-
-
-@pytest.fixture
-def fake_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Conversions that give a tiny model, without reading the file."""
-    done: list[Path] = []
-
-    def convert(path: Path, out_dir: Path, progress: object) -> None:
-        done.append(path)
-        model_folders.save(out_dir)
-
-    monkeypatch.setattr(gguf, "convert_gguf", convert)
-    (tmp_path / "a.gguf").write_bytes(b"GGUF, version one")
-    return done
-
-
-def test_a_gguf_file_is_converted_once_and_again_when_it_changes(tmp_path: Path, fake_conversion: list[Path]) -> None:
-    path = tmp_path / "a.gguf"
-    for _ in range(2):
-        assert loader.load(settings(path)).model.config.model_type == "llama"
-    assert fake_conversion == [path]
-    left_over = prepared.cache_dir() / "gguf" / f".{sources.gguf_slot(path, tmp_path).stem}-of-a-killed-process"
-    left_over.mkdir()
-    path.write_bytes(b"GGUF, version two of it")
-    loader.load(settings(path, dtype="int8"))
-    assert fake_conversion == [path, path]
-    assert len([each for each in (prepared.cache_dir() / "gguf").iterdir() if each.is_dir()]) == 1
-    assert loader.load(settings(path, dtype="int8")).weights is not None
-    assert fake_conversion == [path, path]
-
-
-def test_replicas_that_start_together_convert_once(tmp_path: Path, fake_conversion: list[Path]) -> None:
-    together, folders = threading.Barrier(4), list[Path]()
-
-    def start() -> None:
-        together.wait()
-        folders.append(gguf.converted(tmp_path / "a.gguf", tmp_path / "cache", print))
-
-    threads = [threading.Thread(target=start) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(fake_conversion) == 1
-    assert len(set(folders)) == 1
-    assert len(folders) == 4
-
-
-def test_a_gguf_file_needs_a_cache_that_can_be_written(tmp_path: Path, fake_conversion: list[Path]) -> None:
-    (tmp_path / "in-the-way").touch()
-    with pytest.raises(ModelError, match=r"Can't keep the converted a\.gguf in .*: set cache_dir"):
-        loader.load(settings(tmp_path / "a.gguf", cache_dir=str(tmp_path / "in-the-way")))
-
-
-def write_gguf(path: Path, architecture: str, model: Any | None = None) -> None:
-    """A file of that architecture with a llama's weights, or with one tensor alone."""
-    import numpy
-    from gguf import GGUFWriter
-
-    writer = GGUFWriter(path, architecture)
-    writer.add_name("tiny")
-    if model is None:
-        writer.add_tensor("token_embd.weight", numpy.zeros((64, 32), numpy.float32))
-    else:
-        add_llama(writer, model)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def add_llama(writer: Any, model: Any) -> None:
-    config, tokenizer = model.config, model_folders.tokenizer()
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_vocab_size(config.vocab_size)
-    vocabulary = [*sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__), "ab"]  # and one merge
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(vocabulary)
-    writer.add_token_types([3, 3, *[1] * (len(vocabulary) - 2)])
-    writer.add_token_merges(["a b"])
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(1)
-    writer.add_chat_template(model_folders.TEMPLATE)
-    names = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-    parts = {
-        "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output",
-        "mlp.gate_proj": "ffn_gate",
-        "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down",
-        "input_layernorm": "attn_norm",
-        "post_attention_layernorm": "ffn_norm",
-    }
-    for layer in range(config.num_hidden_layers):
-        names |= {f"model.layers.{layer}.{part}": f"blk.{layer}.{name}" for part, name in parts.items()}
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    for key, tensor in model.state_dict().items():
-        name = key.removesuffix(".weight")
-        if count := heads.get(name.rpartition(".")[2]):  # the format pairs rotary dimensions in another order
-            tensor = tensor.unflatten(0, (count, 2, -1)).transpose(1, 2).flatten(0, 2)
-        writer.add_tensor(f"{names[name]}.weight", tensor.numpy())
-
-
-def test_a_gguf_file_gives_the_weights_and_the_tokenizer_that_are_in_it(tmp_path: Path) -> None:
-    original = model_folders.model(vocab_size=259)
-    write_gguf(tmp_path / "tiny.gguf", "llama", original)
-    loaded = loader.load(settings(tmp_path / "tiny.gguf"))
-    converted = loaded.model.state_dict()
-    assert all(torch.equal(converted[name], tensor) for name, tensor in original.state_dict().items())
-    assert loaded.tokenizer("Hello")["input_ids"][-5:] == model_folders.tokenizer()("Hello")["input_ids"]
-    assert loaded.tokenizer.chat_template == model_folders.TEMPLATE
-    assert loaded.eos_token_ids == {1}
-
-
-def test_what_is_wrong_with_a_gguf_file_is_told_in_one_line(tmp_path: Path) -> None:
-    good = tmp_path / "good.gguf"
-    write_gguf(good, "novel")
-    broken = {
-        "missing.gguf": (None, "There is no model at"),
-        "broken.gguf": (b"GGUF" + bytes(100), "no GGUF file, or damaged"),
-        "text.gguf": (b"hello", "no GGUF file, or damaged"),
-        "short.gguf": (good.read_bytes()[:-100], "no GGUF file, or damaged"),
-        "novel.gguf": (good.read_bytes(), "of the architecture 'novel' .*: use the model's safetensors instead"),
-    }
-    for name, (content, line) in broken.items():
-        path = tmp_path / name
-        if content is not None:
-            path.write_bytes(content)
-        with pytest.raises(ModelError, match=line) as refusal:
-            loader.load(settings(path))
-        assert "\n" not in str(refusal.value)
-    assert [path for path in (prepared.cache_dir() / "gguf").iterdir() if not path.name.endswith(".lock")] == []
-
-
-def test_a_gguf_file_too_large_for_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_gguf(tmp_path / "large.gguf", "llama")
-    monkeypatch.setattr(memory, "available_memory", lambda: 1000)
-    with pytest.raises(ModelError, match=r"Too little memory: .*converting large\.gguf needs .*smaller model"):
-        loader.load(settings(tmp_path / "large.gguf"))
 
 
 # Progress
