@@ -70,17 +70,36 @@ def _options(strict: bool) -> dict[str, Any]:
     return {"lenient": not strict, "whitespace_flexible": True, "whitespace_pattern": _WHITE_SPACE}
 
 
-def _schema(schema: Any) -> dict[str, Any]:
+def _schema(schema: Any, strict: bool) -> dict[str, Any]:
     """The schema without options of llguidance's own in it, which are not the user's to set."""
     if schema is True:
         return {}
     if not isinstance(schema, dict):
         raise UnsupportedGrammar("a JSON schema must be an object, and one that allows something")
+    if strict and _may_be_met_by_doubles(schema):
+        raise UnsupportedGrammar("unsupported in the JSON schema: minProperties without additionalProperties: false")
     return {key: value for key, value in schema.items() if key != "x-guidance"}
 
 
+def _may_be_met_by_doubles(schema: Any) -> bool:
+    """Whether a reply could reach minProperties by naming a property twice, which readers of JSON count once.
+
+    llguidance knows no names but those in the schema.
+    """
+    if isinstance(schema, list):
+        return any(_may_be_met_by_doubles(part) for part in schema)
+    if not isinstance(schema, dict):
+        return False
+    least = schema.get("minProperties")
+    if isinstance(least, int) and schema.get("additionalProperties") is not False:
+        required = schema.get("required")
+        if least > max(1, len(required) if isinstance(required, list) else 0):
+            return True
+    return any(_may_be_met_by_doubles(part) for part in schema.values())
+
+
 def _json_schema(schema: Any, strict: bool) -> str:
-    return LLMatcher.grammar_from_json_schema(json.dumps(_schema(schema)), overrides=_options(strict))  # type: ignore[arg-type]
+    return LLMatcher.grammar_from_json_schema(json.dumps(_schema(schema, strict)), overrides=_options(strict))  # type: ignore[arg-type]
 
 
 def _choice(texts: Any) -> str:
@@ -98,7 +117,7 @@ def _tool_calls(calls: dict[str, Any], strict: bool, special: Mapping[str, int])
     more = "" if calls["separator"] is None else f" ({_text(calls['separator'], special)} call)*"
     rules = [f"start: call{more}", f"call: {call}"]
     for number, (before, schema, after) in zip(numbers, calls["alternatives"], strict=True):
-        arguments = {**_schema(_load(schema)), "x-guidance": _options(strict)}
+        arguments = {**_schema(_load(schema), strict), "x-guidance": _options(strict)}
         rules.append(f"call_{number}: {_text(before, special)} arguments_{number} {_text(after, special)}")
         rules.append(f"arguments_{number}: %json {json.dumps(arguments)}")
     return "\n".join(rules) + "\n"

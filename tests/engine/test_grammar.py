@@ -233,6 +233,7 @@ def test_special_tokens_in_the_texts_around_a_tool_call_are_tokens_and_not_their
         (schema(**{"not": {}, "if": {"type": "string"}}), "if, not|not, if"),
         (schema(type="object", properties={"a": {"contains": {}}}), "contains"),
         (schema(type="string", format="phone"), "phone"),
+        (schema(items={"type": "object", "minProperties": 2}), "minProperties"),
         (schema(oneOf=[{"type": "number"}, {"type": "integer"}]), "oneOf.*anyOf"),
         (schema(**{"$ref": "http://example.org/x"}), r"\$ref"),
         (schema(type="string", pattern="(?=a)b"), "look-around"),
