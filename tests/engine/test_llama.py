@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import cpu_offload, init_empty_weights
+from accelerate import cpu_offload, disk_offload, init_empty_weights
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
@@ -14,7 +14,7 @@ from serve_app.engine.llama import shape_of, take_weights, why_not
 from serve_app.engine.quantize import Int8Weight
 from serve_app.engine.runner import ModelRunner
 from serve_app.engine.runners import create_runner
-from tests.engine.families import FAMILIES, make_model, settings
+from tests.engine.families import FAMILIES, Blocks, make_model, prefill, reference_logits, settings, tokens_of
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -43,12 +43,22 @@ def test_a_model_with_parts_that_are_not_fused_is_not_taken() -> None:
     assert why_not(model) == "only a part of each head is rotated", half
 
 
-def test_offloaded_layers_keep_the_models_own_code(tmp_path: Any) -> None:
-    model = make_model()
-    cpu_offload(model.model.layers[1], execution_device=torch.device("cpu"))
+@pytest.mark.parametrize("part", ["model.layers.1", "model.embed_tokens", "lm_head", ""], ids=lambda p: p or "all")
+@pytest.mark.parametrize("to_disk", [False, True])
+def test_offloaded_layers_keep_the_models_own_code(part: str, to_disk: bool, tmp_path: Any) -> None:
+    model = make_model(max_position_embeddings=32)
+    tokens = tokens_of(20)
+    expected = reference_logits(model, tokens)[-1]
+    cpu = torch.device("cpu")
+    if to_disk:
+        disk_offload(model.get_submodule(part), str(tmp_path), execution_device=cpu)
+    else:
+        cpu_offload(model.get_submodule(part), execution_device=cpu)
     assert "offloaded" in str(why_not(model))
-    runner = create_runner(model, settings())
+    runner = create_runner(model, settings(max_context=64))
     assert isinstance(runner, ModelRunner)
+    got = runner.execute([prefill(Blocks(runner.num_blocks, 4).sequence(tokens))])[0]
+    torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-4)
 
 
 def test_a_model_made_without_weights_is_judged_by_its_architecture() -> None:
