@@ -30,17 +30,19 @@ def source(grammar: Grammar, special: Mapping[str, int]) -> str:
             case GrammarKind.JSON_OBJECT:
                 return _json_schema({"type": "object"}, strict=True)
             case GrammarKind.JSON_SCHEMA:
-                return _json_schema(_load(grammar.text), grammar.strict)
+                return _json_schema(json.loads(grammar.text), grammar.strict)
             case GrammarKind.LARK:
                 return LLMatcher.grammar_from_lark(grammar.text)
             case GrammarKind.REGEX:
                 return LLMatcher.grammar_from_regex(grammar.text)
             case GrammarKind.CHOICE:
-                return LLMatcher.grammar_from_regex(_choice(_load(grammar.text)))
+                return LLMatcher.grammar_from_regex(_choice(json.loads(grammar.text)))
             case GrammarKind.TOOL_CALLS:
-                return LLMatcher.grammar_from_lark(_tool_calls(_load(grammar.text), grammar.strict, special))
+                return LLMatcher.grammar_from_lark(_tool_calls(json.loads(grammar.text), grammar.strict, special))
     except UnsupportedGrammar:
         raise
+    except RecursionError:
+        raise UnsupportedGrammar("the grammar is nested too deeply") from None
     except (ValueError, KeyError, TypeError) as error:
         raise UnsupportedGrammar(f"this is no {grammar.kind}: {error}") from error
 
@@ -57,13 +59,6 @@ def explain(complaint: str) -> str:
         return f"unsupported in a regular expression: {complaint.strip().splitlines()[-1].removeprefix('error: ')}"
     lines = complaint.strip().splitlines()
     return lines[0] if lines else "the grammar engine failed"
-
-
-def _load(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise UnsupportedGrammar("the grammar is nested too deeply") from None
 
 
 def _options(strict: bool) -> dict[str, Any]:
@@ -117,7 +112,7 @@ def _tool_calls(calls: dict[str, Any], strict: bool, special: Mapping[str, int])
     more = "" if calls["separator"] is None else f" ({_text(calls['separator'], special)} call)*"
     rules = [f"start: call{more}", f"call: {call}"]
     for number, (before, schema, after) in zip(numbers, calls["alternatives"], strict=True):
-        arguments = {**_schema(_load(schema), strict), "x-guidance": _options(strict)}
+        arguments = {**_schema(json.loads(schema), strict), "x-guidance": _options(strict)}
         rules.append(f"call_{number}: {_text(before, special)} arguments_{number} {_text(after, special)}")
         rules.append(f"arguments_{number}: %json {json.dumps(arguments)}")
     return "\n".join(rules) + "\n"

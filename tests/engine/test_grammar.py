@@ -243,6 +243,7 @@ def test_special_tokens_in_the_texts_around_a_tool_call_are_tokens_and_not_their
         (Grammar(GrammarKind.JSON_SCHEMA, "[1]"), "must be an object"),
         (Grammar(GrammarKind.JSON_SCHEMA, "false"), "must be an object"),
         (Grammar(GrammarKind.JSON_SCHEMA, '{"a":' * 100_000), "nested too deeply"),
+        (Grammar(GrammarKind.JSON_SCHEMA, '{"items":' * 700 + "{}" + "}" * 700), "nested|recursion"),
         (Grammar(GrammarKind.CHOICE, "[]"), "one at least"),
         (Grammar(GrammarKind.CHOICE, '"a"'), "one at least"),
         (Grammar(GrammarKind.REGEX, "a("), "regular expression"),
