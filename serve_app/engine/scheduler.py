@@ -103,7 +103,8 @@ class Scheduler:
         budget = self.prefill_chunk
         if decodes and prefills:
             budget = self.busy_chunk(len(decodes))
-        shares = share_prefill_among_tenants([(s.request.tenant, s.num_pending) for s in prefills], budget)
+        streaming = {s.request.tenant for s in decodes}
+        shares = share_prefill_among_tenants([(s.request.tenant, s.num_pending) for s in prefills], budget, streaming)
         guesses = self._guess(decodes, guess)
         chunks = [Chunk(s, s.num_computed, 1 + len(g), g) for s, g in zip(decodes, guesses, strict=True)]
         chunks += [Chunk(s, s.num_computed, n) for s, n in zip(prefills, shares, strict=True) if n]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from collections.abc import Sequence as Seq
 
 
@@ -39,20 +40,26 @@ def share_prefill(remaining: Seq[int], budget: int) -> list[int]:
     return shares
 
 
-def share_prefill_among_tenants(prompts: Seq[tuple[str, int]], budget: int) -> list[int]:
+def share_prefill_among_tenants(
+    prompts: Seq[tuple[str, int]], budget: int, streaming: Container[str] = ()
+) -> list[int]:
     """Divide a step's prefill tokens among `prompts`, (tenant, tokens that remain), oldest first.
 
-    Evenly among tenants, so that a flood of one's prompts does not slow down another's only one; within a tenant see
-    `share_prefill`. The oldest of all always advances.
+    Evenly among tenants, so that a flood of one's prompts does not slow down another's only one, but two thirds go to
+    those that are not `streaming`, who see nothing happen yet. Within a tenant see `share_prefill`.
     """
     members: dict[str, list[int]] = {}
     for index, (tenant, _) in enumerate(prompts):
         members.setdefault(tenant, []).append(index)
-    remaining = [[prompts[i][1] for i in indices] for indices in members.values()]
+    needs = {tenant: sum(prompts[i][1] for i in indices) for tenant, indices in members.items()}
+    silent = [tenant for tenant in needs if tenant not in streaming]
+    others = [tenant for tenant in needs if tenant in streaming]
+    rest = budget - sum(needs[tenant] for tenant in others)
+    first = min(sum(needs[tenant] for tenant in silent), max(budget * 2 // 3, rest)) if others else budget
     shares = [0] * len(prompts)
-    for indices, needs, share in zip(
-        members.values(), remaining, share_evenly([sum(needs) for needs in remaining], budget), strict=True
-    ):
-        for index, tokens in zip(indices, share_prefill(needs, share), strict=True):
-            shares[index] = tokens
+    for tenants, part in ((silent, first), (others, budget - first)):
+        for tenant, share in zip(tenants, share_evenly([needs[t] for t in tenants], part), strict=True):
+            indices = members[tenant]
+            for index, tokens in zip(indices, share_prefill([prompts[i][1] for i in indices], share), strict=True):
+                shares[index] = tokens
     return shares

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import random
+from collections import Counter
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 from itertools import pairwise
 
@@ -11,10 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.engine.blocks import BlockAllocator
+from serve_app.engine.errors import QueueFull
 from serve_app.engine.fair_queue import FairQueue
+from serve_app.engine.request import Delta
 from serve_app.engine.scheduler import Scheduler
-from serve_app.engine.sequence import Sequence
-from tests.engine.fakes import request
+from serve_app.engine.sequence import Chunk, Sequence, SequenceStatus
+from serve_app.engine.shares import share_evenly, share_prefill_among_tenants
+from tests.engine.fakes import FakeRunner, SteppedEngine, request
 
 
 def make_sequence(number: int, tenant: str, prompt: int = 4, output: int = 4) -> Sequence:
@@ -170,3 +177,226 @@ def test_tenants_who_always_wait_get_the_same_service_within_the_papers_bound(
     bound = 2 * max(1 * max(prompt for prompt, _ in longest.values()), 2 * most_at_once)
     for gap in gaps.values():
         assert max(gap) - min(gap) <= bound  # the most over any stretch
+
+
+def test_a_weight_buys_its_share() -> None:
+    queue = FairQueue()
+    for number in range(60):
+        tenant = "double" if number % 2 else "single"
+        sequence = make_sequence(number, tenant)
+        sequence.request = replace(sequence.request, weight=2.0 if number % 2 else 1.0)
+        queue.push(sequence)
+    turns = [take(queue) for _ in range(30)]
+    assert turns.count("double") == 20
+
+
+def test_who_is_put_back_goes_before_his_tenants_later_ones_and_is_lifted_by_nothing() -> None:
+    queue = FairQueue()
+    for number in range(3):
+        queue.push(make_sequence(number, "a"))
+    popped = [queue.pop(), queue.pop()]
+    queue.charge(popped[0], output_tokens=50)
+    queue.push(make_sequence(3, "b"))
+    for sequence in reversed(popped):
+        queue.restore(sequence)
+    assert [queue.pop().arrival for _ in range(4)] == [3, 0, 1, 2]
+
+
+def test_a_full_queue_still_takes_who_has_less_than_his_share_and_never_twice_its_size() -> None:
+    scheduler = Scheduler(
+        BlockAllocator(64, 4),
+        max_running=1,
+        max_waiting=6,
+        prefill_chunk=8,
+        busy_chunk=lambda rows: 8,
+        queue=FairQueue(),
+    )
+    numbers = itertools.count()
+
+    def enters(tenant: str) -> int:
+        taken = 0
+        for _ in range(20):
+            with contextlib.suppress(QueueFull):
+                scheduler.add(make_sequence(next(numbers), tenant))
+                taken += 1
+        return taken
+
+    assert enters("flood") == 6 + 1  # one of them has a free slot
+    assert enters("b") == 3
+    assert enters("flood") == 0
+    assert enters("c") == 2
+    assert enters("d") == 1
+    for number in range(100):
+        enters(str(number))
+    assert scheduler.num_waiting == 2 * 6 + 1
+
+
+def cost(chunks: Seq[Chunk]) -> float:
+    """Seconds of a step, as int8 steps of the bundled model go: a batch of four costs what one row costs."""
+    return 0.008 + 0.001 * max(4, sum(chunk.length for chunk in chunks))
+
+
+def time_to_first_token(flood: int, *, prompt: int, reply: int, num_blocks: int, max_running: int = 32) -> float:
+    """Seconds until B's only request has its first token, while A has `flood` requests and some of them stream."""
+    runner = FakeRunner(b"x" * 5000, num_blocks=num_blocks, max_context=4096)
+    runner.cost = cost
+    engine = SteppedEngine(runner, max_running=max_running, max_waiting=64, block_size=16, speculation_rows=0)
+    engine.submit(request("stream", tenant="a", max_tokens=30))  # after which the costs of steps are known
+    for number in range(3):
+        engine.step()
+        engine.submit(request(f"prompt{number}", [7] * 90, "a", max_tokens=1))
+    engine.run()
+    for number in range(flood):
+        asked = request(f"a{number}", [number + 1] * prompt, "a", max_tokens=reply)
+        engine.submit(asked)
+    for _ in range(60):
+        engine.step()
+    began = engine.now
+    inbox = engine.submit(request("b", [99] * prompt, "b", max_tokens=20))
+    while Delta not in inbox.first:
+        engine.step()
+    first = engine.now - began
+    engine.run(60_000)
+    assert engine.core.scheduler.allocator.num_used == 0
+    assert engine.core.stats(0.0).preemptions <= 2 * (flood + 1) or num_blocks < 1000
+    return first
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reply", "num_blocks"),
+    [(40, 300, 4000), (300, 300, 4000), (600, 300, 4000), (300, 300, 250)],
+    ids=["long replies", "longer prompts", "prompts that take long", "little memory"],
+)
+def test_a_single_requests_first_token_comes_within_twice_the_time_beside_two_requests_although_fifty_wait(
+    prompt: int, reply: int, num_blocks: int
+) -> None:
+    calm = time_to_first_token(2, prompt=prompt, reply=reply, num_blocks=num_blocks)
+    assert time_to_first_token(50, prompt=prompt, reply=reply, num_blocks=num_blocks) <= 2 * calm
+
+
+def drive(scheduler: Scheduler) -> None:
+    for chunk in scheduler.schedule().chunks:
+        samples = chunk.samples
+        if samples:
+            chunk.sequence.tokens.append(1)
+        scheduler.computed(chunk, int(samples))
+
+
+def slots(scheduler: Scheduler) -> Counter[str]:
+    return Counter(sequence.request.tenant for sequence in scheduler.running)
+
+
+def crowded(num_blocks: int = 64, **options: object) -> Scheduler:
+    """Tenant a holds all four slots, with long replies."""
+    defaults = {"max_running": 4, "max_waiting": 99, "prefill_chunk": 64, "busy_chunk": lambda rows: 64}
+    scheduler = Scheduler(BlockAllocator(num_blocks, 4), queue=FairQueue(), **{**defaults, **options})  # type: ignore[arg-type]
+    for number in range(8):
+        scheduler.add(make_sequence(number, "a", output=100))
+    for _ in range(3):
+        drive(scheduler)
+    return scheduler
+
+
+def test_the_youngest_of_who_has_all_slots_yields_one_and_goes_on_where_it_was() -> None:
+    scheduler = crowded()
+    youngest = scheduler.running[-1]
+    said = list(youngest.tokens)
+    newcomer = make_sequence(50, "b", output=2)
+    scheduler.add(newcomer)
+    drive(scheduler)
+    assert slots(scheduler) == {"a": 3, "b": 1}
+    assert youngest not in scheduler.running
+    assert youngest.tokens == said
+    scheduler.finish(newcomer)
+    drive(scheduler)
+    assert youngest in scheduler.running  # before a's others, which never ran
+    assert youngest.tokens[: len(said)] == said
+
+
+def test_a_second_slot_is_not_taken_from_others_and_nobodys_last() -> None:
+    scheduler = crowded()
+    for number, tenant in enumerate("bbbccddee", start=50):
+        scheduler.add(make_sequence(number, tenant, output=100))
+    for _ in range(20):
+        drive(scheduler)
+    assert slots(scheduler) == {"a": 1, "b": 1, "c": 1, "d": 1}
+    assert scheduler.num_preemptions == 3
+
+
+def test_nobody_yields_twice_so_that_a_crowd_of_short_requests_does_not_thrash() -> None:
+    scheduler = crowded()
+    for number in range(50, 90):
+        newcomer = make_sequence(number, "b", output=1)
+        scheduler.add(newcomer)
+        drive(scheduler)
+        if newcomer.status is not SequenceStatus.FINISHED:
+            scheduler.finish(newcomer)
+    assert scheduler.num_preemptions <= 8
+
+
+def test_who_was_served_more_takes_nothing_from_others() -> None:
+    scheduler = crowded()
+    greedy = make_sequence(50, "b", output=100)
+    scheduler.waiting.charge(greedy, output_tokens=1000)
+    scheduler.add(greedy)
+    drive(scheduler)
+    assert slots(scheduler) == {"a": 4}
+
+
+def test_memory_is_claimed_up_to_an_even_share_and_no_further() -> None:
+    scheduler = crowded(num_blocks=24, max_running=8, prefix_reuse=False)
+    for _ in range(3):
+        drive(scheduler)
+    assert slots(scheduler)["a"] > 2
+    scheduler.add(make_sequence(50, "b", prompt=4 * 13, output=1))
+    before = slots(scheduler)
+    drive(scheduler)
+    assert slots(scheduler)["b"] == 0  # more than half of the blocks
+    assert slots(scheduler)["a"] >= before["a"] - 1
+    scheduler.add(make_sequence(51, "c", prompt=4 * 8, output=1))
+    scheduler.waiting.remove(next(s for s in scheduler.waiting if s.request.tenant == "b"))
+    drive(scheduler)
+    assert slots(scheduler)["c"] == 1
+    assert slots(scheduler)["a"] >= 1
+
+
+def test_a_flood_makes_room_for_itself_when_blocks_run_out() -> None:
+    scheduler = Scheduler(
+        BlockAllocator(12, 4),
+        max_running=4,
+        max_waiting=99,
+        prefill_chunk=64,
+        busy_chunk=lambda rows: 64,
+        prefix_reuse=False,
+        queue=FairQueue(),
+    )
+    for number, tenant in enumerate("aaab"):
+        scheduler.add(make_sequence(number, tenant, output=30))
+    while not scheduler.num_preemptions:
+        drive(scheduler)
+    assert slots(scheduler)["b"] == 1  # the youngest of all, but the only one of its tenant
+
+
+def test_a_steps_prompt_tokens_are_shared_among_tenants() -> None:
+    prompts = [("a", 100), ("a", 50), ("a", 10), ("b", 100)]
+    assert share_prefill_among_tenants(prompts, 64) == [16, 6, 10, 32]
+    assert share_prefill_among_tenants(prompts, 64, {"a"}) == [11, 1, 10, 42]
+    assert share_prefill_among_tenants([("a", 100), ("b", 4), ("c", 100)], 64) == [30, 4, 30]
+    assert share_prefill_among_tenants([("a", 100), ("b", 4), ("c", 2)], 1) == [1, 0, 0]
+    assert share_prefill_among_tenants([], 64) == []
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 60)), max_size=8), st.integers(1, 90))
+def test_the_budget_is_used_up_and_the_oldest_always_advances(prompts: list[tuple[str, int]], budget: int) -> None:
+    shares = share_prefill_among_tenants(prompts, budget)
+    assert sum(shares) == min(budget, sum(need for _, need in prompts))
+    assert all(0 <= share <= need for share, (_, need) in zip(shares, prompts, strict=True))
+    assert not prompts or shares[0] >= 1
+
+
+@given(st.lists(st.integers(0, 30), max_size=8), st.integers(0, 90))
+def test_even_shares_differ_only_where_somebody_needs_less(needs: list[int], budget: int) -> None:
+    shares = share_evenly(needs, budget)
+    assert sum(shares) == min(budget, sum(needs))
+    unmet = [share for share, need in zip(shares, needs, strict=True) if share < need]
+    assert all(share <= min(unmet, default=99) + 2 for share in shares)
