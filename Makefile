@@ -5,10 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup serve test test-fast lint bench-ledger bench-limits clean
+.PHONY: help setup serve test test-fast lint bench-ledger bench-engine bench-engine-peers bench-quality bench-limits clean
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.base ## virtual environment, dependencies, bundled model: all that `serve run config.yaml` needs
 	@$(BIN)/python -m serve_app.bundled --home "$${SERVE_APP_HOME:-.serve-app}"
@@ -32,6 +32,15 @@ bench-ledger: $(VENV)/.test ## settlements a second, on a new SQLite file or on 
 	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
 	  $(BIN)/python -m bench.ledger "$${URL:-sqlite:///$$folder/ledger.db}" $(ARGS)
 
+bench-engine: $(VENV)/.bench ## the whole service beside its peers, 20 minutes (ARGS=--quick; docs/benchmarks.md)
+	@$(BIN)/python -m bench.engine --json .bench/results.json $(ARGS)
+
+bench-engine-peers: $(VENV)/.base ## install what bench-engine compares with, into .bench (ARGS='--only vllm')
+	@$(BIN)/python -m bench.engine.setup_peers $(ARGS)
+
+bench-quality: $(VENV)/.base ## perplexity of int8 against float32
+	@$(BIN)/python -m bench.perplexity $(ARGS)
+
 bench-limits: $(VENV)/.base ## cost of one admission
 	$(BIN)/python bench/limits.py
 
@@ -51,6 +60,10 @@ $(VENV)/.base: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.test: pyproject.toml constraints.txt $(VENV)/.base
 	@$(PIP) install -q -c constraints.txt -e '.[test]'
+	@touch $@
+
+$(VENV)/.bench: pyproject.toml constraints.txt $(VENV)/.base
+	@$(PIP) install -q -c constraints.txt -e '.[bench]'
 	@touch $@
 
 $(VENV)/.lint: pyproject.toml constraints.txt $(VENV)/.test

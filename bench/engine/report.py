@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -10,12 +11,12 @@ from bench.engine.figures import Spread, floor_share
 from bench.engine.results import Results, client_counts, measured, spread, title
 from bench.engine.verdicts import verdicts
 
-BEGIN = "<!-- measured: written by `make bench-engine`, not by hand -->"
+BEGIN = "<!-- measured: written by `python -m bench.engine --docs`, not by hand -->"
 END = "<!-- end of what was measured -->"
 
 
 def write_docs(path: Path, results: Results) -> None:
-    """Renew what stands between the two marks, and the plots in the folder of the same name.
+    """Renew what stands between the two marks; plots and records go into the folder of the same name.
 
     Raises:
         ValueError: the document has no marks.
@@ -26,6 +27,7 @@ def write_docs(path: Path, results: Results) -> None:
     folder = path.with_suffix("")
     folder.mkdir(exist_ok=True)
     pictures = plots.draw(results, folder)
+    (folder / "engine.json").write_text(json.dumps(results, separators=(",", ":")) + "\n")
     shown = "\n\n".join(f"![{alt}]({folder.name}/{name})" for name, alt in pictures.items())
     before, after = text.split(BEGIN)[0], text.split(END)[1]
     path.write_text(f"{before}{BEGIN}\n\n{markdown(results, shown)}\n{END}{after}")

@@ -1,0 +1,117 @@
+"""What int8 costs in quality: perplexity of two texts, dtype int8 against float32, through the engine's own runners.
+
+    python -m bench.perplexity [--model FOLDER] [--dtypes float32 int8] [--rows 32] [--json OUT]
+
+Each token is predicted from all before it. The texts are fed as guesses that turn out right, `--rows` at a time, so
+what is measured are the kernels that serve requests, with the paged cache between them. Ends with 1 when int8 is worse
+than `LIMIT` times float32 on any text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from serve_app.bundled import ensure_bundled_model
+from serve_app.engine import EngineSettings, GenerationRequest, SamplingParams, loader
+from serve_app.engine.runners import create_runner
+from serve_app.engine.sequence import Chunk, Sequence
+from serve_app.settings import home_dir
+
+TEXTS = Path(__file__).with_name("texts")
+REFERENCE = "float32"
+LIMIT = 1.05  # what the engine promises for int8
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit status."""
+    parser = argparse.ArgumentParser(prog="python -m bench.perplexity", description=__doc__)
+    parser.add_argument("--model", help="folder, GGUF file or hub name; default: the bundled model")
+    parser.add_argument("--dtypes", nargs="+", default=[REFERENCE, "int8"])
+    parser.add_argument("--rows", type=int, default=32, help="tokens a step; 1 takes the decoding path throughout")
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    options = parser.parse_args(arguments)
+    model = options.model or str(ensure_bundled_model(home_dir(), lambda line: print(line, file=sys.stderr)))
+    results = measure(model, options.dtypes, options.rows)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    print(table(results))
+    worst = max((ratio(results, "int8", text) or 0.0 for text in results["tokens"]), default=0.0)
+    if worst > LIMIT:
+        print(f"int8 is worse than {LIMIT} times {REFERENCE}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def measure(model: str, dtypes: list[str], rows: int) -> dict[str, Any]:
+    """Perplexity of each text under each dtype, one model at a time in memory."""
+    found: dict[str, Any] = {"rows": rows, "tokens": {}, "runners": {}, "perplexity": {}}
+    for dtype in dtypes:
+        settings = EngineSettings(model=model, dtype=dtype, kv_cache_memory="256MiB", max_running=1)  # type: ignore[arg-type]
+        loaded = loader.load(settings)
+        runner = create_runner(loaded.model, settings, loaded.weights)
+        found["runners"][dtype] = type(runner).__name__
+        found["perplexity"][dtype] = {}
+        for path in sorted(TEXTS.glob("*.txt")):
+            tokens = loaded.tokenizer(path.read_text(), add_special_tokens=False)["input_ids"]
+            found["tokens"][path.stem] = len(tokens)
+            found["perplexity"][dtype][path.stem] = perplexity(runner, settings.block_size, tokens, rows)
+        del loaded, runner
+    return found
+
+
+def perplexity(runner: Any, block_size: int, tokens: list[int], rows: int) -> float:
+    """exp of the mean negative log-likelihood of all tokens but the first.
+
+    Raises:
+        ValueError: fewer than two tokens, or more than the runner's cache holds.
+    """
+    blocks = -(-len(tokens) // block_size)
+    if len(tokens) < 2 or blocks > runner.num_blocks:
+        raise ValueError(f"a text of {len(tokens)} tokens can't be measured")
+    sequence = Sequence(GenerationRequest("text", tuple(tokens[:1]), SamplingParams(max_tokens=1)), 0, 0.0, len(tokens))
+    sequence.block_table = list(range(blocks))
+    total = 0.0
+    for start in range(0, len(tokens) - 1, rows):
+        known = tokens[: start + 1]
+        sequence.tokens[:] = known
+        guess = tuple(tokens[start + 1 : min(start + rows, len(tokens) - 1)])
+        logits = runner.execute([Chunk(sequence, start, 1 + len(guess), draft=guess)])
+        truth = tokens[start + 1 : start + 1 + len(logits)]
+        picked = logits.double().log_softmax(-1)[torch.arange(len(truth)), truth]
+        total -= float(picked.sum())
+        sequence.num_computed = start + len(logits)
+    return math.exp(total / (len(tokens) - 1))
+
+
+def ratio(results: dict[str, Any], dtype: str, text: str) -> float | None:
+    """Perplexity over the reference's; None where one of both was not measured."""
+    values = results["perplexity"]
+    if dtype not in values or REFERENCE not in values:
+        return None
+    return float(values[dtype][text] / values[REFERENCE][text])
+
+
+def table(results: dict[str, Any]) -> str:
+    """In Markdown, as in docs/benchmarks.md."""
+    texts = list(results["tokens"])
+    lines = ["| |" + "|".join(f" {text} ({results['tokens'][text]} tokens) " for text in texts) + "|"]
+    lines.append("|---" * (len(texts) + 1) + "|")
+    for dtype, values in results["perplexity"].items():
+        cells = []
+        for text in texts:
+            against = ratio(results, dtype, text)
+            times = "" if against is None or dtype == REFERENCE else f", {against:.4f} times {REFERENCE}"
+            cells.append(f" {values[text]:.4f}{times} ")
+        lines.append(f"| {dtype} ({results['runners'][dtype]}) |" + "|".join(cells) + "|")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
