@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 import zlib
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -142,8 +143,8 @@ def fake_settings(**settings: object) -> EngineSettings:
     return EngineSettings(model="fake", **{"block_size": 4, **settings})  # type: ignore[arg-type]
 
 
-def fake_engine(runner: Runner, **settings: object) -> Engine:
-    return Engine(runner, Vocabulary(byte_tokenizer()), frozenset({EOS}), fake_settings(**settings))
+def fake_engine(runner: Runner, clock: Callable[[], float] = time.monotonic, **settings: object) -> Engine:
+    return Engine(runner, Vocabulary(byte_tokenizer()), frozenset({EOS}), fake_settings(**settings), clock=clock)
 
 
 class SteppedEngine:
