@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup serve test test-fast lint bench-ledger bench-engine bench-engine-peers bench-quality bench-limits clean
+.PHONY: help setup serve test test-slow test-fast lint bench-ledger bench-engine bench-engine-peers bench-quality bench-limits clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -16,8 +16,11 @@ setup: $(VENV)/.base ## virtual environment, dependencies, bundled model: all th
 serve: $(VENV)/.base ## start the service (PORT=8000, SERVE_APP_HOME=.serve-app); Ctrl-C stops it
 	@exec $(BIN)/python -m serve_app.launch
 
-test: $(VENV)/.test ## the whole suite
-	$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/.test ## the whole everyday suite
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-slow: $(VENV)/.test ## what takes minutes: fifty prompts against transformers, soak over the model, long contexts
+	$(BIN)/python -m pytest -m slow $(ARGS)
 
 test-fast: $(VENV)/.test ## without the service: seconds
 	$(BIN)/python -m pytest -m "not service and not slow" $(ARGS)
