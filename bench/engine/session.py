@@ -13,7 +13,7 @@ from bench.engine.figures import CountTokens
 from bench.engine.plan import Cell, Scope, turns
 from bench.engine.servers import Server, ServerError
 
-#: Below this a server counts as idle. Ray's own processes take some hundredths.
+#: Processor seconds per second below which a server has nothing left to do, when it takes none for being there.
 IDLE_CPU = 0.25
 SETTLE_S = 10.0
 
@@ -79,8 +79,9 @@ class Session:
                 }
             )
             say(f"  {line(self.records[-1])}")
-            # The last of a turn needs no rest: the server is stopped, or rests while it is paused.
-            if not self._settles(server) and (cell is not last or server.pausable):
+            if cell is last and not server.pausable:
+                break  # it is stopped now anyway
+            if not self._settles(server):
                 say(f"  {server.name} still works on what was cut {SETTLE_S:.0f} s ago: starting it anew")
                 server.stop()
                 if cell is not last:
@@ -113,7 +114,7 @@ class Session:
         """Waits until the server has dropped what was cut; False when it is still busy after some seconds."""
         assert server.tree is not None
         until = time.monotonic() + SETTLE_S
-        while server.tree.busy(0.25) > IDLE_CPU:
+        while server.tree.busy(0.25) > IDLE_CPU + min(1.5 * (server.idle_cpu or 0.0), IDLE_CPU):
             if time.monotonic() > until:
                 return False
         return True
