@@ -54,7 +54,7 @@ def linear(x: torch.Tensor, weight: Int8Weight) -> torch.Tensor:
 
 def round_activations(x: torch.Tensor) -> torch.Tensor:
     """`x` (rows, n) rounded to 255 levels of the largest magnitude in each group of `GROUP` values."""
-    rows, n = x.shape
+    n = x.shape[1]
     groups = F.pad(x, (0, -n % GROUP)).unflatten(1, (-1, GROUP))
     top = groups.abs().amax(dim=2, keepdim=True)
     scale = top / LEVELS
