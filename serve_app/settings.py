@@ -83,6 +83,8 @@ class GatewaySettings(_Strict):
     settle_timeout_s: Annotated[float, Field(gt=0)] = 10.0  # then the settlement goes to the spool
     queue_timeout_s: Annotated[float, Field(gt=0)] = 120.0  # from admission to the first token's prefill
     keep_alive_s: Annotated[float, Field(gt=0)] = 10.0
+    early_reply_s: Annotated[float, Field(gt=0)] = 3.0  # a reply that is not streamed is begun after so long
+    line_feed_s: Annotated[float, Field(gt=0)] = 1.0  # and from then on sends a line feed so often until it is complete
     max_body_bytes: Annotated[int, Field(ge=1024)] = 4 * 1024 * 1024
     spool_max_bytes: Annotated[int, Field(ge=4096)] = 64 * 1024 * 1024
 

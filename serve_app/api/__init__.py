@@ -5,11 +5,12 @@ from serve_app.api.errors import ApiError
 from serve_app.api.estimate import estimate_prompt_tokens
 from serve_app.api.models import balance_body, model_body, model_list, usage_body
 from serve_app.api.schema import MAX_BODY_BYTES, ChatRequest, ServedModels, parse_chat_request, refuse_unsupported
-from serve_app.api.stream import DONE, KEEP_ALIVE, ChunkEncoder, Usage, complete_reply
+from serve_app.api.stream import DONE, KEEP_ALIVE, LINE_FEED, ChunkEncoder, Usage, complete_reply
 
 __all__ = [
     "DONE",
     "KEEP_ALIVE",
+    "LINE_FEED",
     "MAX_BODY_BYTES",
     "ApiError",
     "ChatRequest",

@@ -10,6 +10,7 @@ from serve_app.api.errors import ApiError
 
 DONE: Final = b"data: [DONE]\n\n"
 KEEP_ALIVE: Final = b": keep-alive\n\n"  # a comment: a complete frame that no client takes for data
+LINE_FEED: Final = b"\n"  # the same for a complete reply: JSON may begin with whitespace (RFC 8259, section 2)
 
 FINISH_REASONS: Final = frozenset({"stop", "length", "tool_calls", "content_filter"})
 

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 from types import TracebackType
 
@@ -47,6 +47,7 @@ class Services:
     backends: BackendPort
     metrics: Metrics
     orphan_delay_s: float = 2.0  # a replica settles a cut stream after so long, unless this gateway has
+    clock: Callable[[], float] = time.monotonic  # tells how long a request has taken, in seconds
 
 
 class Exchange:

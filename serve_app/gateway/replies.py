@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from serve_app.api import (
     DONE,
     KEEP_ALIVE,
+    LINE_FEED,
     ApiError,
     ChatRequest,
     ChunkEncoder,
@@ -39,6 +40,8 @@ from serve_app.gateway.identity import Authenticator
 logger = logging.getLogger("ray.serve")
 
 STALLED_S = 120.0  # a client that takes nothing for so long is gone, whatever its connection says
+
+Headers = list[tuple[bytes, bytes]]
 
 
 def error_response(error: ApiError) -> JSONResponse:
@@ -69,11 +72,14 @@ class ChatReply(Response):
         self._services = services
         self._authenticator = authenticator
         self._request = request
+        self._id = f"chatcmpl-{uuid.uuid4().hex}"
+        self._streamed = False
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Every failure before the first byte of the reply keeps its status."""
-        started, model, status = time.monotonic(), "none", 500
+        clock = self._services.clock
+        came, model, status = clock(), "none", 500
         sender = _Sender(send)
         try:
             digest = self._authenticator.digest(self._request)
@@ -86,8 +92,8 @@ class ChatReply(Response):
                 # A wrong key is told before a wrong body.
                 await self._authenticator.identify(digest)
                 raise
-            model = chat.model
-            await until_gone(self._request.receive, self._answer(chat, digest, sender))
+            model, self._streamed = chat.model, chat.stream
+            await until_gone(self._request.receive, self._answer(chat, digest, sender, came))
             status = 200
         except ApiError as error:
             status = error.status
@@ -102,24 +108,28 @@ class ChatReply(Response):
             logger.exception("chat request failed")
             await self._fail(errors.server_error(), scope, receive, sender)
         finally:
-            self._services.metrics.request(model, status, time.monotonic() - started)
+            self._services.metrics.request(model, status, clock() - came)
 
     async def _fail(self, error: ApiError, scope: Scope, receive: Receive, sender: _Sender) -> None:
         with contextlib.suppress(ClientGone):
-            if sender.started:
+            if not sender.started:
+                await error_response(error)(scope, receive, sender.send)
+            elif self._streamed:
                 await sender.send({"type": "http.response.body", "body": ChunkEncoder.error(error), "more_body": False})
             else:
-                await error_response(error)(scope, receive, sender.send)
+                # The status has been told already. A server closes the connection of a response that its application
+                # leaves without the last chunk, so that no client takes what it has for a whole reply.
+                logger.error("the reply %s had begun and is cut: %d %s", self._id, error.status, error.message)
 
-    async def _answer(self, chat: ChatRequest, digest: str, sender: _Sender) -> None:
-        async with Exchange(self._services, chat, f"chatcmpl-{uuid.uuid4().hex}", digest) as exchange:
+    async def _answer(self, chat: ChatRequest, digest: str, sender: _Sender, came: float) -> None:
+        async with Exchange(self._services, chat, self._id, digest) as exchange:
             await exchange.open()
             if chat.stream:
                 await self._stream(chat, exchange, sender)
             else:
-                await self._whole(chat, exchange, sender)
+                await self._whole(chat, exchange, sender, came)
 
-    def _reply_headers(self, exchange: Exchange, content_type: str) -> list[tuple[bytes, bytes]]:
+    def _reply_headers(self, exchange: Exchange, content_type: str) -> Headers:
         grant = exchange.grant
         assert grant is not None
         values = {
@@ -132,10 +142,25 @@ class ChatReply(Response):
         }
         return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in values.items()]
 
-    async def _whole(self, chat: ChatRequest, exchange: Exchange, sender: _Sender) -> None:
+    async def _whole(self, chat: ChatRequest, exchange: Exchange, sender: _Sender, came: float) -> None:
+        """A reply that takes long is begun before it is there, with line feeds.
+
+        A load balancer may leave it unread that its client has hung up, but not that it can't write to it any more.
+        """
+        settings, clock = self._services.settings, self._services.clock
+        # HTTP/1.0 has no chunks: it needs the length first, and a client of it could not tell a reply that is cut.
+        may_begin = self._request.scope.get("http_version") != "1.0"
+        due = came + settings.early_reply_s
         text: list[str] = []
-        while isinstance(event := await exchange.next(), Delta):
-            text.append(event.text)
+        while True:
+            event = await exchange.next(max(0.0, due - clock()) if may_begin else None)
+            if isinstance(event, Delta):
+                text.append(event.text)
+            elif event is not None:
+                break
+            if may_begin and clock() >= due:
+                await sender.write(LINE_FEED, lambda: self._reply_headers(exchange, "application/json"))
+                due = clock() + settings.line_feed_s
         finished = await exchange.complete()
         body = complete_reply(
             id=exchange.request_id,
@@ -146,10 +171,11 @@ class ChatReply(Response):
             finish_reason=finished.reason.value,
             usage=usage_of(finished),
         )
-        response_headers = self._reply_headers(exchange, "application/json")
-        response_headers.append((b"content-length", str(len(body)).encode()))
-        await sender.send({"type": "http.response.start", "status": 200, "headers": response_headers})
-        await sender.send({"type": "http.response.body", "body": body})
+
+        def with_length() -> Headers:
+            return [*self._reply_headers(exchange, "application/json"), (b"content-length", str(len(body)).encode())]
+
+        await sender.write(body, with_length, more=False)
 
     async def _stream(self, chat: ChatRequest, exchange: Exchange, sender: _Sender) -> None:
         encoder = ChunkEncoder(
@@ -161,13 +187,12 @@ class ChatReply(Response):
         )
         keep_alive_s = self._services.settings.keep_alive_s
 
+        def start_headers() -> Headers:
+            own = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+            return [*self._reply_headers(exchange, "text/event-stream; charset=utf-8"), *own]
+
         async def write(data: bytes, more: bool = True) -> None:
-            if not sender.started:
-                # Only now: until something is to be sent, a failure can still have its proper status.
-                start_headers = self._reply_headers(exchange, "text/event-stream; charset=utf-8")
-                start_headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-                await sender.send({"type": "http.response.start", "status": 200, "headers": start_headers})
-            await sender.send({"type": "http.response.body", "body": data, "more_body": more})
+            await sender.write(data, start_headers, more=more)
 
         opening = encoder.role()
         while True:
@@ -200,6 +225,15 @@ class _Sender:
                 await self._send(message)
         except OSError:  # TimeoutError is one, and so is what servers raise for a connection that is closed
             raise ClientGone from None
+
+    async def write(self, data: bytes, headers: Callable[[], Headers], *, more: bool = True) -> None:
+        """Sends a piece of a 200 reply. Raises ClientGone.
+
+        `headers` go before the first piece and not earlier: until then a failure can still have its proper status.
+        """
+        if not self.started:
+            await self.send({"type": "http.response.start", "status": 200, "headers": headers()})
+        await self.send({"type": "http.response.body", "body": data, "more_body": more})
 
 
 async def until_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import uvicorn
@@ -116,8 +116,77 @@ async def served(world: World) -> AsyncIterator[int]:
         await task
 
 
-def http_request(world: World, body: bytes, *headers: str, key: str | None = None) -> bytes:
+class DeafBalancer:
+    """A load balancer that leaves unread what its clients do after their request, and notices when a write fails.
+
+    That is how HAProxy meets a client that hangs up on a request that is not streamed: the end of its side of the
+    connection lies unread in the kernel until something is written to it. Carries one request a connection.
+    """
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.replies = bytearray()  # what came from the server
+        self._changed = asyncio.Event()
+        self._connections: dict[asyncio.Task[None] | None, asyncio.StreamWriter] = {}
+
+    @contextlib.asynccontextmanager
+    async def between(self, server_port: int) -> AsyncIterator[DeafBalancer]:
+        """Forwards connections to the server while the context is open."""
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            upstream_reader, upstream = await asyncio.open_connection("127.0.0.1", server_port)
+            self._connections[asyncio.current_task()] = upstream
+            try:
+                with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                    upstream.write(await _one_request(reader))
+                    client: asyncio.ReadTransport = writer.transport  # type: ignore[assignment]
+                    client.pause_reading()
+                    while data := await upstream_reader.read(2**16):
+                        self.replies += data
+                        self._changed.set()
+                        writer.write(data)
+                        await writer.drain()
+            finally:
+                upstream.close()
+                writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        try:
+            yield self
+        finally:
+            server.close()
+            for upstream in self._connections.values():
+                upstream.transport.abort()
+            await asyncio.gather(*filter(None, self._connections), return_exceptions=True)
+
+    async def until(self, look: Callable[[], bool]) -> None:
+        """Waits until what has been forwarded satisfies `look`."""
+        async with asyncio.timeout(30):
+            while not look():
+                self._changed.clear()
+                await self._changed.wait()
+
+    @property
+    def lines(self) -> int:
+        """Line feeds that came as chunks of their own."""
+        return self.replies.count(b"\r\n1\r\n\n")
+
+
+async def _one_request(reader: asyncio.StreamReader) -> bytes:
+    """A request with a content-length, changed to be the last one of its connection."""
+    first, *lines = (await reader.readuntil(b"\r\n\r\n")).rstrip().split(b"\r\n")
+    [length] = [line.partition(b":")[2] for line in lines if line.lower().startswith(b"content-length:")]
+    kept = [line for line in lines if not line.lower().startswith(b"connection:")]
+    head = b"\r\n".join([first, *kept, b"connection: close"])
+    return head + b"\r\n\r\n" + await reader.readexactly(int(length))
+
+
+def http_request(world: World, body: bytes, *headers: str, key: str | None = None, version: str = "1.1") -> bytes:
     lines = [
-        "POST /chat/completions HTTP/1.1", "host: gateway", f"authorization: Bearer {key or world.key}", *headers,
-    ]  # fmt: skip
+        f"POST /chat/completions HTTP/{version}",
+        "host: gateway",
+        f"authorization: Bearer {key or world.key}",
+        *headers,
+    ]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body

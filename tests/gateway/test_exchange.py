@@ -15,15 +15,7 @@ from serve_app.gateway.ports import BackendUnavailable
 from serve_app.ledger.messages import Outcome, Settlement
 from serve_app.limits.messages import Status
 from tests.gateway.connections import Call
-from tests.gateway.world import NANO, PRICE_OUT, World, price, says, until
-
-
-async def settled(world: World, *, requests: int, spent: int) -> None:
-    """The books say so, and nothing of the request is left anywhere."""
-    await until(lambda: world.is_idle and world.recorded == requests)
-    assert world.spent == spent
-    assert world.books_balance()
-
+from tests.gateway.world import NANO, PRICE_OUT, World, price, says, settled, until
 
 # What ends well
 

@@ -196,7 +196,8 @@ class World:
 
     def __init__(self, folder: Path, ledger: Path, **settings: Any) -> None:
         # Long, so that a busy machine changes nothing: tests of what a timeout does set it.
-        defaults = {"admit_timeout_s": 30.0, "settle_timeout_s": 30.0, "queue_timeout_s": 60.0, "keep_alive_s": 60.0}
+        timeouts = {"admit_timeout_s": 30.0, "settle_timeout_s": 30.0, "queue_timeout_s": 60.0}
+        defaults = {**timeouts, "keep_alive_s": 60.0, "early_reply_s": 60.0}
         self.settings = GatewaySettings.model_validate({**FULL_SETTINGS, **defaults, **settings})
         self.folder = folder
         self.ledger = Ledger(f"sqlite:///{ledger}")
@@ -286,6 +287,13 @@ async def until(look: Callable[[], Any], timeout_s: float = 30.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not look():
             await asyncio.sleep(0.002)
+
+
+async def settled(world: World, *, requests: int, spent: int) -> None:
+    """The books say so, and nothing of the request is left anywhere."""
+    await until(lambda: world.is_idle and world.recorded == requests)
+    assert world.spent == spent
+    assert world.books_balance()
 
 
 def price(prompt: int, completion: int) -> int:

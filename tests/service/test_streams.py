@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.service.harness import FRANCE, Service, charge, nano, until
@@ -60,6 +61,34 @@ def test_a_client_that_is_killed_frees_its_slot_and_pays_for_what_was_produced(s
     produced = view["usage"]["completion_tokens"] - 1
     assert 5 <= produced < 200
     assert nano("5") - nano(view["balance"]) == nano(view["usage"]["charged"]) == charge(view["usage"])
+
+
+def test_a_client_that_hangs_up_without_streaming_stops_the_model_too(service: Service) -> None:
+    account = service.account("gone, whole", concurrency=1)
+    for attempt in range(1, 6):  # HAProxy keeps some of such hang-ups to itself, not all
+        with pytest.raises(httpx.TimeoutException):
+            # Gives up before the reply has begun: from then on its line feeds would keep it waiting.
+            service.chat(account.key, max_tokens=4000, ignore_eos=True, temperature=1, timeout=0.7)
+        view = account.settled(attempt, 10)
+    usage = view["usage"]
+    assert usage["completion_tokens"] < attempt * 2000  # of 4000 each
+    assert nano("5") - nano(view["balance"]) == nano(usage["charged"]) == charge(usage)
+
+
+def test_a_long_reply_that_is_not_streamed_is_begun_early_and_reads_the_same(service: Service) -> None:
+    account = service.account("long, whole")
+    answer = service.chat(account.key, max_tokens=800, ignore_eos=True, temperature=1, seed=7)
+    assert answer.status_code == 200
+    assert "content-length" not in answer.headers
+    assert answer.content.startswith(b"\n")
+    assert answer.json()["usage"]["completion_tokens"] == 800
+    reply = account.client().chat.completions.create(
+        model="svc-chat", messages=FRANCE, max_tokens=800, temperature=1, seed=7, extra_body={"ignore_eos": True}
+    )
+    assert reply.choices[0].message.content
+    assert reply.usage.completion_tokens == 800
+    view = account.settled(2)
+    assert nano("5") - nano(view["balance"]) == charge(view["usage"])
 
 
 @pytest.mark.parametrize("tokens", [8_000, 12_000])
