@@ -400,3 +400,19 @@ def test_even_shares_differ_only_where_somebody_needs_less(needs: list[int], bud
     assert sum(shares) == min(budget, sum(needs))
     unmet = [share for share, need in zip(shares, needs, strict=True) if share < need]
     assert all(share <= min(unmet, default=99) + 2 for share in shares)
+
+
+def test_several_yield_where_one_frees_too_little_and_none_where_all_would_not_do() -> None:
+    def full(prompt: int) -> Scheduler:
+        scheduler = crowded(num_blocks=20, max_running=8, prefix_reuse=False)
+        assert slots(scheduler)["a"] >= 6
+        scheduler.add(make_sequence(50, "b", prompt=prompt, output=1))
+        drive(scheduler)
+        return scheduler
+
+    claimed = full(4 * 7)
+    assert slots(claimed)["b"] == 1
+    assert sum(sequence.yielded for sequence in claimed.live()) >= 2
+    refused = full(4 * 11)  # more than half of the blocks
+    assert slots(refused)["b"] == 0
+    assert not any(sequence.yielded for sequence in refused.live())
