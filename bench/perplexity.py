@@ -1,6 +1,6 @@
 """What int8 costs in quality: perplexity of two texts, dtype int8 against float32, through the engine's own runners.
 
-    python -m bench.perplexity [--model FOLDER] [--dtypes float32 int8] [--rows 32] [--json OUT]
+    python -m bench.perplexity [--model FOLDER] [--dtypes float32 int8] [--groups 64 4096] [--rows 32] [--json OUT]
 
 Each token is predicted from all before it. The texts are fed as guesses that turn out right, `--rows` at a time, so
 what is measured are the kernels that serve requests, with the paged cache between them. Ends with 1 when int8 is worse
@@ -10,16 +10,18 @@ than `LIMIT` times float32 on any text.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from serve_app.bundled import ensure_bundled_model
-from serve_app.engine import EngineSettings, GenerationRequest, SamplingParams, loader
+from serve_app.engine import EngineSettings, GenerationRequest, SamplingParams, loader, quantize
 from serve_app.engine.runners import create_runner
 from serve_app.engine.sequence import Chunk, Sequence
 from serve_app.settings import home_dir
@@ -34,11 +36,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.perplexity", description=__doc__)
     parser.add_argument("--model", help="folder, GGUF file or hub name; default: the bundled model")
     parser.add_argument("--dtypes", nargs="+", default=[REFERENCE, "int8"])
+    parser.add_argument(
+        "--groups", nargs="+", type=int, default=[], help="int8 in plain torch with so many activations to a scale"
+    )
     parser.add_argument("--rows", type=int, default=32, help="tokens a step; 1 takes the decoding path throughout")
     parser.add_argument("--json", type=Path, metavar="OUT")
     options = parser.parse_args(arguments)
     model = options.model or str(ensure_bundled_model(home_dir(), lambda line: print(line, file=sys.stderr)))
-    results = measure(model, options.dtypes, options.rows)
+    results = measure(model, options.dtypes, options.groups, options.rows)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
     print(table(results))
@@ -49,21 +54,34 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def measure(model: str, dtypes: list[str], rows: int) -> dict[str, Any]:
+def measure(model: str, dtypes: list[str], groups: list[int], rows: int) -> dict[str, Any]:
     """Perplexity of each text under each dtype, one model at a time in memory."""
     found: dict[str, Any] = {"rows": rows, "tokens": {}, "runners": {}, "perplexity": {}}
-    for dtype in dtypes:
-        settings = EngineSettings(model=model, dtype=dtype, kv_cache_memory="256MiB", max_running=1)  # type: ignore[arg-type]
+    kinds: list[tuple[str, dict[str, Any], int]] = [(dtype, {"dtype": dtype}, quantize.GROUP) for dtype in dtypes]
+    kinds += [(f"int8, {group} to a scale", {"dtype": "int8", "native": False}, group) for group in groups]
+    for name, chosen, group in kinds:
+        settings = EngineSettings(model=model, kv_cache_memory="256MiB", max_running=1, **chosen)  # type: ignore[arg-type]
         loaded = loader.load(settings)
-        runner = create_runner(loaded.model, settings, loaded.weights)
-        found["runners"][dtype] = type(runner).__name__
-        found["perplexity"][dtype] = {}
-        for path in sorted(TEXTS.glob("*.txt")):
-            tokens = loaded.tokenizer(path.read_text(), add_special_tokens=False)["input_ids"]
-            found["tokens"][path.stem] = len(tokens)
-            found["perplexity"][dtype][path.stem] = perplexity(runner, settings.block_size, tokens, rows)
+        with _activations_to_a_scale(group):
+            runner = create_runner(loaded.model, settings, loaded.weights)
+            found["runners"][name] = type(runner).__name__
+            found["perplexity"][name] = {}
+            for path in sorted(TEXTS.glob("*.txt")):
+                tokens = loaded.tokenizer(path.read_text(), add_special_tokens=False)["input_ids"]
+                found["tokens"][path.stem] = len(tokens)
+                found["perplexity"][name][path.stem] = perplexity(runner, settings.block_size, tokens, rows)
         del loaded, runner
     return found
+
+
+@contextlib.contextmanager
+def _activations_to_a_scale(group: int) -> Iterator[None]:
+    """The plain torch form with another group size than the engine's own, which the native kernels are built for."""
+    own, quantize.GROUP = quantize.GROUP, group
+    try:
+        yield
+    finally:
+        quantize.GROUP = own
 
 
 def perplexity(runner: Any, block_size: int, tokens: list[int], rows: int) -> float:

@@ -97,7 +97,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     say(f"memory is read at {facts['read_bytes_per_s'] / 1e9:.1f} GB/s; servers: {names}")
     began = time.time()
     session = Session(
-        servers, scope, lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids), 60 * options.minutes
+        servers,
+        scope,
+        lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids),
+        60 * (options.minutes or (120 if options.full else 30)),
     )
     session.run()
     # The faster of two: whatever else ran in one of these moments took bandwidth from it.

@@ -178,7 +178,7 @@ def server_table(results: Results) -> str:
 def notes(results: Results) -> str:
     """What the tables don't show: settings, what is missing, what went otherwise than asked."""
     lines = [f"- {one['title']}: {_facts(one['facts'])}." for one in results["servers"].values()]
-    lines += [f"- Not in the tables: {name} ({why.splitlines()[0]})." for name, why in results["missing"].items()]
+    lines += [f"- Not in the tables: {name} ({why})." for name, why in results["missing"].items()]
     if results["cut_short"]:
         lines.append("- The run was cut short by its time limit: later rounds are missing.")
     records = results["records"]

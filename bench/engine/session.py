@@ -58,7 +58,7 @@ class Session:
         try:
             self._wake(server)
         except ServerError as error:
-            self.missing[server.name] = str(error)
+            self.missing[server.name] = str(error).splitlines()[0][:200]  # the rest is its log
             say(str(error))
             return
         assert server.tree is not None

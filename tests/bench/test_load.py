@@ -121,3 +121,15 @@ def test_servers_take_turns_round_by_round() -> None:
 def test_without_speculation_only_what_shows_it_is_measured() -> None:
     [(_, _, cells)] = plan.turns(plan.QUICK, [plan.PLAIN])
     assert [(cell.workload, cell.clients) for cell in cells] == [(plan.SHORT, 1), (plan.CODE, 1)]
+
+
+def test_every_promise_is_measured_in_every_round_of_a_whole_run() -> None:
+    for number, server, cells in plan.turns(plan.USUAL, plan.SERVERS):
+        loads = {(cell.workload, cell.clients) for cell in cells}
+        if server == plan.OURS:
+            assert loads >= {(plan.SHORT, 64), (plan.LONG, 16), (plan.CODE, 1), (plan.PREFIX, 1), (plan.DISTURBED, 4)}
+        elif server == plan.PLAIN:
+            assert loads == {(plan.SHORT, 1), (plan.CODE, 1)}
+        else:
+            assert loads >= {(plan.SHORT, 1), (plan.SHORT, 4)}
+            assert (plan.SHORT, 16) in loads or (server == plan.ONE_AT_A_TIME and number > 0)
