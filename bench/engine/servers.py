@@ -66,12 +66,12 @@ class Server(ABC):
         return {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
     def body(self, ask: Ask) -> dict[str, Any]:
-        """Greedy, streamed, and as many tokens as asked for whatever the model says."""
+        """Streamed, and as many tokens as asked for whatever the model says."""
         return {
             "model": self.model,
             "messages": ask.messages,
             "max_tokens": ask.max_tokens,
-            "temperature": 0,
+            "temperature": ask.temperature,
             "stream": True,
             "ignore_eos": True,
             "stream_options": {"include_usage": True},
@@ -217,12 +217,13 @@ class Transformers(Server):
 
     def body(self, ask: Ask) -> dict[str, Any]:
         # It refuses `stream_options` and sends usage anyway; the end-of-sequence token is taken out by its own field.
-        generation = {"do_sample": False, "eos_token_id": -1, "pad_token_id": 2, "max_new_tokens": ask.max_tokens}
+        generation = {"eos_token_id": -1, "pad_token_id": 2, "max_new_tokens": ask.max_tokens}
+        generation["do_sample"] = ask.temperature > 0
         return {
             "model": self.model,
             "messages": ask.messages,
             "max_tokens": ask.max_tokens,
-            "temperature": 0,
+            "temperature": ask.temperature,
             "stream": True,
             "generation_config": json.dumps(generation),
         }

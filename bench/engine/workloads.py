@@ -21,6 +21,7 @@ class Ask:
 
     messages: Messages
     max_tokens: int
+    temperature: float = 0.0
 
 
 _ADJECTIVES = ("old", "quiet", "green", "narrow", "bright", "heavy", "early", "patient", "wooden", "silver", "gentle")
@@ -52,9 +53,11 @@ def intruder(seed: str) -> Ask:
 
 
 def steady(seed: str) -> Ask:
-    """A short prompt whose reply runs on while something else is measured."""
-    ask = short(seed)
-    return Ask(ask.messages, 1500)
+    """A short prompt whose reply runs on while something else is measured, sampled as the API does by default.
+
+    Long greedy replies of a small model repeat themselves, and speculation on that would be measured instead.
+    """
+    return Ask(short(seed).messages, 1500, temperature=1.0)
 
 
 def first_turn(seed: str) -> Ask:
