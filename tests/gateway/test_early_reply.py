@@ -129,7 +129,7 @@ async def test_until_the_clock_says_so_a_reply_is_short_however_it_comes(slow: W
 async def test_http_1_0_has_no_chunks_and_waits_for_the_whole_reply(slow: World) -> None:
     slow.services.clock = clock = Clock()
     gate = asyncio.Event()
-    slow.backends.play([Started(10, 0), Delta("a", 1), gate, Finished(FinishReason.STOP, 10, 0, 1)])
+    slow.backends.play([Started(10, 0), gate, Delta("a", 1), Finished(FinishReason.STOP, 10, 0, 1)])
     async with served(slow) as port:
         asking = asyncio.create_task(ask(port, whole_request(slow, version="1.0")))
         await until(lambda: slow.backends.running)

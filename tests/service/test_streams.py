@@ -65,7 +65,7 @@ def test_a_client_that_is_killed_frees_its_slot_and_pays_for_what_was_produced(s
 
 def test_a_client_that_hangs_up_without_streaming_stops_the_model_too(service: Service) -> None:
     account = service.account("gone, whole", concurrency=1)
-    for attempt in range(1, 6):  # HAProxy keeps some of such hang-ups to itself, not all
+    for attempt in range(1, 6):  # HAProxy keeps some of these hang-ups to itself, not all
         with pytest.raises(httpx.TimeoutException):
             # Gives up before the reply has begun: from then on its line feeds would keep it waiting.
             service.chat(account.key, max_tokens=4000, ignore_eos=True, temperature=1, timeout=0.7)
