@@ -231,12 +231,11 @@ class Life(RuleBasedStateMachine):
         assert inbox.text == text[: last.completion_tokens]
         if POISON in asked.prompt_token_ids:
             assert last.completion_tokens == 0
-            assert last.reason in (FinishReason.ERROR, FinishReason.ABORT)
-        elif asked.request_id in self.cancelled:
-            assert last.reason in (FinishReason.ABORT, FinishReason.ERROR)
-        elif last.reason is FinishReason.DEADLINE:
+        if last.reason is FinishReason.DEADLINE:
             assert asked.deadline is not None
             assert asked.deadline <= self.engine.now
+        elif asked.request_id in self.cancelled or POISON in asked.prompt_token_ids:
+            assert last.reason in (FinishReason.ABORT, FinishReason.ERROR)
         else:
             assert last.reason is (
                 FinishReason.LENGTH if len(truth) == last.completion_tokens == self.most(asked) else FinishReason.STOP
