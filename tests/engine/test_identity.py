@@ -162,7 +162,7 @@ WAYS = {
         generate,
         guessed,
     ),
-    "preempted": ({"max_running": 16, "block_size": 8, "kv_cache_memory": "36MiB"}, generate, preempted),
+    "preempted": ({"max_running": 16, "block_size": 8, "kv_cache_memory": "44MiB"}, generate, preempted),
 }
 
 

@@ -20,13 +20,15 @@ from tests.engine.fakes import FakeRunner, fake_engine, request
 AT_ONCE = 48  # more than run together, fewer than the queue takes
 
 
-async def soak(engine: Engine, count: int, prompt: Callable[[random.Random], list[int]], seed: int = 0) -> Counter[str]:
+async def soak(
+    engine: Engine, count: int, prompt: Callable[[random.Random], list[int]], seed: int = 0, longest: int = 8
+) -> Counter[str]:
     """Send `count` requests, `AT_ONCE` at a time; how many ended in which way."""
     chance, ends = random.Random(seed), Counter[str]()
     numbers = iter(range(count))
 
     async def one(number: int) -> None:
-        asked = request(str(number), prompt(chance), tenant=str(number % 7), max_tokens=chance.randint(1, 8))
+        asked = request(str(number), prompt(chance), tenant=str(number % 7), max_tokens=chance.randint(1, longest))
         # A third go away: before anything happens, after a few events, or with their task.
         leaves_after = chance.randint(0, 6) if chance.random() < 1 / 3 else None
         stream = engine.generate(asked)
@@ -114,17 +116,17 @@ async def test_ten_thousand_requests_over_the_model_leave_no_memory_block_task_o
 ) -> None:
     engine = make_engine(max_running=32, max_waiting=64, kv_cache_memory="64MiB")
     threads = set(threading.enumerate())
-    prompts = [[number % 251 + 1] * (number % 10 + 1) for number in range(100)]
+    prompts = [[number % 251 + 1] * (number % 4 + 1) for number in range(100)]
 
     def prompt(chance: random.Random) -> list[int]:
         return chance.choice(prompts)
 
     process = psutil.Process()
-    await soak(engine, 1000, prompt)
+    await soak(engine, 1000, prompt, longest=4)
     await until_idle(engine)
     gc.collect()
     before = process.memory_info().rss
-    ends = await soak(engine, 9000, prompt, seed=1)
+    ends = await soak(engine, 9000, prompt, seed=1, longest=4)
     await until_idle(engine)
     gc.collect()
     assert ends[FinishReason.ERROR] == 0
