@@ -26,9 +26,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from serve_app.engine import Engine, EngineSettings, GenerationRequest, SamplingParams
-from serve_app.engine.detokenizer import Vocabulary, bytes_of_unicode
+from serve_app.engine.models.runners import create_runner
 from serve_app.engine.request import Event, Finished
-from serve_app.engine.runners import create_runner
+from serve_app.engine.sampling.detokenizer import Vocabulary, bytes_of_unicode
 
 PROMPT = 160
 SHAPES: dict[str, dict[str, Any]] = {

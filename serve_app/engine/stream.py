@@ -7,13 +7,13 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from serve_app.engine.delivery import Sink
-from serve_app.engine.detokenizer import Detokenizer, Vocabulary
-from serve_app.engine.grammar import GrammarState
-from serve_app.engine.logprobs import describe
-from serve_app.engine.lookup import PromptLookup
 from serve_app.engine.request import Delta, Finished, FinishReason, TokenLogprob
-from serve_app.engine.sampler import DEAD_END, SampledToken, SamplerState
-from serve_app.engine.sequence import Sequence
+from serve_app.engine.sampling.detokenizer import Detokenizer, Vocabulary
+from serve_app.engine.sampling.grammar import GrammarState
+from serve_app.engine.sampling.logprobs import describe
+from serve_app.engine.sampling.sampler import DEAD_END, SampledToken, SamplerState
+from serve_app.engine.scheduling.lookup import PromptLookup
+from serve_app.engine.scheduling.sequence import Sequence
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ import yaml
 
 from serve_app import bundled, secrets
 from serve_app.engine.errors import ModelError
-from serve_app.engine.sources import is_ready
+from serve_app.engine.loading.sources import is_ready
 from serve_app.launch import preflight
 from serve_app.launch.banner import banner
 from serve_app.launch.bootstrap import first_key

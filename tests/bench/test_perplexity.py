@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bench.perplexity import TEXTS, perplexity, ratio, table
-from serve_app.engine.sequence import Chunk
+from serve_app.engine.scheduling.sequence import Chunk
 
 VOCABULARY = 11
 

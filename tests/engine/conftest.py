@@ -11,9 +11,9 @@ import pytest
 
 from serve_app.bundled import ensure_bundled_model
 from serve_app.engine import ChatRenderer, Engine, EngineSettings
-from serve_app.engine.detokenizer import Vocabulary
-from serve_app.engine.loader import LoadedModel, load
-from serve_app.engine.runner import ModelRunner
+from serve_app.engine.loading.loader import LoadedModel, load
+from serve_app.engine.models.runner import ModelRunner
+from serve_app.engine.sampling.detokenizer import Vocabulary
 
 
 @pytest.fixture(scope="session")

@@ -17,10 +17,10 @@ from transformers import PreTrainedTokenizerFast
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.core import EngineCore, Runner
 from serve_app.engine.delivery import Outbox
-from serve_app.engine.detokenizer import Vocabulary, bytes_of_unicode
 from serve_app.engine.engine import Engine
 from serve_app.engine.request import Event, Finished, FinishReason, GenerationRequest, SamplingParams, Started
-from serve_app.engine.sequence import Chunk, Sequence, StepPlan
+from serve_app.engine.sampling.detokenizer import Vocabulary, bytes_of_unicode
+from serve_app.engine.scheduling.sequence import Chunk, Sequence, StepPlan
 from serve_app.engine.stream import Stream
 
 EOS = 256

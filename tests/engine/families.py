@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from serve_app.engine import EngineSettings
-from serve_app.engine.sequence import Chunk, Sequence
+from serve_app.engine.scheduling.sequence import Chunk, Sequence
 from tests.engine.fakes import request
 
 VOCAB = 97

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from serve_app.engine.attention import PagedStep, causal, group_lengths
-from serve_app.engine.kv_cache import KVCache, LayerShape
-from serve_app.engine.sequence import Chunk, Sequence
+from serve_app.engine.models.attention import PagedStep, causal, group_lengths
+from serve_app.engine.models.kv_cache import KVCache, LayerShape
+from serve_app.engine.scheduling.sequence import Chunk, Sequence
 from tests.engine.fakes import request
 
 HEADS, KV_HEADS, SIZE, BLOCK = 6, 2, 8, 4

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from serve_app import bundled
-from serve_app.engine import EngineSettings, ModelError, loader, prepared, sources
+from serve_app.engine import EngineSettings, ModelError
+from serve_app.engine.loading import loader, prepared, sources
 from tests.engine import model_folders
 
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from serve_app.engine import ChatRenderer, ContextLengthExceeded
-from serve_app.engine.loader import LoadedModel
+from serve_app.engine.loading.loader import LoadedModel
 
 pytestmark = pytest.mark.model
 

@@ -10,13 +10,13 @@ import torch
 
 from bench import engine_gpu
 from serve_app.engine import Engine, GenerationRequest, SamplingParams
-from serve_app.engine.cuda_graphs import MAX_GRAPHS
-from serve_app.engine.detokenizer import Vocabulary
-from serve_app.engine.fused import FusedRunner
-from serve_app.engine.llama import take_weights
-from serve_app.engine.rope import RopeTable
-from serve_app.engine.runners import create_runner
-from serve_app.engine.sequence import Chunk
+from serve_app.engine.models.cuda_graphs import MAX_GRAPHS
+from serve_app.engine.models.fused import FusedRunner
+from serve_app.engine.models.llama import take_weights
+from serve_app.engine.models.rope import RopeTable
+from serve_app.engine.models.runners import create_runner
+from serve_app.engine.sampling.detokenizer import Vocabulary
+from serve_app.engine.scheduling.sequence import Chunk
 from tests.engine.fakes import Inbox, byte_tokenizer
 from tests.engine.families import FAMILIES, Blocks, make_model, prefill, reference_logits, settings, tokens_of
 

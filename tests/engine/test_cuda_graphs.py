@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from serve_app.engine import rope
-from serve_app.engine.cuda_graphs import (
+from serve_app.engine.models import rope
+from serve_app.engine.models.cuda_graphs import (
     GATHER_BYTES,
     MAX_GRAPHS,
     Bucket,
@@ -25,11 +25,11 @@ from serve_app.engine.cuda_graphs import (
     repeat,
     row_buckets,
 )
-from serve_app.engine.fused import FusedRunner, LlamaDecoder
-from serve_app.engine.kv_cache import KVCache
-from serve_app.engine.llama import take_weights
-from serve_app.engine.pointwise import PLAIN, compiled
-from serve_app.engine.sequence import Chunk, Sequence
+from serve_app.engine.models.fused import FusedRunner, LlamaDecoder
+from serve_app.engine.models.kv_cache import KVCache
+from serve_app.engine.models.llama import take_weights
+from serve_app.engine.models.pointwise import PLAIN, compiled
+from serve_app.engine.scheduling.sequence import Chunk, Sequence
 from tests.engine.families import FAMILIES, Blocks, make_model, prefill, settings, tokens_of
 
 BUCKETS = [Bucket(rows, context) for context in (16, 64) for rows in (8, 4, 2, 1)]

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from serve_app.engine.detokenizer import Detokenizer, StopFinder, Vocabulary
-from serve_app.engine.loader import LoadedModel
+from serve_app.engine.loading.loader import LoadedModel
+from serve_app.engine.sampling.detokenizer import Detokenizer, StopFinder, Vocabulary
 from tests.engine.fakes import EOS, byte_tokenizer
 
 TEXTS = [

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.engine.blocks import BlockAllocator
 from serve_app.engine.errors import QueueFull
-from serve_app.engine.fair_queue import FairQueue
 from serve_app.engine.request import Delta
-from serve_app.engine.scheduler import Scheduler
-from serve_app.engine.sequence import Chunk, Sequence, SequenceStatus
-from serve_app.engine.shares import share_evenly, share_prefill_among_tenants
+from serve_app.engine.scheduling.blocks import BlockAllocator
+from serve_app.engine.scheduling.fair_queue import FairQueue
+from serve_app.engine.scheduling.scheduler import Scheduler
+from serve_app.engine.scheduling.sequence import Chunk, Sequence, SequenceStatus
+from serve_app.engine.scheduling.shares import share_evenly, share_prefill_among_tenants
 from tests.engine.fakes import FakeRunner, SteppedEngine, request
 
 

@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from serve_app.engine import EngineSettings, quantize
+from serve_app.engine import EngineSettings
 from serve_app.engine.errors import ModelError
-from serve_app.engine.fused import FusedRunner
-from serve_app.engine.loader import load
-from serve_app.engine.runner import ModelRunner
-from serve_app.engine.runners import create_runner
-from serve_app.engine.sequence import Chunk
+from serve_app.engine.loading.loader import load
+from serve_app.engine.models import quantize
+from serve_app.engine.models.fused import FusedRunner
+from serve_app.engine.models.runner import ModelRunner
+from serve_app.engine.models.runners import create_runner
+from serve_app.engine.scheduling.sequence import Chunk
 from tests.engine.families import FAMILIES, Blocks, make_model, prefill, reference_logits, settings, tokens_of
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from serve_app.engine import EngineSettings, ModelError, gguf, loader, memory, prepared, sources
+from serve_app.engine import EngineSettings, ModelError
+from serve_app.engine.loading import gguf, loader, memory, prepared, sources
 from tests.engine import model_folders
 
 

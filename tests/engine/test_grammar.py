@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.engine.errors import UnsupportedGrammar
-from serve_app.engine.grammar import GrammarCompiler, GrammarState
 from serve_app.engine.request import Grammar, GrammarKind, SamplingParams
-from serve_app.engine.sampler import DEAD_END, SamplerState, sample
+from serve_app.engine.sampling.grammar import GrammarCompiler, GrammarState
+from serve_app.engine.sampling.sampler import DEAD_END, SamplerState, sample
 from tests.engine.fakes import EOS, byte_tokenizer
 
 PADDED = 300  # the logits are wider than the tokenizer's 257

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from serve_app.engine import Engine, EngineSettings, EngineStats, FinishReason, llama
-from serve_app.engine.detokenizer import Vocabulary
-from serve_app.engine.loader import LoadedModel, load
-from serve_app.engine.runners import create_runner
+from serve_app.engine import Engine, EngineSettings, EngineStats, FinishReason
+from serve_app.engine.loading.loader import LoadedModel, load
+from serve_app.engine.models import llama
+from serve_app.engine.models.runners import create_runner
+from serve_app.engine.sampling.detokenizer import Vocabulary
 from tests.engine.fakes import Inbox, request
 from tests.engine.prompts import CODE, COMPLETIONS, LONG, OTHER_SCRIPTS, QUESTIONS
 

@@ -10,10 +10,10 @@ from accelerate import cpu_offload, disk_offload, init_empty_weights
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from serve_app.engine.llama import shape_of, take_weights, why_not
-from serve_app.engine.quantize import Int8Weight
-from serve_app.engine.runner import ModelRunner
-from serve_app.engine.runners import create_runner
+from serve_app.engine.models.llama import shape_of, take_weights, why_not
+from serve_app.engine.models.quantize import Int8Weight
+from serve_app.engine.models.runner import ModelRunner
+from serve_app.engine.models.runners import create_runner
 from tests.engine.families import FAMILIES, Blocks, make_model, prefill, reference_logits, settings, tokens_of
 
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from serve_app.engine import EngineSettings, ModelError, hub, loader, memory, prepared
-from serve_app.engine.progress import Progress
+from serve_app.engine import EngineSettings, ModelError
+from serve_app.engine.loading import hub, loader, memory, prepared
+from serve_app.engine.loading.progress import Progress
 from serve_app.settings import ModelArgs, SettingsError, parse
 from tests.engine import model_folders
 
@@ -184,7 +185,7 @@ def test_a_sharded_model_is_loaded_by_its_index(tmp_path: Path) -> None:
 
 
 def test_too_little_memory_is_refused_with_the_setting_to_lower(folder: Path) -> None:
-    from serve_app.engine import checkpoint
+    from serve_app.engine.loading import checkpoint
 
     tensors = list(checkpoint.stored_tensors(folder))
     weights = sum(tensor.elements for tensor in tensors)
@@ -201,7 +202,7 @@ def test_too_little_memory_is_refused_with_the_setting_to_lower(folder: Path) ->
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_int8_is_counted_as_what_it_takes(tmp_path: Path, tied: bool) -> None:
-    from serve_app.engine import checkpoint
+    from serve_app.engine.loading import checkpoint
 
     folder = model_folders.save(tmp_path / "model", model_folders.model(tie_word_embeddings=tied), dtype=torch.bfloat16)
     counted = memory.weight_bytes(checkpoint.stored_tensors(folder), "int8")

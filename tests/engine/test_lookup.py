@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.engine.lookup import _CANDIDATES, _LONGEST, _LONGEST_PAUSE, GuessLength, PairIndex, PromptLookup
+from serve_app.engine.scheduling.lookup import (
+    _CANDIDATES,
+    _LONGEST,
+    _LONGEST_PAUSE,
+    GuessLength,
+    PairIndex,
+    PromptLookup,
+)
 
 
 def by_hand(tokens: list[int], count: int) -> tuple[int, ...]:

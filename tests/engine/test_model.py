@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from serve_app.engine import Engine, GenerationRequest, SamplingParams
-from serve_app.engine.loader import LoadedModel
+from serve_app.engine.loading.loader import LoadedModel
 from serve_app.engine.request import FinishReason
 from tests.engine.fakes import Inbox
 

@@ -10,10 +10,10 @@ import torch
 
 from serve_app.engine import Engine, EngineSettings, FinishReason
 from serve_app.engine.core import Runner
-from serve_app.engine.detokenizer import Vocabulary
-from serve_app.engine.loader import load
-from serve_app.engine.runners import create_runner
-from serve_app.engine.sequence import Chunk
+from serve_app.engine.loading.loader import load
+from serve_app.engine.models.runners import create_runner
+from serve_app.engine.sampling.detokenizer import Vocabulary
+from serve_app.engine.scheduling.sequence import Chunk
 from tests.engine.fakes import Inbox, request
 
 pytestmark = pytest.mark.model

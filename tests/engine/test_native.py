@@ -25,13 +25,13 @@ from transformers import (
 
 from serve_app.engine import EngineSettings, GenerationRequest, SamplingParams
 from serve_app.engine.errors import ModelError
-from serve_app.engine.fused import FusedRunner
-from serve_app.engine.llama import LlamaWeights, take_weights
-from serve_app.engine.native import library
-from serve_app.engine.native.runner import NativeRunner
-from serve_app.engine.rope import RopeTable
-from serve_app.engine.runners import native_folder
-from serve_app.engine.sequence import Chunk, Sequence
+from serve_app.engine.models.fused import FusedRunner
+from serve_app.engine.models.llama import LlamaWeights, take_weights
+from serve_app.engine.models.native import library
+from serve_app.engine.models.native.runner import NativeRunner
+from serve_app.engine.models.rope import RopeTable
+from serve_app.engine.models.runners import native_folder
+from serve_app.engine.scheduling.sequence import Chunk, Sequence
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler: the torch path runs instead"

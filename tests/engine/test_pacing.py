@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.engine.pacing import PrefillPacer
+from serve_app.engine.scheduling.pacing import PrefillPacer
 
 
 def drive(pacer: PrefillPacer, rows: int, decode_s: float, token_s: float, steps: int, noise: float = 0.0) -> list[int]:

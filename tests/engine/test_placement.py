@@ -16,8 +16,8 @@ from serve_app.engine import (
     placement,
     prepared,
 )
-from serve_app.engine.loader import LoadedModel
-from serve_app.engine.runners import create_runner
+from serve_app.engine.loading.loader import LoadedModel
+from serve_app.engine.models.runners import create_runner
 from tests.engine import model_folders
 from tests.engine.families import Blocks, prefill, tokens_of
 

@@ -9,9 +9,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from serve_app.engine import Engine, GenerationRequest, SamplingParams
-from serve_app.engine.detokenizer import Vocabulary
-from serve_app.engine.runner import ModelRunner
-from serve_app.engine.runners import create_runner
+from serve_app.engine.models.runner import ModelRunner
+from serve_app.engine.models.runners import create_runner
+from serve_app.engine.sampling.detokenizer import Vocabulary
 from tests.engine.fakes import Inbox, byte_tokenizer
 from tests.engine.families import VOCAB, Blocks, prefill, reference_logits, settings, tokens_of
 

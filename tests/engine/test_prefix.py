@@ -10,10 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from serve_app.engine.blocks import BlockAllocator, OutOfBlocks
-from serve_app.engine.prefix import extend_chain, root_key
-from serve_app.engine.scheduler import Scheduler
-from serve_app.engine.sequence import Sequence, SequenceStatus
+from serve_app.engine.scheduling.blocks import BlockAllocator, OutOfBlocks
+from serve_app.engine.scheduling.prefix import extend_chain, root_key
+from serve_app.engine.scheduling.scheduler import Scheduler
+from serve_app.engine.scheduling.sequence import Sequence, SequenceStatus
 from tests.engine.fakes import request
 
 SIZE = 4

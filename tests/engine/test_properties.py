@@ -14,11 +14,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from serve_app.engine import sampler
 from serve_app.engine.errors import QueueFull
 from serve_app.engine.request import FinishReason, GenerationRequest
-from serve_app.engine.sampler import SamplerState
-from serve_app.engine.sequence import SequenceStatus, StepPlan
+from serve_app.engine.sampling import sampler
+from serve_app.engine.sampling.sampler import SamplerState
+from serve_app.engine.scheduling.sequence import SequenceStatus, StepPlan
 from serve_app.engine.stream import Stream
 from tests.engine.fakes import (
     EOS,

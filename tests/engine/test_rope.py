@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from serve_app.engine import EngineSettings, GenerationRequest, SamplingParams, rope
-from serve_app.engine.loader import LoadedModel
-from serve_app.engine.runner import ModelRunner
-from serve_app.engine.sequence import Chunk, Sequence
+from serve_app.engine import EngineSettings, GenerationRequest, SamplingParams
+from serve_app.engine.loading.loader import LoadedModel
+from serve_app.engine.models import rope
+from serve_app.engine.models.runner import ModelRunner
+from serve_app.engine.scheduling.sequence import Chunk, Sequence
 from tests.engine.families import make_model
 
 

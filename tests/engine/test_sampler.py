@@ -14,9 +14,9 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from serve_app.engine import adjust, draw
 from serve_app.engine.request import SamplingParams
-from serve_app.engine.sampler import DEAD_END, INVALID, SampledToken, SamplerState, sample
+from serve_app.engine.sampling import adjust, draw
+from serve_app.engine.sampling.sampler import DEAD_END, INVALID, SampledToken, SamplerState, sample
 
 VOCAB = 1000
 EOS = 0

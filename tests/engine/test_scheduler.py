@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.engine.blocks import BlockAllocator, OutOfBlocks
 from serve_app.engine.errors import QueueFull
-from serve_app.engine.scheduler import Scheduler
-from serve_app.engine.sequence import Sequence, SequenceStatus
-from serve_app.engine.shares import share_prefill
+from serve_app.engine.scheduling.blocks import BlockAllocator, OutOfBlocks
+from serve_app.engine.scheduling.scheduler import Scheduler
+from serve_app.engine.scheduling.sequence import Sequence, SequenceStatus
+from serve_app.engine.scheduling.shares import share_prefill
 from tests.engine.fakes import request
 
 

@@ -13,7 +13,7 @@ import torch
 
 from serve_app.engine import Delta, Engine, FinishReason, GenerationRequest, Grammar, GrammarKind, SamplingParams
 from serve_app.engine.errors import UnsupportedGrammar
-from serve_app.engine.grammar import GrammarState
+from serve_app.engine.sampling.grammar import GrammarState
 from tests.engine.fakes import FakeRunner, Inbox, fake_engine, request
 
 PERSON = {

@@ -13,9 +13,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from serve_app.engine import EngineSettings, ModelError, llama, loader, prepared
-from serve_app.engine.quantize import Int8Weight
-from serve_app.engine.sources import Source, int8_slot
+from serve_app.engine import EngineSettings, ModelError
+from serve_app.engine.loading import loader, prepared
+from serve_app.engine.loading.sources import Source, int8_slot
+from serve_app.engine.models import llama
+from serve_app.engine.models.quantize import Int8Weight
 from tests.engine import model_folders
 from tests.engine.families import FAMILIES
 
@@ -224,7 +226,7 @@ def test_replicas_that_start_together_quantize_once(folder: Path, monkeypatch: p
         return weights
 
     def start() -> None:
-        from serve_app.engine import weights_cache
+        from serve_app.engine.loading import weights_cache
 
         together.wait()
         results.append(weights_cache.load_or_build(slot, shape, torch.device("cpu"), build, lines.append))

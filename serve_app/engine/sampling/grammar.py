@@ -17,9 +17,9 @@ import torch
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.hf import from_tokenizer
 
-from serve_app.engine import grammar_text
 from serve_app.engine.errors import UnsupportedGrammar
 from serve_app.engine.request import Grammar
+from serve_app.engine.sampling import grammar_text
 
 _CACHED = 64  # compiled grammars, a few MB each at worst
 _MAX_WORKERS = 4

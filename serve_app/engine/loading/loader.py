@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
-from serve_app.engine import checkpoint, gguf, hub, llama, memory, placement, prepared, weights_cache
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.errors import ModelError, first_line
-from serve_app.engine.gguf import convert_gguf
-from serve_app.engine.progress import Progress, Say
-from serve_app.engine.quiet import quiet_transformers
-from serve_app.engine.sources import Source, int8_slot
+from serve_app.engine.loading import checkpoint, gguf, hub, memory, placement, prepared, weights_cache
+from serve_app.engine.loading.gguf import convert_gguf
+from serve_app.engine.loading.progress import Progress, Say
+from serve_app.engine.loading.quiet import quiet_transformers
+from serve_app.engine.loading.sources import Source, int8_slot
+from serve_app.engine.models import llama
 
 __all__ = ["LoadedModel", "convert_gguf", "load", "prepare"]
 

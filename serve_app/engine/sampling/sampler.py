@@ -15,11 +15,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from serve_app.engine import adjust
-from serve_app.engine.draw import DEAD_END, INVALID, choose
-from serve_app.engine.grammar import GrammarState
-from serve_app.engine.logprobs import RawRows
 from serve_app.engine.request import MAX_TOP_LOGPROBS, SamplingParams
+from serve_app.engine.sampling import adjust
+from serve_app.engine.sampling.draw import DEAD_END, INVALID, choose
+from serve_app.engine.sampling.grammar import GrammarState
+from serve_app.engine.sampling.logprobs import RawRows
 
 __all__ = ["DEAD_END", "INVALID", "SampledToken", "SamplerState", "sample"]
 

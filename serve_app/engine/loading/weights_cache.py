@@ -17,12 +17,12 @@ from pathlib import Path
 
 import torch
 
-from serve_app.engine import prepared
 from serve_app.engine.errors import first_line
-from serve_app.engine.llama import LlamaLayer, LlamaShape, LlamaWeights
-from serve_app.engine.progress import Progress, Say
-from serve_app.engine.quantize import Int8Weight
-from serve_app.engine.sources import INT8_FORMAT
+from serve_app.engine.loading import prepared
+from serve_app.engine.loading.progress import Progress, Say
+from serve_app.engine.loading.sources import INT8_FORMAT
+from serve_app.engine.models.llama import LlamaLayer, LlamaShape, LlamaWeights
+from serve_app.engine.models.quantize import Int8Weight
 
 _GIB = 2**30
 _PARTS = tuple(part.name for part in fields(LlamaLayer))

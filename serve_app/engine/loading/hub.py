@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from serve_app.engine.errors import ModelError, first_line
-from serve_app.engine.progress import Progress, Say
+from serve_app.engine.loading.progress import Progress, Say
 
 # Not what many repositories hold as well: pickled weights, those of other frameworks, a second copy in one file.
 _FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken"]

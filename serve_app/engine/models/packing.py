@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from serve_app.engine.sequence import Chunk
+from serve_app.engine.scheduling.sequence import Chunk
 
 
 @dataclass(frozen=True, slots=True)

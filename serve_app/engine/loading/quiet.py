@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from serve_app.engine.progress import Progress, Say
+from serve_app.engine.loading.progress import Progress, Say
 
 
 @contextlib.contextmanager

@@ -6,9 +6,9 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from serve_app.engine.detokenizer import Vocabulary
-from serve_app.engine.draw import as_blocks, top_blocks
 from serve_app.engine.request import MAX_TOP_LOGPROBS, TokenLogprob
+from serve_app.engine.sampling.detokenizer import Vocabulary
+from serve_app.engine.sampling.draw import as_blocks, top_blocks
 
 
 class RawRows:

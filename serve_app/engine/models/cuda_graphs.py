@@ -18,11 +18,11 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F  # noqa: N812 -- torch's own convention
 
-from serve_app.engine.attention import AttentionStep, additive_mask
-from serve_app.engine.kv_cache import KVCache
-from serve_app.engine.pointwise import PLAIN, Pointwise
-from serve_app.engine.rope import RopeTable
-from serve_app.engine.sequence import Chunk
+from serve_app.engine.models.attention import AttentionStep, additive_mask
+from serve_app.engine.models.kv_cache import KVCache
+from serve_app.engine.models.pointwise import PLAIN, Pointwise
+from serve_app.engine.models.rope import RopeTable
+from serve_app.engine.scheduling.sequence import Chunk
 
 logger = logging.getLogger(__name__)
 

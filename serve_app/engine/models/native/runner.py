@@ -12,11 +12,11 @@ import torch
 
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.errors import ModelError
-from serve_app.engine.llama import LlamaWeights
-from serve_app.engine.native import library as native
-from serve_app.engine.quantize import Int8Weight
-from serve_app.engine.rope import RopeTable
-from serve_app.engine.sequence import Chunk
+from serve_app.engine.models.llama import LlamaWeights
+from serve_app.engine.models.native import library as native
+from serve_app.engine.models.quantize import Int8Weight
+from serve_app.engine.models.rope import RopeTable
+from serve_app.engine.scheduling.sequence import Chunk
 
 _HUGE = 2 * 2**20
 

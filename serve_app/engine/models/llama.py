@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from serve_app.engine.quantize import Int8Weight, quantize_rows
+from serve_app.engine.models.quantize import Int8Weight, quantize_rows
 
 Weight = torch.Tensor | Int8Weight  # (out, in)
 

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F  # noqa: N812 -- torch's own convention
 
-from serve_app.engine import quantize
-from serve_app.engine.attention import AttentionStep, PagedStep
 from serve_app.engine.config import EngineSettings
-from serve_app.engine.cuda_graphs import DecodeReplay, capture_cuda, plan_buckets
-from serve_app.engine.kv_cache import KVCache, LayerShape
-from serve_app.engine.llama import LlamaLayer, LlamaWeights, Weight
-from serve_app.engine.packing import pack
-from serve_app.engine.pointwise import PLAIN, Pointwise, compiled
-from serve_app.engine.quantize import Int8Weight
-from serve_app.engine.rope import RopeTable
-from serve_app.engine.sequence import Chunk
+from serve_app.engine.models import quantize
+from serve_app.engine.models.attention import AttentionStep, PagedStep
+from serve_app.engine.models.cuda_graphs import DecodeReplay, capture_cuda, plan_buckets
+from serve_app.engine.models.kv_cache import KVCache, LayerShape
+from serve_app.engine.models.llama import LlamaLayer, LlamaWeights, Weight
+from serve_app.engine.models.packing import pack
+from serve_app.engine.models.pointwise import PLAIN, Pointwise, compiled
+from serve_app.engine.models.quantize import Int8Weight
+from serve_app.engine.models.rope import RopeTable
+from serve_app.engine.scheduling.sequence import Chunk
 
 
 @dataclass(frozen=True, slots=True)

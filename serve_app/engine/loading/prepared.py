@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from serve_app.engine.progress import Say
+from serve_app.engine.loading.progress import Say
 
 
 def cache_dir(setting: str | None = None) -> Path:

@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
-from serve_app.engine.blocks import BlockAllocator
 from serve_app.engine.errors import QueueFull
-from serve_app.engine.prefix import extend_chain, root_key
-from serve_app.engine.sequence import Chunk, Sequence, SequenceStatus, StepPlan
-from serve_app.engine.shares import share_evenly, share_prefill_among_tenants
-from serve_app.engine.waiting import FifoQueue, WaitingQueue
+from serve_app.engine.scheduling.blocks import BlockAllocator
+from serve_app.engine.scheduling.prefix import extend_chain, root_key
+from serve_app.engine.scheduling.sequence import Chunk, Sequence, SequenceStatus, StepPlan
+from serve_app.engine.scheduling.shares import share_evenly, share_prefill_among_tenants
+from serve_app.engine.scheduling.waiting import FifoQueue, WaitingQueue
 
 Guess = Callable[[Sequence, int], tuple[int, ...]]  # at most so many tokens that may follow a sequence's last
 

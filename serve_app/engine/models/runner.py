@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from serve_app.engine import attention, rope
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.errors import ModelError
-from serve_app.engine.kv_cache import KVCache
-from serve_app.engine.packing import pack
-from serve_app.engine.placement import execution_device
-from serve_app.engine.sequence import Chunk
+from serve_app.engine.loading.placement import execution_device
+from serve_app.engine.models import attention, rope
+from serve_app.engine.models.kv_cache import KVCache
+from serve_app.engine.models.packing import pack
+from serve_app.engine.scheduling.sequence import Chunk
 
 
 class ModelRunner:

@@ -6,7 +6,7 @@ import bisect
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from serve_app.engine.sequence import Sequence
+from serve_app.engine.scheduling.sequence import Sequence
 
 
 class WaitingQueue(Protocol):

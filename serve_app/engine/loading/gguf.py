@@ -8,11 +8,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from serve_app.engine import memory, prepared
 from serve_app.engine.errors import ModelError, first_line
-from serve_app.engine.progress import Say
-from serve_app.engine.quiet import quiet_transformers
-from serve_app.engine.sources import gguf_slot
+from serve_app.engine.loading import memory, prepared
+from serve_app.engine.loading.progress import Say
+from serve_app.engine.loading.quiet import quiet_transformers
+from serve_app.engine.loading.sources import gguf_slot
 
 _GIB = 2**30
 

@@ -14,8 +14,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from serve_app.engine.sequence import Sequence
-from serve_app.engine.waiting import FifoQueue
+from serve_app.engine.scheduling.sequence import Sequence
+from serve_app.engine.scheduling.waiting import FifoQueue
 
 
 @dataclass(slots=True)

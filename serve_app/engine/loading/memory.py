@@ -7,9 +7,9 @@ from pathlib import Path
 
 import psutil
 
-from serve_app.engine.checkpoint import StoredTensor
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.errors import ModelError
+from serve_app.engine.loading.checkpoint import StoredTensor
 
 _GIB = 2**30
 

@@ -14,8 +14,8 @@ import torch.nn.functional as F  # noqa: N812 -- torch's own convention
 from torch.nn.attention.bias import causal_lower_right
 from transformers import AttentionInterface
 
-from serve_app.engine.kv_cache import KVCache, LayerShape
-from serve_app.engine.sequence import Chunk
+from serve_app.engine.models.kv_cache import KVCache, LayerShape
+from serve_app.engine.scheduling.sequence import Chunk
 
 NAME = "serve_app_paged"
 

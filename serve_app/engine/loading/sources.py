@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from serve_app.engine import checkpoint, prepared
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.errors import ModelError
+from serve_app.engine.loading import checkpoint, prepared
 
 #: Of the file with int8 weights. To be raised when its layout or the way of rounding weights changes.
 INT8_FORMAT = "serve-app int8 weights, version 1"

@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 
-from serve_app.engine import llama, prepared
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.errors import ModelError
-from serve_app.engine.fused import FusedRunner
-from serve_app.engine.native import library as native_library
-from serve_app.engine.native import runner as native
-from serve_app.engine.rope import RopeTable
-from serve_app.engine.runner import ModelRunner
+from serve_app.engine.loading import prepared
+from serve_app.engine.models import llama
+from serve_app.engine.models.fused import FusedRunner
+from serve_app.engine.models.native import library as native_library
+from serve_app.engine.models.native import runner as native
+from serve_app.engine.models.rope import RopeTable
+from serve_app.engine.models.runner import ModelRunner
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""Forward passes: the runners, their weights and caches; `runners` chooses."""
