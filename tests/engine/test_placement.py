@@ -12,10 +12,8 @@ from serve_app.engine import (
     EngineSettings,
     GenerationRequest,
     SamplingParams,
-    loader,
-    placement,
-    prepared,
 )
+from serve_app.engine.loading import loader, placement, prepared
 from serve_app.engine.loading.loader import LoadedModel
 from serve_app.engine.models.runners import create_runner
 from tests.engine import model_folders
