@@ -61,7 +61,7 @@ class EngineSettings(BaseModel):
     prefill_chunk_busy: int | None = Field(
         default=None,
         ge=1,
-        description="Prompt tokens per step while others stream; None: as many as keep a step within 2.2 times its "
+        description="Prompt tokens per step while others stream; None: as many as keep a step within twice its "
         "time without them, by measurement.",
     )
     speculation_rows: int = Field(
@@ -74,7 +74,11 @@ class EngineSettings(BaseModel):
         default=1.0, gt=0, description="What a computed prompt token counts against its tenant's fair share."
     )
     fair_output_weight: float = Field(default=2.0, gt=0, description="What a token of output counts against it.")
-    num_threads: int | None = Field(default=None, ge=1, description="CPU threads of torch; None leaves its own choice.")
+    num_threads: int | None = Field(
+        default=None,
+        ge=1,
+        description="CPU threads; None: as many as torch takes, which Ray sets to the replica's num_cpus.",
+    )
 
     @property
     def compute_dtype(self) -> str:

@@ -27,6 +27,8 @@ from serve_app.engine.stream import Stream
 
 logger = logging.getLogger(__name__)
 
+_LEAST_CHUNK = 4  # prompt tokens beside streams: at 6,000 tokens of context, sixteen cost what forty streams do
+
 
 class Runner(Protocol):
     """What the engine needs of a model runner; see `runner.ModelRunner`."""
@@ -74,7 +76,7 @@ class EngineCore:
         self._runner = runner
         self._outbox = outbox
         fixed = settings.prefill_chunk_busy
-        self._pacer = PrefillPacer(settings.block_size, settings.prefill_chunk)
+        self._pacer = PrefillPacer(_LEAST_CHUNK, settings.prefill_chunk)
         self.scheduler = Scheduler(
             BlockAllocator(runner.num_blocks, settings.block_size),
             max_running=settings.max_running,

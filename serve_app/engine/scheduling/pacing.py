@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_SLOWDOWN = 2.2  # of a step with prompt tokens, against one without: streams keep over a third of their speed
+_SLOWDOWN = 2.0  # of a step with prompt tokens, against one without: streams keep half of their speed
 _SMOOTHING = 0.25  # weight of a new measurement
 _SMOOTHING_DOWN = 0.75  # of a decoding step that was faster: a machine that does other things only makes it slower
 _REMEASURE = 64  # steps with prompt tokens after which the cost of one without is measured again
@@ -11,7 +11,7 @@ _FIRST_TRY = 64  # prompt tokens, while nothing is known of their cost
 
 
 class PrefillPacer:
-    """Chooses chunks such that a step takes at most 2.2 times what its decoding rows take alone.
+    """Chooses chunks such that a step takes at most twice what its decoding rows take alone.
 
     Every step is told to `observe`. Costs of decoding are kept by the number of rows, because they grow with it, and
     not in proportion. Where the cost is unknown or old, one step without prompt tokens measures it: at most one in 65

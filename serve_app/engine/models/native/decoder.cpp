@@ -36,7 +36,7 @@ struct Step {
     const Span* spans;
     const int32_t* keep;  // (kept,): rows whose logits are asked for, ascending
     float* logits;        // (kept, vocab)
-    int32_t rows, num_spans, kept;
+    int32_t rows, num_spans, kept, threads;
 };
 
 struct Decoder {
@@ -127,7 +127,7 @@ void Decoder::run(const Step& step) {
         std::fill_n(span_of.begin() + step.spans[i].row, step.spans[i].tokens, i);
 
     const int num_tiles = int(tiles.size());
-#pragma omp parallel
+#pragma omp parallel num_threads(step.threads)
     {
         const int threads = omp_get_num_threads();
         AttentionScratch scratch(tile * group, s.head_dim);

@@ -81,7 +81,7 @@ class Step(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("ids", "rope_rows", "spans", "keep", "logits")),
-        *((name, ctypes.c_int32) for name in ("rows", "num_spans", "kept")),
+        *((name, ctypes.c_int32) for name in ("rows", "num_spans", "kept", "threads")),
     )
 
 

@@ -20,6 +20,13 @@ from serve_app.engine.scheduling.sequence import Chunk
 
 _HUGE = 2 * 2**20
 
+# From so much work on a step takes all threads: in tokens that are attended to, by each token. Lighter steps wait for
+# memory rather than for processors, so half of the threads are as fast, and no barrier waits for a thread that the rest
+# of the service has pushed aside.
+_MUCH = 40_000
+_OF_A_PROMPT_TOKEN = 1_500  # what its matrices cost; those of the few tokens that decode come with the weights
+_OF_READING = 4  # tokens: what it costs to read keys and values, however few attend to them
+
 
 def why_not(weights: LlamaWeights) -> str | None:
     """Why the native decoder can't run these weights, or None if it can."""
@@ -50,6 +57,7 @@ class NativeRunner:
         """
         shape, block_size = weights.shape, settings.block_size
         self._library = library
+        self._threads = settings.num_threads or torch.get_num_threads()
         self._kept_alive: list[object] = []
         self.vocab_size = shape.vocab
         self.class_bounds = table.bounds
@@ -148,6 +156,7 @@ class NativeRunner:
             rows=len(ids),
             num_spans=len(chunks),
             kept=len(keep),
+            threads=self._threads if _is_heavy(chunks) else -(-self._threads // 2),
         )
         self._library.native_run(self._decoder, ctypes.byref(step))
         return logits
@@ -195,6 +204,16 @@ class NativeRunner:
             return parts.unflatten(1, (-1, lanes)).transpose(0, 1).flatten(0, 2)
 
         return Int8Weight(arrange(gate_up.values), arrange(gate_up.scales))
+
+
+def _is_heavy(chunks: Seq[Chunk]) -> bool:
+    """Whether a step is enough work to keep all threads busy."""
+    work = 0
+    for chunk in chunks:
+        work += (chunk.length + _OF_READING) * chunk.start
+        if chunk.length - len(chunk.draft) > 1:
+            work += chunk.length * _OF_A_PROMPT_TOKEN
+    return work >= _MUCH
 
 
 def huge_pages(size: int) -> numpy.ndarray:
