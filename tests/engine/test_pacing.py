@@ -22,7 +22,7 @@ def drive(pacer: PrefillPacer, rows: int, decode_s: float, token_s: float, steps
 
 
 @given(st.integers(1, 64), st.floats(0.005, 0.3), st.floats(0.0001, 0.01))
-def test_a_step_with_prompt_tokens_takes_at_most_2_2_times_one_without(
+def test_a_step_with_prompt_tokens_takes_at_most_twice_one_without(
     rows: int, decode_s: float, token_s: float
 ) -> None:
     chunks = drive(PrefillPacer(16, 512), rows, decode_s, token_s, 40)
@@ -30,16 +30,16 @@ def test_a_step_with_prompt_tokens_takes_at_most_2_2_times_one_without(
     for chunk in chunks[10:]:
         assert 16 <= chunk <= 512
         assert decode_s + token_s * chunk <= 2.01 * decode_s or chunk == 16
-        assert decode_s + token_s * (chunk + 1) >= 2.19 * decode_s or chunk == 512
+        assert decode_s + token_s * (chunk + 1) >= 1.99 * decode_s or chunk == 512
 
 
 def test_the_chunk_follows_the_number_of_streams() -> None:
     pacer = PrefillPacer(16, 512)
     many = drive(pacer, 32, 0.034, 0.001, 20)[-1]
     few = drive(pacer, 1, 0.016, 0.001, 20)
-    assert many == pytest.approx(1.2 * 34, abs=1)
+    assert many == pytest.approx(34, abs=1)
     assert few[0] == 0  # not yet measured with so few
-    assert few[-1] == pytest.approx(1.2 * 16, abs=1)
+    assert few[-1] == pytest.approx(16, abs=1)
     assert drive(pacer, 32, 0.034, 0.001, 2)[0] == pytest.approx(many, abs=1)
 
 
@@ -48,7 +48,7 @@ def test_what_was_measured_long_ago_is_measured_again() -> None:
     drive(pacer, 4, 0.01, 0.001, 20)
     chunks = drive(pacer, 4, 0.05, 0.001, 400)
     assert 3 <= chunks.count(0) <= 8
-    assert chunks[-1] > 40
+    assert chunks[-1] > 30
 
 
 def test_one_slow_step_does_not_stop_prompts_nor_streams() -> None:
