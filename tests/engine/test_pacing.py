@@ -22,9 +22,7 @@ def drive(pacer: PrefillPacer, rows: int, decode_s: float, token_s: float, steps
 
 
 @given(st.integers(1, 64), st.floats(0.005, 0.3), st.floats(0.0001, 0.01))
-def test_a_step_with_prompt_tokens_takes_at_most_twice_one_without(
-    rows: int, decode_s: float, token_s: float
-) -> None:
+def test_a_step_with_prompt_tokens_takes_at_most_twice_one_without(rows: int, decode_s: float, token_s: float) -> None:
     chunks = drive(PrefillPacer(16, 512), rows, decode_s, token_s, 40)
     assert chunks[0] == 0  # measures
     for chunk in chunks[10:]:
