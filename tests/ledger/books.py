@@ -61,12 +61,13 @@ def settlement(request_id: str, account_id: str, key_id: str, **changed: Any) ->
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    """This module's `main` in a process of its own."""
+    """This module's `main` in a process of its own; it waits on a pipe, whatever the test's own input is."""
     root = Path(__file__).parents[2]
     return subprocess.Popen(
         [sys.executable, "-m", "tests.ledger.books", *arguments],
         cwd=root,
         env=os.environ | {"PYTHONPATH": str(root)},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
