@@ -34,10 +34,12 @@ if TYPE_CHECKING:
 _ON_DEMAND = {"Engine": "engine", "EngineStats": "engine", "convert_gguf": "loading.loader"}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _ON_DEMAND:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_ON_DEMAND[name]}"), name)
+if not TYPE_CHECKING:  # a type checker should find names that are not there
+
+    def __getattr__(name: str) -> Any:
+        if name not in _ON_DEMAND:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{_ON_DEMAND[name]}"), name)
 
 
 __all__ = [

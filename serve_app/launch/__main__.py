@@ -121,7 +121,7 @@ class Launch:
         if settings.model == "bundled":
             (bundled.prepare if settings.dtype == "int8" else bundled.ensure_bundled_model)(self.home, say)
         elif not is_ready(settings):
-            from serve_app.engine import loader  # brings torch: only where there is something to do
+            from serve_app.engine.loading import loader  # brings torch: only where there is something to do
 
             loader.prepare(settings, say)
 
