@@ -27,7 +27,7 @@ from serve_app.engine.stream import Stream
 
 logger = logging.getLogger(__name__)
 
-_LEAST_CHUNK = 4  # prompt tokens beside streams: at 6,000 tokens of context, sixteen cost what forty streams do
+_LEAST_CHUNK = 4  # prompt tokens beside streams: deep in a long context each costs much of a step
 
 
 class Runner(Protocol):

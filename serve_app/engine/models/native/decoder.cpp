@@ -1,5 +1,5 @@
 // A whole forward pass of a llama-like decoder in int8 on the CPU, in one parallel region: between two matrix products
-// lies a barrier of half a microsecond instead of a dispatch, and nothing is allocated.
+// lies a barrier instead of a dispatch.
 //
 // The C interface at the end is what serve_app/engine/native/library.py binds.
 #include <algorithm>

@@ -94,7 +94,7 @@ static inline uint16_t to_half(float x) {
     return bits;
 }
 
-// e^x for x <= 0 to within 2 units in the last place (Cody-Waite reduction, a polynomial of degree 6), plain enough
+// e^x for x <= 0, close to float precision (Cody-Waite reduction, a polynomial of degree 6), plain enough
 // for the compiler to vectorise in any loop. 0 below -87; NaN stays NaN.
 static inline float exp_of_negative(float x) {
     float clamped = x < -87.0f ? -87.0f : x;

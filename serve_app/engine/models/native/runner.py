@@ -217,7 +217,7 @@ def _is_heavy(chunks: Seq[Chunk]) -> bool:
 
 
 def huge_pages(size: int) -> numpy.ndarray:
-    """`size` zero bytes in pages of 2 MiB where the system has them: reading weights by 4 KiB pages costs a fifth more.
+    """`size` zero bytes in pages of 2 MiB where the system has them: weights are read from end to end in every step.
 
     They take no memory before they are touched.
     """
