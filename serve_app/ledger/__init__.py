@@ -1,6 +1,6 @@
 """The ledger: accounts, API keys, balances and usage, on SQLite or PostgreSQL. Start at `Ledger`."""
 
-from serve_app.ledger.accounts import UNSET
+from serve_app.ledger.accounts import UNSET, Unset
 from serve_app.ledger.check import CheckReport, Difference
 from serve_app.ledger.database import migrate
 from serve_app.ledger.errors import (
@@ -20,7 +20,11 @@ from serve_app.ledger.errors import (
 from serve_app.ledger.ledger import Ledger
 from serve_app.ledger.messages import (
     AccountSnapshot,
+    Audit,
+    AuditRecord,
+    BudgetPeriod,
     Changes,
+    GrantSnapshot,
     KeySnapshot,
     Outcome,
     Price,
@@ -28,6 +32,9 @@ from serve_app.ledger.messages import (
     Settled,
     Settlement,
     SettlementRejected,
+    StoredReply,
+    UsagePage,
+    UsageRecord,
     UsageRow,
 )
 from serve_app.ledger.money import format_amount, format_price, parse_amount, price_per_million
@@ -36,10 +43,14 @@ __all__ = [
     "UNSET",
     "AccountNotFound",
     "AccountSnapshot",
+    "Audit",
+    "AuditRecord",
+    "BudgetPeriod",
     "Changes",
     "CheckReport",
     "Conflict",
     "Difference",
+    "GrantSnapshot",
     "InsufficientBalance",
     "InvalidAmount",
     "InvalidValue",
@@ -58,6 +69,10 @@ __all__ = [
     "SettlementRejected",
     "SpoolBusy",
     "SpoolFull",
+    "StoredReply",
+    "Unset",
+    "UsagePage",
+    "UsageRecord",
     "UsageRow",
     "format_amount",
     "format_price",

@@ -8,16 +8,22 @@ from collections.abc import Callable, Sequence
 from sqlalchemy.engine import URL
 
 from serve_app.ledger import accounts, check, settle, snapshots, usage
-from serve_app.ledger.accounts import UNSET, CreditKind, Limit
+from serve_app.ledger.accounts import UNSET, CreditKind, Limit, Unset
 from serve_app.ledger.check import CheckReport
 from serve_app.ledger.database import Database
 from serve_app.ledger.messages import (
     AccountSnapshot,
+    Audit,
+    AuditRecord,
+    BudgetPeriod,
     Changes,
+    GrantSnapshot,
     KeySnapshot,
     Settled,
     Settlement,
     SettlementRejected,
+    StoredReply,
+    UsagePage,
     UsageRow,
 )
 from serve_app.ledger.usage import Group
@@ -28,6 +34,9 @@ class Ledger:
 
     Calls block, and threads may share a Ledger; from async code call it in a thread. Amounts are nano-units. Every
     method can raise LedgerUnavailable; a write that did so may have happened, and is repeated with the same id.
+
+    Changes that an operator asks for take an `Audit`, and are on the audit log in the same transaction. What changes
+    nothing is not logged.
 
     `migrate` creates or upgrades the schema first. `wait_s` bounds the wait for another writer; `now` gives Unix
     seconds.
@@ -58,7 +67,7 @@ class Ledger:
     # Accounts
 
     def create_account(
-        self, name: str, *, currency: str = "USD", idempotency_key: str | None = None
+        self, name: str, *, currency: str = "USD", idempotency_key: str | None = None, audit: Audit | None = None
     ) -> AccountSnapshot:
         """A new, empty account; names need not be unique. The same idempotency key answers the same account.
 
@@ -80,16 +89,25 @@ class Ledger:
             return snapshots.list_accounts(connection, after, limit)
 
     def set_limits(
-        self, account_id: str, *, rpm: Limit = UNSET, tpm: Limit = UNSET, concurrency: Limit = UNSET
+        self,
+        account_id: str,
+        *,
+        rpm: Limit = UNSET,
+        tpm: Limit = UNSET,
+        concurrency: Limit = UNSET,
+        weight: Limit = UNSET,
+        audit: Audit | None = None,
     ) -> AccountSnapshot:
-        """Requests and tokens per minute, and requests at once; None takes the service's default, UNSET leaves it.
+        """Requests and tokens per minute, requests at once, and the weight of the account's share under pressure.
+
+        None takes the service's default, UNSET leaves a limit as it is.
 
         Raises AccountNotFound, InvalidValue.
         """
         with self._database.write() as transaction:
             return accounts.set_limits(transaction, account_id, rpm=rpm, tpm=tpm, concurrency=concurrency)
 
-    def set_active(self, account_id: str, active: bool) -> AccountSnapshot:
+    def set_active(self, account_id: str, active: bool, *, audit: Audit | None = None) -> AccountSnapshot:
         """Let an account send requests, or stop it; running requests are still settled. Raises AccountNotFound."""
         with self._database.write() as transaction:
             return accounts.set_active(transaction, account_id, active)
@@ -101,11 +119,17 @@ class Ledger:
         kind: CreditKind = "top_up",
         idempotency_key: str | None = None,
         memo: str = "",
+        *,
+        expires_at: float | None = None,
+        audit: Audit | None = None,
     ) -> AccountSnapshot:
         """Add paid ("top_up") or given ("grant") money. The same idempotency key on the same account adds it once.
 
-        Raises AccountNotFound, InvalidAmount, InvalidValue, and Conflict when the idempotency key was used for another
-        amount or kind.
+        A grant with `expires_at` (Unix seconds) pays for requests that start before then; what is left of it is taken
+        off the books an hour later, by `expire_grants`.
+
+        Raises AccountNotFound, InvalidAmount, InvalidValue (also for an expiry that is past, or of a top-up), and
+        Conflict when the idempotency key was used for another amount, kind or expiry.
         """
         with self._database.write() as transaction:
             return accounts.credit(
@@ -118,8 +142,25 @@ class Ledger:
                 now=self._now(),
             )
 
+    def grants(self, account_id: str) -> list[GrantSnapshot]:
+        """All grants, oldest first, spent and expired ones included. Raises AccountNotFound."""
+        raise NotImplementedError
+
+    def expire_grants(self, limit: int = 500) -> int:
+        """Take what is left of grants off the books that expired an hour ago or longer; how many grants that were.
+
+        At most `limit` at once: call again while it answers that many. Processes may do this at the same time.
+        """
+        raise NotImplementedError
+
     def correct(
-        self, account_id: str, amount_nano: int, *, memo: str, idempotency_key: str | None = None
+        self,
+        account_id: str,
+        amount_nano: int,
+        *,
+        memo: str,
+        idempotency_key: str | None = None,
+        audit: Audit | None = None,
     ) -> AccountSnapshot:
         """Add to the top-ups, or take from them if negative, to right a mistake that `memo` names.
 
@@ -132,8 +173,26 @@ class Ledger:
 
     # Keys
 
-    def create_key(self, account_id: str, name: str, digest: str, hint: str) -> KeySnapshot:
+    def create_key(
+        self,
+        account_id: str,
+        name: str,
+        digest: str,
+        hint: str,
+        *,
+        models: Sequence[str] | None = None,
+        rpm: int | None = None,
+        tpm: int | None = None,
+        concurrency: int | None = None,
+        budget: int | None = None,
+        budget_period: BudgetPeriod | None = None,
+        expires_at: float | None = None,
+        audit: Audit | None = None,
+    ) -> KeySnapshot:
         """Store a key by its `keys.digest` and `keys.hint`; the same digest and name again answer the same key.
+
+        The models it may use (None: all), limits of its own beside the account's, a budget in nano-units per UTC
+        `budget_period`, and the Unix time from which on it is refused.
 
         Raises AccountNotFound, InvalidValue, Conflict.
         """
@@ -145,7 +204,29 @@ class Ledger:
         with self._database.read() as connection:
             return snapshots.list_keys(connection, account_id)
 
-    def revoke_key(self, key_id: str) -> KeySnapshot:
+    def update_key(
+        self,
+        key_id: str,
+        *,
+        name: str | Unset = UNSET,
+        models: Sequence[str] | Unset | None = UNSET,
+        rpm: Limit = UNSET,
+        tpm: Limit = UNSET,
+        concurrency: Limit = UNSET,
+        budget: Limit = UNSET,
+        budget_period: BudgetPeriod | Unset | None = UNSET,
+        expires_at: float | Unset | None = UNSET,
+        audit: Audit | None = None,
+    ) -> KeySnapshot:
+        """Change what is given; None takes a limit away, and a `budget` of None its period too.
+
+        A budget that is set counts what the key has been charged in the running period already.
+
+        Raises KeyNotFound, InvalidValue.
+        """
+        raise NotImplementedError
+
+    def revoke_key(self, key_id: str, *, audit: Audit | None = None) -> KeySnapshot:
         """End a key for good; harmless if it was. Raises KeyNotFound."""
         with self._database.write() as transaction:
             return accounts.revoke_key(transaction, key_id, now=self._now())
@@ -203,6 +284,38 @@ class Ledger:
                 day_to=day_to,
                 group_by=group_by,
             )
+
+    def export_usage(
+        self,
+        *,
+        account_id: str | None = None,
+        key_id: str | None = None,
+        model: str | None = None,
+        time_from: float | None = None,
+        time_to: float | None = None,
+        after: str | None = None,
+        limit: int = 1000,
+    ) -> UsagePage:
+        """One record per request that ended at or after `time_from` and before `time_to` (Unix seconds).
+
+        In the order of accounts, ends and request ids, from the page behind `after` on: the `next` of a page before.
+        Raises InvalidValue.
+        """
+        raise NotImplementedError
+
+    def find_reply(self, account_id: str, idempotency_key: str) -> StoredReply | None:
+        """The reply that a settlement of the last 24 hours has stored, or None."""
+        raise NotImplementedError
+
+    def prune_replies(self) -> int:
+        """Forget replies older than 24 hours; how many that were. Processes may do this at the same time."""
+        raise NotImplementedError
+
+    def audit_log(
+        self, *, account_id: str | None = None, after: int | None = None, limit: int = 100
+    ) -> list[AuditRecord]:
+        """Changes that operators made, newest first: from the one before record `after` on. Raises InvalidValue."""
+        raise NotImplementedError
 
     def account_totals(self, account_id: str) -> UsageRow:
         """All that an account has ever used. Raises AccountNotFound."""

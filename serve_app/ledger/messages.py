@@ -6,8 +6,12 @@ always a whole number: 1 nano-unit per token is 0.001 per million tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any, Literal
+
+BudgetPeriod = Literal["day", "month"]  # calendar days and months, in UTC
 
 
 class Outcome(StrEnum):
@@ -33,6 +37,15 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredReply:
+    """A complete reply, kept 24 hours for the account's retries under the same idempotency key."""
+
+    idempotency_key: str
+    fingerprint: str  # of the request, so that another request under the same key is told apart
+    body: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Settlement:
     """The usage of one request. Settling the same `request_id` again changes nothing and answers the first result."""
 
@@ -48,6 +61,7 @@ class Settlement:
     outcome: Outcome
     started_at: float  # Unix time, seconds
     finished_at: float
+    reply: StoredReply | None = None  # stored in the same transaction; the first one of an idempotency key stands
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +73,9 @@ class Settled:
     balance: int  # the account's committed balance
     version: int  # of the account; higher is newer
     duplicate: bool = False
+    # Of a key with a budget, after the whole batch: what is charged to it in the period that the ledger's clock is in.
+    key_spent: int | None = None
+    key_period: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +93,18 @@ class AccountSnapshot:
     rpm: int | None = None
     tpm: int | None = None
     concurrency: int | None = None
+    weight: int | None = None  # the share under pressure, beside other accounts' weights
+    #: What is left of grants that expire: (expires_at in Unix seconds, nano-units left), soonest first.
+    expiring: tuple[tuple[float, int], ...] = ()
 
     @property
     def balance(self) -> int:
-        """Nano-units that can be spent."""
+        """Nano-units on the books: also what expired lately and is still payable for requests from before."""
         return self.granted + self.topped_up
+
+    def available(self, now: float) -> int:
+        """Nano-units that a request starting at `now` (Unix seconds) can spend."""
+        return self.balance - sum(left for expires_at, left in self.expiring if expires_at <= now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +120,28 @@ class KeySnapshot:
     version: int
     created_at: float
     revoked_at: float | None = None
+    models: tuple[str, ...] | None = None  # None: every model
+    rpm: int | None = None  # None: only the account's limits, here and below
+    tpm: int | None = None
+    concurrency: int | None = None
+    budget: int | None = None  # nano-units per budget_period
+    budget_period: BudgetPeriod | None = None
+    spent: int = 0  # nano-units charged to the key in `spent_period`; only counted for keys with a budget
+    spent_period: str = ""  # the period at the time of reading, "2026-11-21" or "2026-11"
+    spent_version: int = 0  # the account's version in the same snapshot: what Settled.version is compared with
+    expires_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GrantSnapshot:
+    """Money that was given to an account, and what is left of it."""
+
+    grant_id: int  # the number of its journal entry
+    amount: int  # nano-units, as the next
+    left: int
+    created_at: float
+    expires_at: float | None = None  # None: never
+    memo: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +157,59 @@ class UsageRow:
     key_id: str | None = None
     model: str | None = None
     day: str | None = None  # YYYY-MM-DD, UTC
+
+
+@dataclass(frozen=True, slots=True)
+class UsageRecord:
+    """The usage of one request, as billed."""
+
+    request_id: str
+    account_id: str
+    key_id: str
+    model: str
+    backend: str
+    price: Price
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    charged: int  # nano-units
+    uncollected: int  # nano-units that the balance did not cover
+    outcome: Outcome
+    started_at: float
+    finished_at: float
+    settled_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class UsagePage:
+    """A page of usage records; `next` asks for the page behind it, None: there is none."""
+
+    rows: tuple[UsageRecord, ...]
+    next: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """Who asks for a change: goes into the audit log with it."""
+
+    actor: str
+    request_id: str | None = None
+    address: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRecord:
+    """A change that an operator has made."""
+
+    audit_id: int  # without gaps; higher is later
+    at: float
+    actor: str
+    action: str  # the ledger's operation, such as "credit"
+    subject: str  # the id of the account or key that was changed
+    account_id: str
+    detail: Mapping[str, Any]  # what was asked for, or {"was": …, "is": …} of each field that changed; JSON values
+    request_id: str | None = None
+    address: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
