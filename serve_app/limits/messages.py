@@ -201,3 +201,21 @@ class Announce:
 
     holder: str
     holds: tuple[OpenHold, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PressureReport:
+    """What one replica of a backend has to do, told to each shard about twice a second.
+
+    Answered with the number of limiter shards, so that a replica learns whom to tell.
+    """
+
+    backend: str
+    replica: str  # a new name after each restart
+    queue_age_s: float  # since the oldest request that waits came; 0 when none waits
+    kv_used: float  # share of the KV cache that cannot be taken back, 0 to 1
+    queued_prefill_tokens: int
+    waiting: int  # requests
+    running: int
+    # Tokens of prompts that began and of output, since the replica started; 0: not told. Its rise is the rate of work.
+    tokens_done: int = 0
