@@ -1,20 +1,25 @@
 """What the limiter is asked and what it answers. Plain frozen data: it crosses processes.
 
-Money is integer nano-units of the account's currency, prices are nano-units per token, times are seconds.
+Money is integer nano-units of the account's currency, prices are nano-units per token, times are seconds; a point in
+time that crosses processes is Unix time.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+BudgetPeriod = Literal["day", "month"]  # of UTC
 
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """Upper limits of an account: requests and tokens per minute, requests at once."""
+    """Upper limits of an account: requests and tokens per minute, requests at once; and its share under pressure."""
 
     rpm: int
     tpm: int
     concurrency: int
+    weight: int = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +33,35 @@ class AccountState:
     rpm: int | None = None
     tpm: int | None = None
     concurrency: int | None = None
+    weight: int | None = None
+    # Grants in `balance` that expire and have something left: (expires at, nano-units left), soonest first.
+    expiring: tuple[tuple[float, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class KeyState:
-    """An API key as the ledger committed it. Revoked keys stay known, so that they are refused without a look-up."""
+    """An API key as the ledger committed it. Revoked keys stay known, so that they are refused without a look-up.
+
+    None where the key has no such limit of its own: the account's always apply, too. `spent` is what was charged to
+    the key in `spent_period` ("2026-11-21" or "2026-11"), as of the account's version `spent_version`; it is kept for
+    keys with a budget.
+    """
 
     digest: str
     key_id: str
     account_id: str
     active: bool
     version: int
+    models: tuple[str, ...] | None = None  # that it may ask for; None: all
+    rpm: int | None = None
+    tpm: int | None = None
+    concurrency: int | None = None
+    budget: int | None = None  # nano-units in each period
+    budget_period: BudgetPeriod | None = None
+    spent: int = 0
+    spent_period: str = ""
+    spent_version: int = 0
+    expires_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +69,8 @@ class Admit:
     """Asks for one request to be let in.
 
     `prompt_tokens` is an estimate; `max_tokens` is the output asked for. `holder` names the gateway process whose
-    lease the hold lives under.
+    lease the hold lives under. Of the requests of an account that carry the same `idempotency_key`, one is open at a
+    time; the others get 409.
     """
 
     request_id: str
@@ -57,6 +81,8 @@ class Admit:
     max_tokens: int
     prompt_price: int
     output_price: int
+    backend: str = ""  # the application that will run it
+    idempotency_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +95,7 @@ class Adjust:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One rate limit as the `x-ratelimit-*` headers show it."""
+    """One rate limit as the `x-ratelimit-*` headers show it: the tighter one of account and key."""
 
     limit: int
     remaining: int
@@ -91,6 +117,7 @@ class Grant:
     # The estimated prompt and one token cost more than the free balance: `hold` is all of it and does not pay for
     # `max_tokens`. Nothing may be generated that the hold does not pay for, before `Adjust` has been granted.
     tentative: bool = False
+    weight: int = 100  # of the account, for the model's queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +141,12 @@ class Refusal:
     """The request may not run and has consumed nothing."""
 
     request_id: str
-    status: int  # 401, 402, 429 or 503
-    code: str  # invalid_api_key, insufficient_balance, requests, tokens, concurrency, overloaded
+    status: int  # 401, 402, 409, 422, 429 or 503
+    # invalid_api_key; model_not_found; idempotency_in_progress; insufficient_balance, budget_exceeded; requests,
+    # tokens, concurrency; overloaded
+    code: str
     message: str  # says what to change
-    retry_after_s: float | None = None  # with 429 and 503, at most 60
+    retry_after_s: float | None = None  # with 409, 429 and 503, at most 60
     requests: Window | None = None
     tokens: Window | None = None
 
@@ -130,6 +159,8 @@ class Release:
     `refused` the request was refused after admission (too long for the context, queue full): everything that admission
     consumed is given back, the request rate too. A request whose settlement is still waiting to be committed must not
     be released yet: its hold is all that protects its charge.
+
+    `key_spent` is what was charged to the key in `key_period`, as of `version`; None for keys without a budget.
     """
 
     request_id: str
@@ -138,7 +169,11 @@ class Release:
     balance: int | None = None
     version: int | None = None
     refused: bool = False
-    account_id: str | None = None  # lets the balance be taken over although the hold is gone (expired, or a restart)
+    # Let the balance and what the key has spent be taken over although the hold is gone (expired, or a restart).
+    account_id: str | None = None
+    key_id: str | None = None
+    key_spent: int | None = None
+    key_period: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +188,8 @@ class OpenHold:
     prompt_price: int
     output_price: int
     max_tokens: int
+    backend: str = ""
+    idempotency_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,3 +256,16 @@ class PressureReport:
     running: int
     # Tokens of prompts that began and of output, since the replica started; 0: not told. Its rise is the rate of work.
     tokens_done: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PressureReport:
+    """How busy one replica of a backend is. Answered by the number of limiter shards, each of which is told."""
+
+    backend: str
+    replica: str
+    queue_age_s: float  # of the oldest waiting request; 0 when none waits
+    kv_used: float  # share of the cache's blocks, 0 to 1
+    queued_prefill_tokens: int
+    waiting: int
+    running: int
