@@ -41,7 +41,6 @@ __all__ = [
     "KeyState",
     "OpenHold",
     "PressureReport",
-    "PressureReport",
     "Recovering",
     "Refusal",
     "Release",

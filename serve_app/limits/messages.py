@@ -256,16 +256,3 @@ class PressureReport:
     running: int
     # Tokens of prompts that began and of output, since the replica started; 0: not told. Its rise is the rate of work.
     tokens_done: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PressureReport:
-    """How busy one replica of a backend is. Answered by the number of limiter shards, each of which is told."""
-
-    backend: str
-    replica: str
-    queue_age_s: float  # of the oldest waiting request; 0 when none waits
-    kv_used: float  # share of the cache's blocks, 0 to 1
-    queued_prefill_tokens: int
-    waiting: int
-    running: int
