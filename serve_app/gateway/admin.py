@@ -2,94 +2,42 @@
 
 from __future__ import annotations
 
+import re
 import uuid
-from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serve_app.api import errors
+from serve_app.api.headers import bearer
+from serve_app.gateway.admin_bodies import (
+    Correction,
+    CreateAccount,
+    CreateKey,
+    Credit,
+    KeyChanges,
+    LimitChanges,
+    amount_of,
+    body_of,
+    expiry_of,
+    key_terms,
+    page_of,
+)
+from serve_app.gateway.admin_usage import usage_router
 from serve_app.gateway.identity import Authenticator
 from serve_app.gateway.operations import Operations
-from serve_app.gateway.replies import read_body
-from serve_app.ledger.errors import LedgerError
-from serve_app.ledger.money import parse_amount
+from serve_app.ledger.messages import Audit
 
-MOST_BYTES = 64 * 1024
 MOST_ACCOUNTS = 500  # on one page
+MOST_RECORDS = 500  # of the audit log, on one page
 MOST_KEY = 128  # characters of an idempotency key; the ledger takes 200, and an opening credit derives its own from it
-Limit = Annotated[int, Field(ge=1, le=10**12)]
-
-
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class CreateAccount(_Body):
-    """POST /admin/accounts."""
-
-    name: Annotated[str, Field(min_length=1, max_length=100)]
-    credit: str | None = None
-    kind: Literal["top_up", "grant"] = "top_up"
-    rpm: Limit | None = None
-    tpm: Limit | None = None
-    concurrency: Limit | None = None
-
-
-class Credit(_Body):
-    """POST /admin/accounts/{id}/credit."""
-
-    amount: str
-    kind: Literal["top_up", "grant"] = "top_up"
-    memo: Annotated[str, Field(max_length=500)] = ""
-
-
-class LimitChanges(_Body):
-    """PATCH /admin/accounts/{id}/limits; null is the service's default."""
-
-    rpm: Limit | None = None
-    tpm: Limit | None = None
-    concurrency: Limit | None = None
-
-
-class CreateKey(_Body):
-    """POST /admin/accounts/{id}/keys."""
-
-    name: Annotated[str, Field(min_length=1, max_length=100)] = "key"
-
-
-Body = TypeVar("Body", bound=_Body)
-
-
-async def body_of(request: Request, kind: type[Body]) -> Body:
-    """The request's body. Raises 400 for what is no such object, 422 for a value out of range."""
-    raw = await read_body(request, MOST_BYTES)
-    try:
-        return kind.model_validate_json(raw or b"{}")
-    except ValidationError as error:
-        problem = error.errors(include_url=False, include_context=False)[0]
-        param = ".".join(map(str, problem["loc"]))
-        text = f"{param}: {problem['msg']}" if param else problem["msg"]
-        if problem["type"] in ("missing", "json_invalid", "extra_forbidden") or problem["type"].endswith("_type"):
-            raise errors.invalid_format(text, param=param or None) from None
-        raise errors.invalid_parameters(text, param=param or None) from None
-
-
-def amount_of(text: str, param: str) -> int:
-    """A positive decimal amount in nano-units. Raises 422."""
-    try:
-        amount = parse_amount(text)
-    except LedgerError as error:
-        raise errors.invalid_parameters(str(error), param=param) from None
-    if amount <= 0:
-        raise errors.invalid_parameters(f"{param} must be above 0", param=param)
-    return amount
+OPERATOR = re.compile(r"[!-~](?:[ -~]{0,98}[!-~])?", re.ASCII)
 
 
 def admin_router(authenticator: Authenticator, operations: Operations) -> APIRouter:
-    """All operator endpoints."""
+    """All operator endpoints. Each change carries who asked for it into the ledger's audit log."""
     router = APIRouter(prefix="/admin")
+    router.include_router(usage_router(authenticator, operations))
 
     def idempotency_key(request: Request) -> str:
         key = request.headers.get("idempotency-key") or uuid.uuid4().hex
@@ -97,29 +45,51 @@ def admin_router(authenticator: Authenticator, operations: Operations) -> APIRou
             raise errors.invalid_parameters(f"idempotency-key must have at most {MOST_KEY} characters")
         return key
 
+    def operator(request: Request) -> Audit:
+        """Lets the operator pass, and says who it is: what they call themselves, and which key they hold."""
+        authenticator.operator(request)
+        name = request.headers.get("x-operator", "")
+        if name and not OPERATOR.fullmatch(name):
+            raise errors.invalid_parameters("x-operator must be 1 to 100 printable ASCII characters")
+        key = f"key:{operations.fingerprint(bearer(request.headers.get('authorization')))}"
+        return Audit(
+            actor=f"{name} {key}" if name else key,
+            request_id=getattr(request.state, "request_id", None),
+            address=request.client.host if request.client else None,
+        )
+
     @router.post("/accounts")
     async def create_account(request: Request) -> JSONResponse:
-        authenticator.operator(request)
+        audit = operator(request)
         body = await body_of(request, CreateAccount)
         amount = None if body.credit is None else amount_of(body.credit, "credit")
+        expires_at = expiry_of(body.expires_at, operations.now())
+        if expires_at is not None and (amount is None or body.kind != "grant"):
+            raise errors.invalid_parameters(
+                "expires_at is for an opening grant: only grants expire", param="expires_at"
+            )
         key = idempotency_key(request)
-        account = await operations.create_account(body.name, idempotency_key=key)
-        limits = body.model_dump(include={"rpm", "tpm", "concurrency"}, exclude_none=True)
+        account = await operations.create_account(body.name, idempotency_key=key, audit=audit)
+        limits = body.model_dump(include=set(LimitChanges.model_fields), exclude_none=True)
         if limits:
-            await operations.set_limits(account.account_id, limits)
+            await operations.set_limits(account.account_id, limits, audit=audit)
         if amount is not None:
             await operations.credit(
-                account.account_id, amount, kind=body.kind, memo="opening credit", idempotency_key=f"{key}:credit"
+                account.account_id,
+                amount,
+                kind=body.kind,
+                memo="opening credit",
+                idempotency_key=f"{key}:credit",
+                expires_at=expires_at,
+                audit=audit,
             )
         return JSONResponse(await operations.account_view(account.account_id), status_code=201)
 
     @router.get("/accounts")
     async def list_accounts(request: Request) -> JSONResponse:
         authenticator.operator(request)
-        limit = request.query_params.get("limit", "100")
-        if not limit.isdecimal() or len(limit) > 4 or not 1 <= int(limit) <= MOST_ACCOUNTS:
-            raise errors.invalid_parameters(f"limit must be a whole number from 1 to {MOST_ACCOUNTS}", param="limit")
-        return JSONResponse(await operations.accounts(limit=int(limit), after=request.query_params.get("after")))
+        limit = page_of(request, default=100, most=MOST_ACCOUNTS)
+        return JSONResponse(await operations.accounts(limit=limit, after=request.query_params.get("after")))
 
     @router.get("/accounts/{account_id}")
     async def show_account(request: Request, account_id: str) -> JSONResponse:
@@ -128,65 +98,93 @@ def admin_router(authenticator: Authenticator, operations: Operations) -> APIRou
 
     @router.post("/accounts/{account_id}/credit")
     async def credit(request: Request, account_id: str) -> JSONResponse:
-        authenticator.operator(request)
+        audit = operator(request)
         body = await body_of(request, Credit)
+        expires_at = expiry_of(body.expires_at, operations.now())
+        if expires_at is not None and body.kind != "grant":
+            raise errors.invalid_parameters("expires_at: a top-up never expires, only a grant does", param="expires_at")
         await operations.credit(
             account_id,
             amount_of(body.amount, "amount"),
             kind=body.kind,
             memo=body.memo,
             idempotency_key=idempotency_key(request),
+            expires_at=expires_at,
+            audit=audit,
         )
         return JSONResponse(await operations.account_view(account_id))
 
+    @router.post("/accounts/{account_id}/correct")
+    async def correct(request: Request, account_id: str) -> JSONResponse:
+        audit = operator(request)
+        body = await body_of(request, Correction)
+        amount = amount_of(body.amount, "amount", negative=True)
+        await operations.correct(
+            account_id, amount, memo=body.memo, idempotency_key=idempotency_key(request), audit=audit
+        )
+        return JSONResponse(await operations.account_view(account_id))
+
+    @router.get("/accounts/{account_id}/grants")
+    async def grants(request: Request, account_id: str) -> JSONResponse:
+        authenticator.operator(request)
+        return JSONResponse(await operations.grants(account_id))
+
     @router.patch("/accounts/{account_id}/limits")
     async def limits(request: Request, account_id: str) -> JSONResponse:
-        authenticator.operator(request)
+        audit = operator(request)
         body = await body_of(request, LimitChanges)
-        await operations.set_limits(account_id, body.model_dump(exclude_unset=True))
+        await operations.set_limits(account_id, body.model_dump(exclude_unset=True), audit=audit)
         return JSONResponse(await operations.account_view(account_id))
 
     @router.post("/accounts/{account_id}/suspend")
     async def suspend(request: Request, account_id: str) -> JSONResponse:
-        authenticator.operator(request)
-        await operations.set_active(account_id, False)
+        audit = operator(request)
+        await operations.set_active(account_id, False, audit=audit)
         return JSONResponse(await operations.account_view(account_id))
 
     @router.post("/accounts/{account_id}/resume")
     async def resume(request: Request, account_id: str) -> JSONResponse:
-        authenticator.operator(request)
-        await operations.set_active(account_id, True)
+        audit = operator(request)
+        await operations.set_active(account_id, True, audit=audit)
         return JSONResponse(await operations.account_view(account_id))
 
     @router.post("/accounts/{account_id}/keys")
     async def create_key(request: Request, account_id: str) -> JSONResponse:
-        authenticator.operator(request)
+        audit = operator(request)
         body = await body_of(request, CreateKey)
-        return JSONResponse(await operations.create_key(account_id, body.name), status_code=201)
+        terms = key_terms(body, operations.catalogue.identifiers, operations.now())
+        terms.pop("name", None)
+        return JSONResponse(await operations.create_key(account_id, body.name, terms, audit=audit), status_code=201)
 
     @router.get("/accounts/{account_id}/keys")
     async def list_keys(request: Request, account_id: str) -> JSONResponse:
         authenticator.operator(request)
         return JSONResponse(await operations.keys(account_id))
 
+    @router.patch("/keys/{key_id}")
+    async def update_key(request: Request, key_id: str) -> JSONResponse:
+        audit = operator(request)
+        body = await body_of(request, KeyChanges)
+        changes = key_terms(body, operations.catalogue.identifiers, operations.now())
+        return JSONResponse(await operations.update_key(key_id, changes, audit=audit))
+
     @router.delete("/keys/{key_id}")
     async def revoke_key(request: Request, key_id: str) -> JSONResponse:
-        authenticator.operator(request)
-        return JSONResponse(await operations.revoke_key(key_id))
+        audit = operator(request)
+        return JSONResponse(await operations.revoke_key(key_id, audit=audit))
 
-    @router.get("/usage")
-    async def usage(request: Request) -> JSONResponse:
+    @router.get("/audit")
+    async def audit_log(request: Request) -> JSONResponse:
         authenticator.operator(request)
-        query: Any = request.query_params
-        rows = await operations.usage(
-            account=query.get("account"),
-            key=query.get("key"),
-            model=query.get("model"),
-            day_from=query.get("from"),
-            day_to=query.get("to"),
-            group_by=query.get("group_by", "day"),
+        limit = page_of(request, default=100, most=MOST_RECORDS)
+        after = request.query_params.get("after")
+        if after is not None and not re.fullmatch("[0-9]{1,18}", after, re.ASCII):
+            raise errors.invalid_parameters("after must be the id of an audit record", param="after")
+        return JSONResponse(
+            await operations.audit_log(
+                account=request.query_params.get("account"), limit=limit, after=None if after is None else int(after)
+            )
         )
-        return JSONResponse({"data": rows})
 
     @router.get("/ledger/check")
     async def check(request: Request) -> JSONResponse:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from serve_app.api import ApiError, errors
@@ -11,13 +13,33 @@ from serve_app.gateway.catalogue import Catalogue
 from serve_app.gateway.coalesce import Unavailable
 from serve_app.gateway.leases import Leases
 from serve_app.gateway.ports import AccountingPort, BackendPort, BackendUnavailable
+from serve_app.gateway.views import account_view, audit_view, grant_view, key_view, request_view, usage_view
 from serve_app.ledger.errors import AccountNotFound, KeyNotFound, LedgerError, LedgerUnavailable
 from serve_app.ledger.keys import digest, hint, new_key
-from serve_app.ledger.messages import AccountSnapshot, KeySnapshot, UsageRow
-from serve_app.ledger.money import format_amount
+from serve_app.ledger.messages import (
+    AccountSnapshot,
+    Audit,
+    AuditRecord,
+    GrantSnapshot,
+    KeySnapshot,
+    UsagePage,
+    UsageRow,
+)
 from serve_app.limits.messages import AccountStatus, Status
 
 RETRY_S = 0.5
+PAGE = 1000  # requests that an export reads at once: all that it ever keeps
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFilter:
+    """Which requests an export takes; None is any. Unix seconds, of the requests' ends: `since` counts, `until` not."""
+
+    account: str | None = None
+    key: str | None = None
+    model: str | None = None
+    since: float | None = None
+    until: float | None = None
 
 
 class Operations:
@@ -33,6 +55,7 @@ class Operations:
         key_secret: bytes,
         currency: str,
         patience_s: float = 10.0,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._accounting = accounting
         self._leases = leases
@@ -40,6 +63,7 @@ class Operations:
         self.catalogue = catalogue
         self._key_secret = key_secret
         self._currency = currency
+        self.now = now  # Unix seconds
         self.patience_s = patience_s  # how long a ledger that is away is waited for
 
     async def _call(self, operation: str, **arguments: Any) -> Any:
@@ -72,42 +96,120 @@ class Operations:
         page = page[:limit]
         return {"data": await self._views(page), "next": page[-1].account_id if more else None}
 
-    async def create_account(self, name: str, *, idempotency_key: str) -> AccountSnapshot:
+    async def create_account(self, name: str, *, idempotency_key: str, audit: Audit) -> AccountSnapshot:
         """A new account without funds."""
         snapshot: AccountSnapshot = await self._call(
-            "create_account", name=name, currency=self._currency, idempotency_key=idempotency_key
+            "create_account", name=name, currency=self._currency, idempotency_key=idempotency_key, audit=audit
         )
         return snapshot
 
-    async def credit(self, account_id: str, amount: int, *, kind: str, memo: str, idempotency_key: str) -> None:
-        """Adds funds: nano-units."""
+    async def credit(
+        self,
+        account_id: str,
+        amount: int,
+        *,
+        kind: str,
+        memo: str,
+        idempotency_key: str,
+        audit: Audit,
+        expires_at: float | None = None,
+    ) -> None:
+        """Adds funds: nano-units. Only a grant can expire."""
         await self._call(
-            "credit", account_id=account_id, amount_nano=amount, kind=kind, memo=memo, idempotency_key=idempotency_key
+            "credit",
+            account_id=account_id,
+            amount_nano=amount,
+            kind=kind,
+            memo=memo,
+            idempotency_key=idempotency_key,
+            expires_at=expires_at,
+            audit=audit,
         )
 
-    async def set_limits(self, account_id: str, changes: dict[str, int | None]) -> None:
+    async def correct(self, account_id: str, amount: int, *, memo: str, idempotency_key: str, audit: Audit) -> None:
+        """Gives back, or takes back if negative: nano-units."""
+        await self._call(
+            "correct",
+            account_id=account_id,
+            amount_nano=amount,
+            memo=memo,
+            idempotency_key=idempotency_key,
+            audit=audit,
+        )
+
+    async def grants(self, account_id: str) -> dict[str, Any]:
+        """All that an account was given, with what is left of each."""
+        grants: list[GrantSnapshot] = await self._call("grants", account_id=account_id)
+        return {"data": [grant_view(grant, self.now()) for grant in grants]}
+
+    async def set_limits(self, account_id: str, changes: dict[str, int | None], *, audit: Audit) -> None:
         """Only the limits that are named change; None is the service's default."""
-        await self._call("set_limits", account_id=account_id, **changes)
+        await self._call("set_limits", account_id=account_id, **changes, audit=audit)
 
-    async def set_active(self, account_id: str, active: bool) -> None:
+    async def set_active(self, account_id: str, active: bool, *, audit: Audit) -> None:
         """Suspends or resumes an account."""
-        await self._call("set_active", account_id=account_id, active=active)
+        await self._call("set_active", account_id=account_id, active=active, audit=audit)
 
-    async def create_key(self, account_id: str, name: str) -> dict[str, Any]:
+    async def create_key(self, account_id: str, name: str, terms: dict[str, Any], *, audit: Audit) -> dict[str, Any]:
         """The only place where the key itself is ever shown."""
         key = new_key()
         snapshot: KeySnapshot = await self._call(
-            "create_key", account_id=account_id, name=name, digest=digest(key, self._key_secret), hint=hint(key)
+            "create_key",
+            account_id=account_id,
+            name=name,
+            digest=digest(key, self._key_secret),
+            hint=hint(key),
+            **terms,
+            audit=audit,
         )
-        return {**key_view(snapshot), "key": key}
+        return {**key_view(snapshot, self.now()), "key": key}
+
+    async def update_key(self, key_id: str, changes: dict[str, Any], *, audit: Audit) -> dict[str, Any]:
+        """Only the terms that are named change; None takes a bound away."""
+        return key_view(await self._call("update_key", key_id=key_id, **changes, audit=audit), self.now())
 
     async def keys(self, account_id: str) -> dict[str, Any]:
         """All keys of an account, revoked ones too."""
-        return {"data": [key_view(key) for key in await self._call("list_keys", account_id=account_id)]}
+        return {"data": [key_view(key, self.now()) for key in await self._call("list_keys", account_id=account_id)]}
 
-    async def revoke_key(self, key_id: str) -> dict[str, Any]:
+    async def revoke_key(self, key_id: str, *, audit: Audit) -> dict[str, Any]:
         """Revoking twice is harmless."""
-        return key_view(await self._call("revoke_key", key_id=key_id))
+        return key_view(await self._call("revoke_key", key_id=key_id, audit=audit), self.now())
+
+    async def requests(self, wanted: RequestFilter, *, limit: int = PAGE, after: str | None = None) -> dict[str, Any]:
+        """One page of billed requests, in a stable order."""
+        page: UsagePage = await self._call(
+            "export_usage",
+            account_id=wanted.account,
+            key_id=wanted.key,
+            model=wanted.model,
+            time_from=wanted.since,
+            time_to=wanted.until,
+            after=after,
+            limit=limit,
+        )
+        return {"data": [request_view(row) for row in page.rows], "next": page.next}
+
+    async def request_pages(self, wanted: RequestFilter) -> AsyncIterator[list[dict[str, Any]]]:
+        """All billed requests, page by page; no more than one page is kept."""
+        after: str | None = None
+        while True:
+            page = await self.requests(wanted, after=after)
+            yield page["data"]
+            after = page["next"]
+            if after is None:
+                return
+
+    async def audit_log(self, *, account: str | None, limit: int, after: int | None) -> dict[str, Any]:
+        """One page of what operators have done, newest first."""
+        page: list[AuditRecord] = await self._call("audit_log", account_id=account, after=after, limit=limit + 1)
+        more = len(page) > limit
+        page = page[:limit]
+        return {"data": [audit_view(record) for record in page], "next": page[-1].audit_id if more else None}
+
+    def fingerprint(self, operator_key: str) -> str:
+        """Tells one operator key from another in the audit log, and nothing about the key."""
+        return digest(operator_key, self._key_secret)[:12]
 
     async def usage(
         self,
@@ -168,68 +270,9 @@ class Operations:
         views = []
         for account, state in zip(accounts, states, strict=True):
             rows = await self._call("usage", account_id=account.account_id, group_by=())
-            views.append(account_view(account, state, rows[0] if rows else UsageRow(0, 0, 0, 0, 0)))
+            usage = rows[0] if rows else UsageRow(0, 0, 0, 0, 0)
+            views.append(account_view(account, state, usage, self.now()))
         return views
-
-
-def account_view(account: AccountSnapshot, state: AccountStatus, usage: UsageRow) -> dict[str, Any]:
-    """Money as decimal strings of the account's currency."""
-    own = {"rpm": account.rpm, "tpm": account.tpm, "concurrency": account.concurrency}
-    default = {
-        "rpm": state.contract.rpm,
-        "tpm": state.contract.tpm,
-        "concurrency": state.contract.concurrency,
-    }
-    return {
-        "id": account.account_id,
-        "name": account.name,
-        "status": "active" if account.active else "suspended",
-        "currency": account.currency,
-        "balance": format_amount(account.balance),
-        "granted": format_amount(account.granted),
-        "topped_up": format_amount(account.topped_up),
-        "held": format_amount(state.held),
-        "open_requests": state.open_requests,
-        # The ledger's own figures where there are any: the limiter hears of a change a moment later.
-        "limits": {name: default[name] if value is None else value for name, value in own.items()},
-        "contract": own,
-        "usage": {key: value for key, value in usage_view(usage).items() if value is not None},
-        "created_at": iso(account.created_at),
-    }
-
-
-def key_view(key: KeySnapshot) -> dict[str, Any]:
-    """Everything but the key, which is not stored."""
-    return {
-        "id": key.key_id,
-        "account_id": key.account_id,
-        "name": key.name,
-        "hint": key.hint,
-        "status": "active" if key.active else "revoked",
-        "created_at": iso(key.created_at),
-        "revoked_at": None if key.revoked_at is None else iso(key.revoked_at),
-    }
-
-
-def usage_view(row: UsageRow) -> dict[str, Any]:
-    """One group of usage."""
-    return {
-        "day": row.day,
-        "model": row.model,
-        "account_id": row.account_id,
-        "key_id": row.key_id,
-        "requests": row.requests,
-        "prompt_tokens": row.prompt_tokens,
-        "cached_tokens": row.cached_tokens,
-        "completion_tokens": row.completion_tokens,
-        "total_tokens": row.prompt_tokens + row.completion_tokens,
-        "charged": format_amount(row.charged),
-    }
-
-
-def iso(seconds: float) -> str:
-    """ISO 8601 in UTC."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _from_ledger(error: LedgerError) -> ApiError:
