@@ -89,12 +89,13 @@ def public_router(services: Services, authenticator: Authenticator, operations: 
     async def balance(request: Request) -> JSONResponse:
         identity = await authenticator.identify(authenticator.digest(request))
         account = await operations.account(identity.account_id)
+        total = account.available(operations.now())  # without grants that have expired
         return JSONResponse(
             balance_body(
-                available=account.balance > 0,
+                available=total > 0,
                 currency=account.currency,
-                total=format_amount(account.balance),
-                granted=format_amount(account.granted),
+                total=format_amount(total),
+                granted=format_amount(total - account.topped_up),
                 topped_up=format_amount(account.topped_up),
             )
         )
@@ -169,6 +170,7 @@ class RequestContext:
             return
         incoming = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         request_id = headers.request_id(incoming.decode("latin-1"))
+        scope.setdefault("state", {})["request_id"] = request_id  # as `request.state.request_id`, for the audit log
         started = False
 
         async def tagged(message: Message) -> None:
