@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup serve test test-slow test-fast lint bench-ledger bench-engine bench-engine-peers bench-quality bench-limits clean
+.PHONY: help setup serve test test-slow test-fast lint bench-ledger bench-engine bench-engine-peers bench-gateway bench-gateway-peer bench-quality bench-limits clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -40,6 +40,12 @@ bench-engine: $(VENV)/.bench ## the whole service beside its peers, 20 minutes (
 
 bench-engine-peers: $(VENV)/.base ## install what bench-engine compares with, into .bench (ARGS='--only vllm')
 	@$(BIN)/python -m bench.engine.setup_peers $(ARGS)
+
+bench-gateway: $(VENV)/.bench ## the path around a model that answers at once, 15 minutes (needs wrk; docs/benchmarks.md)
+	@$(BIN)/python -m bench.gateway --json .bench/gateway/results.json $(ARGS)
+
+bench-gateway-peer: $(VENV)/.base ## install the LiteLLM proxy, which bench-gateway compares with, into .bench
+	@$(BIN)/python -m bench.gateway.setup_peer $(ARGS)
 
 bench-quality: $(VENV)/.base ## perplexity of int8 against float32
 	@$(BIN)/python -m bench.perplexity $(ARGS)

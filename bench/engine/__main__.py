@@ -17,7 +17,7 @@ from bench.engine import plan, report
 from bench.engine.processes import interrupted_by_sigterm
 from bench.engine.servers import ROOT, ContinuousBatching, LlamaCpp, Ours, Server, ServerError, Transformers, Vllm
 from bench.engine.session import Session, say
-from bench.engine.setup_peers import MARK
+from bench.peers import installed
 from serve_app.bundled import ensure_bundled_model
 from serve_app.launch.processes import adopt_orphans
 
@@ -133,7 +133,7 @@ def find_servers(folder: Path, options: argparse.Namespace, scope: plan.Scope) -
     """The chosen servers that are installed, and why the others aren't there."""
     overrides = dict(_setting(text) for text in options.set)
     ours = Ours(folder, overrides)
-    peers = {name: _peer(folder, name) for name in ("gguf", "transformers", "llama_cpp", "vllm")}
+    peers = {name: installed(folder, name) for name in ("gguf", "transformers", "llama_cpp", "vllm")}
     servers: list[Server] = []
     missing: dict[str, str] = {}
     for name in scope.servers:
@@ -164,11 +164,6 @@ def _machine() -> dict[str, Any]:
 def _setting(text: str) -> tuple[str, Any]:
     key, _, value = text.partition("=")
     return key, yaml.safe_load(value)
-
-
-def _peer(folder: Path, name: str) -> Any:
-    mark = folder / name / MARK
-    return json.loads(mark.read_text()) if mark.exists() else None
 
 
 if __name__ == "__main__":

@@ -6,10 +6,11 @@ import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from bench import document
 from bench.engine import plan, plots
 from bench.engine.figures import Spread, floor_share
 from bench.engine.results import Results, client_counts, measured, spread, title
-from bench.engine.verdicts import verdicts
+from bench.engine.verdicts import Verdict, verdicts
 
 BEGIN = "<!-- measured: written by `python -m bench.engine --docs`, not by hand -->"
 END = "<!-- end of what was measured -->"
@@ -22,22 +23,20 @@ def write_docs(path: Path, results: Results) -> None:
         ValueError: the document has no marks.
     """
     text = path.read_text()
-    if BEGIN not in text or END not in text:
-        raise ValueError(f"{path} has no place for results: the lines {BEGIN!r} and {END!r} are missing")
+    document.check(text, BEGIN, END)
     folder = path.with_suffix("")
     folder.mkdir(exist_ok=True)
     pictures = plots.draw(results, folder)
     (folder / "engine.json").write_text(json.dumps(results, separators=(",", ":")) + "\n")
     shown = "\n\n".join(f"![{alt}]({folder.name}/{name})" for name, alt in pictures.items())
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
-    path.write_text(f"{before}{BEGIN}\n\n{markdown(results, shown)}\n{END}{after}")
+    path.write_text(document.renewed(text, BEGIN, END, markdown(results, shown)))
 
 
 def markdown(results: Results, pictures: str = "") -> str:
     """The whole report."""
     parts = [
         machine(results),
-        "### What was promised\n\n" + verdict_table(results),
+        "### What was promised\n\n" + promise_table(verdicts(results)),
         *(rate_tables(results, workload) for workload in (plan.SHORT, plan.LONG)),
         pictures,
         special_tables(results),
@@ -61,10 +60,10 @@ def machine(results: Results) -> str:
     )
 
 
-def verdict_table(results: Results) -> str:
+def promise_table(verdicts: Iterable[Verdict]) -> str:
     """Each promise with its figure."""
     rows = []
-    for verdict in verdicts(results):
+    for verdict in verdicts:
         promise = verdict.promise
         needed = f"{'at most' if promise.at_most else 'at least'} {promise.needed:.2f}"
         if promise.goal is not None:

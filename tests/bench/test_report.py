@@ -59,7 +59,7 @@ def test_rounds_that_one_of_both_lacks_are_left_out() -> None:
 def test_what_was_not_measured_is_not_kept() -> None:
     found = results(record("ours", 1, 0, 100.0))
     assert kept(found, "vLLM") is None
-    assert "not measured" in report.verdict_table(found)
+    assert "not measured" in report.promise_table(verdicts.verdicts(found))
 
 
 def test_a_wait_is_kept_when_it_is_small() -> None:

@@ -1,0 +1,80 @@
+"""What the service is measured against: the same ingress, model call and reply without keys, limits and accounting.
+
+Not a service: whoever reaches it is answered, and nothing is counted.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from ray import serve
+from ray.serve import Application
+
+from bench.gateway.request import BACKEND, MODEL
+from deployments.ports import BackendHandles
+from serve_app.api import Usage, complete_reply, parse_chat_request
+from serve_app.backend.messages import Bill, GenerateCall
+from serve_app.engine.request import Delta, Finished, SamplingParams
+from serve_app.ledger.messages import Price
+
+SERVED = {MODEL: (32768, 4096)}  # tokens of context and of output
+FREE = Bill("nobody", "none", MODEL, BACKEND, Price(0, 0, 0))
+
+
+def build_app() -> FastAPI:
+    """One route, written as plainly as FastAPI allows, and what the launcher asks for when it starts."""
+    app = FastAPI(openapi_url=None)
+    backends = BackendHandles()
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        chat = parse_chat_request(await request.body(), SERVED)
+        request_id, created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
+        sampling = SamplingParams(max_tokens=chat.max_tokens or 4096, temperature=chat.temperature)
+        text, finished = "", None
+        async for event in backends.generate(BACKEND, GenerateCall(request_id, chat.messages, sampling, 0, FREE)):
+            if isinstance(event, Delta):
+                text += event.text
+            elif isinstance(event, Finished):
+                finished = event
+        assert finished is not None
+        body = complete_reply(
+            id=request_id,
+            created=created,
+            model=chat.model,
+            fingerprint=f"fp_{BACKEND}",
+            text=text,
+            finish_reason=finished.reason.value,
+            usage=Usage(finished.prompt_tokens, finished.completion_tokens, finished.cached_tokens),
+        )
+        return Response(body, media_type="application/json")
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        status = await backends.status()
+        return Response(status_code=200 if status.get(BACKEND, {}).get("replicas") else 503)
+
+    @app.get("/models")
+    async def models() -> Response:
+        return Response()
+
+    return app
+
+
+@serve.deployment(name="Bare", max_ongoing_requests=2000, ray_actor_options={"num_cpus": 0})
+@serve.ingress()
+class Bare:
+    """The ingress process, deployed as the gateway is."""
+
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        """Called once by Serve, after the constructor."""
+        return build_app()
+
+
+def app(_: dict[str, Any]) -> Application:
+    """The builder that the configuration names."""
+    application: Application = Bare.bind()  # type: ignore[attr-defined]
+    return application

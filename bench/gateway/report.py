@@ -1,0 +1,119 @@
+"""Tables of a run, in Markdown, and their place in docs/benchmarks.md."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from bench import document
+from bench.engine.report import promise_table, show, table
+from bench.engine.results import Results, client_counts, measured, spread, title
+from bench.gateway import parts, plot
+from bench.gateway.session import WORKLOAD
+from bench.gateway.verdicts import verdicts
+
+BEGIN = "<!-- measured: written by `python -m bench.gateway --docs`, not by hand -->"
+END = "<!-- end of what bench.gateway measured -->"
+
+_TABLES = (
+    ("Requests per second:", "requests_per_s", "{:.0f}"),
+    ("Milliseconds from request to reply, median:", "p50_ms", "{:.1f}"),
+    ("The same, 99th percentile:", "p99_ms", "{:.1f}"),
+    ("Processor milliseconds per request, all processes of a system added up:", "cpu_ms", "{:.2f}"),
+)
+
+
+def write_docs(path: Path, results: Results) -> None:
+    """Renew what stands between the two marks; the plot and the records go into the folder of the same name.
+
+    Raises:
+        ValueError: the document has no marks.
+    """
+    text = path.read_text()
+    document.check(text, BEGIN, END)
+    folder = path.with_suffix("")
+    folder.mkdir(exist_ok=True)
+    pictures = plot.draw(results, folder)
+    (folder / "gateway.json").write_text(json.dumps(results, separators=(",", ":")) + "\n")
+    shown = "\n\n".join(f"![{alt}]({folder.name}/{name})" for name, alt in pictures.items())
+    path.write_text(document.renewed(text, BEGIN, END, markdown(results, shown)))
+
+
+def markdown(results: Results, pictures: str = "") -> str:
+    """The whole report."""
+    sections = [
+        machine(results),
+        promise_table(verdicts(results)),
+        *(f"{heading}\n\n{figure_table(results, figure, form)}" for heading, figure, form in _TABLES),
+        pictures,
+        part_table(results),
+        notes(results),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def machine(results: Results) -> str:
+    """What it ran on."""
+    there = results["machine"]
+    return (
+        f"Measured on {results['date']} in {results['seconds'] / 60:.0f} minutes: {there['cores']} cores of "
+        f"{there['cpu']} ({there['family']}), {there['memory_bytes'] / 2**30:.0f} GiB, {there['system']}, "
+        f"Python {there['python']}, ray {there['libraries'].get('ray', '?')}. {results['rounds']} round(s), each load "
+        f"{results['window_s']} s after {results['warm_up_s']} s of warm-up; every figure is the median of the rounds "
+        "with the range of all of them."
+    )
+
+
+def figure_table(results: Results, figure: str, form: str) -> str:
+    """One figure: a row for each system, a column for each number of clients."""
+    counts = client_counts(results, WORKLOAD)
+    head = ["", *(f"{count} client{'s' if count > 1 else ''}" for count in counts)]
+    body = [
+        [title(results, name), *(show(spread(results, name, WORKLOAD, n, figure), form) for n in counts)]
+        for name in measured(results, WORKLOAD)
+    ]
+    return table(head, body)
+
+
+def part_table(results: Results, clients: int = 16) -> str:
+    """Where the processor time of a request goes, by part; means over the rounds."""
+    means: dict[str, dict[str, float]] = {}
+    for name in measured(results, WORKLOAD):
+        found = [
+            record["cpu_ms_by_part"]
+            for record in results["records"]
+            if (record["server"], record["clients"]) == (name, clients) and not record["problems"]
+        ]
+        if found:
+            means[name] = {part: sum(one.get(part, 0.0) for one in found) / len(found) for part in parts.largest(found)}
+    if not means:
+        return ""
+    names = parts.largest(means.values())
+    rows = [[part, *(f"{one[part]:.2f}" if part in one else "" for one in means.values())] for part in names]
+    head = ["", *(title(results, name) for name in means)]
+    return f"Processor milliseconds per request at {clients} clients, by process:\n\n{table(head, rows)}"
+
+
+def notes(results: Results) -> str:
+    """What the tables don't show: settings, the books, what is missing, what went wrong."""
+    lines = []
+    for one in results["servers"].values():
+        lines.append(f"- {one['title']}: {', '.join(f'{key} {value}' for key, value in one['facts'].items())}.")
+    lines += [f"- Not in the tables: {name} ({why})." for name, why in results["missing"].items()]
+    for audit in results["audits"]:
+        verdict = "each of them is in the ledger, and the books are sound"
+        if not (audit["exact"] and audit["books_sound"]):
+            verdict = f"**the ledger has {audit['settled']}, books {'sound' if audit['books_sound'] else 'not sound'}**"
+        lines.append(
+            f"- {title(results, audit['server'])}, round {audit['round'] + 1}: {audit['answered']} replies; {verdict}."
+        )
+    records = results["records"]
+    failed = sum(record["non_2xx"] + record["broken"] + record["timeouts"] for record in records)
+    client = max((record["client_cpu"] for record in records), default=0.0)
+    lines.append(f"- Requests that failed, of {sum(record['requests'] for record in records)}: {failed}.")
+    lines.append(f"- wrk took at most {client:.0%} of one core, of the same cores that the systems use.")
+    for record in records:
+        if record["problems"]:
+            place = f"{title(results, record['server'])}, {record['clients']} clients, round {record['round'] + 1}"
+            lines.append(f"- Left out: {place}: {'; '.join(record['problems'])}.")
+    return "\n".join(lines)

@@ -1,0 +1,107 @@
+"""One run: systems started in turn, each measured at every number of clients, everything ended whatever happens."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bench.gateway import load, parts
+from bench.gateway.request import wrong_with
+from bench.gateway.systems import NotReady, System
+
+WORKLOAD = "complete"  # a reply in one piece
+WARM_UP_CLIENTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """How much is measured; seconds are whole, as wrk wants them."""
+
+    rounds: int = 3
+    clients: tuple[int, ...] = (1, 16, 64)
+    warm_up_s: int = 10
+    window_s: int = 15
+
+
+def turns(rounds: int, names: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Back and forth (A B C, C B A, ...), so that a machine that grows slower or faster favours nobody."""
+    for number in range(rounds):
+        for name in names if number % 2 == 0 else reversed(names):
+            yield number, name
+
+
+def say(text: str) -> None:
+    """Progress; standard output is for the tables alone."""
+    print(f"bench: {text}", file=sys.stderr, flush=True)
+
+
+class Session:
+    """The systems of one run and what was measured of them."""
+
+    def __init__(self, systems: Sequence[System], scope: Scope) -> None:
+        self._systems = {system.name: system for system in systems}
+        self._scope = scope
+        self.records: list[dict[str, Any]] = []
+        self.audits: list[dict[str, Any]] = []
+        self.missing: dict[str, str] = {}  # system -> why it isn't in the tables
+
+    def run(self) -> None:
+        """Measure all rounds. Whatever was started has ended when this returns or raises."""
+        began = time.monotonic()
+        for number, name in turns(self._scope.rounds, list(self._systems)):
+            if name in self.missing:
+                continue
+            say(f"round {number + 1} of {self._scope.rounds}: {name}, {time.monotonic() - began:.0f} s so far")
+            system = self._systems[name]
+            try:
+                system.start()
+                self._turn(system, number)
+            except (NotReady, load.LoadError) as error:
+                self.missing[name] = str(error).splitlines()[0][:200]  # the rest is its log
+                say(str(error))
+            finally:
+                system.stop()
+
+    def _turn(self, system: System, number: int) -> None:
+        if wrong := wrong_with(system.base_url, system.key):
+            raise NotReady(f"{system.name} does not answer as expected: {wrong}")
+        assert system.tree is not None
+        warm, _ = load.run(system.base_url, system.key, WARM_UP_CLIENTS, self._scope.warm_up_s)
+        answered, cut = 1 + warm.requests, WARM_UP_CLIENTS
+        for clients in self._scope.clients:
+            before = parts.cpu_by_part(system.tree)
+            seen, wrk_cpu_s = load.run(system.base_url, system.key, clients, self._scope.window_s)
+            cpu = parts.spent(before, parts.cpu_by_part(system.tree))
+            answered, cut = answered + seen.requests, cut + clients
+            self.records.append(
+                {
+                    "server": system.name,
+                    "workload": WORKLOAD,
+                    "clients": clients,
+                    "round": number,
+                    **asdict(seen),
+                    "requests_per_s": seen.requests_per_s,
+                    "cpu_ms": 1000 * sum(cpu.values()) / max(1, seen.requests),
+                    "cpu_ms_by_part": parts.per_request_ms(cpu, seen.requests),
+                    "client_cpu": wrk_cpu_s / seen.seconds if seen.seconds else 0.0,
+                    "machine_load": os.getloadavg()[0],
+                    "problems": seen.problems,
+                }
+            )
+            say(f"  {line(self.records[-1])}")
+        if books := system.audit(answered, cut):
+            self.audits.append({"server": system.name, "round": number, **books})
+            say(f"  {books}")
+
+
+def line(record: dict[str, Any]) -> str:
+    """One record for a person who watches."""
+    text = (
+        f"{record['clients']:3} clients, {record['requests_per_s']:.0f} requests/s, "
+        f"p50 {record['p50_ms']:.1f} ms, p99 {record['p99_ms']:.1f} ms, CPU {record['cpu_ms']:.2f} ms a request"
+    )
+    return ", ".join([text, *(f"PROBLEM {problem}" for problem in record["problems"])])

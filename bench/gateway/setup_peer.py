@@ -1,0 +1,27 @@
+"""Installs the LiteLLM proxy into a virtual environment of its own under `.bench`: `make bench-gateway-peer`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench import peers
+
+LITELLM = "litellm[proxy]==1.109.1"
+
+
+def install_litellm(target: Path) -> dict[str, Any]:
+    """The proxy as its documentation installs it."""
+    python = peers.environment(target)
+    peers.pip(target, python, "install", LITELLM)
+    return {"python": python, "version": peers.version(python, "litellm")}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit status: 0 when it is there afterwards."""
+    return peers.main({"litellm": install_litellm}, "python -m bench.gateway.setup_peer", str(__doc__), arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""Installs programs that a benchmark compares with, each into a folder of its own outside version control.
+
+Nothing in the project's own virtual environment changes. A peer that is installed already is left alone, a
+half-installed one is done again, and a peer that can't be installed is only missing from the tables. Each holds
+`peer.json`, written last, with its versions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+MARK = "peer.json"
+
+
+class SetupError(Exception):
+    """A peer could not be installed; the message is one line, the log holds the rest."""
+
+
+Installer = Callable[[Path], dict[str, Any]]
+
+
+def main(installers: Mapping[str, Installer], program: str, description: str, arguments: list[str] | None) -> int:
+    """The command line of a set-up. The exit status: 0 when every chosen peer is there afterwards."""
+    parser = argparse.ArgumentParser(prog=program, description=description)
+    parser.add_argument("--folder", type=Path, default=ROOT / ".bench", help="where they go; default: .bench")
+    parser.add_argument("--only", nargs="+", choices=sorted(installers), help="default: all")
+    parser.add_argument("--again", action="store_true", help="install even what is there")
+    options = parser.parse_args(arguments)
+    folder: Path = options.folder.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = 0
+    for name, install in installers.items():
+        if options.only and name not in options.only:
+            continue
+        target = folder / name
+        if (target / MARK).exists() and not options.again:
+            print(f"{name}: {(target / MARK).read_text().strip()}", flush=True)
+            continue
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir()
+        print(f"{name}: installing into {target}; the log is {target / 'setup.log'}", flush=True)
+        try:
+            facts = install(target)
+        except SetupError as error:
+            missing += 1
+            print(f"{name}: not installed: {error}", flush=True)
+            continue
+        (target / MARK).write_text(json.dumps(facts) + "\n")
+        print(f"{name}: {json.dumps(facts)}", flush=True)
+    return 1 if missing else 0
+
+
+def installed(folder: Path, name: str) -> dict[str, Any] | None:
+    """What the set-up has noted of a peer; None when it is not there."""
+    mark = folder / name / MARK
+    return json.loads(mark.read_text()) if mark.exists() else None
+
+
+def environment(target: Path) -> str:
+    """Makes a virtual environment; the path of its Python. Raises SetupError."""
+    run(target, [sys.executable, "-m", "venv", str(target / "venv")])
+    return str(target / "venv" / "bin" / "python")
+
+
+def pip(target: Path, python: str, *arguments: str) -> None:
+    """Raises SetupError."""
+    run(target, [python, "-m", "pip", "--disable-pip-version-check", *arguments])
+
+
+def run(target: Path, command: list[str]) -> None:
+    """Runs a command into the target's log. Raises SetupError with the last line of the log that says error."""
+    log = target / "setup.log"
+    with log.open("ab") as output:
+        output.write(f"\n$ {' '.join(command)}\n".encode())
+        output.flush()
+        try:
+            code = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
+        except OSError as error:
+            raise SetupError(f"{command[0]}: {error.strerror}") from None
+    if code != 0:
+        lines = [line for line in log.read_text(errors="replace").splitlines() if "error" in line.lower()]
+        raise SetupError((lines or [f"exit code {code}"])[-1].strip())
+
+
+def version(python: str, distribution: str) -> str:
+    """The version of a distribution in another environment."""
+    program = f"from importlib.metadata import version; print(version({distribution!r}))"
+    return subprocess.run([python, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
