@@ -32,6 +32,9 @@ class GenerateCall:
     bill: Bill
     continue_final: bool = False
     settle_after_s: float = 2.0  # so long after a cut the replica settles, should the gateway have died
+    weight: float = 1.0  # of the account, in the engine's fair queue
+    # Seconds from the call on, for no two machines have the same clock; a reply that has begun is never cut by it.
+    first_token_within_s: float | None = None
 
 
 class Rejection(StrEnum):

@@ -27,7 +27,7 @@ SettleOrphan = Callable[[Settlement], Awaitable[None]]
 
 
 class Replica:
-    """One engine and the calls that run on it. Free of Ray."""
+    """One engine and the calls that run on it. Free of Ray. `clock` is the engine's, in seconds."""
 
     def __init__(
         self,
@@ -35,15 +35,18 @@ class Replica:
         settle_orphan: SettleOrphan,
         *,
         coalesce_s: float = 0.015,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._settle_orphan = settle_orphan
         self._coalesce_s = coalesce_s
+        self._clock = clock
         self._active = 0
         self._orphans: set[asyncio.Task[None]] = set()
 
     async def generate(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
         """Streams Rejected alone, or Started, Deltas and Finished. Closing or cancelling it stops the engine."""
+        came = self._clock()
         try:
             # Tokenizing a long prompt takes tens of milliseconds: off the loop, or every stream would wait for it.
             ids = await asyncio.to_thread(self._engine.chat.render, list(call.messages), call.continue_final)
@@ -67,6 +70,8 @@ class Replica:
             prompt_token_ids=tuple(ids),
             sampling=replace(call.sampling, max_tokens=output),
             tenant=call.bill.account_id,
+            weight=call.weight,
+            first_token_by=None if call.first_token_within_s is None else came + call.first_token_within_s,
         )
         produced = Finished(FinishReason.ABORT, len(ids), 0, 0)
         started_at = time.time()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ class EngineCore:
         )
         self.streams: dict[Sequence, Stream] = {}
         self.by_id: dict[str, Sequence] = {}
-        self._deadlines = 0  # live requests that have one
+        self._earliest = math.inf  # no request ends for a deadline before this, seconds
         self._steps = 0
         self._tokens_produced = 0
         self._drafted = 0
@@ -102,13 +103,14 @@ class EngineCore:
         self.scheduler.add(sequence)
         self.streams[sequence] = stream
         self.by_id[sequence.request_id] = sequence
-        self._deadlines += sequence.request.deadline is not None
+        self._earliest = min(self._earliest, _due(sequence))
 
     def plan(self, now: float) -> StepPlan:
         """Drop requests whose deadline has passed by `now`, seconds, and decide what the next step computes."""
-        if self._deadlines:
-            for sequence in [s for s in self.streams if s.request.deadline is not None and s.request.deadline <= now]:
+        if now >= self._earliest:
+            for sequence in [s for s in self.streams if _due(s) <= now]:
                 self.finish(sequence, FinishReason.DEADLINE)
+            self._earliest = min(map(_due, self.streams), default=math.inf)
         try:
             plan = self.scheduler.schedule(lambda sequence, limit: self.streams[sequence].guess(limit))
         except Exception:
@@ -170,7 +172,6 @@ class EngineCore:
         if stream is None:
             return
         del self.by_id[sequence.request_id]
-        self._deadlines -= sequence.request.deadline is not None
         self.scheduler.finish(sequence)
         self._outbox.put(sequence.request_id, stream.sink, stream.finished(reason))
 
@@ -206,3 +207,12 @@ class EngineCore:
 
     def _emit(self, sequence: Sequence, event: Event) -> None:
         self._outbox.put(sequence.request_id, self.streams[sequence].sink, event)
+
+
+def _due(sequence: Sequence) -> float:
+    """When the sequence ends for a deadline if nothing comes of it until then, in the clock's seconds."""
+    request = sequence.request
+    due = math.inf if request.deadline is None else request.deadline
+    if request.first_token_by is None or sequence.num_output:
+        return due
+    return min(due, request.first_token_by)

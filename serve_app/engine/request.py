@@ -16,7 +16,7 @@ class FinishReason(StrEnum):
     STOP = "stop"  # end-of-sequence token or a stop string
     LENGTH = "length"  # max_tokens or the context is used up
     ABORT = "abort"  # the caller gave up
-    DEADLINE = "deadline"  # its deadline passed, while it waited or while it ran
+    DEADLINE = "deadline"  # its deadline passed, or that of its first token while it had none
     ERROR = "error"  # the engine failed; nothing is billed
 
 
@@ -86,6 +86,7 @@ class GenerationRequest:
     tenant: str = ""  # whose fair share the request counts against, and whose cached prefixes it may use
     weight: float = 1.0  # > 0, of the tenant: what it is served counts this many times less
     deadline: float | None = None  # the engine clock's seconds, past which it ends within one step
+    first_token_by: float | None = None  # the same, but a request that has produced a token runs on
 
 
 @dataclass(frozen=True, slots=True)
