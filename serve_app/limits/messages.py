@@ -83,6 +83,7 @@ class Admit:
     output_price: int
     backend: str = ""  # the application that will run it
     idempotency_key: str | None = None
+    look_up: bool = True  # False: a key that is not known yet is answered by UnknownKey, without asking the ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +206,7 @@ class Identify:
     """Asks whose key this is, without admitting anything. Answered by Identity or a Refusal with 401."""
 
     key_digest: str
+    look_up: bool = True  # as with Admit
 
 
 @dataclass(frozen=True, slots=True)
