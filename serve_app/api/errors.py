@@ -78,6 +78,12 @@ class MethodNotAllowedError(ApiError):
     status = 405
 
 
+class ConflictError(ApiError):
+    """409: the same request is being answered already."""
+
+    status = 409
+
+
 class InvalidParametersError(ApiError):
     """422: the types are right, a value is not."""
 
@@ -118,9 +124,9 @@ def authentication(message: str) -> AuthenticationError:
     return AuthenticationError(message, type="authentication_error", code="invalid_api_key", headers=headers)
 
 
-def insufficient_balance(message: str) -> InsufficientBalanceError:
-    """402."""
-    return InsufficientBalanceError(message, type="insufficient_balance", code="insufficient_balance")
+def insufficient_balance(message: str, *, code: str = "insufficient_balance") -> InsufficientBalanceError:
+    """402. `code` is insufficient_balance (the account's) or budget_exceeded (the key's)."""
+    return InsufficientBalanceError(message, type="insufficient_balance", code=code)
 
 
 def not_found(message: str) -> NotFoundError:
@@ -136,9 +142,22 @@ def method_not_allowed(method: str, path: str, allowed: Iterable[str] = ()) -> M
     return MethodNotAllowedError(message, type="invalid_request_error", code="method_not_allowed", headers=headers)
 
 
-def invalid_parameters(message: str, param: str | None = None) -> InvalidParametersError:
+def idempotency_in_progress(message: str, *, retry_after_s: float) -> ConflictError:
+    """409: a request with the same idempotency key is open. SDKs try again by themselves, as after a 429."""
+    return ConflictError(
+        message,
+        type="invalid_request_error",
+        code="idempotency_in_progress",
+        param="idempotency-key",
+        headers=_retry_headers(retry_after_s),
+    )
+
+
+def invalid_parameters(
+    message: str, param: str | None = None, *, code: str = "invalid_parameter"
+) -> InvalidParametersError:
     """422. `param` names the field."""
-    return InvalidParametersError(message, type="invalid_request_error", code="invalid_parameter", param=param)
+    return InvalidParametersError(message, type="invalid_request_error", code=code, param=param)
 
 
 def model_not_found(model: str, served: Iterable[str]) -> InvalidParametersError:
@@ -159,9 +178,12 @@ def context_length_exceeded(prompt_tokens: int, limit: int) -> InvalidParameters
     )
 
 
-def rate_limit(message: str, *, code: str, retry_after_s: float) -> RateLimitError:
-    """429. `code` is requests, tokens or concurrency."""
-    return RateLimitError(message, type="rate_limit_error", code=code, headers=_retry_headers(retry_after_s))
+def rate_limit(
+    message: str, *, code: str, retry_after_s: float, headers: dict[str, str] | None = None
+) -> RateLimitError:
+    """429. `code` is requests, tokens, concurrency or wrong_keys; `headers` go beside the time to wait."""
+    told = {**(headers or {}), **_retry_headers(retry_after_s)}
+    return RateLimitError(message, type="rate_limit_error", code=code, headers=told)
 
 
 def server_error(request_id: str | None = None) -> ServerError:
