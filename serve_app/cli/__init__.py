@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from serve_app import __version__
-from serve_app.cli import accounts, dashboards, doctor, keys, usage
-from serve_app.cli.command import Given, JsonOption, KeyFileOption, UrlOption
+from serve_app.cli import accounts, audit, dashboards, doctor, export, funds, keys, usage
+from serve_app.cli.command import Given, JsonOption, KeyFileOption, OperatorOption, UrlOption
 from serve_app.cli.errors import CommandError
 from serve_app.cli.output import Output
 
@@ -20,13 +20,16 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="serve-app",
-    help="Operate a serve-app service: accounts, API keys, funds, limits, usage.",
+    help="Operate a serve-app service: accounts, API keys, funds, limits, usage, audit log.",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+funds.register(accounts.app)
 app.add_typer(accounts.app, name="accounts")
 app.add_typer(keys.app, name="keys")
+export.register(usage.app)
 usage.register(app)
+app.add_typer(audit.app, name="audit")
 doctor.register(app)
 app.add_typer(dashboards.app, name="dashboards")
 
@@ -42,12 +45,13 @@ def _shared_options(
     context: typer.Context,
     url: UrlOption = None,
     key_file: KeyFileOption = None,
+    operator: OperatorOption = None,
     as_json: JsonOption = False,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    context.obj = Given(url, key_file, as_json)
+    context.obj = Given(url, key_file, operator, as_json)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -52,9 +52,19 @@ class AdminClient:
         given = {name.rstrip("_"): str(value) for name, value in query.items() if value is not None}
         return self._call("GET", path, query=given, repeatable=True)
 
-    def post(self, *path: str, body: Json | None = None, idempotency_key: str | None = None) -> Json:
-        """Create or book. Repeated after a lost connection only with an idempotency key."""
-        return self._call("POST", path, body=body or {}, idempotency_key=idempotency_key)
+    def post(
+        self, *path: str, body: Json | None = None, idempotency_key: str | None = None, repeat_with: str = ""
+    ) -> Json:
+        """Create or book. Repeated after a lost connection only with an idempotency key.
+
+        `repeat_with` are options that a person who repeats it by hand has to give as they were meant this time.
+        """
+        try:
+            return self._call("POST", path, body=body or {}, idempotency_key=idempotency_key)
+        except CommandError as error:
+            if repeat_with and error.code == "connection_lost":
+                error.message += f"; give {repeat_with}"
+            raise
 
     def patch(self, *path: str, body: Json) -> Json:
         """Set the given fields, leaving the others."""
@@ -66,12 +76,17 @@ class AdminClient:
 
     def accounts(self) -> Iterator[Json]:
         """Every account, page after page."""
-        after: str | None = None
+        for page in self.pages("accounts", limit=PAGE_SIZE):
+            yield from page
+
+    def pages(self, *path: str, limit: int, **query: str | int | None) -> Iterator[list[Json]]:
+        """Page after page of up to `limit` rows; no more than one is kept."""
+        after: str | int | None = None
         while True:
-            page = self.get("accounts", limit=PAGE_SIZE, after=after)
-            yield from page["data"]
+            page = self.get(*path, limit=limit, after=after, **query)
+            yield page["data"]
             after = page.get("next")
-            if not after:
+            if after is None:
                 return
 
     def probe(self, path: str) -> tuple[int, float]:
@@ -91,6 +106,8 @@ class AdminClient:
         repeatable: bool = False,
     ) -> Json:
         headers = {"authorization": f"Bearer {self._connection.operator_key()}"}
+        if self._connection.operator:
+            headers["x-operator"] = self._connection.operator
         if idempotency_key is not None:
             headers["idempotency-key"] = idempotency_key
         url = self.url + "/admin/" + "/".join(quote(part, safe="") for part in path)

@@ -1,10 +1,12 @@
-"""Gives every command the same options (`--url`, `--operator-key-file`, `--json`) and one way to fail."""
+"""Gives every command the same options (`--url`, `--operator-key-file`, `--operator`, `--json`) and one way to fail."""
 
 from __future__ import annotations
 
+import getpass
 import inspect
 import os
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +15,7 @@ import typer
 
 from serve_app.cli.client import AdminClient
 from serve_app.cli.connection import Connection, resolve
-from serve_app.cli.errors import CommandError
+from serve_app.cli.errors import CommandError, usage_error
 from serve_app.cli.output import Output
 
 UrlOption = Annotated[
@@ -28,6 +30,12 @@ KeyFileOption = Annotated[
         help="File with the operator key. [SERVE_APP_OPERATOR_KEY, else SERVE_APP_HOME/secrets/operator-key]",
     ),
 ]
+OperatorOption = Annotated[
+    str | None,
+    typer.Option(
+        "--operator", metavar="NAME", help="Who you are, for the audit log. [SERVE_APP_OPERATOR, else user@host]"
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
@@ -37,7 +45,17 @@ class Given:
 
     url: str | None = None
     key_file: Path | None = None
+    operator: str | None = None
     as_json: bool = False
+
+    def over(self, earlier: Given) -> Given:
+        """These options where they were typed, else the earlier ones."""
+        return Given(
+            self.url or earlier.url,
+            self.key_file or earlier.key_file,
+            self.operator or earlier.operator,
+            self.as_json or earlier.as_json,
+        )
 
 
 @dataclass(frozen=True)
@@ -62,47 +80,115 @@ class Session:
 
 
 _SHARED = [
-    inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
-    inspect.Parameter("url", inspect.Parameter.KEYWORD_ONLY, annotation=UrlOption, default=None),
-    inspect.Parameter("key_file", inspect.Parameter.KEYWORD_ONLY, annotation=KeyFileOption, default=None),
-    inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, annotation=JsonOption, default=False),
+    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+    for name, annotation, default in (
+        ("context", typer.Context, inspect.Parameter.empty),
+        ("url", UrlOption, None),
+        ("key_file", KeyFileOption, None),
+        ("operator", OperatorOption, None),
+        ("as_json", JsonOption, False),
+    )
 ]
 
 
-def command(app: typer.Typer, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def command(
+    app: typer.Typer, name: str, *, examples: Sequence[str] = (), signed: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a function `(session, …)` as a command with the shared options, which may stand before or after it.
 
-    A CommandError that it raises is printed (as JSON under `--json`) and becomes the exit code.
+    A CommandError that it raises is printed (as JSON under `--json`) and becomes the exit code. `examples` end its
+    help; `signed` lets arguments begin with a minus.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
-        signature = inspect.signature(function, eval_str=True)
-        own = [
-            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for parameter in signature.parameters.values()
-            if parameter.name != "session"
-        ]
+        def run(context: typer.Context, given: Given, arguments: dict[str, Any]) -> None:
+            _run(function, given, arguments)
 
-        def run(
-            *, context: typer.Context, url: str | None, key_file: Path | None, as_json: bool, **arguments: Any
-        ) -> None:
-            given: Given = context.obj or Given()
-            out = Output(as_json or given.as_json)
-            try:
-                connection = resolve(url or given.url, key_file or given.key_file, os.environ, Path.cwd())
-                session = Session(connection, out)
-                try:
-                    function(session, **arguments)
-                finally:
-                    session.close()
-            except CommandError as failure:
-                out.failure(failure)
-                raise typer.Exit(failure.exit_code) from None
-
-        run.__doc__ = function.__doc__
-        run.__signature__ = signature.replace(parameters=[*own, *_SHARED])  # type: ignore[attr-defined]
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *_SHARED]}
-        app.command(name)(run)
+        settings = {"ignore_unknown_options": True} if signed else None
+        app.command(name, epilog=_epilog(examples), context_settings=settings)(_with_shared_options(function, run))
         return function
 
     return register
+
+
+def own_action(
+    app: typer.Typer, *, examples: Sequence[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a function `(session, …)` as what a group of commands does when none of them is named."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        def run(context: typer.Context, given: Given, arguments: dict[str, Any]) -> None:
+            if context.invoked_subcommand is None:
+                _run(function, given, arguments)
+                return
+            context.obj = given
+            for name in arguments:
+                # Taken for nothing, they would let the command do more than was meant.
+                if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
+                    Output(given.as_json).failure(
+                        usage_error(f"the options of `{context.invoked_subcommand}` belong behind its name")
+                    )
+                    raise typer.Exit(2)
+
+        app.callback(invoke_without_command=True, epilog=_epilog(examples))(_with_shared_options(function, run))
+        return function
+
+    return register
+
+
+def _with_shared_options(
+    function: Callable[..., None], run: Callable[[typer.Context, Given, dict[str, Any]], None]
+) -> Callable[..., None]:
+    """What the command line is shown of the function: its own parameters and the shared ones."""
+    signature = inspect.signature(function, eval_str=True)
+    own = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in signature.parameters.values()
+        if parameter.name != "session"
+    ]
+
+    def shown(
+        *,
+        context: typer.Context,
+        url: str | None,
+        key_file: Path | None,
+        operator: str | None,
+        as_json: bool,
+        **arguments: Any,
+    ) -> None:
+        run(context, Given(url, key_file, operator, as_json).over(context.obj or Given()), arguments)
+
+    shown.__doc__ = function.__doc__
+    shown.__signature__ = signature.replace(parameters=[*own, *_SHARED])  # type: ignore[attr-defined]
+    shown.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *_SHARED]}
+    return shown
+
+
+def _run(function: Callable[..., None], given: Given, arguments: dict[str, Any]) -> None:
+    out = Output(given.as_json)
+    try:
+        connection = resolve(
+            given.url, given.key_file, os.environ, Path.cwd(), operator=given.operator, somebody=_somebody()
+        )
+        session = Session(connection, out)
+        try:
+            function(session, **arguments)
+        finally:
+            session.close()
+    except CommandError as failure:
+        out.failure(failure)
+        raise typer.Exit(failure.exit_code) from None
+
+
+def _somebody() -> str:
+    """user@host, of this process."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a container may run as a user without a name
+        user = f"uid-{os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
+
+
+def _epilog(examples: Sequence[str]) -> str | None:
+    # The control character keeps the lines as they are.
+    return "\n".join(["Examples:", "", "\b", *(f"  {line}" for line in examples)]) if examples else None

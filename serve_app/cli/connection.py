@@ -1,4 +1,4 @@
-"""Which service a command talks to and with which operator key. Pure: the environment is handed in."""
+"""Which service a command talks to, with which operator key, and as whom. Pure: the environment is handed in."""
 
 from __future__ import annotations
 
@@ -10,15 +10,21 @@ from urllib.parse import urlsplit
 
 from serve_app.cli.errors import CommandError, usage_error
 
+MOST_OPERATOR = 100  # characters that the service takes
+
 
 @dataclass(frozen=True)
 class Connection:
-    """Where the service answers (`url`), where its local state lies (`home`), and how the operator key is found."""
+    """Where the service answers (`url`), where its local state lies (`home`), and how the operator key is found.
+
+    `operator` is how the audit log names who typed the command: what they say of themselves, beside the key's print.
+    """
 
     url: str
     home: Path
     key_file: Path
     key_in_environment: str | None
+    operator: str = ""
 
     @property
     def is_local(self) -> bool:
@@ -58,10 +64,19 @@ class Connection:
         return _printable(key, str(self.key_file))
 
 
-def resolve(url: str | None, key_file: Path | None, environment: Mapping[str, str], folder: Path) -> Connection:
+def resolve(
+    url: str | None,
+    key_file: Path | None,
+    environment: Mapping[str, str],
+    folder: Path,
+    *,
+    operator: str | None = None,
+    somebody: str = "",
+) -> Connection:
     """Apply the defaults: options first, then the environment, then the state folder near `folder`.
 
-    An empty variable counts as unset. `--operator-key-file` wins over SERVE_APP_OPERATOR_KEY: what is typed is meant.
+    `somebody` is the operator's name when none is given. An empty variable counts as unset. `--operator-key-file` wins
+    over SERVE_APP_OPERATOR_KEY: what is typed is meant.
     """
     home = _home(environment, folder)
     address = url or environment.get("SERVE_APP_URL") or f"http://127.0.0.1:{environment.get('PORT') or '8000'}"
@@ -77,6 +92,7 @@ def resolve(url: str | None, key_file: Path | None, environment: Mapping[str, st
         home=home,
         key_file=key_file or home_key_file(home),
         key_in_environment=None if key_file else environment.get("SERVE_APP_OPERATOR_KEY") or None,
+        operator=_operator(operator or environment.get("SERVE_APP_OPERATOR"), somebody),
     )
 
 
@@ -91,6 +107,17 @@ def _home(environment: Mapping[str, str], folder: Path) -> Path:
         return Path(named).expanduser()
     near = folder / ".serve-app"
     return near if near.is_dir() else Path.home() / ".serve-app"
+
+
+def _operator(given: str | None, somebody: str) -> str:
+    """A name that goes into a header: one that is given must fit, one that was found is made to."""
+    if given is None or not given.strip():
+        fitting = somebody.encode("ascii", "backslashreplace").decode()
+        return "".join(char if char.isprintable() else "?" for char in fitting).strip()[:MOST_OPERATOR]
+    name = given.strip()
+    if not (name.isascii() and name.isprintable()) or len(name) > MOST_OPERATOR:
+        raise usage_error(f"--operator {name!r}: must be 1 to {MOST_OPERATOR} printable ASCII characters")
+    return name
 
 
 def _printable(key: str, source: str) -> str:

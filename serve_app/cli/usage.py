@@ -1,4 +1,7 @@
-"""`serve-app usage`, `ledger check` and `models`: what was used, whether the books add up, what is served."""
+"""`serve-app usage`, `ledger check` and `models`: what was used, whether the books add up, what is served.
+
+The files that `serve-app usage export` writes are in `export`.
+"""
 
 from __future__ import annotations
 
@@ -8,40 +11,49 @@ from typing import Annotated, Any
 
 import typer
 
-from serve_app.cli.command import Session, command
+from serve_app.cli.command import Session, command, own_action
 from serve_app.cli.errors import usage_error
 
 # Option value -> the field that rows of the answer carry.
 GROUPS = {"day": "day", "model": "model", "account": "account_id", "key": "key_id"}
 COUNTS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
 
+app = typer.Typer(help="Show and export requests, tokens and charges.")
 ledger = typer.Typer(help="The books.")
 
+AccountFilter = Annotated[str | None, typer.Option("--account", metavar="ACCOUNT_ID", help="Of one account.")]
+KeyFilter = Annotated[str | None, typer.Option("--key", metavar="KEY_ID", help="Of one API key.")]
+ModelFilter = Annotated[str | None, typer.Option("--model", metavar="MODEL", help="Of one model identifier.")]
+FirstDay = Annotated[str | None, typer.Option("--from", metavar="YYYY-MM-DD", help="First day, UTC.")]
+LastDay = Annotated[str | None, typer.Option("--to", metavar="YYYY-MM-DD", help="Last day, UTC.")]
 
-def register(app: typer.Typer) -> None:
+
+def register(root: typer.Typer) -> None:
     """Add the commands of this module to the command line's root."""
-    command(app, "usage")(usage)
-    command(app, "models")(models)
-    app.add_typer(ledger, name="ledger")
+    root.add_typer(app, name="usage")
+    command(root, "models")(models)
+    root.add_typer(ledger, name="ledger")
 
 
+@own_action(
+    app,
+    examples=(
+        "serve-app usage --from 2026-11-01 --group-by account,model",
+        "serve-app usage export --from 2026-11-01 --to 2026-11-30 --output nov.csv",
+    ),
+)
 def usage(
     session: Session,
-    account: Annotated[str | None, typer.Option(metavar="ACCOUNT_ID", help="Of one account.")] = None,
-    key: Annotated[str | None, typer.Option(metavar="KEY_ID", help="Of one API key.")] = None,
-    model: Annotated[str | None, typer.Option(metavar="MODEL", help="Of one model identifier.")] = None,
-    first: Annotated[str | None, typer.Option("--from", metavar="YYYY-MM-DD", help="First day, UTC.")] = None,
-    last: Annotated[str | None, typer.Option("--to", metavar="YYYY-MM-DD", help="Last day, UTC.")] = None,
+    account: AccountFilter = None,
+    key: KeyFilter = None,
+    model: ModelFilter = None,
+    first: FirstDay = None,
+    last: LastDay = None,
     group_by: Annotated[str, typer.Option(metavar=",".join(GROUPS), help="One row for each.")] = "day,model",
 ) -> None:
-    """Show requests, tokens and charges."""
-    groups = [name.strip() for name in group_by.split(",") if name.strip()]
-    unknown = [name for name in groups if name not in GROUPS]
-    if unknown or not groups:
-        raise usage_error(f"--group-by {group_by}: must be some of {', '.join(GROUPS)}")
-    first, last = _day("--from", first), _day("--to", last)
-    if first and last and first > last:
-        raise usage_error(f"--from {first} is after --to {last}")
+    """Show requests, tokens and charges. `export` writes them as a file, also request by request."""
+    groups = groups_of(group_by)
+    first, last = period_of(first, last)
     rows = session.client.get(
         "usage", account=account, key=key, model=model, from_=first, to=last, group_by=",".join(groups)
     )["data"]
@@ -107,6 +119,23 @@ def _model_row(model: dict[str, Any], backend: dict[str, Any]) -> tuple[object, 
         price["cached_input"],
         price["output"],
     )
+
+
+def groups_of(group_by: str) -> list[str]:
+    """What to group by. Raises a usage error."""
+    groups = [name.strip() for name in group_by.split(",") if name.strip()]
+    unknown = [name for name in groups if name not in GROUPS]
+    if unknown or not groups:
+        raise usage_error(f"--group-by {group_by}: must be some of {', '.join(GROUPS)}")
+    return groups
+
+
+def period_of(first: str | None, last: str | None) -> tuple[str | None, str | None]:
+    """First and last day, both included. Raises a usage error."""
+    first, last = _day("--from", first), _day("--to", last)
+    if first and last and first > last:
+        raise usage_error(f"--from {first} is after --to {last}")
+    return first, last
 
 
 def _day(option: str, text: str | None) -> str | None:

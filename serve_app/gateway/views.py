@@ -157,8 +157,17 @@ def audit_view(record: AuditRecord) -> dict[str, Any]:
         "account_id": record.account_id,
         "request_id": record.request_id,
         "address": record.address,
-        "detail": record.detail,
+        "detail": {name: _shown(name, value) for name, value in record.detail.items() if value is not None},
     }
+
+
+def _shown(name: str, value: Any) -> Any:
+    """A field of an audit record: the ledger keeps money in nano-units and times in Unix seconds."""
+    if isinstance(value, dict) and set(value) == {"was", "is"}:
+        return {side: _shown(name, one) for side, one in value.items()}
+    if name in ("amount", "budget") and isinstance(value, int):
+        return format_amount(value)
+    return iso(value) if name == "expires_at" and isinstance(value, int | float) else value
 
 
 def iso(seconds: float, precision: Literal["seconds", "milliseconds"] = "seconds") -> str:
