@@ -87,6 +87,8 @@ class GatewaySettings(_Strict):
     line_feed_s: Annotated[float, Field(gt=0)] = 1.0  # and from then on sends a line feed so often until it is complete
     max_body_bytes: Annotated[int, Field(ge=1024)] = 4 * 1024 * 1024
     spool_max_bytes: Annotated[int, Field(ge=4096)] = 64 * 1024 * 1024
+    # How many proxies in front append to x-forwarded-for. Ray Serve's HAProxy does not, a Kubernetes ingress is 1.
+    trusted_proxies: Annotated[int, Field(ge=0, le=16)] = 0
 
 
 class ContractSettings(_Strict):
