@@ -87,6 +87,8 @@ class Leases:
             prompt_price=admit.prompt_price,
             output_price=admit.output_price,
             max_tokens=grant.max_tokens,
+            backend=admit.backend,
+            idempotency_key=admit.idempotency_key,
         )
 
     def release(self, release: Release) -> None:
