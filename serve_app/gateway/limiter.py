@@ -70,7 +70,7 @@ class LimiterService:
         return [self._answer(ask, known) for ask in asks]
 
     def _is_unknown(self, ask: Any) -> bool:
-        return isinstance(ask, Admit | Identify) and not self.admission.knows(ask.key_digest)
+        return isinstance(ask, Admit | Identify) and ask.look_up and not self.admission.knows(ask.key_digest)
 
     async def _look_up(self, digests: Iterable[str]) -> dict[str, bool]:
         """Which of the keys the ledger knows; those that it did not tell in time are missing."""
@@ -114,7 +114,7 @@ class LimiterService:
             # Whatever is wrong with this ask, those that came together with it are not to blame.
             logger.exception("the limiter failed on %s", type(ask).__name__)
             return Refusal(request_id, 503, "overloaded", "The service failed to admit this request. Try again.", 1.0)
-        if not isinstance(answer, UnknownKey):
+        if not isinstance(answer, UnknownKey) or not ask.look_up:
             return answer
         if known.get(ask.key_digest) is False:
             message = "the API key is not known here: check it or create a new one"
