@@ -3,7 +3,7 @@
 from serve_app.api import errors, headers
 from serve_app.api.errors import ApiError
 from serve_app.api.estimate import estimate_prompt_tokens
-from serve_app.api.idempotency import fingerprint, idempotency_key, key_reused
+from serve_app.api.idempotency import fingerprint, idempotency_key
 from serve_app.api.models import balance_body, model_body, model_list, usage_body
 from serve_app.api.schema import MAX_BODY_BYTES, ChatRequest, ServedModels, parse_chat_request, refuse_unsupported
 from serve_app.api.stream import DONE, KEEP_ALIVE, LINE_FEED, ChunkEncoder, Usage, complete_reply
@@ -25,7 +25,6 @@ __all__ = [
     "fingerprint",
     "headers",
     "idempotency_key",
-    "key_reused",
     "model_body",
     "model_list",
     "parse_chat_request",

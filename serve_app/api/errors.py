@@ -160,6 +160,16 @@ def invalid_parameters(
     return InvalidParametersError(message, type="invalid_request_error", code=code, param=param)
 
 
+def idempotency_key_reused() -> InvalidParametersError:
+    """422: the idempotency key has been used for another request."""
+    return invalid_parameters(
+        "The idempotency-key was used for a request with another body in the last 24 hours. Use a new key for a new "
+        "request, or send the same body again.",
+        "idempotency-key",
+        code="idempotency_key_reused",
+    )
+
+
 def model_not_found(model: str, served: Iterable[str]) -> InvalidParametersError:
     """422: no such identifier."""
     name = model if len(model) <= 60 else model[:57] + "..."

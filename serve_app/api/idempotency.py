@@ -35,13 +35,3 @@ def fingerprint(body: bytes) -> str:
     """
     canonical = json.dumps(from_json(body, allow_inf_nan=False), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def key_reused() -> errors.InvalidParametersError:
-    """422: the key has been used for another request."""
-    return errors.invalid_parameters(
-        "The idempotency-key was used for a request with another body in the last 24 hours. Use a new key for a new "
-        "request, or send the same body again.",
-        param="idempotency-key",
-        code="idempotency_key_reused",
-    )
