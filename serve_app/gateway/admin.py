@@ -48,7 +48,7 @@ def admin_router(authenticator: Authenticator, operations: Operations) -> APIRou
     def operator(request: Request) -> Audit:
         """Lets the operator pass, and says who it is: what they call themselves, and which key they hold."""
         authenticator.operator(request)
-        name = request.headers.get("x-operator", "")
+        name = request.headers.get("x-operator", "").strip()
         if name and not OPERATOR.fullmatch(name):
             raise errors.invalid_parameters("x-operator must be 1 to 100 printable ASCII characters")
         key = f"key:{operations.fingerprint(bearer(request.headers.get('authorization')))}"

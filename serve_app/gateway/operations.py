@@ -176,7 +176,7 @@ class Operations:
         """Revoking twice is harmless."""
         return key_view(await self._call("revoke_key", key_id=key_id, audit=audit), self.now())
 
-    async def requests(self, wanted: RequestFilter, *, limit: int = PAGE, after: str | None = None) -> dict[str, Any]:
+    async def requests(self, wanted: RequestFilter, *, limit: int, after: str | None = None) -> dict[str, Any]:
         """One page of billed requests, in a stable order."""
         page: UsagePage = await self._call(
             "export_usage",
@@ -194,7 +194,7 @@ class Operations:
         """All billed requests, page by page; no more than one page is kept."""
         after: str | None = None
         while True:
-            page = await self.requests(wanted, after=after)
+            page = await self.requests(wanted, limit=PAGE, after=after)
             yield page["data"]
             after = page["next"]
             if after is None:

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from serve_app.gateway import leases, limiter, outbox
+from serve_app.gateway import leases, limiter, operations, outbox
 from serve_app.ledger import migrate
-from tests.gateway.world import World
+from tests.gateway.world import OPERATOR, World
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +27,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pauses between two tries."""
     monkeypatch.setattr(leases, "RENEW_S", 0.02)
     monkeypatch.setattr(leases, "RETRY_S", 0.01)
+    monkeypatch.setattr(operations, "RETRY_S", 0.01)
     monkeypatch.setattr(outbox, "RETRY_S", 0.01)
     monkeypatch.setattr(outbox, "REPLAY_S", 0.02)
     monkeypatch.setattr(limiter, "POLL_S", 0.02)
@@ -62,3 +63,10 @@ async def http(world: World) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(world.app(), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         yield client
+
+
+@pytest.fixture
+async def admin(http: httpx.AsyncClient) -> httpx.AsyncClient:
+    """With the operator's key."""
+    http.headers["authorization"] = f"Bearer {OPERATOR}"
+    return http
