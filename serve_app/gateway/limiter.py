@@ -32,6 +32,9 @@ POLL_S = 0.25  # how stale a revocation or a top-up can be
 CALL_TIMEOUT_S = 5.0  # of one question to the ledger: a lost answer must not stop the feed
 LOOKUP_WAIT_S = 0.5  # so long an unknown key may hold up what was asked together with it
 EXPIRE_S = 1.0
+IDLE_S = 600.0  # after so long without a request, keys and accounts are forgotten; far above CALL_TIMEOUT_S
+MOST_FORGOTTEN = 2000  # in one round of EXPIRE_S
+MOST_LOOKUPS = 1000  # at a time; whoever comes on top of them asks again
 FROM_NOW = 2**62  # beyond any version: answers only where the ledger stands
 
 
@@ -47,7 +50,7 @@ class LimiterService:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Follows the ledger and drops expired leases from here on."""
+        """Follows the ledger, drops expired leases and forgets who is idle from here on."""
         self._tasks = [detached(self._follow_forever()), detached(self._expire_forever())]
 
     def stop(self) -> None:
@@ -77,7 +80,11 @@ class LimiterService:
         if self._version is None:
             # A key looked up before the ledger is followed could be revoked without this limiter hearing of it.
             return {}
-        tasks = {digest: self._lookup(digest) for digest in digests}
+        tasks = {
+            digest: self._lookup(digest)
+            for digest in digests
+            if digest in self._lookups or len(self._lookups) < MOST_LOOKUPS
+        }
         if tasks:
             await asyncio.wait(tasks.values(), timeout=self._lookup_wait_s)
         found = {digest: task.result() for digest, task in tasks.items() if task.done()}
@@ -158,11 +165,20 @@ class LimiterService:
         async with asyncio.timeout(CALL_TIMEOUT_S):
             changes: Changes = await self._accounting.call("changes", {"since": since, "limit": 1000})
         for account in changes.accounts:
-            self.admission.apply(_account_state(account))
+            self._apply(_account_state(account))
         for key in changes.keys:
-            self.admission.apply(_key_state(key))
+            self._apply(_key_state(key))
         self._version = changes.version
         return changes.more
+
+    def _apply(self, state: AccountState | KeyState) -> None:
+        """Applies a change, unless nobody can miss it: most of a large service's accounts are not known here.
+
+        What was asked of the ledger and has not come yet may be older than the change, so that is applied, too. What is
+        asked from now on is newer.
+        """
+        if self._lookups or self.admission.knows_account(state.account_id):
+            self.admission.apply(state)
 
     async def _follow_forever(self) -> None:
         while True:
@@ -179,16 +195,20 @@ class LimiterService:
             try:
                 for request_id in self.admission.expire():
                     logger.warning("hold of %s expired: its gateway is gone", request_id)
+                self.admission.forget_idle(IDLE_S, MOST_FORGOTTEN)
             except Exception:
-                logger.exception("leases could not be expired")
+                logger.exception("leases could not be expired, or idle accounts not forgotten")
 
 
 def _account_state(account: AccountSnapshot) -> AccountState:
     return AccountState(
         account.account_id, account.active, account.balance, account.version, account.rpm, account.tpm,
-        account.concurrency,
+        account.concurrency, account.weight, account.expiring,
     )  # fmt: skip
 
 
 def _key_state(key: KeySnapshot) -> KeyState:
-    return KeyState(key.digest, key.key_id, key.account_id, key.active, key.version)
+    return KeyState(
+        key.digest, key.key_id, key.account_id, key.active, key.version, key.models, key.rpm, key.tpm, key.concurrency,
+        key.budget, key.budget_period, key.spent, key.spent_period, key.spent_version, key.expires_at,
+    )  # fmt: skip

@@ -1,6 +1,6 @@
 """Limits: who may run now. Decides from what it is told, with clock and randomness handed in; talks to nobody."""
 
-from serve_app.limits.admission import Admission, Stats
+from serve_app.limits.admission import Admission
 from serve_app.limits.gcra import Bucket
 from serve_app.limits.messages import (
     AccountState,
@@ -24,6 +24,7 @@ from serve_app.limits.messages import (
     UnknownKey,
     Window,
 )
+from serve_app.limits.stats import Stats
 
 __all__ = [
     "AccountState",

@@ -1,16 +1,18 @@
-"""Who may run: one decision over key, balance, concurrency and rates, all or nothing, and its corrections."""
+"""Who may run: one decision over key, balance, budget, concurrency and rates, all or nothing, and its corrections."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from random import Random
-from typing import Final
 
 from serve_app.limits import refusals
-from serve_app.limits.charges import mean_output, output_budget, token_charge
-from serve_app.limits.holds import Account, Hold, Leases
+from serve_app.limits.charges import learn_output, output_budget, token_charge
+from serve_app.limits.checks import check
+from serve_app.limits.holds import Hold
+from serve_app.limits.keys import Key
+from serve_app.limits.leases import Leases
 from serve_app.limits.messages import (
     AccountState,
     Adjust,
@@ -27,35 +29,21 @@ from serve_app.limits.messages import (
     Renew,
     UnknownKey,
 )
-
-_MEAN_WEIGHT: Final = 0.2  # of the newest reply in the moving average: about the last ten replies count
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """What the limiter holds now and has done since it started."""
-
-    accounts: int
-    keys: int
-    open_holds: int
-    held: int  # nano-units
-    admitted: int
-    released: int
-    expired: int
-    announced: int
-    refused: dict[str, int] = field(default_factory=dict)  # by code
+from serve_app.limits.registry import Registry
+from serve_app.limits.stats import Stats
 
 
 class Admission:
     """Decides over requests. Not thread-safe, does no I/O, and never waits.
 
     A refused request consumes nothing at all: every check comes before the first change. The order of the checks is
-    401 (key, account), 402, 429 (concurrency, requests, tokens).
+    401 (key, account), 422 (model), 409 (idempotency key), 402 (balance, then the key's budget), 429 (concurrency,
+    requests, tokens; account and key each).
 
-    `clock` answers seconds of a clock that never runs backwards; `rng` spreads the times to wait. A hold lives for
-    `lease_s` unless it is renewed. For the first `recovery_s` after the start, `admit` answers `Recovering`, so that
-    gateways announce the holds that this limiter does not know; take it longer than the gateways' heartbeat, or 0
-    where no gateway can have open requests.
+    `clock` answers seconds of a clock that never runs backwards, `wall` Unix time, by which keys and grants expire and
+    budgets renew; `rng` spreads the times to wait. A hold lives for `lease_s` unless it is renewed. For the first
+    `recovery_s` after the start, `admit` answers `Recovering`, so that gateways announce the holds that this limiter
+    does not know; take it longer than the gateways' heartbeat, or 0 where no gateway can have open requests.
     """
 
     def __init__(
@@ -65,12 +53,14 @@ class Admission:
         default_contract: Contract,
         lease_s: float = 10.0,
         recovery_s: float = 3.0,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
+        self._wall = wall
         self._rng = rng
-        self._default = default_contract
-        self._accounts: dict[str, Account] = {}
-        self._keys: dict[str, KeyState] = {}
+        self._registry = Registry(default_contract)
+        self._accounts = self._registry.accounts
+        self._keys = self._registry.keys
         self._leases = Leases(lease_s)
         self._recovering_until = clock() + recovery_s
         self._counts: Counter[str] = Counter()
@@ -84,28 +74,27 @@ class Admission:
     @property
     def default_contract(self) -> Contract:
         """The limits of accounts that have none of their own; may be set at any time."""
-        return self._default
+        return self._registry.default
 
     @default_contract.setter
     def default_contract(self, contract: Contract) -> None:
-        self._default = contract
-        for account in self._accounts.values():
-            account.limit(contract)
+        self._registry.default = contract
 
     def knows(self, key_digest: str) -> bool:
         """Whether the key and its account need no look-up."""
         key = self._keys.get(key_digest)
-        if key is None:
+        if key is None or key.state is None:
             return False
-        account = self._accounts.get(key.account_id)
-        return not key.active or (account is not None and account.balance is not None)
+        return not key.state.active or key.account.balance is not None
+
+    def knows_account(self, account_id: str) -> bool:
+        """Whether anything is known of the account, so that its changes and those of its keys must be applied."""
+        return account_id in self._accounts
 
     def identify(self, ask: Identify) -> Identity | Refusal | UnknownKey:
         """Whose key it is, without admitting anything: an active key of an active account, or 401."""
-        account = self._authenticate("", ask.key_digest)
-        if isinstance(account, Account):
-            return Identity(account.account_id, self._keys[ask.key_digest].key_id)
-        return account
+        key = self._authenticate("", ask.key_digest)
+        return Identity(key.account.account_id, key.key_id) if isinstance(key, Key) else key
 
     def admit(self, ask: Admit) -> Grant | Refusal | UnknownKey | Recovering:
         """Lets one request in, or says why not. Asked again for an open request, it answers the same grant."""
@@ -116,44 +105,27 @@ class Admission:
         now = self._clock()
         if now < self._recovering_until:
             return Recovering(request_id, self._recovering_until - now)
-        account = self._authenticate(request_id, ask.key_digest)
-        if not isinstance(account, Account):
-            return account
+        key = self._authenticate(request_id, ask.key_digest)
+        if not isinstance(key, Key):
+            return key
+        at = self._wall()
+        offer = check(ask, key, now, at, self._rng)
+        if isinstance(offer, Refusal):
+            return self._refuse(offer)
+        if isinstance(offer, Recovering):
+            return offer
 
-        free = account.free
-        if free <= 0:
-            return self._refuse(refusals.no_balance(request_id, account))
-        budget = output_budget(free, ask.prompt_tokens, ask.max_tokens, ask.prompt_price, ask.output_price)
-        tentative = budget < 1
-        if tentative:
-            # An estimate is no reason to refuse: what seems too expensive gets all there is until it is counted.
-            budget = ask.max_tokens
-        amount = free if tentative else ask.prompt_tokens * ask.prompt_price + budget * ask.output_price
-
-        if len(account.holds) >= account.contract.concurrency:
-            return self._refuse(refusals.too_many_at_once(request_id, account, now, self._rng))
-        request_s = account.requests.cost_s(1)
-        wait_s = account.requests.wait_s(now, request_s)
-        if wait_s:
-            return self._refuse(refusals.too_many_requests(request_id, account, now, wait_s, self._rng))
-        charge = token_charge(ask.prompt_tokens, budget, account)
-        charge_s = account.tokens.cost_s(charge)
-        wait_s = account.tokens.wait_s(now, charge_s)
-        if wait_s:
-            return self._refuse(refusals.too_many_tokens(request_id, account, charge, now, wait_s, self._rng))
-
-        key_id = self._keys[ask.key_digest].key_id
-        hold = Hold(account, ask.holder, amount, ask.max_tokens, ask.prompt_price, ask.output_price)
-        hold.request_drained_at = account.requests.charge(now, request_s)
-        hold.token_drained_at = account.tokens.charge(now, charge_s)
-        hold.charged, hold.charged_s = charge, charge_s
-        hold.grant = _grant(request_id, key_id, hold, budget, now, tentative)
+        prices = ask.prompt_price, ask.output_price
+        hold = Hold(key, ask.holder, offer.hold, ask.max_tokens, *prices, at, ask.backend, ask.idempotency_key)
+        hold.charge_request(now)
+        hold.charge_tokens(now, offer.charge)
+        hold.grant = _grant(request_id, hold, offer.max_tokens, now, offer.tentative)
         self._open(request_id, hold, now)
         self._counts["admitted"] += 1
         return hold.grant
 
     def adjust(self, ask: Adjust) -> Grant | Refusal | Recovering:
-        """Replaces the estimated prompt by the counted one: new hold, new output budget, corrected token bucket.
+        """Replaces the estimated prompt by the counted one: new hold, new output budget, corrected token buckets.
 
         When the prompt and one token of output cannot be paid, answers 402 and undoes the admission as if it had
         never been. A request that is not open here gets 503, or `Recovering` while it may still be announced.
@@ -164,40 +136,64 @@ class Admission:
             if now < self._recovering_until:
                 return Recovering(ask.request_id, self._recovering_until - now)
             return self._refuse(refusals.lost(ask.request_id, self._rng))
-        account = hold.account
-        # After a restart the balance may not be known yet: then the hold as announced is all there is to spend.
-        available = hold.amount if account.balance is None else max(0, account.free + hold.amount)
+        account, key = hold.account, hold.key
+        at = self._wall()
+        # After a restart the ledger may not have told yet: then the hold as announced is all there is to spend.
+        available, of_budget = hold.amount, False
+        if account.balance is not None and key.state is not None:
+            available = max(0, account.spendable(hold.opened_at) + hold.amount)
+            if key.state.budget is not None:
+                left = hold.amount if key.unsure_s(at) else max(0, key.left(at) + hold.amount)
+                if left < available:
+                    available, of_budget = left, True
         budget = output_budget(available, ask.prompt_tokens, hold.asked, hold.prompt_price, hold.output_price)
         if budget < 1:
             needed = ask.prompt_tokens * hold.prompt_price + hold.output_price
-            refusal = refusals.too_expensive(ask.request_id, account, ask.prompt_tokens, needed, available)
+            costs = ask.request_id, key, ask.prompt_tokens, needed, available
+            refusal = refusals.over_budget(*costs, at) if of_budget else refusals.too_expensive(*costs)
             self._undo(ask.request_id, hold, now)
             return self._refuse(refusal)
         account.resize(hold, ask.prompt_tokens * hold.prompt_price + budget * hold.output_price)
-        hold.recharge(now, token_charge(ask.prompt_tokens, budget, account))
-        hold.grant = _grant(ask.request_id, hold.grant.key_id, hold, budget, now, tentative=False)
+        hold.recharge(now, token_charge(ask.prompt_tokens, budget, key))
+        hold.grant = _grant(ask.request_id, hold, budget, now, tentative=False)
         return hold.grant
 
     def release(self, end: Release) -> None:
-        """Ends a request. Repeating it is harmless; a newer balance is taken over even if the hold is gone."""
+        """Ends a request. Repeating it is harmless; newer figures are taken over even if the hold is gone."""
         hold = self._leases.get(end.request_id)
-        account_id = hold.account.account_id if hold is not None else end.account_id
-        if account_id is not None and end.balance is not None and end.version is not None:
-            # In the step that frees the hold: see Account on why that keeps `free` true. Also for an account that is
-            # not known here, so that a look-up which was read before this settlement is recognised as old.
-            self._known_or_new(account_id).commit(end.balance, end.version)
+        now = self._clock()
+        if end.balance is not None and end.version is not None:
+            # In the step that frees the hold: see Account and Key on why that keeps what is free true.
+            self._commit(end, hold, now)
         if hold is None:
             return
-        now = self._clock()
         if end.refused:
             self._undo(end.request_id, hold, now)
             return
         hold.recharge(now, end.prompt_tokens + end.completion_tokens)
         if end.completion_tokens:
-            mean = mean_output(hold.account)
-            hold.account.mean_output = mean + _MEAN_WEIGHT * (end.completion_tokens - mean)
-        self._close(end.request_id, hold)
+            learn_output(hold.key, end.completion_tokens)
+        self._close(end.request_id, hold, now)
         self._counts["released"] += 1
+
+    def _commit(self, end: Release, hold: Hold | None, now: float) -> None:
+        """Takes over the balance and what the key has spent.
+
+        Also for what is not known here, so that a look-up which was read before this settlement is recognised as old.
+        """
+        assert end.balance is not None
+        assert end.version is not None
+        account_id = hold.account.account_id if hold is not None else end.account_id
+        if account_id is None:
+            return
+        account = self._registry.account(account_id, now)
+        account.commit(end.balance, end.version)
+        self._registry.heard_of(account, now)
+        key_id = hold.key.key_id if hold is not None else end.key_id
+        if key_id is not None and end.key_spent is not None and end.key_period is not None:
+            key = self._registry.key(account, key_id, now)
+            key.commit(end.key_spent, end.key_period, end.version)
+            self._registry.heard_of(key, now)
 
     def renew(self, beat: Renew) -> tuple[str, ...]:
         """Renews leases; answers the requests that are not open here, which the gateway announces again."""
@@ -206,22 +202,32 @@ class Admission:
     def announce(self, open_hold: OpenHold, holder: str) -> None:
         """Takes in a hold that was granted before this limiter started or whose lease had run out.
 
-        It counts at once, also while the account's balance is not known yet, and whatever the limits say: the
-        request is already running. A hold that is open here only has its lease renewed and moved to `holder`.
+        It counts at once, also while account and key are not known yet, and whatever the limits say: the request is
+        already running. A hold that is open here only has its lease renewed and moved to `holder`.
         """
+        request_id = open_hold.request_id
         now = self._clock()
-        known = self._leases.get(open_hold.request_id)
+        known = self._leases.get(request_id)
         if known is not None:
             known.holder = holder
-            self._leases.start(open_hold.request_id, known, now)
+            self._leases.start(request_id, known, now)
             return
-        account = self._known_or_new(open_hold.account_id)
-        prices = open_hold.prompt_price, open_hold.output_price
-        hold = Hold(account, holder, open_hold.hold, open_hold.max_tokens, *prices)
-        hold.recharge(now, open_hold.tokens_charged)
-        hold.token_drained_at = account.tokens.tat
-        hold.grant = _grant(open_hold.request_id, open_hold.key_id, hold, open_hold.max_tokens, now, tentative=False)
-        self._open(open_hold.request_id, hold, now)
+        account = self._registry.account(open_hold.account_id, now)
+        key = self._registry.key(account, open_hold.key_id, now)
+        hold = Hold(
+            key,
+            holder,
+            open_hold.hold,
+            open_hold.max_tokens,
+            open_hold.prompt_price,
+            open_hold.output_price,
+            self._wall(),  # later than it was, so no grant is taken to pay for it that may have expired before
+            open_hold.backend,
+            open_hold.idempotency_key,
+        )
+        hold.charge_tokens(now, open_hold.tokens_charged)
+        hold.grant = _grant(request_id, hold, open_hold.max_tokens, now, tentative=False)
+        self._open(request_id, hold, now)
         self._counts["announced"] += 1
 
     def expire(self) -> list[str]:
@@ -229,42 +235,28 @@ class Admission:
 
         What the requests used is not known, so their charge on the token bucket stays until it drains.
         """
-        gone = self._leases.expired(self._clock())
+        now = self._clock()
+        gone = self._leases.expired(now)
         for request_id in gone:
             hold = self._leases.get(request_id)
             assert hold is not None
-            self._close(request_id, hold)
+            self._close(request_id, hold, now)
         self._counts["expired"] += len(gone)
         return gone
 
     def apply(self, state: AccountState | KeyState) -> None:
         """Takes over what the ledger committed; anything older than what is known is ignored."""
-        if isinstance(state, AccountState):
-            self._known_or_new(state.account_id).apply(state, self._default)
-            return
-        known = self._keys.get(state.digest)
-        if known is None or state.version > known.version:
-            self._keys[state.digest] = state
-            self._known_or_new(state.account_id).keys.add(state.digest)
+        self._registry.apply(state, self._clock())
 
-    def forget(self, account_id: str) -> bool:
-        """Drops an account and its keys, which the next request looks up again; True when nothing of it is left.
+    def forget_idle(self, idle_s: float, most: int) -> int:
+        """Drops keys, and accounts without keys, that have been idle for so long; the next request looks them up again.
 
-        What still counts stays: open holds, and rates that have not drained. For accounts that have been idle; a
-        state that was read before and arrives after would be taken for new.
+        What still counts stays: open holds, and rates that have not drained. Take `idle_s` longer than any look-up may
+        take, and call it often: it looks at no more than `most` keys and accounts, and answers how many it dropped.
         """
-        account = self._accounts.get(account_id)
-        if account is None:
-            return True
-        for digest in account.keys:
-            self._keys.pop(digest, None)
-        account.keys.clear()
-        account.balance = None
-        now = self._clock()
-        if account.holds or account.requests.reset_s(now) or account.tokens.reset_s(now):
-            return False
-        del self._accounts[account_id]
-        return True
+        forgotten = self._registry.forget_idle(idle_s, most, self._clock())
+        self._counts["forgotten"] += forgotten
+        return forgotten
 
     def held(self, account_id: str) -> int:
         """Nano-units set aside for the account's open requests; 0 for an unknown account."""
@@ -279,7 +271,7 @@ class Admission:
     def effective(self, account_id: str) -> Contract:
         """The limits that apply to the account now; the default contract for an unknown account."""
         account = self._accounts.get(account_id)
-        return account.contract if account is not None else self._default
+        return account.contract if account is not None else self._registry.default
 
     def stats(self) -> Stats:
         """Sizes and counts, for metrics."""
@@ -292,57 +284,56 @@ class Admission:
             released=self._counts["released"],
             expired=self._counts["expired"],
             announced=self._counts["announced"],
+            forgotten=self._counts["forgotten"],
             refused=dict(self._refused),
         )
 
-    def _authenticate(self, request_id: str, key_digest: str) -> Account | Refusal | UnknownKey:
+    def _authenticate(self, request_id: str, key_digest: str) -> Key | Refusal | UnknownKey:
         key = self._keys.get(key_digest)
-        if key is None:
+        if key is None or key.state is None:
             return UnknownKey(request_id, key_digest)
-        if not key.active:
+        state = key.state
+        if not state.active:
             return self._refuse(refusals.revoked(request_id))
-        account = self._accounts.get(key.account_id)
-        if account is None or account.balance is None:
+        if state.expires_at is not None and state.expires_at <= self._wall():
+            return self._refuse(refusals.key_expired(request_id, state.expires_at))
+        if key.account.balance is None:
             return UnknownKey(request_id, key_digest)
-        if not account.active:
+        if not key.account.active:
             return self._refuse(refusals.suspended(request_id))
-        return account
-
-    def _known_or_new(self, account_id: str) -> Account:
-        account = self._accounts.get(account_id)
-        if account is None:
-            account = self._accounts[account_id] = Account(account_id, self._default)
-        return account
+        return key
 
     def _open(self, request_id: str, hold: Hold, now: float) -> None:
-        hold.account.open(request_id, hold)
+        self._registry.open(request_id, hold)
         self._leases.start(request_id, hold, now)
 
-    def _close(self, request_id: str, hold: Hold) -> None:
+    def _close(self, request_id: str, hold: Hold, now: float) -> None:
         self._leases.end(request_id)
-        hold.account.close(request_id)
+        self._registry.close(request_id, hold, now)
+        key = hold.key
+        if key.state is not None and key.state.budget is not None:
+            key.freed(hold.amount, self._wall())
 
     def _undo(self, request_id: str, hold: Hold, now: float) -> None:
-        hold.recharge(now, 0)
-        requests = hold.account.requests
-        requests.refund(now, requests.cost_s(1), hold.request_drained_at)
-        self._close(request_id, hold)
+        hold.uncharge(now)
+        self._close(request_id, hold, now)
 
     def _refuse(self, refusal: Refusal) -> Refusal:
         self._refused[refusal.code] += 1
         return refusal
 
 
-def _grant(request_id: str, key_id: str, hold: Hold, budget: int, now: float, tentative: bool) -> Grant:
-    account = hold.account
+def _grant(request_id: str, hold: Hold, budget: int, now: float, tentative: bool) -> Grant:
+    key = hold.key
     return Grant(
         request_id=request_id,
-        account_id=account.account_id,
-        key_id=key_id,
+        account_id=key.account.account_id,
+        key_id=key.key_id,
         hold=hold.amount,
         max_tokens=budget,
-        requests=refusals.window(account.requests, now),
-        tokens=refusals.window(account.tokens, now),
-        tokens_charged=hold.charged,
+        requests=refusals.request_window(key, now),
+        tokens=refusals.token_window(key, now),
+        tokens_charged=hold.tokens.units,
         tentative=tentative,
+        weight=key.account.contract.weight,
     )

@@ -5,9 +5,11 @@ from __future__ import annotations
 from math import ceil
 from typing import Final
 
-from serve_app.limits.holds import Account
+from serve_app.limits.accounts import Account
+from serve_app.limits.keys import Key
 
-_FIRST_MEAN_OUTPUT: Final = 256.0  # tokens; what an account is taken to produce before it has produced anything
+_FIRST_MEAN_OUTPUT: Final = 256.0  # tokens; what is taken to be produced before anything has been
+_MEAN_WEIGHT: Final = 0.2  # of the newest reply in the moving average: about the last ten replies count
 
 
 def output_budget(available: int, prompt_tokens: int, asked: int, prompt_price: int, output_price: int) -> int:
@@ -18,13 +20,33 @@ def output_budget(available: int, prompt_tokens: int, asked: int, prompt_price: 
     return asked if output_price == 0 else min(asked, left // output_price)
 
 
-def token_charge(prompt_tokens: int, budget: int, account: Account) -> int:
+def token_charge(prompt_tokens: int, budget: int, key: Key) -> int:
     """Tokens to charge before the output is known: its whole budget would refuse requests that would have fitted."""
-    return prompt_tokens + min(budget, ceil(mean_output(account)))
+    return prompt_tokens + min(budget, ceil(_expected_output(key)))
 
 
-def mean_output(account: Account) -> float:
-    """Recent mean output. Before there is any, a modest guess, which alone never fills a small limit."""
-    if account.mean_output is not None:
-        return account.mean_output
-    return min(_FIRST_MEAN_OUTPUT, account.contract.tpm / 2)
+def learn_output(key: Key, completion_tokens: int) -> None:
+    """Moves the means towards one reply's tokens."""
+    if key.tokens is not None:
+        mean = _expected_output(key)
+        key.mean_output = mean + _MEAN_WEIGHT * (completion_tokens - mean)
+    account = key.account
+    mean = _expected_output_of(account)
+    account.mean_output = mean + _MEAN_WEIGHT * (completion_tokens - mean)
+
+
+def _expected_output(key: Key) -> float:
+    """The recent mean: the key's where it has a token limit of its own, else its account's.
+
+    Before there is any, a modest guess, which alone never fills a small limit.
+    """
+    if key.tokens is None:
+        return _expected_output_of(key.account)
+    if key.mean_output is not None:
+        return key.mean_output
+    return min(_expected_output_of(key.account), key.tokens.limit / 2)
+
+
+def _expected_output_of(account: Account) -> float:
+    mean = account.mean_output
+    return mean if mean is not None else min(_FIRST_MEAN_OUTPUT, account.tokens.limit / 2)

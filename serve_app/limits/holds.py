@@ -1,214 +1,123 @@
-"""Balances with what is set aside from them, and the leases that the set-aside parts live under."""
+"""Open requests: what each has set aside and was charged, so that it can be corrected or undone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import inf
+from typing import TYPE_CHECKING
 
 from serve_app.limits.gcra import Bucket
-from serve_app.limits.messages import AccountState, Contract, Grant
+from serve_app.limits.messages import Grant
+
+if TYPE_CHECKING:
+    from serve_app.limits.accounts import Account
+    from serve_app.limits.keys import Key
+
+
+class Charge:
+    """What one bucket was charged for one request. Undoing it gives back exactly that, also at another limit."""
+
+    __slots__ = ("bucket", "cost_s", "drained_at", "units")
+
+    def __init__(self, bucket: Bucket, now: float, units: int) -> None:
+        cost_s = bucket.cost_s(units)
+        self.bucket = bucket
+        self.units = units
+        self.cost_s = cost_s if cost_s < inf else 0.0
+        self.drained_at = bucket.charge(now, self.cost_s)
+
+    def correct(self, now: float, units: int) -> None:
+        """Changes the charge to `units`, up into debt or down.
+
+        An increase counts as if it had been known at the start, so the time at which the charge drains moves with it.
+        """
+        bucket = self.bucket
+        if units > self.units:
+            more_s = bucket.cost_s(units - self.units)
+            if more_s < inf:
+                bucket.charge(now, more_s)
+                self.cost_s += more_s
+                self.drained_at += more_s
+        elif units < self.units:
+            less_s = self.cost_s * (self.units - units) / self.units
+            bucket.refund(now, less_s, self.drained_at)
+            self.cost_s -= less_s
+            self.drained_at -= less_s
+        self.units = units
 
 
 class Hold:
-    """One open request: what is set aside for it and what it was charged, so that it can be corrected or undone.
-
-    Mutable and private to the limiter. `asked` is the output the client asked for, `grant` the answer as last given.
-    """
+    """One open request. Mutable and private to the limiter."""
 
     __slots__ = (
         "account",
         "amount",
         "asked",
-        "charged",
-        "charged_s",
+        "backend",
         "expires_at",
         "grant",
         "holder",
+        "idempotency_key",
+        "key",
+        "key_requests",
+        "key_tokens",
+        "opened_at",
         "output_price",
         "prompt_price",
-        "request_drained_at",
-        "token_drained_at",
+        "requests",
+        "tokens",
     )
 
     def __init__(
-        self, account: Account, holder: str, amount: int, asked: int, prompt_price: int, output_price: int
+        self,
+        key: Key,
+        holder: str,
+        amount: int,
+        asked: int,
+        prompt_price: int,
+        output_price: int,
+        opened_at: float,
+        backend: str,
+        idempotency_key: str | None,
     ) -> None:
-        self.account = account
+        self.key = key
+        self.account: Account = key.account
         self.holder = holder
         self.amount = amount  # nano-units
-        self.asked = asked  # tokens
+        self.asked = asked  # tokens of output that the client asked for
         self.prompt_price = prompt_price
         self.output_price = output_price
-        self.charged = 0  # tokens, and what they were in seconds of the token bucket
-        self.charged_s = 0.0
-        self.token_drained_at = self.request_drained_at = float("-inf")
-        self.expires_at = 0.0
-        self.grant: Grant
+        self.opened_at = opened_at  # Unix time
+        self.backend = backend
+        self.idempotency_key = idempotency_key
+        self.tokens: Charge
+        self.requests: Charge | None = None  # None: charged before this limiter started
+        self.key_tokens: Charge | None = None
+        self.key_requests: Charge | None = None
+        self.expires_at = 0.0  # of the lease, on the limiter's clock
+        self.grant: Grant  # the answer as last given
+
+    def charge_tokens(self, now: float, tokens: int) -> None:
+        """Charges the tokens for the first time; the key's too, where it has a limit of its own."""
+        self.tokens = Charge(self.account.tokens, now, tokens)
+        if self.key.tokens is not None:
+            self.key_tokens = Charge(self.key.tokens, now, tokens)
+
+    def charge_request(self, now: float) -> None:
+        """Charges one request; the key's bucket too, where it has a limit of its own."""
+        self.requests = Charge(self.account.requests, now, 1)
+        if self.key.requests is not None:
+            self.key_requests = Charge(self.key.requests, now, 1)
 
     def recharge(self, now: float, tokens: int) -> None:
-        """Corrects what the token bucket was charged for this request, up into debt or down.
+        """Corrects what was charged for tokens."""
+        self.tokens.correct(now, tokens)
+        if self.key_tokens is not None:
+            self.key_tokens.correct(now, tokens)
 
-        An increase counts as if it had been known at admission, so the time at which the charge drains moves with it.
-        """
-        bucket = self.account.tokens
-        if tokens > self.charged:
-            more_s = bucket.cost_s(tokens - self.charged)
-            if more_s < inf:
-                bucket.charge(now, more_s)
-                self.charged_s += more_s
-                self.token_drained_at += more_s
-        elif tokens < self.charged:
-            less_s = self.charged_s * (self.charged - tokens) / self.charged
-            bucket.refund(now, less_s, self.token_drained_at)
-            self.charged_s -= less_s
-            self.token_drained_at -= less_s
-        self.charged = tokens
-
-
-class Account:
-    """An account's committed balance, its open holds, and its rate buckets.
-
-    Why the free balance is never overstated. Every charge is covered by a hold that is at least as large. The ledger
-    commits a charge and raises the account's version in one step. A hold is removed only in the step that also brings
-    the balance to the version of its settlement or a later one (`close`); a state of an older version is ignored
-    (`apply`, `commit`). So at every moment each admitted request is in one of three states: unsettled and held;
-    settled, not yet seen, and held; settled and contained in the balance seen here. Its charge is therefore taken
-    from `free` at least once: `free <= committed balance - charges still to come`. Deposits and settlements not yet
-    seen only make `free` too small. What this does not cover: an operator lowering a balance is seen when the state
-    arrives, not before; and a hold whose lease has run out is no longer held, so a dead gateway's request must be
-    settled, or known never to be, within the lease.
-    """
-
-    __slots__ = (
-        "account_id",
-        "active",
-        "balance",
-        "contract",
-        "held",
-        "holds",
-        "keys",
-        "mean_output",
-        "own",
-        "requests",
-        "tokens",
-        "version",
-    )
-
-    def __init__(self, account_id: str, contract: Contract) -> None:
-        self.account_id = account_id
-        self.active = True
-        self.balance: int | None = None  # None until the ledger has told; holds count all the same
-        self.version = -1
-        self.held = 0
-        self.holds: dict[str, Hold] = {}
-        self.keys: set[str] = set()
-        self.mean_output: float | None = None  # tokens a reply, moving average; None before the first
-        self.own: AccountState | None = None  # as last applied: which limits are the account's own
-        self.contract = contract
-        self.requests = Bucket(contract.rpm)
-        self.tokens = Bucket(contract.tpm)
-
-    def apply(self, state: AccountState, default: Contract) -> bool:
-        """Takes over a committed state; False and no change when it is older than what is known."""
-        if state.version < self.version or (state.version == self.version and self.balance is not None):
-            return False
-        self.version = state.version
-        self.balance = state.balance
-        self.active = state.active
-        self.own = state
-        self.limit(default)
-        return True
-
-    def limit(self, default: Contract) -> None:
-        """Sets the limits: the account's own, and the default's where it has none. What is in use stays in use."""
-        own = self.own
-        self.contract = Contract(
-            rpm=default.rpm if own is None or own.rpm is None else own.rpm,
-            tpm=default.tpm if own is None or own.tpm is None else own.tpm,
-            concurrency=default.concurrency if own is None or own.concurrency is None else own.concurrency,
-        )
-        self.requests.limit = self.contract.rpm
-        self.tokens.limit = self.contract.tpm
-
-    def commit(self, balance: int, version: int) -> None:
-        """Takes over a balance that a settlement brought, unless a newer one is known.
-
-        While the balance is unknown only the version is kept: whether the account is active comes with `apply` alone,
-        and a look-up that was read before this settlement must then be refused as old.
-        """
-        if version > self.version:
-            self.version = version
-            if self.balance is not None:
-                self.balance = balance
-
-    @property
-    def free(self) -> int:
-        """Nano-units that nothing has a claim on; negative when an operator took away what was already held."""
-        return (self.balance or 0) - self.held
-
-    def open(self, request_id: str, hold: Hold) -> None:
-        """Sets the hold's amount aside and takes a concurrency slot."""
-        self.holds[request_id] = hold
-        self.held += hold.amount
-
-    def resize(self, hold: Hold, amount: int) -> None:
-        """Changes what an open hold sets aside."""
-        self.held += amount - hold.amount
-        hold.amount = amount
-
-    def close(self, request_id: str) -> Hold:
-        """Frees the hold and its slot. Raises KeyError when it is not open."""
-        hold = self.holds.pop(request_id)
-        self.held -= hold.amount
-        return hold
-
-
-class Leases:
-    """Open holds by request, oldest lease first.
-
-    All leases are equally long, so a dict in the order of the last renewal is in the order of expiry, and looking for
-    the expired ones costs only as much as there are.
-    """
-
-    __slots__ = ("_holds", "lease_s")
-
-    def __init__(self, lease_s: float) -> None:
-        self.lease_s = lease_s
-        self._holds: dict[str, Hold] = {}
-
-    def __len__(self) -> int:
-        return len(self._holds)
-
-    def get(self, request_id: str) -> Hold | None:
-        """The open hold, or None."""
-        return self._holds.get(request_id)
-
-    def start(self, request_id: str, hold: Hold, now: float) -> None:
-        """Begins or renews a lease."""
-        self._holds.pop(request_id, None)
-        hold.expires_at = now + self.lease_s
-        self._holds[request_id] = hold
-
-    def renew(self, holder: str, request_ids: Iterable[str], now: float) -> tuple[str, ...]:
-        """Renews those of the holder that are open; answers those that are not."""
-        unknown = []
-        for request_id in request_ids:
-            hold = self._holds.get(request_id)
-            if hold is None or hold.holder != holder:
-                unknown.append(request_id)
-            else:
-                self.start(request_id, hold, now)
-        return tuple(unknown)
-
-    def end(self, request_id: str) -> Hold | None:
-        """Removes a lease; None when there is none."""
-        return self._holds.pop(request_id, None)
-
-    def expired(self, now: float) -> list[str]:
-        """Requests whose lease has run out."""
-        found = []
-        for request_id, hold in self._holds.items():
-            if hold.expires_at > now:
-                break
-            found.append(request_id)
-        return found
+    def uncharge(self, now: float) -> None:
+        """Gives back all that was charged and has not drained by itself."""
+        self.recharge(now, 0)
+        if self.requests is not None:
+            self.requests.correct(now, 0)
+        if self.key_requests is not None:
+            self.key_requests.correct(now, 0)

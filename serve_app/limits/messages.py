@@ -131,7 +131,7 @@ class UnknownKey:
 
 @dataclass(frozen=True, slots=True)
 class Recovering:
-    """The limiter has just started and may not know every open hold: announce yours, then ask again."""
+    """Ask again: the limiter does not know enough yet. It has just started (announce your holds), or clocks differ."""
 
     request_id: str
     retry_in_s: float

@@ -84,31 +84,6 @@ def test_an_announced_hold_is_released_like_any_other() -> None:
     assert world.windows()[1] == 60_000 - 120
 
 
-def test_forget_drops_only_what_no_longer_counts() -> None:
-    world = World()
-    world.grant("r")
-    assert not world.admission.forget("a")
-    assert world.admission.held("a") > 0
-    world.end("r", 100, 10)
-    assert not world.admission.forget("a"), "its rates have not drained"
-    world.now += 60
-    assert world.admission.forget("a")
-    assert world.admission.forget("a")
-    stats = world.admission.stats()
-    assert (stats.accounts, stats.keys) == (0, 0)
-
-
-def test_a_forgotten_account_with_open_holds_keeps_its_version() -> None:
-    world = World()
-    world.account(balance=500, version=5)
-    world.grant("r", 10, 10)
-    world.admission.forget("a")
-    world.account(balance=900, version=4)
-    assert world.admission._accounts["a"].balance is None
-    world.account(balance=500, version=5)
-    assert world.admission._accounts["a"].balance == 500
-
-
 def test_stats_count_what_happened() -> None:
     world = World(concurrency=1)
     world.grant("r")
