@@ -6,6 +6,7 @@ from typing import Any
 
 from ray import serve
 
+from deployments.priority import yield_to_models
 from serve_app.gateway.accounting import AccountingService
 from serve_app.ledger import Ledger, LedgerUnavailable
 from serve_app.ledger.messages import Settled, Settlement, SettlementRejected
@@ -26,6 +27,7 @@ class Accounting:
     """Ray's side of serve_app.gateway.accounting."""
 
     def __init__(self, settings: GatewayArgs) -> None:
+        yield_to_models()
         self._service = AccountingService(Ledger(settings.ledger_url()))
 
     async def settle(self, settlements: list[Settlement]) -> list[Settled | SettlementRejected | LedgerUnavailable]:

@@ -12,6 +12,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.metrics import GatewayMetrics
 from deployments.ports import AccountingHandle, BackendHandles, LimiterHandle
+from deployments.priority import yield_to_models
 from serve_app import secrets
 from serve_app.gateway import tasks
 from serve_app.gateway.app import build_app
@@ -42,6 +43,7 @@ class Gateway:
     """One ingress process. Any number of them may run."""
 
     def __init__(self, args: GatewayArgs, limiter: DeploymentHandle, accounting: DeploymentHandle) -> None:
+        yield_to_models()
         backends, metrics = BackendHandles(), GatewayMetrics()
         ledger = AccountingHandle(accounting)
         keys = secrets.load(args.state_dir())

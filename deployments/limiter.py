@@ -11,6 +11,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.ports import AccountingHandle
+from deployments.priority import yield_to_models
 from serve_app.gateway.limiter import LimiterService
 from serve_app.limits import Admission
 from serve_app.settings import GatewayArgs, LimiterSettings, parse
@@ -31,6 +32,7 @@ class Limiter:
     """Ray's side of serve_app.gateway.limiter."""
 
     def __init__(self, settings: GatewayArgs, accounting: DeploymentHandle) -> None:
+        yield_to_models()
         admission = Admission(
             clock=time.monotonic,
             rng=random.Random(),

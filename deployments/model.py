@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import sys
 from collections.abc import AsyncGenerator
@@ -51,6 +52,9 @@ class Model:
             settings = settings.model_copy(update={"model": str(path), "cache_dir": cache})
         self._engine = Engine.from_settings(settings, progress=logger.info)
         self._replica = Replica(self._engine, self._settle_orphan)
+        # What is there now stays: the collector need not look through it again and again in the middle of a step.
+        gc.collect()
+        gc.freeze()
         self._metrics = EngineMetrics()
         self._report = asyncio.get_running_loop().create_task(self._report_metrics())
 

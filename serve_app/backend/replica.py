@@ -1,4 +1,4 @@
-"""What a model replica does with a call: render, check the hold, generate, coalesce, settle for a dead gateway."""
+"""What a model replica does with a call: render, check the hold, generate, settle for a dead gateway."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import contextlib
 import contextvars
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from serve_app.backend.messages import BackendEvent, GenerateCall, Rejected, Rejection
 from serve_app.engine.errors import ContextLengthExceeded, EngineClosed, QueueFull
-from serve_app.engine.request import Delta, Event, Finished, FinishReason, GenerationRequest
+from serve_app.engine.request import Delta, Finished, FinishReason, GenerationRequest
 from serve_app.ledger.messages import Outcome, Settlement
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Replica:
         started_at = time.time()
         self._active += 1
         try:
-            async with contextlib.aclosing(coalesce(self._engine.generate(request), self._interval)) as events:
+            async with contextlib.aclosing(self._engine.generate(request, self._interval)) as events:
                 async for event in events:
                     if isinstance(event, Delta):
                         produced = replace(produced, completion_tokens=event.completion_tokens)
@@ -102,7 +102,10 @@ class Replica:
             self._active -= 1
 
     def _interval(self) -> float:
-        """Seconds between the deltas of one stream: few and large ones when many streams share the machine."""
+        """Seconds between the deltas of one stream: few and large ones when many streams share the machine.
+
+        Each delta that goes to another process costs about a third of a millisecond.
+        """
         return self._coalesce_s * min(MOST_COALESCED, max(1.0, self._active / 4))
 
     def _settle_later(self, call: GenerateCall, produced: Finished, started_at: float) -> None:
@@ -145,61 +148,3 @@ class Replica:
         """Waits for the settlements of cut streams that are still due."""
         if self._orphans:
             await asyncio.wait(self._orphans)
-
-
-async def coalesce(events: AsyncGenerator[Event, None], interval_s: Callable[[], float]) -> AsyncGenerator[Event, None]:
-    """Joins deltas that come within `interval_s()` seconds of the last one sent.
-
-    Each yield across processes costs about a third of a millisecond, so a fast stream is sent in few pieces; the first
-    delta goes out at once.
-    """
-    loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[Event | None] = asyncio.Queue()
-    failure: list[BaseException] = []
-
-    async def pump() -> None:
-        try:
-            async for event in events:
-                queue.put_nowait(event)
-        except Exception as error:
-            failure.append(error)
-        finally:
-            queue.put_nowait(None)
-
-    task = asyncio.create_task(pump())
-    sent_at, ended = 0.0, False
-    try:
-        while not ended:
-            waiting = [await queue.get()]
-            if (wait := sent_at + interval_s() - loop.time()) > 0:
-                await asyncio.sleep(wait)
-            while not queue.empty():
-                waiting.append(queue.get_nowait())
-            sent_at, ended = loop.time(), waiting[-1] is None
-            for event in _joined(waiting):
-                yield event
-        if failure:
-            raise failure[0]
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-        await events.aclose()
-
-
-def _joined(events: list[Event | None]) -> Iterator[Event]:
-    """The same text and counts in as few deltas as the order of events allows."""
-    delta: Delta | None = None
-    for event in events:
-        if isinstance(event, Delta):
-            if delta is not None:
-                event = Delta(delta.text + event.text, event.completion_tokens, delta.tokens + event.tokens)
-            delta = event
-            continue
-        if delta is not None:
-            yield delta
-            delta = None
-        if event is not None:
-            yield event
-    if delta is not None:
-        yield delta

@@ -106,14 +106,17 @@ class Engine:
         """
         self._submit(request, on_event)
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+    async def generate(
+        self, request: GenerationRequest, interval_s: Callable[[], float] = lambda: 0.0
+    ) -> AsyncGenerator[Event, None]:
         """Queue a request and yield its events; `Finished` is the last. Closing the generator aborts the request.
 
-        Raises the errors of `submit`, when the first event is asked for.
+        Deltas that come within `interval_s()` seconds of the last one are joined; the first one goes at once. Raises
+        the errors of `submit`, when the first event is asked for.
         """
         if request.sampling.grammar is not None:  # may take a second, which the loop has not got
             await asyncio.to_thread(self._grammars.check, request.sampling.grammar)
-        sink = LoopSink(asyncio.get_running_loop())
+        sink = LoopSink(asyncio.get_running_loop(), interval_s)
         self._submit(request, sink)
         finished = False
         try:

@@ -187,6 +187,8 @@ class Launch:
             # The only load balancer is this machine's HAProxy, which hears of a change at once.
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
+            # Models run at the user's own priority; what else there is yields to them (deployments/priority.py).
+            "RAY_worker_niceness": "0",
             # Whoever can reach the dashboard can run code: no page in a browser may, without the token.
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.home / "secrets" / "ray-token"),

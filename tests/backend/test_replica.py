@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from serve_app.backend import Bill, GenerateCall, Rejected, Rejection
-from serve_app.backend.replica import Replica, coalesce
+from serve_app.backend.replica import Replica
 from serve_app.engine.errors import ContextLengthExceeded, EngineClosed, QueueFull
 from serve_app.engine.request import Delta, Event, Finished, FinishReason, GenerationRequest, SamplingParams, Started
 from serve_app.ledger.messages import Outcome, Price, Settlement
@@ -41,7 +40,9 @@ class ScriptedEngine:
             raise ValueError("roles must alternate")
         return list(range(len(text)))
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+    async def generate(
+        self, request: GenerationRequest, interval_s: Callable[[], float]
+    ) -> AsyncGenerator[Event, None]:
         self.requests.append(request)
         finished = False
         try:
@@ -64,7 +65,8 @@ class Made:
         self.engine = ScriptedEngine(*script)
         self.settled: list[Settlement] = []
         self.settle_fails = settle_fails
-        self.replica = Replica(self.engine, self.settle, coalesce_s=0.005)  # type: ignore[arg-type]
+        self.now = 0.0
+        self.replica = Replica(self.engine, self.settle, coalesce_s=0.005, clock=lambda: self.now)  # type: ignore[arg-type]
 
     async def settle(self, settlement: Settlement) -> None:
         if self.settle_fails:
@@ -111,6 +113,16 @@ async def test_a_hold_covers_the_prompt_whether_it_is_cached_or_not() -> None:
     call = a_call(credit=10 * 1000 + 20 * 3000)
     dear = replace(call, bill=replace(call.bill, price=replace(PRICE, cached_input=1001)))
     assert [event async for event in made.replica.generate(dear)] == [Rejected(Rejection.CREDIT, prompt_tokens=10)]
+
+
+async def test_the_engine_hears_of_the_accounts_weight_and_of_when_a_token_is_due() -> None:
+    made = Made(Started(10, 0), Finished(STOP, 10, 0, 0))
+    made.now = 1000.0
+    await made.all(weight=2.5, first_token_within_s=30.0)
+    await made.all()
+    patient, plain = made.engine.requests
+    assert (patient.weight, patient.first_token_by, patient.deadline) == (2.5, 1030.0, None)
+    assert (plain.weight, plain.first_token_by, plain.deadline) == (1.0, None, None)
 
 
 async def test_the_context_bounds_the_output_and_with_it_the_price() -> None:
@@ -218,62 +230,3 @@ async def test_a_settlement_that_fails_is_logged(caplog: pytest.LogCaptureFixtur
     await made.replica.drain()
     await asyncio.sleep(0)
     assert any(record.levelno == logging.ERROR for record in caplog.records)
-
-
-# Coalescing
-
-
-async def events_of(*steps: Any) -> AsyncGenerator[Event, None]:
-    for step in steps:
-        if isinstance(step, float):
-            await asyncio.sleep(step)
-        elif isinstance(step, BaseException):
-            raise step
-        else:
-            yield step
-
-
-@pytest.mark.parametrize("seed", range(20))
-async def test_coalescing_loses_no_text_and_no_count(seed: int) -> None:
-    rng = random.Random(seed)
-    pieces = [rng.choice(["", "a", "é", "xyz", "\n"]) for _ in range(60)]
-    steps: list[Any] = [Started(3, 1)]
-    for count, piece in enumerate(pieces, start=1):
-        if rng.random() < 0.3:
-            steps.append(rng.choice([0.0, 0.0, 0.002]))
-        steps.append(Delta(piece, count))
-    steps.append(Finished(STOP, 3, 1, len(pieces)))
-    interval = rng.choice([0.0, 0.001, 0.01])
-    out = [event async for event in coalesce(events_of(*steps), lambda: interval)]
-    assert out[0] == Started(3, 1)
-    assert out[-1] == Finished(STOP, 3, 1, len(pieces))
-    deltas = [event for event in out if isinstance(event, Delta)]
-    assert len(deltas) == len(out) - 2
-    assert "".join(delta.text for delta in deltas) == "".join(pieces)
-    counts = [delta.completion_tokens for delta in deltas]
-    assert counts == sorted(counts)
-    assert counts[-1] == len(pieces)
-
-
-async def test_the_first_delta_does_not_wait_and_later_ones_come_together() -> None:
-    gate = asyncio.Event()
-
-    async def events() -> AsyncGenerator[Event, None]:
-        yield Delta("first", 1)
-        await gate.wait()
-        for count in range(2, 12):
-            yield Delta("x", count)
-        yield Finished(STOP, 1, 0, 11)
-
-    stream = coalesce(events(), lambda: 0.02)
-    async with asyncio.timeout(5):
-        assert await anext(stream) == Delta("first", 1)
-        gate.set()
-        assert [event async for event in stream] == [Delta("x" * 10, 11), Finished(STOP, 1, 0, 11)]
-
-
-async def test_a_failure_comes_after_what_was_produced_before_it() -> None:
-    stream = coalesce(events_of(Delta("a", 1), RuntimeError("fault")), lambda: 0.001)
-    assert await anext(stream) == Delta("a", 1)
-    with pytest.raises(RuntimeError, match="fault"):
-        await anext(stream)

@@ -5,6 +5,7 @@
 // (block, head, token, size). Both are IEEE halves.
 #pragma once
 #include <cmath>
+#include <type_traits>
 #include <vector>
 
 #include "lanes.h"
@@ -17,6 +18,18 @@ struct Stretch {
     int kv_head, from, end;
 };
 
+// Blocks that are read next, fetched a few cache lines at a time while something else is computed: asked for all at
+// once, they would hold up what is being read.
+struct Ahead {
+    const char* blocks[kChunk];
+    int count = 0, step = 0;  // bytes of a block for each of the head's sizes
+
+    void fetch(int i) const {
+        for (int b = 0; b < count; b++)
+            for (int at = 0; at < step; at += 64) __builtin_prefetch(blocks[b] + i * step + at, 0, 2);
+    }
+};
+
 struct PagedCache {
     uint16_t* blocks;  // (head, block, keys then values): neighbouring blocks of a sequence are read in one go
     int32_t num_blocks, block_size, head_dim;
@@ -27,6 +40,16 @@ struct PagedCache {
 
     uint16_t* values(int block, int kv_head) const { return keys(block, kv_head) + head_dim * block_size; }
 
+    // The blocks of the first kChunk tokens of `next`.
+    Ahead ahead(const Stretch& next) const {
+        Ahead a;
+        a.step = block_size * 4;
+        const int end = next.end < next.from + kChunk ? next.end : next.from + kChunk;
+        for (int t = next.from; t < end; t += block_size)
+            a.blocks[a.count++] = (const char*)keys(next.table[t / block_size], next.kv_head);
+        return a;
+    }
+
     void put(int block, int slot, int kv_head, const float* key, const float* value) const {
         uint16_t* k = keys(block, kv_head) + slot;
         uint16_t* v = values(block, kv_head) + slot * head_dim;
@@ -35,22 +58,16 @@ struct PagedCache {
     }
 
     // Tokens `from .. from + n` of one sequence, n <= kChunk; to (size, kChunk) and (kChunk, size). What lies beyond n
-    // is set to zero: whatever a block held before, it never takes part. Meanwhile the first kChunk tokens of `next` are
-    // fetched, line by line: asked for all at once, they would hold up what is being read.
-    void read(const int32_t* table, int kv_head, int from, int n, const Stretch& next, float* key, float* value) const {
+    // is set to zero: whatever a block held before, it never takes part.
+    void read(const int32_t* table, int kv_head, int from, int n, const Ahead& ahead, float* key, float* value) const {
         int done = 0;
-        const int lines = block_size * head_dim * 4 / 64;  // of a block's keys and values
         while (done < n) {
             const int block = table[(from + done) / block_size], slot = (from + done) % block_size;
             const int take = block_size - slot < n - done ? block_size - slot : n - done;
             const uint16_t *k = keys(block, kv_head) + slot, *v = values(block, kv_head) + slot * head_dim;
-            const int ahead = next.from + done;
-            const char* p = ahead < next.end ? (const char*)keys(next.table[ahead / block_size], next.kv_head) : nullptr;
             for (int i = 0; i < head_dim; i++) {
                 halves_to_floats(k + i * block_size, key + i * kChunk + done, take);
-                if (p)
-                    for (int line = i * lines / head_dim; line < (i + 1) * lines / head_dim; line++)
-                        __builtin_prefetch(p + line * 64, 0, 2);
+                if (done == 0) ahead.fetch(i);
             }
             halves_to_floats(v, value + done * head_dim, take * head_dim);
             done += take;
@@ -111,6 +128,73 @@ static inline void product(
     product_rest<kProductRows - 1>(rows - r, cols, a + r * lda, lda, b, ldb, c + r * ldc, ldc, k, add);
 }
 
+// Scores of R queries (R, size) with n tokens of one sequence from `from` on, to (R, kChunk), straight from the halves:
+// converting them first only pays for many queries. What lies beyond n is whatever the block held. Every score is added
+// up in the order in which `product` does, so that it is the same bits.
+template <int R>
+static inline void scores_of_few(const PagedCache& cache, const int32_t* table, int kv_head, int from, int n,
+                                 const float* q, float* scores, const Ahead* ahead) {
+    constexpr int V = kProductVectors;
+    const int size = cache.head_dim, stride = cache.block_size;
+    for (int at = 0; at < n; at += V * kFloats) {
+        const uint16_t* k[V];
+        for (int v = 0; v < V; v++) {
+            const int token = from + (at + v * kFloats < n ? at + v * kFloats : at);
+            k[v] = cache.keys(table[token / stride], kv_head) + token % stride;
+        }
+        Floats sum[R][V] = {};
+        for (int i = 0; i < size; i++) {
+            Floats row[V];
+            for (int v = 0; v < V; v++) row[v] = load_halves(k[v] + int64_t(i) * stride);
+            for (int r = 0; r < R; r++)
+                for (int v = 0; v < V; v++) sum[r][v] += row[v] * q[r * size + i];
+            if (ahead && at == 0) ahead->fetch(i);
+        }
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < V; v++) store(scores + r * kChunk + at + v * kFloats, sum[r][v]);
+    }
+}
+
+// out (R, size) += weights (R, kChunk) * values of n tokens of one sequence from `from` on; see scores_of_few.
+template <int R>
+static inline void add_values_of_few(const PagedCache& cache, const int32_t* table, int kv_head, int from, int n,
+                                     const float* weights, float* out) {
+    constexpr int V = kProductVectors;
+    const int size = cache.head_dim, stride = cache.block_size;
+    for (int at = 0; at < size; at += V * kFloats) {
+        const int last = size - at < V * kFloats ? (size - at) / kFloats : V;
+        Floats sum[R][V] = {};
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < last; v++) sum[r][v] = load(out + r * size + at + v * kFloats);
+        for (int done = 0; done < n;) {
+            const int token = from + done, slot = token % stride;
+            const int take = stride - slot < n - done ? stride - slot : n - done;
+            const uint16_t* value = cache.values(table[token / stride], kv_head) + slot * size + at;
+            for (int t = 0; t < take; t++, value += size) {
+                Floats row[V] = {};
+                for (int v = 0; v < V; v++)
+                    if (v < last) row[v] = load_halves(value + v * kFloats);
+                for (int r = 0; r < R; r++)
+                    for (int v = 0; v < V; v++) sum[r][v] += row[v] * weights[r * kChunk + done + t];
+            }
+            done += take;
+        }
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < last; v++) store(out + r * size + at + v * kFloats, sum[r][v]);
+    }
+}
+
+// Calls `call` with the number of rows as a constant: `call(std::integral_constant<int, rows>)`.
+template <int Most, class Call>
+static inline void with_rows(int rows, const Call& call) {
+    if constexpr (Most > 0) {
+        if (rows >= Most) call(std::integral_constant<int, Most>());
+        else with_rows<Most - 1>(rows, call);
+    }
+}
+
+constexpr int kFewRows = 2 * kProductRows;
+
 struct AttentionScratch {
     std::vector<float> key, value, scores, top, sum;
 
@@ -127,12 +211,21 @@ static inline void attend(const PagedCache& cache, const int32_t* table, int kv_
     float *scores = scratch.scores.data(), *top = scratch.top.data(), *sum = scratch.sum.data();
     for (int r = 0; r < rows; r++) top[r] = -1e30f, sum[r] = 0;
     std::memset(out, 0, size_t(rows) * size * sizeof(float));
+    const bool few = rows <= kFewRows && cache.block_size % kFloats == 0 && size % kFloats == 0;
     const int first = window && position - window + 1 > 0 ? (position - window + 1) / kChunk * kChunk : 0;
     for (int from = first; from < end; from += kChunk) {
         const int n = end - from < kChunk ? end - from : kChunk;
-        const Stretch ahead = from + kChunk < end ? Stretch{table, kv_head, from + kChunk, end} : next;
-        cache.read(table, kv_head, from, n, ahead, scratch.key.data(), scratch.value.data());
-        product(rows, kChunk, q, size, scratch.key.data(), kChunk, scores, kChunk, size, false);
+        const Ahead ahead = cache.ahead(from + kChunk < end ? Stretch{table, kv_head, from + kChunk, end} : next);
+        if (few) {
+            for (int r = 0; r < rows; r += kProductRows)
+                with_rows<kProductRows>(rows - r, [&](auto count) {
+                    scores_of_few<count>(cache, table, kv_head, from, n, q + r * size, scores + r * kChunk,
+                                         r == 0 ? &ahead : nullptr);
+                });
+        } else {
+            cache.read(table, kv_head, from, n, ahead, scratch.key.data(), scratch.value.data());
+            product(rows, kChunk, q, size, scratch.key.data(), kChunk, scores, kChunk, size, false);
+        }
         for (int r = 0; r < rows; r++) {
             float* s = scores + r * kChunk;
             const int at = position + r / heads;
@@ -163,7 +256,14 @@ static inline void attend(const PagedCache& cache, const int32_t* table, int kv_
             }
             sum[r] += total;
         }
-        product(rows, size, scores, kChunk, scratch.value.data(), size, out, size, n, true);
+        if (few) {
+            for (int r = 0; r < rows; r += kProductRows)
+                with_rows<kProductRows>(rows - r, [&](auto count) {
+                    add_values_of_few<count>(cache, table, kv_head, from, n, scores + r * kChunk, out + r * size);
+                });
+        } else {
+            product(rows, size, scores, kChunk, scratch.value.data(), size, out, size, n, true);
+        }
     }
     for (int r = 0; r < rows; r++) {
         const float inverse = 1.0f / sum[r];

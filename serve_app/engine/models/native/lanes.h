@@ -87,6 +87,20 @@ static inline void halves_to_floats(const uint16_t* from, float* to, int n) {
     }
 }
 
+static inline Floats load_halves(const uint16_t* p) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(__F16C__)
+    return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#else
+    Floats v;
+    float floats[kFloats];
+    halves_to_floats(p, floats, kFloats);
+    std::memcpy(&v, floats, sizeof v);
+    return v;
+#endif
+}
+
 static inline uint16_t to_half(float x) {
     _Float16 h = (_Float16)x;
     uint16_t bits;
@@ -96,7 +110,7 @@ static inline uint16_t to_half(float x) {
 
 // e^x for x <= 0, close to float precision (Cody-Waite reduction, a polynomial of degree 6), plain enough
 // for the compiler to vectorise in any loop. 0 below -87; NaN stays NaN.
-static inline float exp_of_negative(float x) {
+__attribute__((always_inline)) static inline float exp_of_negative(float x) {
     float clamped = x < -87.0f ? -87.0f : x;
     float n = __builtin_rintf(clamped * 1.44269504f);
     float r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
