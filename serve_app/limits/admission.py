@@ -23,13 +23,17 @@ from serve_app.limits.messages import (
     Identity,
     KeyState,
     OpenHold,
+    PressureReport,
     Recovering,
     Refusal,
     Release,
     Renew,
     UnknownKey,
+    Window,
 )
+from serve_app.limits.pressure import Tuning
 from serve_app.limits.registry import Registry
+from serve_app.limits.share import Shares
 from serve_app.limits.stats import Stats
 
 
@@ -38,12 +42,13 @@ class Admission:
 
     A refused request consumes nothing at all: every check comes before the first change. The order of the checks is
     401 (key, account), 422 (model), 409 (idempotency key), 402 (balance, then the key's budget), 429 (concurrency,
-    requests, tokens; account and key each).
+    requests, tokens; account and key each), 429 (the account's share of a backend under pressure), 503 (no capacity).
 
     `clock` answers seconds of a clock that never runs backwards, `wall` Unix time, by which keys and grants expire and
     budgets renew; `rng` spreads the times to wait. A hold lives for `lease_s` unless it is renewed. For the first
     `recovery_s` after the start, `admit` answers `Recovering`, so that gateways announce the holds that this limiter
     does not know; take it longer than the gateways' heartbeat, or 0 where no gateway can have open requests.
+    `shares` divides what replicas can do; by default one shard's with the usual tuning.
     """
 
     def __init__(
@@ -54,10 +59,12 @@ class Admission:
         lease_s: float = 10.0,
         recovery_s: float = 3.0,
         wall: Callable[[], float] = time.time,
+        shares: Shares | None = None,
     ) -> None:
         self._clock = clock
         self._wall = wall
         self._rng = rng
+        self.shares = shares or Shares(Tuning(), default_contract)
         self._registry = Registry(default_contract)
         self._accounts = self._registry.accounts
         self._keys = self._registry.keys
@@ -79,6 +86,7 @@ class Admission:
     @default_contract.setter
     def default_contract(self, contract: Contract) -> None:
         self._registry.default = contract
+        self.shares.set_default(contract)
 
     def knows(self, key_digest: str) -> bool:
         """Whether the key and its account need no look-up."""
@@ -114,12 +122,18 @@ class Admission:
             return self._refuse(offer)
         if isinstance(offer, Recovering):
             return offer
+        account = key.account
+        verdict = self.shares.check(ask.backend, account.account_id, account.contract, now)
+        if verdict is not None:
+            tokens = self._tokens(key, ask.backend, now)
+            return self._refuse(refusals.under_pressure(request_id, key, verdict, tokens, now, self._rng))
 
         prices = ask.prompt_price, ask.output_price
         hold = Hold(key, ask.holder, offer.hold, ask.max_tokens, *prices, at, ask.backend, ask.idempotency_key)
         hold.charge_request(now)
         hold.charge_tokens(now, offer.charge)
-        hold.grant = _grant(request_id, hold, offer.max_tokens, now, offer.tentative)
+        hold.share = self.shares.charge(ask.backend, account.account_id, account.contract, offer.charge, now)
+        hold.grant = self._grant(request_id, hold, offer.max_tokens, now, offer.tentative)
         self._open(request_id, hold, now)
         self._counts["admitted"] += 1
         return hold.grant
@@ -155,7 +169,7 @@ class Admission:
             return self._refuse(refusal)
         account.resize(hold, ask.prompt_tokens * hold.prompt_price + budget * hold.output_price)
         hold.recharge(now, token_charge(ask.prompt_tokens, budget, key))
-        hold.grant = _grant(ask.request_id, hold, budget, now, tentative=False)
+        hold.grant = self._grant(ask.request_id, hold, budget, now, tentative=False)
         return hold.grant
 
     def release(self, end: Release) -> None:
@@ -226,7 +240,7 @@ class Admission:
             open_hold.idempotency_key,
         )
         hold.charge_tokens(now, open_hold.tokens_charged)
-        hold.grant = _grant(request_id, hold, open_hold.max_tokens, now, tentative=False)
+        hold.grant = self._grant(request_id, hold, open_hold.max_tokens, now, tentative=False)
         self._open(request_id, hold, now)
         self._counts["announced"] += 1
 
@@ -247,6 +261,10 @@ class Admission:
     def apply(self, state: AccountState | KeyState) -> None:
         """Takes over what the ledger committed; anything older than what is known is ignored."""
         self._registry.apply(state, self._clock())
+
+    def report(self, report: PressureReport) -> None:
+        """Takes in what a replica says about its pressure."""
+        self.shares.report(report, self._clock())
 
     def forget_idle(self, idle_s: float, most: int) -> int:
         """Drops keys, and accounts without keys, that have been idle for so long; the next request looks them up again.
@@ -322,18 +340,23 @@ class Admission:
         self._refused[refusal.code] += 1
         return refusal
 
+    def _grant(self, request_id: str, hold: Hold, budget: int, now: float, tentative: bool) -> Grant:
+        key = hold.key
+        return Grant(
+            request_id=request_id,
+            account_id=key.account.account_id,
+            key_id=key.key_id,
+            hold=hold.amount,
+            max_tokens=budget,
+            requests=refusals.request_window(key, now),
+            tokens=self._tokens(key, hold.backend, now),
+            tokens_charged=hold.tokens.units,
+            tentative=tentative,
+            weight=key.account.contract.weight,
+        )
 
-def _grant(request_id: str, hold: Hold, budget: int, now: float, tentative: bool) -> Grant:
-    key = hold.key
-    return Grant(
-        request_id=request_id,
-        account_id=key.account.account_id,
-        key_id=key.key_id,
-        hold=hold.amount,
-        max_tokens=budget,
-        requests=refusals.request_window(key, now),
-        tokens=refusals.token_window(key, now),
-        tokens_charged=hold.tokens.units,
-        tentative=tentative,
-        weight=key.account.contract.weight,
-    )
+    def _tokens(self, key: Key, backend: str, now: float) -> Window:
+        """Tokens per minute as the headers show them: by contract, or what pressure leaves of it."""
+        account = key.account
+        by_contract = refusals.token_window(key, now)
+        return self.shares.window(backend, account.account_id, account.contract, by_contract, now)

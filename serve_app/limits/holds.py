@@ -11,6 +11,7 @@ from serve_app.limits.messages import Grant
 if TYPE_CHECKING:
     from serve_app.limits.accounts import Account
     from serve_app.limits.keys import Key
+    from serve_app.limits.share import ShareCharge
 
 
 class Charge:
@@ -64,6 +65,7 @@ class Hold:
         "output_price",
         "prompt_price",
         "requests",
+        "share",
         "tokens",
     )
 
@@ -93,6 +95,7 @@ class Hold:
         self.requests: Charge | None = None  # None: charged before this limiter started
         self.key_tokens: Charge | None = None
         self.key_requests: Charge | None = None
+        self.share: ShareCharge | None = None  # None: the backend was not under pressure
         self.expires_at = 0.0  # of the lease, on the limiter's clock
         self.grant: Grant  # the answer as last given
 
@@ -113,6 +116,8 @@ class Hold:
         self.tokens.correct(now, tokens)
         if self.key_tokens is not None:
             self.key_tokens.correct(now, tokens)
+        if self.share is not None:
+            self.share.correct(now, tokens, self.account.contract)
 
     def uncharge(self, now: float) -> None:
         """Gives back all that was charged and has not drained by itself."""

@@ -10,6 +10,7 @@ from typing import Final
 from serve_app.limits.gcra import Bucket
 from serve_app.limits.keys import Key
 from serve_app.limits.messages import Refusal, Window
+from serve_app.limits.share import NoCapacity, OverShare
 
 MAX_RETRY_AFTER_S: Final = 60.0  # client libraries give up on waits that are much longer
 _NANO: Final = 1_000_000_000
@@ -158,6 +159,24 @@ def too_many_tokens(
     if charge > bucket.limit > 0:
         message += " It counts for more than the whole limit, so it runs only when nothing else is in use."
     return _limited(request_id, "tokens", message, key, now, retry_after(wait_s, rng))
+
+
+def under_pressure(
+    request_id: str, key: Key, verdict: OverShare | NoCapacity, tokens: Window, now: float, rng: Random
+) -> Refusal:
+    """429: the account is over what the model's load leaves it. 503: it is not, but there is no capacity."""
+    wait_s = retry_after(verdict.wait_s, rng)
+    if isinstance(verdict, NoCapacity):
+        message = (
+            f"The model is overloaded: a request would have to wait for about {verdict.expected_s:.0f} s. "
+            f"{_wait(verdict.wait_s)}"
+        )
+        return Refusal(request_id, 503, "overloaded", message, wait_s)
+    message = (
+        f"Tokens per minute: the model's load lowers the limit for now, from {key.account.contract.tpm} to "
+        f"{verdict.limit}, and {verdict.used} are in use. {_wait(verdict.wait_s)}"
+    )
+    return Refusal(request_id, 429, "tokens", message, wait_s, request_window(key, now), tokens)
 
 
 def lost(request_id: str, rng: Random) -> Refusal:

@@ -22,7 +22,7 @@ class OverShare:
     """The account has used what the backend's load leaves it. Its own doing: 429."""
 
     limit: int  # tokens per minute now
-    used: int  # tokens that it is ahead
+    used: int  # tokens by which it is ahead
     wait_s: float
 
 
@@ -32,15 +32,6 @@ class NoCapacity:
 
     expected_s: float
     wait_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class ShareCharge:
-    """What a request was counted for, so that it can be corrected."""
-
-    backend: str
-    epoch: int
-    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +96,7 @@ class Shares:
         """
         found = self._current(backend, now)
         most = contract.tpm / 60.0
-        return most if found is None else self._rate(found, contract)
+        return most if found is None else found.rate(contract)
 
     def check(self, backend: str, account_id: str, contract: Contract, now: float) -> OverShare | NoCapacity | None:
         """Why a request must not be let in now; None when it may. Changes nothing that counts."""
@@ -114,10 +105,10 @@ class Shares:
             return None
         found.controller.catch_up(now)
         if found.controller.restricts:
-            rate = self._rate(found, contract)
+            rate = found.rate(contract)
             meter = found.meter(account_id)
             if meter is not None and rate < contract.tpm / 60.0:
-                used = self._drained(found, meter, contract, now)
+                used = found.drained(meter, contract, now)
                 burst = self._tuning.burst_s * rate
                 if used > burst:
                     wait_s = (used - burst) / rate if rate > 0 else inf
@@ -129,7 +120,7 @@ class Shares:
         return None
 
     def charge(self, backend: str, account_id: str, contract: Contract, tokens: int, now: float) -> ShareCharge | None:
-        """Counts a request that is let in. The answer goes to `correct`; None where nothing is restricted."""
+        """Counts a request that is let in. None where nothing is restricted."""
         found = self._backends.get(backend)
         if found is None:
             return None
@@ -139,41 +130,22 @@ class Shares:
             return None
         if meter is None:
             meter = found.new_meter(account_id, now)
-        else:
-            meter.used = self._drained(found, meter, contract, now)
-        meter.at = now
-        meter.granted = found.controller.granted_until(now)
-        meter.used += tokens
-        return ShareCharge(backend, found.controller.epoch, tokens)
-
-    def correct(
-        self, charge: ShareCharge | None, account_id: str, contract: Contract, tokens: int, now: float
-    ) -> ShareCharge | None:
-        """Makes an earlier charge one of `tokens`; answers the new one."""
-        if charge is None or charge.tokens == tokens:
-            return charge
-        found = self._backends.get(charge.backend)
-        meter = found.meter(account_id) if found is not None and found.controller.epoch == charge.epoch else None
-        if found is None or meter is None:
-            return charge
-        meter.used = max(0.0, self._drained(found, meter, contract, now) + tokens - charge.tokens)
-        meter.at = now
-        meter.granted = found.controller.granted_until(now)
-        return ShareCharge(charge.backend, charge.epoch, tokens)
+        found.add(meter, tokens, contract, now)
+        return ShareCharge(found, meter, tokens)
 
     def window(self, backend: str, account_id: str, contract: Contract, tokens: Window, now: float) -> Window:
-        """The token window as the headers show it: `tokens`, which is the contract's, or what pressure leaves of it."""
+        """The token window for the headers: `tokens`, which is by contract, or the share's where that refuses first."""
         found = self._current(backend, now)
         if found is None:
             return tokens
-        rate = self._rate(found, contract)
+        rate = found.rate(contract)
         if rate >= contract.tpm / 60.0:
             return tokens
         meter = found.meter(account_id)
-        used = self._drained(found, meter, contract, now) if meter is not None else 0.0
+        used = found.drained(meter, contract, now) if meter is not None else 0.0
         room = max(0, int(self._tuning.burst_s * rate - used))
-        reset_s = max(tokens.reset_s, used / rate if rate > 0 else 60.0)
-        return Window(round(rate * 60.0), min(tokens.remaining, room), reset_s)
+        own = Window(round(rate * 60.0), room, used / rate if rate > 0 else 60.0)
+        return min(own, tokens, key=lambda one: (one.remaining, one.limit))
 
     def loads(self, now: float) -> tuple[BackendLoad, ...]:
         """All backends that have reported, by name."""
@@ -187,7 +159,7 @@ class Shares:
                     backend=name,
                     replicas=controller.replicas,
                     level=controller.level,
-                    multiplier=self._rate(backend, self._default) / most if most else 1.0,
+                    multiplier=backend.rate(self._default) / most if most else 1.0,
                     pressure=controller.pressure,
                     expected_wait_s=backend.expected_wait_s(now, self.shards),
                     capacity=controller.capacity,
@@ -203,16 +175,21 @@ class Shares:
         found.controller.catch_up(now)
         return found if found.controller.restricts else None
 
-    def _rate(self, backend: _Backend, contract: Contract) -> float:
-        most = contract.tpm / 60.0
-        level = backend.controller.level
-        return most if level == inf else min(most, max(contract.weight * level, self._tuning.floor * most))
 
-    def _drained(self, backend: _Backend, meter: _Meter, contract: Contract, now: float) -> float:
-        """What is left on the meter. By the levels since it was read last, not by the one of this moment."""
-        most = contract.tpm / 60.0 * max(0.0, now - meter.at)
-        share = contract.weight * max(0.0, backend.controller.granted_until(now) - meter.granted)
-        return max(0.0, meter.used - min(most, max(share, self._tuning.floor * most)))
+class ShareCharge:
+    """What a request was counted for on its account's meter, so that it can be corrected."""
+
+    __slots__ = ("_backend", "_meter", "_tokens")
+
+    def __init__(self, backend: _Backend, meter: _Meter, tokens: int) -> None:
+        self._backend = backend
+        self._meter = meter
+        self._tokens = tokens
+
+    def correct(self, now: float, tokens: int, contract: Contract) -> None:
+        """Makes it a charge of `tokens`. Where the pressure has ended meanwhile, the meter counts for nothing."""
+        self._backend.add(self._meter, tokens - self._tokens, contract, now)
+        self._tokens = tokens
 
 
 class _Meter:
@@ -253,6 +230,23 @@ class _Backend:
             self._sweep_at = max(_SWEEP, 2 * len(self._meters))
         meter = self._meters[account_id] = _Meter()
         return meter
+
+    def add(self, meter: _Meter, tokens: int, contract: Contract, now: float) -> None:
+        meter.used = max(0.0, self.drained(meter, contract, now) + tokens)
+        meter.at = now
+        meter.granted = self.controller.granted_until(now)
+
+    def drained(self, meter: _Meter, contract: Contract, now: float) -> float:
+        """What is left on the meter. By the levels since it was read last, not by the one of this moment."""
+        most = contract.tpm / 60.0 * max(0.0, now - meter.at)
+        share = contract.weight * max(0.0, self.controller.granted_until(now) - meter.granted)
+        return max(0.0, meter.used - min(most, max(share, self.controller.tuning.floor * most)))
+
+    def rate(self, contract: Contract) -> float:
+        """Tokens per second that the level leaves an account of this contract."""
+        most = contract.tpm / 60.0
+        level = self.controller.level
+        return most if level == inf else min(most, max(contract.weight * level, self.controller.tuning.floor * most))
 
     def let_in(self, tokens: int, now: float) -> None:
         self._turn(now)
