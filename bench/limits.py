@@ -9,11 +9,16 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 from serve_app.limits import AccountState, Adjust, Admission, Admit, Contract, KeyState, Release, Renew
 
 ACCOUNTS = 1000
 OPEN = 1000
+KEY_LIMITS: dict[str, Any] = {
+    "models": ("svc-chat",), "rpm": 10**9, "tpm": 10**12, "concurrency": 10**6, "budget": 10**18,
+    "budget_period": "day", "expires_at": 1e11,
+}  # fmt: skip
 
 
 def build() -> Admission:
@@ -67,6 +72,9 @@ def main() -> None:
     print(f"admit + release           {per_call_us(calls, admit_and_release):6.2f} us")
     print(f"admit + adjust + release  {per_call_us(calls, admit_adjust_and_release):6.2f} us")
     print(f"renew, each open hold     {per_call_us(OPEN, renew):6.2f} us")
+    for n in range(ACCOUNTS):
+        admission.apply(KeyState(f"d{n}", f"k{n}", f"a{n}", True, 2, **KEY_LIMITS))
+    print(f"the same, key with limits {per_call_us(calls, admit_and_release):6.2f} us")
     for n in range(ACCOUNTS):
         admission.apply(AccountState(f"a{n}", True, 10**18, 10**9, rpm=0))
     print(f"refuse (429)              {per_call_us(calls, refuse):6.2f} us")

@@ -19,6 +19,7 @@ from serve_app.limits.messages import (
     Announce,
     Identify,
     KeyState,
+    PressureReport,
     Recovering,
     Refusal,
     Release,
@@ -41,8 +42,11 @@ FROM_NOW = 2**62  # beyond any version: answers only where the ledger stands
 class LimiterService:
     """Answers gateways. All its state is soft: balances come from the ledger, open holds from the gateways."""
 
-    def __init__(self, admission: Admission, accounting: AccountingPort, *, lookup_wait_s: float = LOOKUP_WAIT_S):
+    def __init__(
+        self, admission: Admission, accounting: AccountingPort, *, lookup_wait_s: float = LOOKUP_WAIT_S, shards: int = 1
+    ):
         self.admission = admission
+        admission.shares.shards = shards
         self._accounting = accounting
         self._lookup_wait_s = lookup_wait_s
         self._version: int | None = None
@@ -145,6 +149,9 @@ class LimiterService:
                 for hold in ask.holds:
                     self.admission.announce(hold, ask.holder)
                 return True
+            case PressureReport():
+                self.admission.report(ask)
+                return self.admission.shares.shards
             case Status():
                 return tuple(self._status(account_id) for account_id in ask.account_ids)
         raise TypeError(f"the limiter does not know {type(ask).__name__}")
@@ -189,13 +196,17 @@ class LimiterService:
                 logger.warning("the ledger could not be followed: %s: %s", type(error).__name__, error)
             await asyncio.sleep(POLL_S)
 
+    def tidy(self) -> None:
+        """Drops what has expired and some of what has been idle for long."""
+        for request_id in self.admission.expire():
+            logger.warning("hold of %s expired: its gateway is gone", request_id)
+        self.admission.forget_idle(IDLE_S, MOST_FORGOTTEN)
+
     async def _expire_forever(self) -> None:
         while True:
             await asyncio.sleep(EXPIRE_S)
             try:
-                for request_id in self.admission.expire():
-                    logger.warning("hold of %s expired: its gateway is gone", request_id)
-                self.admission.forget_idle(IDLE_S, MOST_FORGOTTEN)
+                self.tidy()
             except Exception:
                 logger.exception("leases could not be expired, or idle accounts not forgotten")
 

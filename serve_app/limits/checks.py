@@ -25,9 +25,9 @@ class Offer:
 def check(ask: Admit, key: Key, now: float, at: float, rng: Random) -> Offer | Refusal | Recovering:
     """Decides over a request of a key that may be used. Changes nothing.
 
-    `now` is the limiter's clock, `at` the same moment in Unix time. Recovering while it is not known what is left of
-    the key's budget, see Key. The order is 422 (model), 409 (idempotency key),
-    402 (balance, then budget), 429 (concurrency, requests, tokens; account and key each).
+    `now` is the limiter's clock, `at` the same moment in Unix time. The order is 422 (model), 409 (idempotency key),
+    402 (balance, then budget), 429 (concurrency, requests, tokens; account and key each). Answers Recovering while it
+    is not known what is left of the key's budget: see Key.
     """
     request_id, account, state = ask.request_id, key.account, key.state
     assert state is not None
