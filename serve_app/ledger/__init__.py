@@ -1,8 +1,9 @@
 """The ledger: accounts, API keys, balances and usage, on SQLite or PostgreSQL. Start at `Ledger`."""
 
 from serve_app.ledger.accounts import UNSET, Unset
-from serve_app.ledger.check import CheckReport, Difference
+from serve_app.ledger.check import CheckReport
 from serve_app.ledger.database import migrate
+from serve_app.ledger.difference import Difference
 from serve_app.ledger.errors import (
     AccountNotFound,
     Conflict,

@@ -30,16 +30,18 @@ from serve_app.ledger.errors import InvalidValue, LedgerUnavailable, SchemaMisma
 from serve_app.ledger.schema import head
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
+_LAST = select(head.c.version, head.c.entry, head.c.audit).with_for_update()
 _MIGRATION_LOCK = 0x6C6564676572  # "ledger": the PostgreSQL advisory lock that lets one process migrate
 
 
 @dataclass(slots=True)
 class Transaction:
-    """An open write transaction, which holds the ledger's head: it alone hands out versions and entry numbers."""
+    """An open write transaction, which holds the ledger's head: it alone hands out versions and numbers."""
 
     connection: Connection
     version: int
     entry: int
+    audit: int
 
     def next_version(self) -> int:
         """The version of the next change of an account or key."""
@@ -50,6 +52,11 @@ class Transaction:
         """The number of the next journal entry."""
         self.entry += 1
         return self.entry
+
+    def next_audit(self) -> int:
+        """The number of the next record of the audit log."""
+        self.audit += 1
+        return self.audit
 
 
 class Database:
@@ -81,11 +88,12 @@ class Database:
         whether it took place, so everything that writes is repeatable by an id.
         """
         with _availability(), self._turn, self._writes.begin() as connection:
-            version, entry = connection.execute(select(head.c.version, head.c.entry).with_for_update()).one()
-            transaction = Transaction(connection, version, entry)
+            last = connection.execute(_LAST).one()
+            transaction = Transaction(connection, last.version, last.entry, last.audit)
             yield transaction
-            if (transaction.version, transaction.entry) != (version, entry):
-                connection.execute(update(head).values(version=transaction.version, entry=transaction.entry))
+            given = {"version": transaction.version, "entry": transaction.entry, "audit": transaction.audit}
+            if given != last._asdict():
+                connection.execute(update(head).values(given))
 
     def migrate(self, revision: str = "head") -> None:
         """Bring the schema up to this release; harmless when it is, also while other processes do the same.
@@ -95,18 +103,29 @@ class Database:
         with self.read() as connection:
             if MigrationContext.configure(connection).get_current_revision() == revisions()[-1]:
                 return
-        with _availability(), self._writes.begin() as connection:
-            if connection.dialect.name == "postgresql":
-                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
-            current = MigrationContext.configure(connection).get_current_revision()
-            if current is not None and current not in revisions():
-                raise SchemaMismatch(
-                    f"the ledger's schema is at revision {current!r}, which this release does not know: "
-                    "run the newer release that migrated it"
-                )
-            config = migration_config()
-            config.attributes["connection"] = connection
-            alembic.command.upgrade(config, revision)
+        sqlite = self.engine.dialect.name == "sqlite"
+        try:
+            with _availability(), self._writes.execution_options(ledger_migrates=True).begin() as connection:
+                self._upgrade(connection, revision)
+        finally:
+            if sqlite:
+                self.engine.dispose()  # that connection does not watch foreign keys
+
+    def _upgrade(self, connection: Connection, revision: str) -> None:
+        sqlite = connection.dialect.name == "sqlite"
+        if not sqlite:
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
+        current = MigrationContext.configure(connection).get_current_revision()
+        if current is not None and current not in revisions():
+            raise SchemaMismatch(
+                f"the ledger's schema is at revision {current!r}, which this release does not know: "
+                "run the newer release that migrated it"
+            )
+        config = migration_config()
+        config.attributes["connection"] = connection
+        alembic.command.upgrade(config, revision)
+        if sqlite and (broken := connection.exec_driver_sql("PRAGMA foreign_key_check").first()):
+            raise AssertionError(f"the migration would leave a row that refers to nothing: {tuple(broken)}")
 
     def close(self) -> None:
         """Close the pooled connections."""
@@ -197,7 +216,11 @@ def _switch_to_wal(cursor: Any, wait_s: float) -> str:
 
 def _begin_sqlite(connection: Connection) -> None:
     # A deferred transaction that reads and then writes can fail at once, whatever the timeout.
-    writes = connection.get_execution_options().get("ledger_writes", False)
+    options = connection.get_execution_options()
+    writes = options.get("ledger_writes", False)
+    if options.get("ledger_migrates", False):
+        # To write a table anew, SQLite wants foreign keys off, which it takes only outside of a transaction.
+        connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 

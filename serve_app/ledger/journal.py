@@ -6,6 +6,7 @@ Ledger accounts, and what a positive posting means:
     customer:{id}:topped_up   the customer has more of what was paid    (= accounts.topped_up)
     funds:received            always negative: what customers have paid in
     funds:granted             always negative: what was given to customers
+    funds:expired             what of it expired before it was spent
     corrections               negative: given back to customers, positive: taken back
     revenue:{model}           what usage of the model has cost, at full price
     loss:uncollected          always negative: the part of it that no balance covered
@@ -24,6 +25,7 @@ from serve_app.ledger.schema import journal_entries, postings
 
 FUNDS_RECEIVED = "funds:received"
 FUNDS_GRANTED = "funds:granted"
+FUNDS_EXPIRED = "funds:expired"
 CORRECTIONS = "corrections"
 LOSS_UNCOLLECTED = "loss:uncollected"
 
@@ -35,6 +37,7 @@ class EntryKind(StrEnum):
     GRANT = "grant"
     CHARGE = "charge"
     CORRECTION = "correction"
+    EXPIRY = "expiry"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from sqlalchemy.engine import URL
 
-from serve_app.ledger import accounts, check, settle, snapshots, usage
+from serve_app.ledger import accounts, api_keys, audit_log, check, grants, replies, settle, snapshots, usage
 from serve_app.ledger.accounts import UNSET, CreditKind, Limit, Unset
 from serve_app.ledger.check import CheckReport
 from serve_app.ledger.database import Database
@@ -75,7 +75,7 @@ class Ledger:
         """
         with self._database.write() as transaction:
             return accounts.create_account(
-                transaction, name, currency=currency, idempotency_key=idempotency_key, now=self._now()
+                transaction, name, currency=currency, idempotency_key=idempotency_key, audit=audit, now=self._now()
             )
 
     def get_account(self, account_id: str) -> AccountSnapshot:
@@ -105,12 +105,13 @@ class Ledger:
         Raises AccountNotFound, InvalidValue.
         """
         with self._database.write() as transaction:
-            return accounts.set_limits(transaction, account_id, rpm=rpm, tpm=tpm, concurrency=concurrency)
+            given = {"rpm": rpm, "tpm": tpm, "concurrency": concurrency, "weight": weight}
+            return accounts.set_limits(transaction, account_id, given, audit=audit, now=self._now())
 
     def set_active(self, account_id: str, active: bool, *, audit: Audit | None = None) -> AccountSnapshot:
         """Let an account send requests, or stop it; running requests are still settled. Raises AccountNotFound."""
         with self._database.write() as transaction:
-            return accounts.set_active(transaction, account_id, active)
+            return accounts.set_active(transaction, account_id, active, audit=audit, now=self._now())
 
     def credit(
         self,
@@ -139,19 +140,24 @@ class Ledger:
                 kind=kind,
                 idempotency_key=idempotency_key,
                 memo=memo,
+                expires_at=expires_at,
+                audit=audit,
                 now=self._now(),
             )
 
     def grants(self, account_id: str) -> list[GrantSnapshot]:
         """All grants, oldest first, spent and expired ones included. Raises AccountNotFound."""
-        raise NotImplementedError
+        with self._database.read() as connection:
+            snapshots.get_account(connection, account_id)
+            return grants.list_grants(connection, account_id)
 
     def expire_grants(self, limit: int = 500) -> int:
         """Take what is left of grants off the books that expired an hour ago or longer; how many grants that were.
 
         At most `limit` at once: call again while it answers that many. Processes may do this at the same time.
         """
-        raise NotImplementedError
+        with self._database.write() as transaction:
+            return grants.expire_grants(transaction, limit, now=self._now())
 
     def correct(
         self,
@@ -168,7 +174,13 @@ class Ledger:
         """
         with self._database.write() as transaction:
             return accounts.correct(
-                transaction, account_id, amount_nano, idempotency_key=idempotency_key, memo=memo, now=self._now()
+                transaction,
+                account_id,
+                amount_nano,
+                idempotency_key=idempotency_key,
+                memo=memo,
+                audit=audit,
+                now=self._now(),
             )
 
     # Keys
@@ -196,13 +208,24 @@ class Ledger:
 
         Raises AccountNotFound, InvalidValue, Conflict.
         """
+        limits = {
+            "models": models,
+            "rpm": rpm,
+            "tpm": tpm,
+            "concurrency": concurrency,
+            "budget": budget,
+            "budget_period": budget_period,
+            "expires_at": expires_at,
+        }
         with self._database.write() as transaction:
-            return accounts.create_key(transaction, account_id, name, digest, hint, now=self._now())
+            return api_keys.create_key(
+                transaction, account_id, name, digest, hint, limits, audit=audit, now=self._now()
+            )
 
     def list_keys(self, account_id: str) -> list[KeySnapshot]:
         """Oldest first, revoked ones included. Raises AccountNotFound."""
         with self._database.read() as connection:
-            return snapshots.list_keys(connection, account_id)
+            return snapshots.list_keys(connection, account_id, now=self._now())
 
     def update_key(
         self,
@@ -224,17 +247,28 @@ class Ledger:
 
         Raises KeyNotFound, InvalidValue.
         """
-        raise NotImplementedError
+        given = {
+            "name": name,
+            "models": models,
+            "rpm": rpm,
+            "tpm": tpm,
+            "concurrency": concurrency,
+            "budget": budget,
+            "budget_period": budget_period,
+            "expires_at": expires_at,
+        }
+        with self._database.write() as transaction:
+            return api_keys.update_key(transaction, key_id, given, audit=audit, now=self._now())
 
     def revoke_key(self, key_id: str, *, audit: Audit | None = None) -> KeySnapshot:
         """End a key for good; harmless if it was. Raises KeyNotFound."""
         with self._database.write() as transaction:
-            return accounts.revoke_key(transaction, key_id, now=self._now())
+            return api_keys.revoke_key(transaction, key_id, audit=audit, now=self._now())
 
     def find_key(self, digest: str) -> tuple[KeySnapshot, AccountSnapshot] | None:
         """The key with this digest and its account, active or not, or None."""
         with self._database.read() as connection:
-            return snapshots.find_key(connection, digest)
+            return snapshots.find_key(connection, digest, now=self._now())
 
     def changes(self, since: int, limit: int = 1000) -> Changes:
         """Accounts and keys that changed after version `since`, in the order of their versions; 0 starts.
@@ -243,7 +277,7 @@ class Ledger:
         in their order. A row that changed twice shows up once, with its latest version.
         """
         with self._database.read() as connection:
-            return snapshots.changes(connection, since, limit)
+            return snapshots.changes(connection, since, limit, now=self._now())
 
     # Usage
 
@@ -301,21 +335,34 @@ class Ledger:
         In the order of accounts, ends and request ids, from the page behind `after` on: the `next` of a page before.
         Raises InvalidValue.
         """
-        raise NotImplementedError
+        with self._database.read() as connection:
+            return usage.export_usage(
+                connection,
+                account_id=account_id,
+                key_id=key_id,
+                model=model,
+                time_from=time_from,
+                time_to=time_to,
+                after=after,
+                limit=limit,
+            )
 
     def find_reply(self, account_id: str, idempotency_key: str) -> StoredReply | None:
         """The reply that a settlement of the last 24 hours has stored, or None."""
-        raise NotImplementedError
+        with self._database.read() as connection:
+            return replies.find_reply(connection, account_id, idempotency_key, now=self._now())
 
     def prune_replies(self) -> int:
-        """Forget replies older than 24 hours; how many that were. Processes may do this at the same time."""
-        raise NotImplementedError
+        """Forget up to 1000 replies older than 24 hours; how many that were. Processes may do this at the same time."""
+        with self._database.write() as transaction:
+            return replies.prune_replies(transaction.connection, now=self._now())
 
     def audit_log(
         self, *, account_id: str | None = None, after: int | None = None, limit: int = 100
     ) -> list[AuditRecord]:
         """Changes that operators made, newest first: from the one before record `after` on. Raises InvalidValue."""
-        raise NotImplementedError
+        with self._database.read() as connection:
+            return audit_log.read_audit(connection, account_id=account_id, after=after, limit=limit)
 
     def account_totals(self, account_id: str) -> UsageRow:
         """All that an account has ever used. Raises AccountNotFound."""

@@ -128,7 +128,7 @@ class KeySnapshot:
     budget_period: BudgetPeriod | None = None
     spent: int = 0  # nano-units charged to the key in `spent_period`; only counted for keys with a budget
     spent_period: str = ""  # the period at the time of reading, "2026-11-21" or "2026-11"
-    spent_version: int = 0  # the account's version in the same snapshot: what Settled.version is compared with
+    spent_version: int = 0  # with a budget: the account's version in the same snapshot, as in Settled.version
     expires_at: float | None = None
 
 

@@ -14,10 +14,12 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 
 metadata = MetaData(
@@ -38,6 +40,7 @@ head = Table(
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("version", BigInteger, nullable=False),  # the last change of an account or key
     Column("entry", BigInteger, nullable=False),  # the last journal entry; their numbers have no gaps
+    Column("audit", BigInteger, nullable=False, server_default=text("0")),  # the last record of the audit log, likewise
     CheckConstraint("id = 1", name="one_row"),
 )
 
@@ -56,6 +59,7 @@ accounts = Table(
     Column("rpm", BigInteger),
     Column("tpm", BigInteger),
     Column("concurrency", BigInteger),
+    Column("weight", BigInteger),
     Column("idempotency_key", Text, unique=True),
     CheckConstraint("granted >= 0", name="granted_not_negative"),
     CheckConstraint("topped_up >= 0", name="topped_up_not_negative"),
@@ -73,6 +77,24 @@ api_keys = Table(
     Column("version", BigInteger, nullable=False, index=True),
     Column("created_at", Double, nullable=False),
     Column("revoked_at", Double),
+    Column("models", Text),  # a JSON array of identifiers; null: all
+    Column("rpm", BigInteger),
+    Column("tpm", BigInteger),
+    Column("concurrency", BigInteger),
+    Column("budget", BigInteger),  # nano-units a period
+    Column("budget_period", Text),  # "day" or "month", null where the budget is
+    Column("expires_at", Double),
+)
+
+# What a key with a budget has been charged in a period of its kind, YYYY-MM-DD or YYYY-MM: always the sum of its usage
+# rows. Removed and counted anew when the kind changes.
+key_spend = Table(
+    "key_spend",
+    metadata,
+    Column("key_id", Text, ForeignKey("api_keys.id"), primary_key=True),
+    Column("period", Text, primary_key=True),
+    Column("charged", BigInteger, nullable=False),
+    CheckConstraint("charged >= 0", name="charged_not_negative"),
 )
 
 price_versions = Table(  # append-only
@@ -97,7 +119,7 @@ journal_entries = Table(  # append-only
     Column("created_at", Double, nullable=False),
     Column("idempotency_key", Text),
     UniqueConstraint("account_id", "idempotency_key"),
-    CheckConstraint("kind IN ('top_up', 'grant', 'charge', 'correction')", name="kind"),
+    CheckConstraint("kind IN ('top_up', 'grant', 'charge', 'correction', 'expiry')", name="kind"),
     Index("ix_journal_entries_account_id_id", "account_id", "id"),
 )
 
@@ -108,6 +130,23 @@ postings = Table(  # append-only
     Column("line", Integer, primary_key=True, autoincrement=False),
     Column("ledger_account", Text, nullable=False),
     Column("amount", BigInteger, nullable=False),  # what the ledger account gains; an entry's amounts sum to zero
+)
+
+grants = Table(
+    "grants",
+    metadata,
+    Column("entry_id", BigInteger, ForeignKey("journal_entries.id"), primary_key=True, autoincrement=False),
+    Column("account_id", Text, ForeignKey("accounts.id"), nullable=False, index=True),
+    Column("amount", BigInteger, nullable=False),
+    Column("remaining", BigInteger, nullable=False),  # over an account's grants: accounts.granted
+    Column("expires_at", Double),
+    CheckConstraint("0 <= remaining AND remaining <= amount", name="remaining_within_amount"),
+)
+Index(
+    "ix_grants_left",
+    grants.c.account_id,
+    sqlite_where=text("remaining > 0"),
+    postgresql_where=text("remaining > 0"),
 )
 
 usage = Table(  # append-only
@@ -134,7 +173,7 @@ usage = Table(  # append-only
     CheckConstraint("uncollected >= 0", name="uncollected_not_negative"),
     CheckConstraint("0 <= cached_tokens AND cached_tokens <= prompt_tokens", name="cached_within_prompt"),
     CheckConstraint("completion_tokens >= 0", name="completion_not_negative"),
-    Index("ix_usage_account_id_day", "account_id", "day"),
+    Index("ix_usage_account_id_finished_at_request_id", "account_id", "finished_at", "request_id"),
 )
 
 usage_daily = Table(
@@ -152,5 +191,31 @@ usage_daily = Table(
     Column("uncollected", BigInteger, nullable=False),
 )
 
-#: Tables whose rows are never changed or removed; triggers refuse it (migration 0002).
-APPEND_ONLY = (price_versions, journal_entries, postings, usage)
+replies = Table(
+    "replies",
+    metadata,
+    Column("account_id", Text, ForeignKey("accounts.id"), primary_key=True),
+    Column("idempotency_key", Text, primary_key=True),
+    Column("request_id", Text, ForeignKey("usage.request_id"), nullable=False),
+    Column("fingerprint", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("created_at", Double, nullable=False, index=True),
+)
+
+audit_log = Table(  # append-only
+    "audit_log",
+    metadata,
+    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False),
+    Column("at", Double, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("account_id", Text, ForeignKey("accounts.id"), nullable=False),
+    Column("detail", Text, nullable=False),  # a JSON object
+    Column("request_id", Text),
+    Column("address", Text),
+    Index("ix_audit_log_account_id_id", "account_id", "id"),
+)
+
+#: Tables whose rows are never changed or removed; triggers refuse it (migrations 0002, 0004, 0006).
+APPEND_ONLY = (price_versions, journal_entries, postings, usage, audit_log)

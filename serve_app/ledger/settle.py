@@ -15,10 +15,11 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from serve_app.ledger import journal
+from serve_app.ledger import budgets, grants, journal, replies
 from serve_app.ledger.database import Transaction
+from serve_app.ledger.grants import Lot
 from serve_app.ledger.journal import Entry, EntryKind
-from serve_app.ledger.messages import Outcome, Price, Refusal, Settled, Settlement, SettlementRejected
+from serve_app.ledger.messages import BudgetPeriod, Outcome, Price, Refusal, Settled, Settlement, SettlementRejected
 from serve_app.ledger.money import MAX_CHARGE
 from serve_app.ledger.schema import accounts, api_keys, price_versions, usage, usage_daily
 
@@ -48,6 +49,7 @@ _SET_FUNDS = (
     .where(accounts.c.id == bindparam("account"))
     .values(granted=bindparam("has_granted"), topped_up=bindparam("has_topped_up"), version=bindparam("next"))
 )
+_SET_KEY_VERSION = update(api_keys).where(api_keys.c.id == bindparam("key")).values(version=bindparam("next"))
 
 
 @dataclass(slots=True)
@@ -58,6 +60,16 @@ class _Account:
     granted: int
     topped_up: int
     version: int
+    lots: list[Lot]  # of the grants, in the order in which they are spent
+    touched: bool = False
+
+
+@dataclass(slots=True)
+class _Key:
+    """An API key while a batch is worked out."""
+
+    account_id: str
+    period: BudgetPeriod | None  # of its budget
     touched: bool = False
 
 
@@ -66,12 +78,14 @@ class _Batch:
     """What the database knew before the batch, and what the batch adds to it."""
 
     accounts: dict[str, _Account]
-    key_owners: dict[str, str]
+    keys: dict[str, _Key]
     recorded: dict[str, dict[str, Any]]  # usage rows by request id: the earlier ones, and those of this batch
     prices: dict[tuple[str, Price], int]
+    spend: dict[tuple[str, str], int]  # by key and period, of keys with a budget
     entries: list[Entry] = field(default_factory=list)
     usage: list[dict[str, Any]] = field(default_factory=list)
     daily: dict[tuple[str, str, str, str], dict[str, Any]] = field(default_factory=dict)
+    replies: list[dict[str, Any]] = field(default_factory=list)
 
 
 def cost(settlement: Settlement) -> int:
@@ -89,7 +103,7 @@ def settle(transaction: Transaction, settlements: Sequence[Settlement], *, now: 
         raise ValueError(f"{len(settlements)} settlements at once: settle at most {MAX_BATCH} in a batch")
     invalid = {index: reason for index, one in enumerate(settlements) if (reason := why_invalid(one))}
     valid = [one for index, one in enumerate(settlements) if index not in invalid]
-    batch = _read(transaction.connection, valid)
+    batch = _read(transaction.connection, valid, now)
     refused: dict[int, SettlementRejected] = {
         index: SettlementRejected(str(settlements[index].request_id), Refusal.INVALID, reason)
         for index, reason in invalid.items()
@@ -101,17 +115,20 @@ def settle(transaction: Transaction, settlements: Sequence[Settlement], *, now: 
         rejected = _why_rejected(batch, settlement)
         if rejected is not None:
             refused[index] = rejected
-        elif settlement.request_id in batch.recorded:
-            _warn_if_different(settlement, batch.recorded[settlement.request_id], batch.prices)
-        else:
+        elif settlement.request_id not in batch.recorded:
             _add_price(transaction.connection, batch, settlement, now)
             _record(transaction, batch, settlement, now)
+            _keep_reply(batch, settlement, now)
             first.add(index)
+        elif _is_same(settlement, batch.recorded[settlement.request_id], batch.prices):
+            _keep_reply(batch, settlement, now)  # the one before may have come from who had no reply to keep
+        else:
+            logger.warning("request %s was settled before with other content; the first stands", settlement.request_id)
     _write(transaction, batch)
     for index, rejected in refused.items():
         logger.error("settlement %r refused: %s", settlements[index], rejected.message)
     return [
-        refused[index] if index in refused else _settled(batch, settlement, duplicate=index not in first)
+        refused[index] if index in refused else _settled(batch, settlement, now, duplicate=index not in first)
         for index, settlement in enumerate(settlements)
     ]
 
@@ -143,16 +160,19 @@ def why_invalid(settlement: Settlement) -> str | None:
     return None
 
 
-def _read(connection: Connection, settlements: Sequence[Settlement]) -> _Batch:
-    batch = _Batch({}, {}, {}, {})
+def _read(connection: Connection, settlements: Sequence[Settlement], now: float) -> _Batch:
+    batch = _Batch({}, {}, {}, {}, {})
     if not settlements:
         return batch
     funds = select(accounts.c.id, accounts.c.granted, accounts.c.topped_up, accounts.c.version)
-    for account in connection.execute(funds.where(accounts.c.id.in_({one.account_id for one in settlements}))):
-        batch.accounts[account.id] = _Account(account.id, account.granted, account.topped_up, account.version)
-    owners = select(api_keys.c.id, api_keys.c.account_id)
+    rows = connection.execute(funds.where(accounts.c.id.in_({one.account_id for one in settlements}))).all()
+    lots = grants.read_lots(connection, {row.id for row in rows if row.granted})
+    for row in rows:
+        batch.accounts[row.id] = _Account(row.id, row.granted, row.topped_up, row.version, lots.get(row.id, []))
+    owners = select(api_keys.c.id, api_keys.c.account_id, api_keys.c.budget_period)
     for key in connection.execute(owners.where(api_keys.c.id.in_({one.key_id for one in settlements}))):
-        batch.key_owners[key.id] = key.account_id
+        batch.keys[key.id] = _Key(key.account_id, key.budget_period)
+    _read_spend(connection, batch, settlements, now)
     earlier = select(usage).where(usage.c.request_id.in_({one.request_id for one in settlements}))
     for row in connection.execute(earlier):
         batch.recorded[row.request_id] = dict(row._mapping)
@@ -162,12 +182,27 @@ def _read(connection: Connection, settlements: Sequence[Settlement]) -> _Batch:
     return batch
 
 
+def _read_spend(connection: Connection, batch: _Batch, settlements: Sequence[Settlement], now: float) -> None:
+    """What the keys with a budget have spent: in the running period, and in those that the settlements belong to."""
+    wanted: dict[tuple[str, str], str] = {}
+    for settlement in settlements:
+        key = batch.keys.get(settlement.key_id)
+        if key is not None and key.period is not None:
+            for at in (now, settlement.finished_at):
+                wanted[settlement.key_id, budgets.period_at(key.period, at)] = key.account_id
+    batch.spend = budgets.read_spend(connection, wanted.keys())
+    for (key_id, period), account_id in wanted.items():
+        if (key_id, period) not in batch.spend:  # the first in this period
+            batch.spend[key_id, period] = budgets.count_spend(connection, account_id, key_id, period)
+
+
 def _why_rejected(batch: _Batch, settlement: Settlement) -> SettlementRejected | None:
     if settlement.account_id not in batch.accounts:
         return SettlementRejected(
             settlement.request_id, Refusal.ACCOUNT_NOT_FOUND, f"no account {settlement.account_id!r}"
         )
-    if batch.key_owners.get(settlement.key_id) != settlement.account_id:
+    key = batch.keys.get(settlement.key_id)
+    if key is None or key.account_id != settlement.account_id:
         message = f"account {settlement.account_id!r} has no API key {settlement.key_id!r}"
         return SettlementRejected(settlement.request_id, Refusal.KEY_NOT_FOUND, message)
     recorded = batch.recorded.get(settlement.request_id)
@@ -195,7 +230,9 @@ def _add_price(connection: Connection, batch: _Batch, settlement: Settlement, no
 
 def _record(transaction: Transaction, batch: _Batch, settlement: Settlement, now: float) -> None:
     account = batch.accounts[settlement.account_id]
-    spending = journal.spend(account.granted, account.topped_up, cost(settlement))
+    has_granted = grants.spendable(account.lots, settlement.started_at)
+    spending = journal.spend(has_granted, account.topped_up, cost(settlement))
+    grants.take(account.lots, spending.granted, settlement.started_at)
     account.granted -= spending.granted
     account.topped_up -= spending.topped_up
     account.touched = True
@@ -236,6 +273,10 @@ def _record(transaction: Transaction, batch: _Batch, settlement: Settlement, now
     }
     batch.recorded[settlement.request_id] = row
     batch.usage.append(row)
+    key = batch.keys[settlement.key_id]
+    if key.period is not None:
+        batch.spend[settlement.key_id, budgets.period_of(key.period, day)] += spending.charged
+        key.touched = True
     group = (settlement.account_id, day, settlement.key_id, settlement.model)
     sums = batch.daily.setdefault(
         group, dict(zip(("account_id", "day", "key_id", "model"), group, strict=True)) | dict.fromkeys(_COUNTS, 0)
@@ -244,9 +285,34 @@ def _record(transaction: Transaction, batch: _Batch, settlement: Settlement, now
         sums[name] += row.get(name, 1)
 
 
-def _write(transaction: Transaction, batch: _Batch) -> None:
-    if not batch.usage:
+def _keep_reply(batch: _Batch, settlement: Settlement, now: float) -> None:
+    reply = settlement.reply
+    if reply is None:
         return
+    reason = replies.why_not_kept(reply)
+    if reason is not None:  # the usage counts all the same
+        logger.error("the reply to request %s is not kept: %s", settlement.request_id, reason)
+        return
+    batch.replies.append(
+        {
+            "account_id": settlement.account_id,
+            "idempotency_key": reply.idempotency_key,
+            "request_id": settlement.request_id,
+            "fingerprint": reply.fingerprint,
+            "body": reply.body,
+            "created_at": now,
+        }
+    )
+
+
+def _write(transaction: Transaction, batch: _Batch) -> None:
+    connection = transaction.connection
+    if batch.usage:
+        _write_usage(transaction, batch)
+    replies.write_replies(connection, batch.replies)
+
+
+def _write_usage(transaction: Transaction, batch: _Batch) -> None:
     connection = transaction.connection
     journal.write(connection, batch.entries)
     connection.execute(insert(usage), batch.usage)
@@ -266,21 +332,31 @@ def _write(transaction: Transaction, batch: _Batch) -> None:
             for account in touched
         ],
     )
+    grants.write_lots(connection, (lot for account in touched for lot in account.lots))
+    with_budget = [key_id for key_id, key in batch.keys.items() if key.touched]
+    if with_budget:
+        budgets.write_spend(connection, {one: spent for one, spent in batch.spend.items() if one[0] in with_budget})
+        bumped = [{"key": key_id, "next": transaction.next_version()} for key_id in with_budget]
+        connection.execute(_SET_KEY_VERSION, bumped)  # the feed carries what the key has spent
 
 
-def _settled(batch: _Batch, settlement: Settlement, *, duplicate: bool) -> Settled:
+def _settled(batch: _Batch, settlement: Settlement, now: float, *, duplicate: bool) -> Settled:
     account = batch.accounts[settlement.account_id]
+    kind = batch.keys[settlement.key_id].period
+    period = None if kind is None else budgets.period_at(kind, now)
     return Settled(
         request_id=settlement.request_id,
         charged=batch.recorded[settlement.request_id]["charged"],
         balance=account.granted + account.topped_up,
         version=account.version,
         duplicate=duplicate,
+        key_spent=None if period is None else batch.spend[settlement.key_id, period],
+        key_period=period,
     )
 
 
-def _warn_if_different(settlement: Settlement, row: dict[str, Any], prices: dict[tuple[str, Price], int]) -> None:
-    same = prices.get((settlement.model, settlement.price)) == row["price_version"]
+def _is_same(settlement: Settlement, row: dict[str, Any], prices: dict[tuple[str, Price], int]) -> bool:
+    """Whether a repetition says what was recorded."""
     names = ("key_id", "model", "backend", "prompt_tokens", "cached_tokens", "completion_tokens", "outcome")
-    if not same or any(getattr(settlement, name) != row[name] for name in names):
-        logger.warning("request %s was settled before with other content; the first stands", settlement.request_id)
+    same_price = prices.get((settlement.model, settlement.price)) == row["price_version"]
+    return same_price and all(getattr(settlement, name) == row[name] for name in names)

@@ -9,6 +9,7 @@ Keep the folder on a local disk: the locks are `flock`.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import fcntl
 import json
@@ -22,7 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from serve_app.ledger.errors import InvalidValue, SpoolBusy, SpoolFull
-from serve_app.ledger.messages import Outcome, Price, Settled, Settlement, SettlementRejected
+from serve_app.ledger.messages import Outcome, Price, Settled, Settlement, SettlementRejected, StoredReply
 
 logger = logging.getLogger(__name__)
 
@@ -257,7 +258,12 @@ class _SpoolFile:
 
 def encode(settlement: Settlement) -> bytes:
     """A line of the spool."""
-    body = json.dumps(asdict(settlement), separators=(",", ":"), allow_nan=False).encode()
+    fields = asdict(settlement)
+    if settlement.reply is None:
+        del fields["reply"]  # a release that keeps no replies can read it too
+    else:
+        fields["reply"]["body"] = base64.b64encode(settlement.reply.body).decode()
+    body = json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
     return b"%08x %s\n" % (zlib.crc32(body), body)
 
 
@@ -268,7 +274,10 @@ def decode(line: bytes) -> Settlement | None:
         return None
     try:
         fields = json.loads(body)
-        return Settlement(**fields | {"price": Price(**fields["price"]), "outcome": Outcome(fields["outcome"])})
+        fields |= {"price": Price(**fields["price"]), "outcome": Outcome(fields["outcome"])}
+        if (reply := fields.get("reply")) is not None:
+            fields["reply"] = StoredReply(**reply | {"body": base64.b64decode(reply["body"], validate=True)})
+        return Settlement(**fields)
     except (ValueError, TypeError, KeyError):
         return None  # written by another release: kept aside for a human
 

@@ -1,17 +1,20 @@
-"""Questions about usage, answered from the daily aggregates."""
+"""Questions about usage: sums from the daily aggregates, single requests from the usage rows."""
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Sequence
 from datetime import date
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, Row, func, select
+from sqlalchemy import ColumnElement, Connection, Row, func, select, tuple_
 
 from serve_app.ledger.errors import InvalidValue
-from serve_app.ledger.messages import UsageRow
-from serve_app.ledger.schema import usage_daily
-from serve_app.ledger.snapshots import get_account
+from serve_app.ledger.messages import Outcome, Price, UsagePage, UsageRecord, UsageRow
+from serve_app.ledger.schema import price_versions, usage_daily
+from serve_app.ledger.schema import usage as usage_rows
+from serve_app.ledger.snapshots import check_page, get_account
 
 Group = Literal["day", "model", "key", "account"]
 
@@ -25,6 +28,7 @@ _SUMS = tuple(
     func.coalesce(func.sum(usage_daily.c[name]), 0).label(name)
     for name in ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "charged")
 )
+_ORDER = (usage_rows.c.account_id, usage_rows.c.finished_at, usage_rows.c.request_id)  # as an index has it
 
 
 def usage(
@@ -64,6 +68,45 @@ def account_totals(connection: Connection, account_id: str) -> UsageRow:
     return _usage_row(row, account_id=account_id)
 
 
+def export_usage(
+    connection: Connection,
+    *,
+    account_id: str | None,
+    key_id: str | None,
+    model: str | None,
+    time_from: float | None,
+    time_to: float | None,
+    after: str | None,
+    limit: int,
+) -> UsagePage:
+    """See `Ledger.export_usage`."""
+    rows = usage_rows.c
+    wanted: list[ColumnElement[bool]] = []
+    if account_id is not None:
+        wanted.append(rows.account_id == account_id)
+    if key_id is not None:
+        wanted.append(rows.key_id == key_id)
+    if model is not None:
+        wanted.append(rows.model == model)
+    if time_from is not None:
+        wanted.append(rows.finished_at >= time_from)
+    if time_to is not None:
+        wanted.append(rows.finished_at < time_to)
+    if after is not None:
+        wanted.append(tuple_(*_ORDER) > tuple_(*_place(after)))
+    prices = price_versions.c
+    query = (
+        select(usage_rows, prices.input, prices.cached_input, prices.output)
+        .select_from(usage_rows.join(price_versions))
+        .where(*wanted)
+        .order_by(*_ORDER)
+        .limit(check_page(limit) + 1)
+    )
+    found = connection.execute(query).all()
+    records = tuple(_usage_record(row) for row in found[:limit])
+    return UsagePage(records, _cursor(records[-1]) if len(found) > limit else None)
+
+
 def check_day(day: str) -> str:
     """Raise InvalidValue unless this is a day as YYYY-MM-DD."""
     try:
@@ -88,3 +131,38 @@ def _usage_row(row: Row[Any], **group: str) -> UsageRow:
         model=named.get("model"),
         day=named.get("day"),
     )
+
+
+def _usage_record(row: Row[Any]) -> UsageRecord:
+    return UsageRecord(
+        request_id=row.request_id,
+        account_id=row.account_id,
+        key_id=row.key_id,
+        model=row.model,
+        backend=row.backend,
+        price=Price(row.input, row.cached_input, row.output),
+        prompt_tokens=row.prompt_tokens,
+        cached_tokens=row.cached_tokens,
+        completion_tokens=row.completion_tokens,
+        charged=row.charged,
+        uncollected=row.uncollected,
+        outcome=Outcome(row.outcome),
+        started_at=row.started_at,
+        finished_at=row.finished_at,
+        settled_at=row.settled_at,
+    )
+
+
+def _cursor(last: UsageRecord) -> str:
+    place = json.dumps([last.account_id, last.finished_at, last.request_id])
+    return base64.urlsafe_b64encode(place.encode()).decode()
+
+
+def _place(cursor: str) -> tuple[str, float, str]:
+    try:
+        account_id, finished_at, request_id = json.loads(base64.b64decode(cursor, altchars=b"-_", validate=True))
+        if isinstance(account_id, str) and isinstance(finished_at, float | int) and isinstance(request_id, str):
+            return account_id, float(finished_at), request_id
+    except (ValueError, TypeError):
+        pass
+    raise InvalidValue(f"{cursor!r} is no place in an export: give the `next` of the page before")

@@ -8,11 +8,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from serve_app.ledger import Ledger, Outcome, Price, Settlement, keys
+from serve_app.ledger import Ledger, Outcome, Price, Settled, Settlement, keys
 
 SECRET = "a server secret for tests"
 PRICE = Price(input=3, cached_input=1, output=5)
 NOON = 1_780_315_200.0  # 2026-06-01 12:00:00 UTC
+
+
+class Clock:
+    """Unix seconds, as told."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
 
 
 class Books:
@@ -25,10 +35,22 @@ class Books:
             ledger.credit(self.account_id, top_up)
         self.key_id = self.new_key().key_id
 
-    def new_key(self, account_id: str | None = None) -> Any:
+    @classmethod
+    def of(cls, ledger: Ledger, account_id: str, key_id: str) -> Books:
+        """An account and a key that are there."""
+        books = cls.__new__(cls)
+        books.ledger, books.account_id, books.key_id = ledger, account_id, key_id
+        return books
+
+    def new_key(self, account_id: str | None = None, **limits: Any) -> Any:
         key = keys.new_key()
         digest = keys.digest(key, SECRET)
-        return self.ledger.create_key(account_id or self.account_id, "main", digest, keys.hint(key))
+        return self.ledger.create_key(account_id or self.account_id, "main", digest, keys.hint(key), **limits)
+
+    def key(self, key_id: str | None = None) -> Any:
+        """A key of the account as the ledger lists it."""
+        (found,) = (one for one in self.ledger.list_keys(self.account_id) if one.key_id == (key_id or self.key_id))
+        return found
 
     def settlement(self, request_id: str, **changed: Any) -> Settlement:
         """Costs 8 × 3 + 2 × 1 + 4 × 5 = 46 nano-units."""
@@ -81,6 +103,19 @@ def main(what: str, *arguments: str) -> None:
                 ids = [f"{prefix}{number}" for number in range(first, min(first + int(batch), int(count)))]
                 ledger.settle([settlement(one, account_id, key_id) for one in ids])
                 print(" ".join(ids), flush=True)
+    elif what == "shard":  # url count batch account:key:prefix…: settle for all of them in turns, print each answer
+        url, count, batch, *owners = arguments
+        wanted = [
+            settlement(f"{prefix}{number}", account_id, key_id)
+            for number in range(int(count))
+            for account_id, key_id, prefix in (owner.split(":") for owner in owners)
+        ]
+        with Ledger(url) as ledger:
+            sys.stdin.readline()  # until all of them are ready
+            for first in range(0, len(wanted), int(batch)):
+                for one in ledger.settle(wanted[first : first + int(batch)]):
+                    assert isinstance(one, Settled)
+                    print(one.request_id, one.charged, int(one.duplicate), one.version, one.balance, flush=True)
     elif what == "spool":  # folder name count: append settlements, print each id once it is on disk, and wait
         from serve_app.ledger.spool import Spool
 

@@ -15,7 +15,7 @@ import pytest
 from serve_app.ledger import Ledger, migrate
 from serve_app.ledger.schema import head, metadata
 
-from .books import Books
+from .books import NOON, Books, Clock
 
 _numbers = itertools.count()
 
@@ -92,6 +92,19 @@ def books(ledger: Ledger) -> Books:
     return Books(ledger)
 
 
+@pytest.fixture
+def clock() -> Clock:
+    """What the time is for `timed`, from noon on."""
+    return Clock(NOON)
+
+
+@pytest.fixture
+def timed(url: str, clock: Clock) -> Iterator[Books]:
+    """As `books`, on a ledger with a clock that stands still unless the test moves it, and with nothing topped up."""
+    with Ledger(url, now=clock) as opened:
+        yield Books(opened, top_up=0)
+
+
 def _emptied(url: str) -> str:
     with psycopg.connect(url.replace("+psycopg", "")) as connection:
         connection.execute(
@@ -102,7 +115,7 @@ def _emptied(url: str) -> str:
         for table in metadata.tables.values():
             if table is not head:
                 connection.execute(f"DELETE FROM {table.name}")
-        connection.execute("UPDATE ledger_head SET version = 0, entry = 0")
+        connection.execute("UPDATE ledger_head SET version = 0, entry = 0, audit = 0")
     return url
 
 

@@ -2,148 +2,246 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
+import math
 from collections import Counter
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
+import sqlalchemy as sa
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from serve_app.ledger import InsufficientBalance, Ledger, Outcome, Price, Settled
+from serve_app.ledger import InsufficientBalance, InvalidValue, Ledger, Outcome, Price, Settled, Settlement
+from serve_app.ledger.grants import GRACE_S
 
-from .books import Books
+from .books import NOON, Books, Clock
 
 prices = st.builds(Price, *[st.integers(0, 20)] * 3)
-outcomes = st.sampled_from(Outcome)
+ages = st.sampled_from([0, 50, 4000, 90_000])  # of a request when it is settled, in seconds
+arrivals = st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(0, 15), prices, st.sampled_from(Outcome), ages)
+
+
+@dataclass
+class Lot:
+    """A grant in the model."""
+
+    left: int
+    expires_at: float  # infinite: never
+
+
+@dataclass
+class Model:
+    """What an account should be."""
+
+    books: Books
+    topped_up: int = 0
+    lots: list[Lot] = field(default_factory=list)
+    charged: dict[str, int] = field(default_factory=dict)  # by request id
+    days: Counter[str] = field(default_factory=Counter)  # charged to the key, by day
+    counted: str | None = None  # the period of the key's budget
+
+    @property
+    def granted(self) -> int:
+        return sum(lot.left for lot in self.lots)
+
+    def charge(self, settlement: Settlement) -> None:
+        price = settlement.price
+        cost = (settlement.prompt_tokens - settlement.cached_tokens) * price.input
+        cost += settlement.cached_tokens * price.cached_input + settlement.completion_tokens * price.output
+        nothing = settlement.outcome is Outcome.CANCELLED and not settlement.completion_tokens
+        if settlement.outcome is Outcome.FAILED or nothing:
+            cost = 0
+        paid = 0
+        for lot in sorted(self.lots, key=lambda lot: lot.expires_at):  # sorting is stable: the oldest first
+            if settlement.started_at < lot.expires_at:
+                taken = min(lot.left, cost - paid)
+                lot.left -= taken
+                paid += taken
+        taken = min(self.topped_up, cost - paid)
+        self.topped_up -= taken
+        self.charged[settlement.request_id] = paid + taken
+        self.days[day_of(settlement.finished_at)] += paid + taken
+
+    def spent(self, now: float) -> int:
+        period = day_of(now)[: 10 if self.counted == "day" else 7]
+        return sum(charged for day, charged in self.days.items() if day.startswith(period))
+
+
+def day_of(at: float) -> str:
+    seconds = int(at - NOON + 43_200)  # since 2026-06-01; the tests stay within a few weeks of it
+    day = seconds // 86_400
+    return f"2026-06-{1 + day:02}" if day >= 0 else f"2026-05-{32 + day:02}"
 
 
 class Accounts(RuleBasedStateMachine):
-    """Creates, credits, corrects, settles, repeats and restarts."""
+    """Creates, credits, grants, corrects, settles, repeats, expires, moves the clock and restarts."""
 
-    template: Path
+    new_url: Callable[[], str]
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp())
-        shutil.copy(self.template, self.folder / "ledger.db")
-        self.url = f"sqlite:///{self.folder}/ledger.db"
-        self.ledger = Ledger(self.url, migrate=False)
-        self.books: list[Books] = []
-        self.granted: Counter[str] = Counter()
-        self.topped_up: Counter[str] = Counter()
-        self.charged: dict[str, int] = {}
-        self.by_account: Counter[str] = Counter()
+        self.url = type(self).new_url()
+        self.clock = Clock(NOON)
+        self.ledger = Ledger(self.url, migrate=False, now=self.clock)
+        self.models: list[Model] = []
         self.version = 0
 
     def teardown(self) -> None:
         self.ledger.close()
-        shutil.rmtree(self.folder)
 
-    def pick(self, number: int) -> Books:
-        books = self.books[number % len(self.books)]
-        books.ledger = self.ledger
-        return books
+    def pick(self, number: int) -> Model:
+        model = self.models[number % len(self.models)]
+        model.books.ledger = self.ledger
+        return model
 
     @rule()
     def create(self) -> None:
-        if len(self.books) < 3:
-            self.books.append(Books(self.ledger, top_up=0))
+        if len(self.models) < 3:
+            self.models.append(Model(Books(self.ledger, top_up=0)))
 
-    @precondition(lambda self: self.books)
-    @rule(number=st.integers(0, 2), amount=st.integers(1, 500), kind=st.sampled_from(["grant", "top_up"]))
-    def credit(self, number: int, amount: int, kind: str) -> None:
-        account_id = self.pick(number).account_id
-        self.ledger.credit(account_id, amount, kind)  # type: ignore[arg-type]
-        (self.granted if kind == "grant" else self.topped_up)[account_id] += amount
+    @precondition(lambda self: self.models)
+    @rule(number=st.integers(0, 2), amount=st.integers(1, 500))
+    def top_up(self, number: int, amount: int) -> None:
+        model = self.pick(number)
+        self.ledger.credit(model.books.account_id, amount)
+        model.topped_up += amount
 
-    @precondition(lambda self: self.books)
+    @precondition(lambda self: self.models)
+    @rule(
+        number=st.integers(0, 2), amount=st.integers(1, 500), lasts=st.sampled_from([None, -1, 40, 40, 3000, 100_000])
+    )
+    def grant(self, number: int, amount: int, lasts: int | None) -> None:
+        model = self.pick(number)
+        expires_at = None if lasts is None else self.clock.now + lasts
+        try:
+            self.ledger.credit(model.books.account_id, amount, "grant", expires_at=expires_at)
+        except InvalidValue:
+            assert lasts == -1
+        else:
+            model.lots.append(Lot(amount, math.inf if expires_at is None else expires_at))
+
+    @precondition(lambda self: self.models)
     @rule(number=st.integers(0, 2), amount=st.integers(-300, 100).filter(bool))
     def correct(self, number: int, amount: int) -> None:
-        account_id = self.pick(number).account_id
+        model = self.pick(number)
         try:
-            self.ledger.correct(account_id, amount, memo="test")
+            self.ledger.correct(model.books.account_id, amount, memo="test")
         except InsufficientBalance:
-            assert self.topped_up[account_id] + amount < 0
+            assert model.topped_up + amount < 0
         else:
-            self.topped_up[account_id] += amount
+            model.topped_up += amount
 
-    @precondition(lambda self: self.books)
-    @rule(
-        batch=st.lists(
-            st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 15), prices, outcomes), max_size=6
-        )
-    )
-    def settle(self, batch: list[tuple[int, int, int, Price, Outcome]]) -> None:
+    @precondition(lambda self: self.models)
+    @rule(number=st.integers(0, 2), period=st.sampled_from([None, "day", "month"]))
+    def set_budget(self, number: int, period: Any) -> None:
+        model = self.pick(number)
+        self.ledger.update_key(model.books.key_id, budget=None if period is None else 1000, budget_period=period)
+        model.counted = period
+
+    @precondition(lambda self: self.models)
+    @rule(batch=st.lists(arrivals, max_size=6))
+    def settle(self, batch: list[tuple[int, int, int, Price, Outcome, int]]) -> None:
         """Request ids come from a small set for each account, so that many are duplicates."""
-        settlements = []
-        for number, request, tokens, price, outcome in batch:
-            books = self.pick(number)
-            settlements.append(
-                books.settlement(
-                    f"{books.account_id}-{request}",
-                    price=price,
-                    prompt_tokens=tokens + 3,
-                    cached_tokens=tokens // 2,
-                    completion_tokens=tokens,
-                    outcome=outcome,
-                    finished_at=1_780_000_000.0 + 40_000 * (request % 5),
-                )
+        models = [self.pick(one[0]) for one in batch]
+        settlements = [
+            model.books.settlement(
+                f"{model.books.account_id}-{request}",
+                price=price,
+                prompt_tokens=tokens + 3,
+                cached_tokens=tokens // 2,
+                completion_tokens=tokens,
+                outcome=outcome,
+                started_at=self.clock.now - age,
+                finished_at=self.clock.now - age / 2,
             )
+            for model, (_, request, tokens, price, outcome, age) in zip(models, batch, strict=True)
+        ]
         results = self.ledger.settle(settlements)
-        for settlement, result in zip(settlements, results, strict=True):
+        for model, settlement, result in zip(models, settlements, results, strict=True):
             assert isinstance(result, Settled)
-            name, account_id = settlement.request_id, settlement.account_id
-            assert result.duplicate == (name in self.charged)
-            if name not in self.charged:
-                cost = settlement.price.charge(
-                    settlement.prompt_tokens, settlement.cached_tokens, settlement.completion_tokens
-                )
-                nothing = settlement.outcome is Outcome.CANCELLED and not settlement.completion_tokens
-                if settlement.outcome is Outcome.FAILED or nothing:
-                    cost = 0
-                grant = min(cost, self.granted[account_id])
-                paid = min(cost - grant, self.topped_up[account_id])
-                self.granted[account_id] -= grant
-                self.topped_up[account_id] -= paid
-                self.charged[name] = grant + paid
-                self.by_account[account_id] += 1
-            assert result.charged == self.charged[name]
-        for result, settlement in zip(results, settlements, strict=True):
-            account_id = settlement.account_id
-            assert result.balance == self.granted[account_id] + self.topped_up[account_id]
+            assert result.duplicate == (settlement.request_id in model.charged)
+            if not result.duplicate:
+                model.charge(settlement)
+            assert result.charged == model.charged[settlement.request_id]
+        for model, result in zip(models, results, strict=True):
+            assert isinstance(result, Settled)
+            assert result.balance == model.granted + model.topped_up
+            assert result.key_spent == (None if model.counted is None else model.spent(self.clock.now))
+
+    @rule()
+    def expire(self) -> None:
+        gone = 0
+        for model in self.models:
+            for lot in model.lots:
+                if lot.left and lot.expires_at <= self.clock.now - GRACE_S:
+                    lot.left = 0
+                    gone += 1
+        assert self.ledger.expire_grants() == gone
+
+    @rule(seconds=st.sampled_from([-5000, 30, 3000, 40_000]))
+    def step_clock(self, seconds: int) -> None:
+        self.clock.now += seconds
 
     @rule()
     def restart(self) -> None:
         self.ledger.close()
-        self.ledger = Ledger(self.url)
+        self.ledger = Ledger(self.url, now=self.clock)
 
     @invariant()
-    def books_balance(self) -> None:
-        report = self.ledger.check()
-        assert report.ok, report.differences
+    def the_check_finds_nothing(self) -> None:
+        assert self.ledger.check().differences == ()
 
     @invariant()
-    def accounts_agree_with_the_model(self) -> None:
+    def the_rows_add_up(self) -> None:
+        """What the check must prove, asked in other words."""
+        engine = sa.create_engine(self.url)
+        with engine.connect() as connection:
+
+            def rows(query: str) -> list[tuple[Any, ...]]:
+                return [tuple(row) for row in connection.execute(sa.text(query))]
+
+            assert rows("SELECT entry_id FROM postings GROUP BY entry_id HAVING sum(amount) <> 0") == []
+            assert rows("SELECT id FROM accounts WHERE granted < 0 OR topped_up < 0") == []
+            assert rows("SELECT entry_id FROM grants WHERE remaining < 0") == []
+            ((held,),) = rows("SELECT coalesce(sum(granted + topped_up), 0) FROM accounts")
+            ((posted,),) = rows("SELECT coalesce(sum(amount), 0) FROM postings WHERE ledger_account LIKE 'customer:%'")
+            sums = "count(*), coalesce(sum(charged), 0), coalesce(sum(prompt_tokens), 0)"
+            of_rows = rows(f"SELECT {sums} FROM usage")
+            of_days = rows(f"SELECT {sums.replace('count(*)', 'coalesce(sum(requests), 0)')} FROM usage_daily")
+        engine.dispose()
+        assert int(held) == int(posted) == sum(model.granted + model.topped_up for model in self.models)
+        assert [int(one) for one in of_rows[0]] == [int(one) for one in of_days[0]]
+        assert int(of_rows[0][0]) == sum(len(model.charged) for model in self.models)
+        assert int(of_rows[0][1]) == sum(sum(model.charged.values()) for model in self.models)
+
+    @invariant()
+    def accounts_keys_and_grants_agree_with_the_model(self) -> None:
         changes = self.ledger.changes(0)
         assert changes.version >= self.version
         self.version = changes.version
-        for account in changes.accounts:
-            expected = self.granted[account.account_id], self.topped_up[account.account_id]
-            assert (account.granted, account.topped_up) == expected
-            totals = self.ledger.account_totals(account.account_id)
-            assert totals.requests == self.by_account[account.account_id]
-        assert sum(row.charged for row in self.ledger.usage()) == sum(self.charged.values())
+        accounts = {account.account_id: account for account in changes.accounts}
+        keys = {key.key_id: key for key in changes.keys}
+        for model in self.models:
+            account = accounts[model.books.account_id]
+            assert (account.granted, account.topped_up) == (model.granted, model.topped_up)
+            valid = [lot.left for lot in model.lots if lot.expires_at > self.clock.now]
+            assert account.available(self.clock.now) == sum(valid) + model.topped_up
+            grants = self.ledger.grants(model.books.account_id)
+            assert [grant.left for grant in grants] == [lot.left for lot in model.lots]
+            assert self.ledger.account_totals(model.books.account_id).requests == len(model.charged)
+            spent = 0 if model.counted is None else model.spent(self.clock.now)
+            assert keys[model.books.key_id].spent == spent
 
 
-def test_the_books_balance_whatever_happens(sqlite_template: Path) -> None:
-    Accounts.template = sqlite_template
+def test_the_books_balance_whatever_happens(new_url: Callable[..., str]) -> None:
+    Accounts.new_url = staticmethod(lambda: new_url(migrated=True))
     run_state_machine_as_test(
         Accounts,
         settings=settings(
             max_examples=8,
-            stateful_step_count=20,
+            stateful_step_count=25,
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),

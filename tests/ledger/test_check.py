@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 import pytest
 import sqlalchemy as sa
 
-from serve_app.ledger import CheckReport, Ledger, LedgerUnavailable, Outcome
+from serve_app.ledger import Audit, CheckReport, Ledger, LedgerUnavailable, Outcome, StoredReply
 from serve_app.ledger.check import check
 from serve_app.ledger.database import Database
 
 from .books import Books
 
 APPEND_ONLY = {"price_versions": "output", "journal_entries": "memo", "postings": "amount", "usage": "charged"}
+APPEND_ONLY["audit_log"] = "actor"
 
 
 def execute(url: str, *statements: str) -> None:
@@ -37,7 +38,8 @@ def sabotaged(url: str, statement: str) -> Iterator[CheckReport]:
             connection.execute(sa.text("PRAGMA defer_foreign_keys = ON"))
         else:
             connection.execute(sa.text("SET LOCAL session_replication_role = replica"))  # no triggers, no foreign keys
-        connection.execute(sa.text(statement))
+        for one in statement.split("; "):
+            connection.execute(sa.text(one))
         yield check(connection)
         transaction.rollback()
     database.close()
@@ -47,7 +49,9 @@ def sabotaged(url: str, statement: str) -> Iterator[CheckReport]:
 def used(books: Books) -> Books:
     books.ledger.credit(books.account_id, 50, "grant")
     books.ledger.settle([books.settlement(f"r{number}") for number in range(5)])
-    books.ledger.settle([books.settlement("free", outcome=Outcome.FAILED)])
+    books.ledger.update_key(books.key_id, budget=10**6, budget_period="month", audit=Audit("ada"))
+    books.ledger.set_limits(books.account_id, rpm=600, audit=Audit("ada"))
+    books.ledger.settle([books.settlement("free", outcome=Outcome.FAILED, reply=StoredReply("k1", "f", b"{}"))])
     assert books.ledger.check().differences == ()
     return books
 
@@ -82,6 +86,21 @@ SABOTAGE = [
     ("UPDATE accounts SET version = 1000", "version", "{account}"),
     ("UPDATE api_keys SET version = 1000", "version", "{key}"),
     ("UPDATE ledger_head SET entry = entry + 1", "journal", "8 entries were written, 7 are there"),
+    ("UPDATE grants SET amount = amount + 1", "grant", "grant 2"),
+    ("UPDATE grants SET remaining = 1", "grant", "{account}"),
+    ("DELETE FROM grants", "grant", "grant 2"),
+    ("UPDATE journal_entries SET kind = 'top_up' WHERE kind = 'grant'", "grant", "grant 2"),
+    ("UPDATE key_spend SET charged = charged + 1", "key_spend", "{key}"),
+    ("UPDATE key_spend SET period = '2026-05' WHERE charged > 0", "key_spend", "{key}"),
+    ("UPDATE key_spend SET period = '2026-06-01' WHERE charged > 0", "key_spend", "{key}"),
+    ("DELETE FROM key_spend", "key_spend", "{key}"),
+    ("DELETE FROM key_spend WHERE charged = 0; UPDATE usage SET day = '2026-07-01'", "key_spend", "up to 2026-06"),
+    ("UPDATE api_keys SET budget_period = NULL, budget = NULL", "key_spend", "{key}"),
+    ("UPDATE usage SET charged = charged + 1 WHERE request_id = 'r4'", "key_spend", "{key}"),
+    ("UPDATE replies SET request_id = 'none'", "reply", "none"),
+    ("UPDATE replies SET account_id = 'acct_none'", "reply", "free"),
+    ("DELETE FROM audit_log WHERE id = 1", "audit", "2 records were written to the audit log, 1 are there"),
+    ("UPDATE audit_log SET id = 7 WHERE id = 2", "audit", "the highest is 7"),
 ]
 
 

@@ -11,11 +11,12 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from serve_app.ledger import Ledger, SchemaMismatch, migrate
+from serve_app.ledger import Ledger, LedgerUnavailable, SchemaMismatch, Settled, migrate
 from serve_app.ledger.database import Database, revisions
 from serve_app.ledger.schema import metadata
 
-from .books import Books
+from . import first_release
+from .books import COST, NOON, Books
 
 REVISIONS = revisions()
 
@@ -34,7 +35,13 @@ def schema(url: str) -> dict[str, Any]:
             "foreign keys": sorted(inspector.get_foreign_keys(table), key=str),
             "unique": sorted(inspector.get_unique_constraints(table), key=str),
             "checks": sorted((one["name"], one["sqltext"]) for one in inspector.get_check_constraints(table)),
-            "indexes": sorted(inspector.get_indexes(table), key=str),
+            "indexes": sorted(
+                (
+                    index | {"dialect_options": {key: str(value) for key, value in index["dialect_options"].items()}}
+                    for index in inspector.get_indexes(table)
+                ),
+                key=str,
+            ),
         }
     engine.dispose()
     return found
@@ -67,19 +74,91 @@ def test_each_revision_upgrades_to_the_next_one(new_url: Callable[..., str]) -> 
 
 
 @pytest.mark.parametrize("revision", REVISIONS)
-def test_a_ledger_at_an_old_revision_keeps_its_rows(new_url: Callable[..., str], revision: str) -> None:
+def test_a_ledger_of_the_first_release_keeps_its_books(new_url: Callable[..., str], revision: str) -> None:
+    """Upgraded to `revision`, and some time later to this release."""
     url = new_url()
     database = Database(url)
+    database.migrate("0001")
+    first_release.fill(database)
     database.migrate(revision)
+    before = first_release.read(database)
+    assert before == first_release.ROWS
     database.close()
-    with Ledger(url, migrate=False) as old:  # the releases so far differ in triggers only
-        books = Books(old)
-        old.settle([books.settlement("r1")])
-        before = old.changes(0), old.usage(group_by=["day", "key"])
     migrate(url)
-    with Ledger(url, migrate=False) as new:
-        assert (new.changes(0), new.usage(group_by=["day", "key"])) == before
-        assert new.check().ok
+
+    with Ledger(url, now=lambda: NOON) as ledger:
+        report = ledger.check()
+        assert report.differences == ()
+        assert (report.accounts, report.entries, report.usage_rows) == (2, 9, 5)
+        ada, bob = ledger.list_accounts()
+        assert (ada.account_id, ada.granted, ada.topped_up, ada.version) == ("acct_ada", 58, 995, 8)
+        assert (ada.rpm, ada.weight, ada.expiring, ada.available(1e12)) == (7, None, (), 1053)
+        assert (bob.balance, bob.active) == (0, False)
+        # The older grant was spent first.
+        assert [(one.amount, one.left, one.expires_at) for one in ledger.grants("acct_ada")] == [
+            (100, 8, None),
+            (50, 50, None),
+        ]
+        assert ledger.grants("acct_bob") == []
+        key, gone = ledger.list_keys("acct_ada")[0], ledger.list_keys("acct_bob")[0]
+        assert (key.active, key.models, key.budget, key.expires_at) == (True, None, None, None)
+        assert (gone.active, gone.revoked_at) == (False, NOON - 10)
+        assert [one.request_id for one in ledger.export_usage().rows] == ["r1", "r2", "r5", "r3", "r4"]
+        assert ledger.audit_log() == []
+
+        # What was done is done, and the ledger goes on from there.
+        again = Books.of(ledger, "acct_ada", "key_ada")
+        (settled,) = ledger.settle([again.settlement("r1")])
+        assert isinstance(settled, Settled)
+        assert (settled.duplicate, settled.charged, settled.balance) == (True, COST, 1053)
+        assert ledger.credit("acct_ada", 1000, idempotency_key="payment-1") == ada
+        ledger.credit("acct_ada", 30, "grant", expires_at=NOON + 60)
+        ledger.settle([again.settlement("r6")])
+        assert [one.left for one in ledger.grants("acct_ada")] == [0, 42, 0]
+        assert ledger.update_key("key_ada", budget=1000, budget_period="day").spent == 3 * COST
+        assert ledger.check().ok
+
+
+def test_an_upgraded_ledger_is_as_well_guarded_as_a_new_one(new_url: Callable[..., str]) -> None:
+    url = new_url()
+    database = Database(url)
+    database.migrate("0001")
+    first_release.fill(database)
+    database.migrate()
+    for statement, refused in [
+        ("UPDATE journal_entries SET memo = 'x'", "append-only"),
+        ("DELETE FROM journal_entries", "append-only"),
+        ("UPDATE audit_log SET actor = 'x'", "append-only"),
+        ("INSERT INTO journal_entries VALUES (10, 'gift', 'acct_ada', '', 0, NULL)", "kind"),
+        ("INSERT INTO journal_entries VALUES (10, 'grant', 'acct_none', '', 0, NULL)", "(?i)foreign key"),
+        ("INSERT INTO postings VALUES (77, 1, 'x', 1)", "(?i)foreign key"),
+        ("UPDATE grants SET remaining = -1", "remaining_within_amount"),
+    ]:
+        if "UPDATE audit_log" in statement and url.startswith("sqlite"):
+            continue  # SQLite's triggers fire for each row, and there is none
+        with pytest.raises(sa.exc.DBAPIError, match=refused), database.engine.begin() as connection:
+            connection.execute(sa.text(statement))
+    database.close()
+
+
+def test_a_migration_that_fails_leaves_the_ledger_as_it_was(new_url: Callable[..., str]) -> None:
+    url = new_url()
+    database = Database(url)
+    database.migrate("0001")
+    first_release.fill(database)
+    with database.engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE audit_log (somebody_elses TEXT)"))
+    before = schema(url)
+    with pytest.raises((LedgerUnavailable, sa.exc.DBAPIError)):
+        database.migrate()
+    assert schema(url) == before
+    assert first_release.read(database) == first_release.ROWS
+    with database.engine.begin() as connection:
+        connection.execute(sa.text("DROP TABLE audit_log"))
+    database.migrate()
+    database.close()
+    with Ledger(url) as ledger:
+        assert ledger.check().ok
 
 
 def test_processes_that_start_together_migrate_once(new_url: Callable[..., str]) -> None:

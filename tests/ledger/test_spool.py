@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
+import zlib
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from serve_app.ledger import (
     SettlementRejected,
     SpoolBusy,
     SpoolFull,
+    StoredReply,
 )
 from serve_app.ledger.spool import Spool, decode, encode
 
@@ -54,6 +58,33 @@ def test_a_line_holds_a_settlement_and_shows_damage() -> None:
     for end in range(len(line) - 1):
         assert decode(line[:end]) is None
     assert decode(line.replace(b"smollm2", b"smollm3")) is None
+
+
+def test_a_line_holds_the_reply_byte_by_byte() -> None:
+    reply = StoredReply("retry-1", "sha256:0123", bytes(range(256)))
+    with_reply = one("r1", reply=reply)
+    line = encode(with_reply)
+    assert decode(line) == with_reply
+    assert line.count(b"\n") == 1
+
+
+def test_a_line_without_a_reply_is_what_the_releases_before_wrote_and_read() -> None:
+    body = json.dumps({name: value for name, value in asdict(one("r1")).items() if name != "reply"}).encode()
+    assert decode(b"%08x %s\n" % (zlib.crc32(body), body)) == one("r1")
+    assert b"reply" not in encode(one("r1"))
+
+
+def test_a_reply_that_waited_in_the_spool_is_found_once_it_is_settled(books: Books, tmp_path: Path) -> None:
+    reply = StoredReply("retry-1", "sha256:0123", "{“é”}".encode())
+    spool = Spool(tmp_path, "gateway-1")
+    spool.append(books.settlement("r1", reply=reply))
+    spool.append(books.settlement("r2"))
+    spool.close()
+    spool = Spool(tmp_path, "gateway-1")  # after a crash
+    assert spool.replay(books.ledger.settle) == 2
+    spool.close()
+    assert books.ledger.find_reply(books.account_id, "retry-1") == reply
+    assert books.account.balance == 10**12 - 2 * COST
 
 
 def test_what_was_spooled_is_settled_in_order_and_gone(books: Books, tmp_path: Path) -> None:
