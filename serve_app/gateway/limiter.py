@@ -163,6 +163,7 @@ class LimiterService:
             admission.held(account_id),
             admission.open_requests(account_id),
             admission.effective(account_id),
+            admission.pressed(account_id),
         )
 
     async def follow(self) -> bool:

@@ -20,12 +20,15 @@ LIMITS = ("rpm", "tpm", "concurrency")
 
 
 def account_view(account: AccountSnapshot, state: AccountStatus, usage: UsageRow, now: float) -> dict[str, Any]:
-    """An account. `contract` is its own (null: the service's default), `effective` what pressure leaves of `limits`."""
-    in_force = state.contract
+    """An account. `contract` is its own (null: the service's default), `effective` what pressure leaves of `limits`.
+
+    `pressure` names the backends under pressure and what each of them leaves.
+    """
     own = {name: getattr(account, name) for name in (*LIMITS, "weight")}
-    default = {name: getattr(in_force, name) for name in (*LIMITS, "weight")}
+    default = {name: getattr(state.contract, name) for name in (*LIMITS, "weight")}
     # The ledger's own figures where there are any: the limiter hears of a change a moment later.
     limits = {name: default[name] if value is None else value for name, value in own.items()}
+    weight = limits.pop("weight")
     return {
         "id": account.account_id,
         "name": account.name,
@@ -42,9 +45,10 @@ def account_view(account: AccountSnapshot, state: AccountStatus, usage: UsageRow
         ],
         "held": format_amount(state.held),
         "open_requests": state.open_requests,
-        "weight": limits.pop("weight"),
+        "weight": weight,
         "limits": limits,
-        "effective": {name: getattr(in_force, name) for name in LIMITS},
+        "effective": limits | {"tpm": min((limits["tpm"], *(tpm for _, tpm in state.pressed)))},
+        "pressure": [{"backend": backend, "tpm": tpm} for backend, tpm in state.pressed],
         "contract": own,
         "usage": {key: value for key, value in usage_view(usage).items() if value is not None},
         "created_at": iso(account.created_at),

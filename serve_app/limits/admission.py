@@ -291,6 +291,12 @@ class Admission:
         account = self._accounts.get(account_id)
         return account.contract if account is not None else self._registry.default
 
+    def pressed(self, account_id: str) -> tuple[tuple[str, int], ...]:
+        """Backends that leave the account less than its contract now, and how many tokens per minute that is."""
+        contract, now = self.effective(account_id), self._clock()
+        left = ((load.backend, self.shares.rate(load.backend, contract, now)) for load in self.shares.loads(now))
+        return tuple((backend, round(rate * 60.0)) for backend, rate in left if rate < contract.tpm / 60.0)
+
     def stats(self) -> Stats:
         """Sizes and counts, for metrics."""
         return Stats(

@@ -226,12 +226,13 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class AccountStatus:
-    """Open holds in nano-units, open requests, and the limits in force."""
+    """Open holds in nano-units, open requests, the limits, and what pressure leaves of them."""
 
     account_id: str
     held: int
     open_requests: int
     contract: Contract
+    pressed: tuple[tuple[str, int], ...] = ()  # backends under pressure, and the tokens per minute left there
 
 
 @dataclass(frozen=True, slots=True)
