@@ -6,6 +6,7 @@ Several of them may share one ledger: the database lets one write at a time, and
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -82,19 +83,19 @@ class AccountingService:
 
     async def _tidy_forever(self) -> None:
         while True:
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._tidy_every_s):
                     await self._closing.wait()
-                return
-            except TimeoutError:
-                for work in (self._ledger.expire_grants, self._ledger.prune_replies):
-                    await self._tidy(work)
+                    return
+            await self._tidy(self._ledger.expire_grants)
+            await self._tidy(self._ledger.prune_replies)
 
     async def _tidy(self, work: Callable[[], int]) -> None:
         """Repeats what takes away a bounded number at a time, so that settlements get their turn in between."""
         try:
-            while not self._closing.is_set() and await asyncio.to_thread(work):
-                pass
+            gone = 1
+            while gone and not self._closing.is_set():
+                gone = await asyncio.to_thread(work)
         except LedgerUnavailable as error:
             logger.warning("the ledger could not be tidied, next try in %g s: %s", self._tidy_every_s, error)
         except Exception:

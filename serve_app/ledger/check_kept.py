@@ -22,6 +22,10 @@ from serve_app.ledger.schema import (
 
 def grant_differences(connection: Connection) -> list[Difference]:
     """Each grant is an entry's posting, and what is left of an account's grants is what it was given and has."""
+    return _given(connection) + _left(connection)
+
+
+def _given(connection: Connection) -> list[Difference]:
     posted = case((postings.c.ledger_account.like("customer:%:granted"), postings.c.amount), else_=0)
     given = journal_entries.c.kind == EntryKind.GRANT.value
     both = union_all(
@@ -37,7 +41,7 @@ def grant_differences(connection: Connection) -> list[Difference]:
         .having(amount != total)
         .order_by(both.c.entry_id)
     )
-    found = [
+    return [
         Difference(
             "grant",
             str(row.entry_id),
@@ -46,6 +50,9 @@ def grant_differences(connection: Connection) -> list[Difference]:
         )
         for row in some(connection, query)
     ]
+
+
+def _left(connection: Connection) -> list[Difference]:
     both = union_all(
         select(accounts.c.id, accounts.c.granted.label("held"), literal(0).label("left_over")),
         select(grants.c.account_id, literal(0), grants.c.remaining),
@@ -57,7 +64,7 @@ def grant_differences(connection: Connection) -> list[Difference]:
         .having(held != left_over)
         .order_by(both.c.id)
     )
-    found += [
+    return [
         Difference(
             "grant",
             row.id,
@@ -66,7 +73,6 @@ def grant_differences(connection: Connection) -> list[Difference]:
         )
         for row in some(connection, query)
     ]
-    return found
 
 
 def key_spend_differences(connection: Connection) -> list[Difference]:
