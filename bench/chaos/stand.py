@@ -57,6 +57,7 @@ class Shape:
         gateway["args"] |= {name: count for name, count in shards.items() if count != 1}
         backend = STUB if self.stub else BACKEND
         for deployment in gateway["deployments"]:
+            deployment.pop("user_config", None)  # every shard needs the same, and each account has limits of its own
             if deployment["name"] == "Gateway":
                 deployment["num_replicas"] = self.gateways
                 served = {"svc-chat": {"backends": {backend: 100}, "price": PRICE}}

@@ -1,14 +1,14 @@
 """A backend without a model: every reply is as long as was asked for, at a steady pace.
 
-Only the engine is replaced. What surrounds it in a replica is the service's own: it checks the hold, coalesces events,
-and settles for a gateway that has died.
+Only the engine is replaced. What surrounds it in a replica is the service's own: it checks the hold, and settles
+for a gateway that has died.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from ray import serve
@@ -52,7 +52,10 @@ class StubEngine:
     def __init__(self) -> None:
         self.chat = StubChat()
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+    async def generate(
+        self, request: GenerationRequest, interval_s: Callable[[], float] = lambda: 0.0
+    ) -> AsyncGenerator[Event, None]:
+        """Pieces are large enough to need no joining, so the interval is not looked at."""
         prompt, wanted = len(request.prompt_token_ids), request.sampling.max_tokens
         cached = cached_tokens(prompt)
         yield Started(prompt, cached)
