@@ -81,7 +81,7 @@ def export(
     else:
         groups = groups_of(group_by)
         columns = (*(GROUPS[name] for name in groups), *COUNTS, "charged")
-        pages = iter([session.client.get("usage", group_by=",".join(groups), **query)["data"]])
+        pages = _sums(session, {**query, "group_by": ",".join(groups)})
     place: AbstractContextManager[TextIO] = nullcontext(sys.stdout) if output == "-" else whole_file(Path(output))
     with place as file:
         # Under --json standard error is for one JSON object, should it fail.
@@ -92,6 +92,10 @@ def export(
             {"file": output, "format": form, "rows": rows, "charged": f"{charged:f}"},
             [("file", output), ("rows", rows), ("charged", f"{charged:f}")],
         )
+
+
+def _sums(session: Session, query: dict[str, str | None]) -> Pages:
+    yield session.client.get("usage", **query)["data"]
 
 
 def _write(file: TextIO, form: str, columns: tuple[str, ...], pages: Pages, progress: Progress) -> tuple[int, Decimal]:

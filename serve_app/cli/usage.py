@@ -80,12 +80,20 @@ def models(session: Session) -> None:
 
 @command(ledger, "check")
 def check(session: Session) -> None:
-    """Check that every posting adds up and no balance disagrees with its journal. Exit code 1 if one does."""
+    """Check that the books agree with themselves. Exit code 1 if anything does not.
+
+    Every entry sums to zero; balances and what is left of grants equal their postings; sums per day and what keys have
+    spent of their budgets equal the requests; charges equal counts times prices; nothing is missing from the journal
+    or the audit log.
+    """
     report = session.client.get("ledger", "check")
     if session.out.as_json:
         session.out.json(report)
     elif report["ok"]:
-        session.out.line(f"ok: {report['entries']:,} journal entries add up")
+        session.out.line(
+            f"ok: {report['entries']:,} journal entries add up; {report['accounts']:,} accounts, "
+            f"{report['usage_rows']:,} requests, grants, budgets and the audit log agree"
+        )
     else:
         session.out.table(
             report,

@@ -11,8 +11,7 @@ from typing import Any
 from serve_app.api import ApiError, errors
 from serve_app.gateway.catalogue import Catalogue
 from serve_app.gateway.coalesce import Unavailable
-from serve_app.gateway.leases import Leases
-from serve_app.gateway.ports import AccountingPort, BackendPort, BackendUnavailable
+from serve_app.gateway.ports import AccountingPort, BackendPort, BackendUnavailable, LimiterClient
 from serve_app.gateway.views import account_view, audit_view, grant_view, key_view, request_view, usage_view
 from serve_app.ledger.errors import AccountNotFound, KeyNotFound, LedgerError, LedgerUnavailable
 from serve_app.ledger.keys import digest, hint, new_key
@@ -48,7 +47,7 @@ class Operations:
     def __init__(
         self,
         accounting: AccountingPort,
-        leases: Leases,
+        leases: LimiterClient,
         backends: BackendPort,
         catalogue: Catalogue,
         *,
@@ -236,7 +235,8 @@ class Operations:
         """Proves the books."""
         report = await self._call("check")
         problems = [{"kind": one.kind, "subject": one.subject, "message": one.message} for one in report.differences]
-        return {"ok": report.ok, "entries": report.entries, "usage_rows": report.usage_rows, "problems": problems}
+        counts = {"accounts": report.accounts, "entries": report.entries, "usage_rows": report.usage_rows}
+        return {"ok": report.ok, **counts, "problems": problems}
 
     async def models(self) -> dict[str, Any]:
         """Identifiers, what stands behind them, and prices per million tokens."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,7 +15,12 @@ from serve_app.cli import main
 from .fake_grafana import FakeGrafana
 from .fake_service import OPERATOR_KEY, FakeService
 
-VARIABLES = ("SERVE_APP_URL", "SERVE_APP_OPERATOR_KEY", "SERVE_APP_HOME", "PORT", "GRAFANA_TOKEN")
+if TYPE_CHECKING:
+    from .real_service import RealService
+
+VARIABLES = (
+    "SERVE_APP_URL", "SERVE_APP_OPERATOR_KEY", "SERVE_APP_OPERATOR", "SERVE_APP_HOME", "PORT", "GRAFANA_TOKEN",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,17 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeService]:
     with FakeService() as service:
         monkeypatch.setenv("SERVE_APP_URL", service.url)
         monkeypatch.setenv("SERVE_APP_OPERATOR_KEY", OPERATOR_KEY)
+        yield service
+
+
+@pytest.fixture
+def real(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealService]:
+    """The service itself, which the commands find, with the right operator key."""
+    from .real_service import OPERATOR, real_service  # only those who use it wait for its imports
+
+    with real_service(tmp_path_factory.mktemp("service")) as service:
+        monkeypatch.setenv("SERVE_APP_URL", service.url)
+        monkeypatch.setenv("SERVE_APP_OPERATOR_KEY", OPERATOR)
         yield service
 
 

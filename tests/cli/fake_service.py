@@ -148,7 +148,8 @@ class FakeService(LocalServer):
         return Answer(200, self.keys[key_id])
 
     def check(self, request: Request) -> Answer:
-        return Answer(200, {"ok": not self.problems, "entries": 1234, "problems": self.problems})
+        counts = {"accounts": 3, "entries": 1234, "usage_rows": 56}
+        return Answer(200, {"ok": not self.problems, **counts, "problems": self.problems})
 
 
 def book(account: dict[str, Any], amount: str, kind: str) -> None:

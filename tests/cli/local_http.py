@@ -34,12 +34,20 @@ class Drop:
         self.after_work = after_work
 
 
+class Hang:
+    """Answer nothing until `release` is set; `reached` says that the request is here."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.release = threading.Event()
+
+
 class LocalServer:
     """Subclasses answer requests in `handle`. Use as a context manager."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
-        self.next: deque[Answer | Drop] = deque()
+        self.next: deque[Answer | Drop | Hang] = deque()
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -87,6 +95,11 @@ class LocalServer:
         if isinstance(planned, Drop):
             if planned.after_work:
                 self.handle(request)
+            connection.close_connection = True
+            return
+        if isinstance(planned, Hang):
+            planned.reached.set()
+            planned.release.wait(60)
             connection.close_connection = True
             return
         answer = planned or self.handle(request)

@@ -98,7 +98,8 @@ def test_models_shows_backends_and_prices(service: FakeService, run: Run) -> Non
 
 
 def test_a_clean_ledger(service: FakeService, run: Run) -> None:
-    assert run("ledger", "check").out == "ok: 1,234 journal entries add up\n"
+    said = "ok: 1,234 journal entries add up; 3 accounts, 56 requests, grants, budgets and the audit log agree\n"
+    assert run("ledger", "check").out == said
     checked = run("ledger", "check", "--json")
     assert (checked.code, checked.json["ok"]) == (0, True)
 

@@ -1,15 +1,23 @@
-"""The operator's endpoints: each with what it takes and what it refuses, and money that is never added twice."""
+"""The operator's endpoints: each with what it takes and what it refuses, and money that is never added twice.
+
+Keys' terms, grants and corrections, exports and the audit log have files of their own.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import random
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
+from serve_app.gateway.limiter import LimiterService
+from serve_app.limits import AccountState, Admission, Contract, PressureReport
+from tests.gateway.answers import refused
 from tests.gateway.connections import Call
-from tests.gateway.world import OPERATOR, World, until
+from tests.gateway.world import World, until
 
 ROUTES = [
     ("POST", "/admin/accounts"), ("GET", "/admin/accounts"), ("GET", "/admin/accounts/acct_x"),
@@ -17,23 +25,15 @@ ROUTES = [
     ("POST", "/admin/accounts/acct_x/suspend"), ("POST", "/admin/accounts/acct_x/resume"),
     ("POST", "/admin/accounts/acct_x/keys"), ("GET", "/admin/accounts/acct_x/keys"),
     ("DELETE", "/admin/keys/key_x"), ("GET", "/admin/usage"), ("GET", "/admin/ledger/check"), ("GET", "/admin/models"),
+    ("POST", "/admin/accounts/acct_x/correct"), ("GET", "/admin/accounts/acct_x/grants"),
+    ("PATCH", "/admin/keys/key_x"), ("GET", "/admin/usage/requests"), ("GET", "/admin/usage/export"),
+    ("GET", "/admin/audit"),
 ]  # fmt: skip
 BODIES: dict[str, Any] = {
     "/admin/accounts": {"name": "x"}, "/admin/accounts/acct_x/credit": {"amount": "1"},
-    "/admin/accounts/acct_x/limits": {"rpm": 1},
+    "/admin/accounts/acct_x/limits": {"rpm": 1}, "/admin/accounts/acct_x/correct": {"amount": "-1", "memo": "m"},
+    "/admin/keys/key_x": {"rpm": 1},
 }  # fmt: skip
-
-
-@pytest.fixture
-async def admin(http: httpx.AsyncClient) -> httpx.AsyncClient:
-    http.headers["authorization"] = f"Bearer {OPERATOR}"
-    return http
-
-
-def refused(answer: httpx.Response, status: int, says: str = "") -> None:
-    assert answer.status_code == status, answer.text
-    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
-    assert says in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
@@ -58,7 +58,7 @@ async def test_an_account_from_its_first_day_to_its_last(world: World, admin: ht
     path = f"/admin/accounts/{account['id']}"
     assert (await admin.post(f"{path}/credit", json={"amount": "1.25"})).json()["balance"] == "1.75"
     changed = await admin.patch(f"{path}/limits", json={"tpm": 5, "rpm": None})
-    assert changed.json()["contract"] == {"rpm": None, "tpm": 5, "concurrency": None}
+    assert changed.json()["contract"] == {"rpm": None, "tpm": 5, "concurrency": None, "weight": None}
     assert (await admin.patch(f"{path}/limits", json={"tpm": None})).status_code == 200
 
     key = await admin.post(f"{path}/keys", json={"name": "laptop"})
@@ -99,6 +99,13 @@ async def test_an_account_from_its_first_day_to_its_last(world: World, admin: ht
         ("", b'{"name": "x", "rpm": 1.5}', 400, "rpm"),
         ("", b'{"name": "x", "rpm": true}', 400, "rpm"),
         ("", b'{"name": "x", "kind": "gift"}', 422, "kind"),
+        ("", b'{"name": "x", "weight": 0}', 422, "weight"),
+        ("", b'{"name": "x", "weight": 10001}', 422, "weight"),
+        ("", b'{"name": "x", "expires_at": "2099-01-01T00:00:00Z"}', 422, "expires_at"),
+        ("", b'{"name": "x", "credit": "1", "expires_at": "2099-01-01T00:00:00Z"}', 422, "only grants expire"),
+        ("", b'{"name": "x", "credit": "1", "kind": "grant", "expires_at": "2020-01-01T00:00:00Z"}', 422, "passed"),
+        ("", b'{"name": "x", "credit": "1", "kind": "grant", "expires_at": "2099-01-01T00:00:00"}', 422, "offset"),
+        ("", b'{"name": "x", "credit": "1", "kind": "grant", "expires_at": 5}', 400, "expires_at"),
         ("", b'{"name": "x", "credit": "-1"}', 422, "negative"),
         ("", b'{"name": "x", "credit": "0"}', 422, "above 0"),
         ("", b'{"name": "x", "credit": 1}', 400, "credit"),
@@ -109,7 +116,23 @@ async def test_an_account_from_its_first_day_to_its_last(world: World, admin: ht
         ("/ID/credit", b'{"amount": "NaN"}', 422, "decimal"),
         ("/ID/credit", b'{"amount": 5}', 400, "amount"),
         ("/ID/credit", b"{}", 400, "amount"),
+        ("/ID/credit", b'{"amount": "1", "expires_at": "2099-01-01T00:00:00Z"}', 422, "top-up"),
+        ("/ID/credit", b'{"amount": "1", "kind": "grant", "expires_at": "soon"}', 422, "expires_at"),
+        ("/ID/correct", b'{"amount": "1"}', 400, "memo"),
+        ("/ID/correct", b'{"amount": "1", "memo": ""}', 422, "memo"),
+        ("/ID/correct", b'{"amount": "0", "memo": "m"}', 422, "amount"),
+        ("/ID/correct", b'{"amount": "-2", "memo": "m"}', 422, "1.00"),
         ("/ID/keys", b'{"name": ""}', 422, "name"),
+        ("/ID/keys", b'{"models": []}', 422, "models"),
+        ("/ID/keys", b'{"models": ["svc-chta"]}', 422, "svc-chat, svc-coder"),
+        ("/ID/keys", b'{"rpm": 0}', 422, "rpm"),
+        ("/ID/keys", b'{"budget": "1"}', 422, "budget_period"),
+        ("/ID/keys", b'{"budget_period": "day"}', 422, "budget"),
+        ("/ID/keys", b'{"budget": "1", "budget_period": "week"}', 422, "budget_period"),
+        ("/ID/keys", b'{"budget": "0", "budget_period": "day"}', 422, "budget must be above 0"),
+        ("/ID/keys", b'{"budget": 1, "budget_period": "day"}', 400, "budget"),
+        ("/ID/keys", b'{"expires_at": "2020-01-01T00:00:00Z"}', 422, "expires_at"),
+        ("/ID/keys", b'{"expires_at": "2099-01-01"}', 422, "expires_at"),
     ],
 )
 async def test_bad_bodies_change_nothing(
@@ -119,7 +142,9 @@ async def test_bad_bodies_change_nothing(
     answer = await admin.post("/admin/accounts" + path.replace("ID", world.account_id), content=body)
     refused(answer, status, says)
     assert len(world.ledger.list_accounts()) == 1
+    assert len(world.ledger.list_keys(world.account_id)) == 1
     assert world.balance == before
+    assert world.ledger.audit_log() == []
 
 
 async def test_a_body_over_the_limit_is_400(admin: httpx.AsyncClient) -> None:
@@ -188,6 +213,51 @@ async def test_an_idempotency_key_that_is_too_long_creates_no_half_account(
     body = {"name": "x", "credit": "1"}
     refused(await admin.post("/admin/accounts", json=body, headers={"idempotency-key": key}), 422, "idempotency-key")
     assert len(world.ledger.list_accounts()) == 1
+
+
+async def test_a_weight_is_the_accounts_own_or_the_services(world: World, admin: httpx.AsyncClient) -> None:
+    path = f"/admin/accounts/{world.account_id}"
+    assert (await admin.get(path)).json()["weight"] == 100
+    changed = (await admin.patch(f"{path}/limits", json={"weight": 250})).json()
+    assert (changed["weight"], changed["contract"]["weight"]) == (250, 250)
+    assert world.ledger.get_account(world.account_id).weight == 250
+    changed = (await admin.patch(f"{path}/limits", json={"weight": None})).json()
+    assert (changed["weight"], changed["contract"]["weight"]) == (100, None)
+    made = await admin.post("/admin/accounts", json={"name": "heavy", "weight": 400})
+    assert made.json()["weight"] == 400
+
+
+async def test_an_account_shows_its_limits_and_what_is_in_force(world: World, admin: httpx.AsyncClient) -> None:
+    path = f"/admin/accounts/{world.account_id}"
+    await admin.patch(f"{path}/limits", json={"rpm": 7})
+    await Call(world).done()  # now the limiter knows the account
+    shown = (await admin.get(path)).json()
+    assert shown["limits"] == shown["effective"] == {"rpm": 7, "tpm": 10**6, "concurrency": 8}
+    assert shown["pressure"] == []
+
+
+async def test_under_pressure_an_account_shows_what_is_left_of_its_limits(
+    world: World, admin: httpx.AsyncClient
+) -> None:
+    path, now = f"/admin/accounts/{world.account_id}", 0.0
+    contract = Contract(rpm=1000, tpm=600_000, concurrency=8)
+    admission = Admission(lambda: now, random.Random(7), contract, recovery_s=0.0)
+    world.limiter.service = LimiterService(admission, world.accounting)
+    for _ in range(60):
+        now += 0.5
+        await world.limiter.ask([PressureReport("fake", "replica", 3.0, 0.5, 0, 10, 32)])
+    left = []
+    for weight in (50, 200):
+        await admin.patch(f"{path}/limits", json={"weight": weight})
+        account = world.ledger.get_account(world.account_id)
+        admission.apply(AccountState(account.account_id, True, 0, account.version, weight=weight))
+        shown = (await admin.get(path)).json()
+        assert shown["limits"] == {"rpm": 1000, "tpm": 600_000, "concurrency": 8}
+        left.append(shown["effective"]["tpm"])
+        assert left[-1] == round(60 * admission.shares.rate("fake", replace(contract, weight=weight), now))
+        assert shown["pressure"] == [{"backend": "fake", "tpm": left[-1]}]
+    light, heavy = left
+    assert 0 < light <= heavy < 600_000
 
 
 async def test_with_the_ledger_away_operators_get_503(world: World, admin: httpx.AsyncClient) -> None:
