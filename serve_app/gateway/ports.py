@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from serve_app.backend.messages import BackendEvent, GenerateCall
 from serve_app.ledger.errors import LedgerUnavailable
 from serve_app.ledger.messages import Settled, Settlement, SettlementRejected
+from serve_app.limits.messages import Admit, Grant, Release
 
 
 class BackendUnavailable(Exception):
@@ -22,6 +23,25 @@ class LimiterPort(Protocol):
 
     async def ask(self, asks: list[Any]) -> Sequence[Any]:
         """One answer for each of Admit, Adjust, Release, Renew, Announce, Identify and Status, in order."""
+
+
+class LimiterClient(Protocol):
+    """This gateway's side of the limiter: serve_app.gateway.leases of one shard, or shards.LimiterShards of all."""
+
+    holder: str  # under whose lease the holds of this gateway live
+
+    @property
+    def admit_timeout_s(self) -> float:
+        """How long a limiter that is restarting is waited for, in seconds."""
+
+    async def ask(self, ask: Any) -> Any:
+        """The limiter's answer to an Admit, Adjust, Identify or Status. Raises Unavailable."""
+
+    def opened(self, admit: Admit, grant: Grant) -> None:
+        """Keeps the grant's hold alive from here on."""
+
+    def release(self, release: Release) -> None:
+        """Ends the hold. Never fails and never waits."""
 
 
 class AccountingPort(Protocol):
