@@ -45,6 +45,35 @@ def test_show_for_people_tells_defaults_from_own_limits(service: FakeService, ru
     assert any(line.split() == ["tpm", "200,000", "(default)"] for line in lines)
 
 
+def test_show_for_people_tells_what_the_present_load_leaves_of_a_limit(
+    service: FakeService, run: Run, account: str
+) -> None:
+    shown = run("accounts", "show", account, "--json").json
+    service.next.append(Answer(200, {**shown, "effective": {**shown["limits"], "tpm": 4000}}))
+    lines = [" ".join(line.split()) for line in run("accounts", "show", account).out.splitlines()]
+    assert "tpm 200,000 (default), 4,000 under the present load" in lines
+    assert "rpm 600 (default)" in lines
+
+
+def test_show_for_people_tells_what_can_be_spent_and_what_expires(service: FakeService, run: Run, account: str) -> None:
+    shown = run("accounts", "show", account, "--json").json
+    expiring = [{"expires_at": "2026-12-01T00:00:00Z", "left": "1.50"}]
+    service.next.append(Answer(200, {**shown, "available": "4.25", "expiring": expiring}))
+    lines = [" ".join(line.split()) for line in run("accounts", "show", account).out.splitlines()]
+    assert "balance 4.25 USD" in lines
+    assert "expiring 1.50 USD at 2026-12-01T00:00:00Z" in lines
+
+
+def test_a_grant_for_a_duration_that_stays_unanswered_says_which_time_was_meant(
+    service: FakeService, run: Run, account: str
+) -> None:
+    service.next.extend([Drop(after_work=True), Drop(), Drop()])
+    lost = run("accounts", "credit", account, "2", "--grant", "--expires", "30d")
+    meant = service.requests[-1].body["expires_at"]
+    assert f"--expires {meant}" in lost.error_line
+    assert service.requests[-1].headers["idempotency-key"] in lost.error_line
+
+
 def test_list_follows_every_page(service: FakeService, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serve_app.cli.client.PAGE_SIZE", 2)
     for number in range(5):

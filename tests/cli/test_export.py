@@ -114,6 +114,11 @@ def test_options_before_the_word_export_are_not_taken_for_nothing(service: FakeS
     assert service.requests == []
 
 
+def test_shared_options_may_stand_before_the_word_export(service: FakeService, run: Run) -> None:
+    service.next.append(page(0, 2, None))
+    assert len(run("usage", "--url", service.url, "--json", "export").json) == 2
+
+
 def test_a_page_that_is_lost_is_asked_for_again(service: FakeService, run: Run) -> None:
     service.next.extend([page(0, 2, "a"), Drop(), page(2, 2, None)])
     assert len(run("usage", "export", "--json").json) == 4
