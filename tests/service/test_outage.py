@@ -1,0 +1,40 @@
+"""PostgreSQL away under load: usage goes to the spool, then clean 503s; afterwards nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.chaos import session
+from bench.chaos.outage import Outage
+from bench.chaos.stand import Shape, Stand
+
+pytestmark = pytest.mark.service
+
+FUNDS = 10**10  # nano-units: what is held while the database is away counts against the balance
+
+
+async def outage(seconds: float, *, spool_max_bytes: int | None) -> dict[str, int]:
+    """What clients got, by kind. Every reply that the outage explains is fine, the books must be exact."""
+    settings = {"settle_timeout_s": 1.0}
+    if spool_max_bytes is not None:
+        settings["spool_max_bytes"] = spool_max_bytes
+    shape = Shape("postgresql", stub=True, gateways=2, settings=settings)
+    away = Outage(seconds, before_s=2, after_s=4)
+    with Stand(shape) as stand:
+        report = await session.run(stand, away, mode="outage", seed=1, clients=12, credit=FUNDS, top_up=0, settled_s=60)
+        away.judge(report, low_bound=spool_max_bytes is not None)
+        stand.keep = bool(report.problems)
+    assert report.problems == [], report.text()
+    assert report.figures["usages received while the database was away"] > 0
+    return report.answers
+
+
+async def test_a_spool_takes_what_it_can_then_503_and_nothing_is_lost_or_doubled() -> None:
+    answers = await outage(8, spool_max_bytes=8192)
+    assert answers["503"] > 0
+
+
+@pytest.mark.slow
+async def test_a_spool_with_room_takes_everything_and_nobody_is_refused() -> None:
+    answers = await outage(10, spool_max_bytes=None)
+    assert "503" not in answers
