@@ -73,12 +73,12 @@ def public_router(services: Services, authenticator: Authenticator, operations: 
 
     @router.get("/models")
     async def models(request: Request) -> JSONResponse:
-        await authenticator.identify(authenticator.digest(request))
+        await authenticator.caller(request).identify()
         return JSONResponse(model_list([describe(services, name) for name in services.catalogue.identifiers]))
 
     @router.get("/models/{identifier}")
     async def model(request: Request, identifier: str) -> JSONResponse:
-        await authenticator.identify(authenticator.digest(request))
+        await authenticator.caller(request).identify()
         if identifier not in services.catalogue:
             raise errors.not_found(
                 f"the model {identifier!r} does not exist; served are {', '.join(services.catalogue.identifiers)}"
@@ -87,7 +87,7 @@ def public_router(services: Services, authenticator: Authenticator, operations: 
 
     @router.get("/user/balance")
     async def balance(request: Request) -> JSONResponse:
-        identity = await authenticator.identify(authenticator.digest(request))
+        identity = await authenticator.caller(request).identify()
         account = await operations.account(identity.account_id)
         total = account.available(operations.now())  # without grants that have expired
         return JSONResponse(
@@ -102,7 +102,7 @@ def public_router(services: Services, authenticator: Authenticator, operations: 
 
     @router.get("/user/usage")
     async def usage(request: Request) -> JSONResponse:
-        identity = await authenticator.identify(authenticator.digest(request))
+        identity = await authenticator.caller(request).identify()
         query = request.query_params
         rows = await operations.usage(
             account=identity.account_id,

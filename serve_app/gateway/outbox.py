@@ -1,4 +1,4 @@
-"""Settlements on their way to the ledger: each arrives exactly once, whatever dies in between.
+"""Settlements on their way to the ledger, and the replies in them: each arrives exactly once, whatever dies in between.
 
 A settlement is repeated under its request id until the ledger has it. When the ledger stays away for longer than a
 client can be kept waiting, the settlement is made durable in this gateway's own spool, the client gets its last chunk,
@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 
 from serve_app.gateway.coalesce import Coalescer, Unavailable
 from serve_app.gateway.ports import AccountingPort, Metrics, SettleAnswer
+from serve_app.gateway.shards import AccountingShards, shard_of
 from serve_app.gateway.tasks import detached
 from serve_app.ledger.errors import LedgerUnavailable, SpoolFull
-from serve_app.ledger.messages import Settled, Settlement, SettlementRejected
+from serve_app.ledger.messages import Settled, Settlement, SettlementRejected, StoredReply
 from serve_app.ledger.spool import Spool
 
 logger = logging.getLogger("ray.serve")
@@ -46,18 +47,22 @@ class Outbox:
         self._unkept: set[str] = set()  # requests whose usage neither ledger nor spool has taken
         self._metrics = metrics
         self._clock = clock
-        self._calls: Coalescer[Settlement, SettleAnswer] = Coalescer(accounting.settle, timeout_s=settle_timeout_s)
+        shards = accounting.shards if isinstance(accounting, AccountingShards) else (accounting,)
+        self._calls: list[Coalescer[Settlement, SettleAnswer]] = [
+            Coalescer(shard.settle, timeout_s=settle_timeout_s) for shard in shards
+        ]
         self._to_replay = asyncio.Event()
         self._replaying: asyncio.Task[None] | None = None
 
     @property
     def settle_timeout_s(self) -> float:
         """How long a client's last chunk waits for the ledger, in seconds; may be set at any time."""
-        return self._calls.timeout_s
+        return self._calls[0].timeout_s
 
     @settle_timeout_s.setter
     def settle_timeout_s(self, seconds: float) -> None:
-        self._calls.timeout_s = seconds
+        for calls in self._calls:
+            calls.timeout_s = seconds
 
     @property
     def spool_max_bytes(self) -> int:
@@ -124,8 +129,22 @@ class Outbox:
             self._unkept.discard(settlement.request_id)
             return answer if isinstance(answer, Settled) else None
 
+    async def find_reply(self, account_id: str, idempotency_key: str) -> StoredReply | None:
+        """The reply that a settlement of the last 24 hours has stored.
+
+        Raises Unavailable while the ledger is away: then nobody knows whether there is one.
+        """
+        try:
+            async with asyncio.timeout(self.settle_timeout_s):
+                wanted = {"account_id": account_id, "idempotency_key": idempotency_key}
+                found: StoredReply | None = await self._accounting.call("find_reply", wanted)
+                return found
+        except (LedgerUnavailable, TimeoutError) as error:
+            raise Unavailable(f"{type(error).__name__}: {error}") from None
+
     async def _submit(self, settlement: Settlement) -> Settled | SettlementRejected:
-        answer = await self._calls.submit(settlement)
+        calls = self._calls[shard_of(settlement.account_id, len(self._calls))]
+        answer = await calls.submit(settlement)
         if isinstance(answer, LedgerUnavailable):
             raise Unavailable(str(answer))
         return answer

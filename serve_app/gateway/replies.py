@@ -35,7 +35,9 @@ from serve_app.api import (
 from serve_app.engine.request import Delta, Finished
 from serve_app.gateway.catalogue import Catalogue
 from serve_app.gateway.exchange import ClientGone, Exchange, Services
-from serve_app.gateway.identity import Authenticator
+from serve_app.gateway.identity import Authenticator, Caller
+from serve_app.gateway.refusals import rate_limit_headers
+from serve_app.gateway.retries import Retry
 
 logger = logging.getLogger("ray.serve")
 
@@ -82,18 +84,21 @@ class ChatReply(Response):
         came, model, status = clock(), "none", 500
         sender = _Sender(send)
         try:
-            digest = self._authenticator.digest(self._request)
+            caller = self._authenticator.caller(self._request)
             try:
                 body = await read_body(self._request, self._services.settings.max_body_bytes)
                 most = self._services.settings.max_body_bytes
                 chat = parse_chat_request(body, served(self._services.catalogue), most)
                 refuse_unsupported(chat)
+                # Streams ignore it. OpenAI's SDKs send such a key only where they are told to, but then, like clients
+                # that are made by the same generator, with every POST alike: a refusal would take streams from them.
+                retry = None if chat.stream else Retry.of(self._request.headers.get("idempotency-key"), body)
             except ApiError:
                 # A wrong key is told before a wrong body.
-                await self._authenticator.identify(digest)
+                await caller.identify()
                 raise
             model, self._streamed = chat.model, chat.stream
-            await until_gone(self._request.receive, self._answer(chat, digest, sender, came))
+            await until_gone(self._request.receive, self._answer(chat, caller, retry, sender, came))
             status = 200
         except ApiError as error:
             status = error.status
@@ -121,26 +126,35 @@ class ChatReply(Response):
                 # leaves without the last chunk, so that no client takes what it has for a whole reply.
                 logger.error("the reply %s had begun and is cut: %d %s", self._id, error.status, error.message)
 
-    async def _answer(self, chat: ChatRequest, digest: str, sender: _Sender, came: float) -> None:
-        async with Exchange(self._services, chat, self._id, digest) as exchange:
+    async def _answer(
+        self, chat: ChatRequest, caller: Caller, retry: Retry | None, sender: _Sender, came: float
+    ) -> None:
+        async with Exchange(self._services, chat, self._id, caller, retry) as exchange:
             await exchange.open()
-            if chat.stream:
+            if exchange.replayed is not None:
+                await self._replay(exchange.replayed, exchange, sender)
+            elif chat.stream:
                 await self._stream(chat, exchange, sender)
             else:
                 await self._whole(chat, exchange, sender, came)
 
     def _reply_headers(self, exchange: Exchange, content_type: str) -> Headers:
         grant = exchange.grant
-        assert grant is not None
         values = {
             "content-type": content_type,
-            **headers.rate_limit_headers(
-                requests=(grant.requests.limit, grant.requests.remaining, grant.requests.reset_s),
-                tokens=(grant.tokens.limit, grant.tokens.remaining, grant.tokens.reset_s),
-            ),
+            **(rate_limit_headers(grant.requests, grant.tokens) if grant is not None else {}),
             "server-timing": headers.server_timing(admit=exchange.admitted_s, total=time.time() - exchange.started_at),
         }
         return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in values.items()]
+
+    async def _replay(self, body: bytes, exchange: Exchange, sender: _Sender) -> None:
+        """The stored reply of a request that was answered before, byte for byte."""
+
+        def replay_headers() -> Headers:
+            own = [(b"idempotency-replayed", b"true"), (b"content-length", str(len(body)).encode())]
+            return [*self._reply_headers(exchange, "application/json"), *own]
+
+        await sender.write(body, replay_headers, more=False)
 
     async def _whole(self, chat: ChatRequest, exchange: Exchange, sender: _Sender, came: float) -> None:
         """A reply that takes long is begun before it is there, with line feeds.
@@ -161,16 +175,16 @@ class ChatReply(Response):
             if may_begin and clock() >= due:
                 await sender.write(LINE_FEED, lambda: self._reply_headers(exchange, "application/json"))
                 due = clock() + settings.line_feed_s
-        finished = await exchange.complete()
         body = complete_reply(
             id=exchange.request_id,
             created=int(exchange.started_at),
             model=chat.model,
             fingerprint=fingerprint(exchange.backend),
             text="".join(text),
-            finish_reason=finished.reason.value,
-            usage=usage_of(finished),
+            finish_reason=event.reason.value,
+            usage=usage_of(event),
         )
+        await exchange.complete(body)
 
         def with_length() -> Headers:
             return [*self._reply_headers(exchange, "application/json"), (b"content-length", str(len(body)).encode())]
@@ -204,10 +218,10 @@ class ChatReply(Response):
                 opening = b""
             else:
                 break
-        finished = await exchange.complete()
-        closing = opening + encoder.finish(finished.reason.value)
+        await exchange.complete()
+        closing = opening + encoder.finish(event.reason.value)
         if chat.include_usage:
-            closing += encoder.usage(usage_of(finished))
+            closing += encoder.usage(usage_of(event))
         await write(closing + DONE, more=False)
 
 

@@ -206,10 +206,11 @@ def request(
     tenant: str = "",
     weight: float = 1.0,
     deadline: float | None = None,
+    first_token_by: float | None = None,
     **sampling: object,
 ) -> GenerationRequest:
     params = SamplingParams(**{"max_tokens": 64, "temperature": 0.0, **sampling})  # type: ignore[arg-type]
-    return GenerationRequest(name, tuple(prompt), params, tenant, weight, deadline)
+    return GenerationRequest(name, tuple(prompt), params, tenant, weight, deadline, first_token_by)
 
 
 class Inbox:

@@ -108,6 +108,7 @@ class Life(RuleBasedStateMachine):
         sampling=st.sampled_from([{}, {}, {"temperature": 1.0, "seed": 5}, {"ignore_eos": True}]),
         weight=st.sampled_from([1.0, 1.0, 3.0]),
         patience=st.sampled_from([None, None, None, 3.0, 12.0]),
+        for_first_token=st.booleans(),
     )
     def arrive(
         self,
@@ -118,13 +119,15 @@ class Life(RuleBasedStateMachine):
         sampling: dict[str, object],
         weight: float,
         patience: float | None,
+        for_first_token: bool,
     ) -> None:
         core = self.engine.core
         if poison is not None:
             prompt = [*prompt[:poison], POISON, *prompt[poison:]]
-        deadline = None if patience is None else self.engine.now + patience
+        due = None if patience is None else self.engine.now + patience
+        deadlines = (None, due) if for_first_token else (due, None)
         name = str(len(self.requests))
-        asked = request(name, prompt, tenant, weight, deadline, max_tokens=output, **sampling)
+        asked = request(name, prompt, tenant, weight, *deadlines, max_tokens=output, **sampling)
         room = min(BOUNDS[-1], core.scheduler.allocator.num_blocks * SIZE) - len(prompt)
         self.truth[name] = said_alone(asked, min(output, room))
         waiting = core.scheduler.num_waiting
@@ -232,8 +235,10 @@ class Life(RuleBasedStateMachine):
         if POISON in asked.prompt_token_ids:
             assert last.completion_tokens == 0
         if last.reason is FinishReason.DEADLINE:
-            assert asked.deadline is not None
-            assert asked.deadline <= self.engine.now
+            due = asked.deadline or asked.first_token_by
+            assert due is not None
+            assert due <= self.engine.now
+            assert asked.first_token_by is None or last.completion_tokens == 0
         elif asked.request_id in self.cancelled or POISON in asked.prompt_token_ids:
             assert last.reason in (FinishReason.ABORT, FinishReason.ERROR)
         else:

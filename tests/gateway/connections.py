@@ -21,9 +21,11 @@ def chat_body(**fields: Any) -> dict[str, Any]:
 
 
 class Call:
-    """One POST /chat/completions; `hang_up` is what the server sees of a client that goes away."""
+    """One POST /chat/completions, with `sends` as headers; `hang_up` is what the server sees of a client that goes."""
 
-    def __init__(self, world: World, key: str | None = None, **fields: Any) -> None:
+    def __init__(
+        self, world: World, key: str | None = None, *, sends: dict[str, str] | None = None, **fields: Any
+    ) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
         self.body = b""
@@ -41,7 +43,11 @@ class Call:
             "path": "/chat/completions",
             "raw_path": b"/chat/completions",
             "query_string": b"",
-            "headers": [(b"authorization", f"Bearer {key or world.key}".encode())],
+            "headers": [
+                (b"authorization", f"Bearer {key or world.key}".encode()),
+                *((name.encode(), value.encode()) for name, value in (sends or {}).items()),
+            ],
+            "client": ("192.0.2.1", 50000),
         }
         self._request = json.dumps(chat_body(**fields)).encode()
         self.task = asyncio.create_task(world.app()(scope, self._receive, self._send))

@@ -12,10 +12,11 @@ from serve_app.backend.messages import Rejected, Rejection
 from serve_app.engine.request import Delta, Finished, FinishReason, Started
 from serve_app.gateway import replies
 from serve_app.gateway.ports import BackendUnavailable
+from serve_app.ledger import keys
 from serve_app.ledger.messages import Outcome, Settlement
-from serve_app.limits.messages import Status
+from serve_app.limits.messages import Identify, Status
 from tests.gateway.connections import Call
-from tests.gateway.world import NANO, PRICE_OUT, World, price, says, settled, until
+from tests.gateway.world import NANO, PRICE_OUT, SECRET, World, price, says, settled, until
 
 # What ends well
 
@@ -167,9 +168,9 @@ async def test_gone_while_the_admission_waits_behind_another_call(world: World) 
     await Call(world).done()
     _, other = world.new_account()
     gate = world.limiter.wire.hold["*"] = asyncio.Event()
-    blocker = world.leases._asks.submit(Status(()))  # the call that is in flight
+    blocker = world.leases._leases[0]._asks.submit(Status(()))  # the call that is in flight
     call = Call(world, other)
-    await until(lambda: len(world.leases._asks._waiting) == 1)
+    await until(lambda: len(world.leases._leases[0]._asks._waiting) == 1)
     call.hang_up()
     await call.done()
     gate.set()
@@ -351,6 +352,7 @@ async def test_a_request_that_waits_too_long_is_503_and_stays_free_whatever_the_
 
 
 async def test_an_admission_whose_answer_is_lost_is_admitted_once(world: World) -> None:
+    await world.limiter.service.ask([Identify(keys.digest(world.key, SECRET))])  # the limiter knows the key
     world.limiter.wire.lose.add("Admit")
     call = Call(world)
     await until(lambda: sum(type(ask).__name__ == "Admit" for ask in world.limiter.asked) >= 3)

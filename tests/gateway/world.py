@@ -29,6 +29,8 @@ from serve_app.gateway.limiter import LimiterService
 from serve_app.gateway.operations import Operations
 from serve_app.gateway.outbox import Outbox
 from serve_app.gateway.ports import BackendUnavailable
+from serve_app.gateway.shards import AccountingShards, LimiterShards
+from serve_app.gateway.wrong_keys import WrongKeys
 from serve_app.ledger import Ledger, LedgerError, keys
 from serve_app.ledger.spool import Spool
 from serve_app.limits import Admission, Contract
@@ -88,6 +90,7 @@ class AccountingWire:
 
     def __init__(self, service: AccountingService) -> None:
         self.settled: list[str] = []
+        self.called: list[str] = []  # operations that were asked for
         self.wire_settle = Wire(service.settle)
         self.wire_call = Wire(service.call)
 
@@ -97,6 +100,7 @@ class AccountingWire:
         return answers
 
     async def call(self, operation: str, arguments: dict[str, Any]) -> Any:
+        self.called.append(operation)
         answer = await self.wire_call([operation], operation, arguments)
         if isinstance(answer, LedgerError):
             raise answer
@@ -194,42 +198,71 @@ class Counts:
 class World:
     """One gateway over one ledger."""
 
-    def __init__(self, folder: Path, ledger: Path, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, ledger: Path, *, limiter_shards: int = 1, accounting_shards: int = 1, **settings: Any
+    ) -> None:
         # Long, so that a busy machine changes nothing: tests of what a timeout does set it.
         timeouts = {"admit_timeout_s": 30.0, "settle_timeout_s": 30.0, "queue_timeout_s": 60.0}
         defaults = {**timeouts, "keep_alive_s": 60.0, "early_reply_s": 60.0}
         self.settings = GatewaySettings.model_validate({**FULL_SETTINGS, **defaults, **settings})
         self.folder = folder
+        self.later_s = 0.0  # how far the limiter's calendar has run ahead
         self.ledger = Ledger(f"sqlite:///{ledger}")
         self.accounting_service = AccountingService(self.ledger, give_up_after_s=0.2)
-        self.accounting = AccountingWire(self.accounting_service)
-        self.limiter = LimiterWire(self.new_limiter())
+        more = [AccountingService(self.ledger, give_up_after_s=0.2) for _ in range(accounting_shards - 1)]
+        self.accountings = [AccountingWire(service) for service in (self.accounting_service, *more)]
+        self.accounting = self.accountings[0]
+        ledger_port = AccountingShards(self.accountings)
+        self.limiters = [LimiterWire(self.new_limiter()) for _ in range(limiter_shards)]
+        self.limiter = self.limiters[0]
         self.backends, self.metrics = FakeBackends(), Counts()
         catalogue = Catalogue(self.settings, random.Random(7))
         self.spool = Spool(folder / "spool", "gateway-1", max_bytes=self.settings.spool_max_bytes)
-        self.leases = Leases(self.limiter, "gateway-1", admit_timeout_s=self.settings.admit_timeout_s)
-        self.outbox = Outbox(self.accounting, self.spool, self.metrics, settle_timeout_s=self.settings.settle_timeout_s)
+        self.leases = LimiterShards(
+            [Leases(wire, "gateway-1", admit_timeout_s=self.settings.admit_timeout_s) for wire in self.limiters],
+            ledger_port,
+        )
+        self.outbox = Outbox(ledger_port, self.spool, self.metrics, settle_timeout_s=self.settings.settle_timeout_s)
         self.services = Services(
             self.settings, catalogue, self.leases, self.outbox, self.backends, self.metrics, orphan_delay_s=0.05
         )
-        self.authenticator = Authenticator(self.leases, key_secret=SECRET, operator_key=OPERATOR)
+        self.now = 0.0  # of the clock that wrong keys are counted by
+        self.authenticator = Authenticator(
+            self.leases,
+            key_secret=SECRET,
+            operator_key=OPERATOR,
+            trusted_proxies=self.settings.trusted_proxies,
+            wrong_keys=WrongKeys(lambda: self.now),
+        )
         self.operations = Operations(
-            self.accounting, self.leases, self.backends, catalogue, key_secret=SECRET, currency="USD"
+            ledger_port, self.leases, self.backends, catalogue, key_secret=SECRET, currency="USD"
         )
         self.account_id, self.key = "", ""
 
     def new_limiter(self, recovery_s: float = 0.0, lease_s: float = 10.0) -> LimiterService:
         contract = Contract(rpm=1000, tpm=10**6, concurrency=8)
-        admission = Admission(time.monotonic, random.Random(7), contract, lease_s=lease_s, recovery_s=recovery_s)
+        admission = Admission(
+            time.monotonic,
+            random.Random(7),
+            contract,
+            lease_s=lease_s,
+            recovery_s=recovery_s,
+            wall=lambda: time.time() + self.later_s,
+        )
         return LimiterService(admission, self.accounting, lookup_wait_s=30)
 
     async def start(self) -> None:
-        await self.limiter.service.follow()
+        for limiter in self.limiters:
+            await limiter.service.follow()
         self.account_id, self.key = self.new_account()
 
     async def stop(self) -> None:
-        self.limiter.service.stop()
-        for wire in (self.limiter.wire, self.accounting.wire_settle, self.accounting.wire_call):
+        for limiter in self.limiters:
+            limiter.service.stop()
+        wires = [limiter.wire for limiter in self.limiters]
+        for accounting in self.accountings:
+            wires += [accounting.wire_settle, accounting.wire_call]
+        for wire in wires:
             wire.up()
             for gate in wire.hold.values():
                 gate.set()
@@ -266,11 +299,11 @@ class World:
 
     @property
     def held(self) -> int:
-        return self.limiter.service.admission.held(self.account_id)
+        return sum(limiter.service.admission.held(self.account_id) for limiter in self.limiters)
 
     @property
     def open_requests(self) -> int:
-        return self.limiter.service.admission.open_requests(self.account_id)
+        return sum(limiter.service.admission.open_requests(self.account_id) for limiter in self.limiters)
 
     @property
     def is_idle(self) -> bool:

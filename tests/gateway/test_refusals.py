@@ -1,0 +1,91 @@
+"""Each refusal of the limiter on the wire: status, type, code, param and headers, and that it consumed nothing."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from serve_app.gateway.refusals import as_api_error
+from serve_app.ledger import keys
+from serve_app.limits.messages import Refusal, Release, Window
+from tests.gateway.connections import Call
+from tests.gateway.world import SECRET, World, price, settled, until
+
+WINDOWS = Window(10, 0, 6.0), Window(1000, 250, 45.0)
+RETRY = {"retry-after", "retry-after-ms"}
+RATE = {f"x-ratelimit-{part}-{of}" for part in ("limit", "remaining", "reset") for of in ("requests", "tokens")}
+
+
+@pytest.mark.parametrize(
+    ("refusal", "kind", "param", "headers"),
+    [
+        (Refusal("r", 401, "invalid_api_key", "m"), "authentication_error", None, {"www-authenticate"}),
+        (Refusal("r", 402, "insufficient_balance", "m"), "insufficient_balance", None, set()),
+        (Refusal("r", 402, "budget_exceeded", "m"), "insufficient_balance", None, set()),
+        (Refusal("r", 409, "idempotency_in_progress", "m", 1.5), "invalid_request_error", "idempotency-key", RETRY),
+        (Refusal("r", 422, "model_not_found", "m"), "invalid_request_error", "model", set()),
+        (Refusal("r", 429, "requests", "m", 2.0, *WINDOWS), "rate_limit_error", None, RETRY | RATE),
+        (Refusal("r", 429, "concurrency", "m", 2.0), "rate_limit_error", None, RETRY),
+        (Refusal("r", 503, "overloaded_error", "m", 2.0), "overloaded_error", None, RETRY),
+    ],
+    ids=lambda value: f"{value.status} {value.code}" if isinstance(value, Refusal) else "",
+)
+def test_each_refusal_has_its_row_of_the_table(
+    refusal: Refusal, kind: str, param: str | None, headers: set[str]
+) -> None:
+    error = as_api_error(refusal)
+    assert error.status == refusal.status
+    assert error.body() == {"error": {"message": "m", "type": kind, "param": param, "code": refusal.code}}
+    assert set(error.headers) == headers
+
+
+def new_key(world: World, **terms: Any) -> tuple[str, str]:
+    """A key of the world's account with terms of its own: its id and the key."""
+    key = keys.new_key()
+    made = world.ledger.create_key(world.account_id, "own", keys.digest(key, SECRET), keys.hint(key), **terms)
+    return made.key_id, key
+
+
+async def test_a_key_may_ask_for_its_models_alone(world: World) -> None:
+    _, key = new_key(world, models=["svc-coder"])
+    call = await Call(world, key).done()
+    assert (call.status, call.json["error"]["code"], call.json["error"]["param"]) == (422, "model_not_found", "model")
+    assert "svc-coder" in call.json["error"]["message"]
+    assert (await Call(world, key, model="svc-coder").done()).status == 200
+    await settled(world, requests=1, spent=price(10, 2))
+
+
+async def test_a_key_that_has_expired_is_401(world: World) -> None:
+    _, key = new_key(world, expires_at=time.time() + 3600)
+    assert (await Call(world, key).done()).status == 200
+    world.later_s = 3601
+    call = await Call(world, key).done()
+    assert (call.status, call.json["error"]["code"]) == (401, "invalid_api_key")
+    assert call.headers["www-authenticate"] == "Bearer"
+
+
+async def test_a_key_over_its_budget_is_402_and_the_account_goes_on(world: World) -> None:
+    key_id, key = new_key(world, budget=price(10, 2), budget_period="day")
+    assert (await Call(world, key).done()).status == 200
+    await until(lambda: world.is_idle)
+    released = [ask for ask in world.limiter.asked if isinstance(ask, Release)][-1]
+    assert (released.key_id, released.key_spent) == (key_id, price(10, 2))
+    assert released.key_period == time.strftime("%Y-%m-%d", time.gmtime())
+    call = await Call(world, key).done()
+    assert (call.status, call.json["error"]["code"]) == (402, "budget_exceeded")
+    assert call.json["error"]["type"] == "insufficient_balance"
+    assert (await Call(world).done()).status == 200
+    await settled(world, requests=2, spent=2 * price(10, 2))
+
+
+async def test_a_keys_own_rate_is_429_and_shows_in_the_headers(world: World) -> None:
+    _, key = new_key(world, rpm=1)
+    assert (await Call(world, key).done()).headers["x-ratelimit-limit-requests"] == "1"
+    call = await Call(world, key).done()
+    assert (call.status, call.json["error"]["code"]) == (429, "requests")
+    assert call.headers["x-ratelimit-limit-requests"] == "1"
+    assert call.headers["x-ratelimit-remaining-requests"] == "0"
+    assert 1 <= int(call.headers["retry-after"]) <= 60
+    assert (await Call(world).done()).status == 200

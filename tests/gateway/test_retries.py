@@ -1,0 +1,356 @@
+"""With an idempotency key a request that has finished is answered again, and neither runs nor is billed again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+
+from serve_app.backend.messages import Rejected, Rejection
+from serve_app.engine.request import Delta, Finished, FinishReason, Started
+from serve_app.gateway import retries
+from serve_app.gateway.ports import BackendUnavailable
+from serve_app.limits.messages import Admit, Release
+from tests.gateway.connections import MESSAGES, Call, served
+from tests.gateway.world import NANO, World, price, says, settled, until
+
+KEY = {"idempotency-key": "7d6e1c0e-61c5-4f0c"}
+
+
+async def answered(world: World, key: str | None = None, *, sends: dict[str, str] | None = None, **fields: Any) -> Call:
+    """A request with the idempotency key, when it has ended."""
+    return await Call(world, key, sends=KEY if sends is None else sends, **fields).done()
+
+
+def replayed(call: Call) -> bool:
+    return call.headers.get("idempotency-replayed") == "true"
+
+
+# The stored reply
+
+
+async def test_a_retry_gets_the_same_bytes_and_is_not_billed_again(world: World) -> None:
+    first = await answered(world)
+    again = await answered(world)
+    assert (first.status, again.status) == (200, 200)
+    assert (replayed(first), replayed(again)) == (False, True)
+    assert again.body == first.body
+    assert again.headers["content-type"] == "application/json"
+    assert again.headers["content-length"] == str(len(again.body))
+    assert again.headers["x-request-id"] != first.headers["x-request-id"]
+    assert len(world.backends.calls) == 1
+    await settled(world, requests=1, spent=price(10, 2))
+
+
+async def test_a_retry_consumes_neither_rate_nor_slot(world: World) -> None:
+    _, key = world.new_account(rpm=3, concurrency=1)  # a request a minute's third
+    for _ in range(6):
+        assert (await answered(world, key)).status == 200
+    after = await Call(world, key).done()
+    assert after.headers["x-ratelimit-remaining-requests"] == "1"  # of three, but for the first one's and its own
+
+
+async def test_a_retry_after_an_answer_that_was_lost_bills_once(world: World) -> None:
+    lost = Call(world, sends=KEY)
+    lost.send_error = ConnectionResetError("gone")
+    await lost.done()
+    assert not lost.body
+    again = await answered(world)
+    assert replayed(again)
+    assert again.json["choices"][0]["message"]["content"] == "Hello world"
+    assert len(world.backends.calls) == 1
+    await settled(world, requests=1, spent=price(10, 2))
+
+
+async def test_a_client_that_hangs_up_during_settlement_gets_its_reply_by_a_retry(world: World) -> None:
+    gate = world.accounting.wire_settle.hold["*"] = asyncio.Event()
+    lost = Call(world, sends=KEY)
+    await world.accounting.wire_settle.seen("*").wait()
+    lost.hang_up()
+    await lost.done()
+    gate.set()
+    await until(lambda: world.is_idle)
+    assert replayed(await answered(world))
+    await settled(world, requests=1, spent=price(10, 2))
+
+
+async def test_the_retry_of_a_gateway_that_was_killed_before_it_answered_gets_the_stored_reply(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Killed between the ledger's commit and everything that follows: no answer, no release, no more heartbeats.
+    monkeypatch.setattr(world.leases, "release", lambda release: None)
+    killed = Call(world, sends=KEY)
+    killed.send_error = ConnectionResetError("killed")
+    await killed.done()
+    monkeypatch.undo()
+    assert world.recorded == 1
+    assert world.open_requests == 1
+    again = await answered(world)
+    assert replayed(again)
+    assert again.json["usage"]["completion_tokens"] == 2
+    assert world.open_requests == 1  # its lease is still running
+    assert len(world.backends.calls) == 1
+    assert (world.recorded, world.spent) == (1, price(10, 2))
+    assert world.books_balance()
+
+
+async def test_a_reply_that_took_the_last_of_the_balance_is_given_again(world: World) -> None:
+    world.account_id, key = world.new_account(credit=price(10, 2))
+    world.backends.play([Rejected(Rejection.CREDIT, prompt_tokens=10)], says("Hello", " world"))
+    first = await answered(world, key)
+    assert (first.status, world.balance) == (200, 0)
+    await until(lambda: world.is_idle)
+    again = await answered(world, key)
+    assert replayed(again)
+    assert again.body == first.body
+    assert (await answered(world, key, sends={"idempotency-key": "new"})).status == 402
+
+
+async def test_two_retries_at_once_run_the_model_once(world: World) -> None:
+    gate = asyncio.Event()
+    world.backends.play([Started(10, 0), gate, *says("Hello", " world")[1:]])
+    first = Call(world, sends=KEY)
+    await until(lambda: world.backends.running)
+    second = await answered(world)
+    assert second.status == 409
+    assert second.json["error"]["code"] == "idempotency_in_progress"
+    assert second.json["error"]["param"] == "idempotency-key"
+    assert 1 <= int(second.headers["retry-after"]) <= 60
+    gate.set()
+    await first.done()
+    third = await answered(world)
+    assert replayed(third)
+    assert third.body == first.body
+    assert len(world.backends.calls) == 1
+    await settled(world, requests=1, spent=price(10, 2))
+
+
+async def test_the_sdk_waits_for_the_other_one_by_itself(world: World) -> None:
+    gate = asyncio.Event()
+    world.backends.play([Started(10, 0), gate, *says("Hello", " world")[1:]])
+    async with served(world) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        async with openai.AsyncOpenAI(api_key=world.key, base_url=url, max_retries=2) as client:
+            request: Any = {"model": "svc-chat", "messages": MESSAGES, "max_tokens": 100, "extra_headers": KEY}
+            asked = [asyncio.create_task(client.chat.completions.create(**request)) for _ in range(2)]
+            await until(lambda: world.metrics.refusals == ["idempotency_in_progress"])
+            gate.set()
+            one, two = await asyncio.gather(*asked)
+    assert one == two
+    await settled(world, requests=1, spent=price(10, 2))
+
+
+async def test_the_key_of_an_open_request_outlives_a_restart_of_the_limiter(world: World) -> None:
+    world.leases.start()
+    gate = asyncio.Event()
+    world.backends.play([Started(10, 0), gate, *says("Hello", " world")[1:]])
+    first = Call(world, sends=KEY)
+    await until(lambda: world.backends.running)
+    world.limiter.service = world.new_limiter(recovery_s=0.2)
+    await world.limiter.service.follow()
+    assert (await answered(world)).status == 409
+    gate.set()
+    await first.done()
+    assert len(world.backends.calls) == 1
+    await settled(world, requests=1, spent=price(10, 2))
+
+
+async def test_a_reply_that_was_begun_early_is_stored_without_its_line_feeds(make_world: Callable[..., Any]) -> None:
+    world: World = await make_world(early_reply_s=0.02, line_feed_s=0.01)
+    gate = asyncio.Event()
+    world.backends.play([Started(10, 0), Delta("a", 1), gate, Finished(FinishReason.STOP, 10, 0, 1)])
+    first = Call(world, sends=KEY)
+    await first.until("\n\n")
+    gate.set()
+    await first.done()
+    again = await answered(world)
+    assert again.body == first.body.lstrip(b"\n")
+    assert again.headers["content-length"] == str(len(again.body))
+    await settled(world, requests=1, spent=price(10, 1))
+
+
+async def test_a_reply_in_the_spool_is_neither_run_again_nor_lost(make_world: Callable[..., Any]) -> None:
+    world: World = await make_world(settle_timeout_s=0.05)
+    world.accounting.wire_settle.down()
+    world.outbox.start()
+    first = await answered(world)
+    assert first.status == 200
+    assert world.metrics.settlements == ["spooled"]
+    world.accounting.wire_call.down("find_reply")
+    assert (await answered(world)).status == 409  # its hold stays until the ledger has it
+    world.outbox.settle_timeout_s = 30
+    world.accounting.wire_settle.up()
+    world.accounting.wire_call.up()
+    await until(lambda: world.is_idle and world.recorded == 1)
+    again = await answered(world)
+    assert replayed(again)
+    assert again.body == first.body
+    assert len(world.backends.calls) == 1
+    await settled(world, requests=1, spent=price(10, 2))
+
+
+# What is another request
+
+
+async def test_the_same_key_for_another_body_is_422_and_consumes_nothing(world: World) -> None:
+    world.account_id, key = world.new_account(rpm=3)
+    await answered(world, key)
+    other = await answered(world, key, max_tokens=99)
+    assert (other.status, other.json["error"]["code"]) == (422, "idempotency_key_reused")
+    assert other.json["error"]["param"] == "idempotency-key"
+    assert len(world.backends.calls) == 1
+    await settled(world, requests=1, spent=price(10, 2))
+    assert (await Call(world, key).done()).headers["x-ratelimit-remaining-requests"] == "1"
+
+
+async def test_the_same_key_of_another_account_is_another_request(world: World) -> None:
+    mine = await answered(world)
+    _, key = world.new_account()
+    theirs = await answered(world, key)
+    assert theirs.status == 200
+    assert not replayed(theirs)
+    assert theirs.json["id"] != mine.json["id"]
+
+
+async def test_another_key_or_none_is_another_request_and_costs_no_look_up(world: World) -> None:
+    await answered(world)
+    world.accounting.called.clear()
+    for sends in ({"idempotency-key": "another"}, {}):
+        call = await answered(world, sends=sends)
+        assert not replayed(call)
+    assert world.accounting.called.count("find_reply") == 1
+    await settled(world, requests=3, spent=3 * price(10, 2))
+
+
+async def test_streams_ignore_the_key(world: World) -> None:
+    for _ in range(2):
+        call = await answered(world, stream=True)
+        assert (call.status, call.text) == (200, "Hello world")
+    assert (await answered(world)).status == 200
+    assert world.accounting.called.count("find_reply") == 1
+    await settled(world, requests=3, spent=3 * price(10, 2))
+
+
+@pytest.mark.parametrize("key", ["", "a b", "x" * 256])
+async def test_a_key_that_can_not_be_one_is_422(world: World, key: str) -> None:
+    call = await answered(world, sends={"idempotency-key": key})
+    assert (call.status, call.json["error"]["param"]) == (422, "idempotency-key")
+    assert not world.backends.calls
+    await until(lambda: world.is_idle)
+
+
+# What has not finished
+
+
+@pytest.mark.parametrize(
+    "fails",
+    [
+        [BackendUnavailable("died")],
+        [Started(10, 0), Delta("half", 1), RuntimeError("fault")],
+        [Rejected(Rejection.QUEUE_FULL)],
+        [Started(10, 0), Finished(FinishReason.ERROR, 10, 0, 1)],
+        [Finished(FinishReason.DEADLINE, 10, 0, 0)],
+    ],
+    ids=["no replica", "fault", "queue full", "engine fails", "deadline"],
+)
+async def test_a_request_that_failed_stores_nothing_and_its_retry_runs(world: World, fails: list[Any]) -> None:
+    world.backends.play(fails, says("Hello", " world"))
+    assert (await answered(world)).status in (500, 503)
+    await until(lambda: world.is_idle)
+    again = await answered(world)
+    assert again.status == 200
+    assert not replayed(again)
+    await until(lambda: world.is_idle)
+    assert world.spent == price(10, 2)
+    assert world.books_balance()
+
+
+async def test_a_request_that_was_cancelled_stores_nothing_and_its_retry_runs(world: World) -> None:
+    [script, _] = world.backends.play([Started(10, 0), Delta("a", 1), asyncio.Event()], says("Hello", " world"))
+    gone = Call(world, sends=KEY)
+    await until(lambda: world.backends.running)
+    gone.hang_up()
+    await gone.done()
+    await asyncio.wait_for(script.closed.wait(), 5)
+    await until(lambda: world.is_idle)
+    again = await answered(world)
+    assert (again.status, replayed(again)) == (200, False)
+    await until(lambda: world.is_idle)
+    assert world.recorded == 2
+
+
+async def test_a_reply_whose_usage_can_not_be_kept_is_not_stored(make_world: Callable[..., Any]) -> None:
+    world: World = await make_world(settle_timeout_s=0.02, spool_max_bytes=4096)
+    world.spool.max_bytes = 1
+    world.accounting.wire_settle.down()
+    assert (await answered(world)).status == 503
+    world.outbox.settle_timeout_s = 30
+    world.accounting.wire_settle.up()
+    await until(lambda: world.is_idle and not world.outbox.is_full)
+    assert world.spent == 0
+    world.spool.max_bytes = 4096
+    again = await answered(world)
+    assert (again.status, replayed(again)) == (200, False)
+    await settled(world, requests=2, spent=price(10, 2))
+
+
+async def test_a_refused_request_is_not_an_answer(world: World) -> None:
+    account, key = world.new_account(credit=0)
+    assert (await answered(world, key)).status == 402
+    world.ledger.credit(account, NANO)
+    await world.limiter.service.follow()
+    assert (await answered(world, key)).status == 200
+
+
+async def test_while_the_ledger_can_not_tell_a_keyed_request_is_503_and_holds_nothing(world: World) -> None:
+    world.accounting.wire_call.down("find_reply")
+    call = await answered(world)
+    assert (call.status, call.json["error"]["type"]) == (503, "overloaded_error")
+    assert 1 <= int(call.headers["retry-after"]) <= 60
+    assert not world.backends.calls
+    await settled(world, requests=0, spent=0)
+    # Others are not concerned.
+    assert (await Call(world).done()).status == 200
+
+
+async def test_gone_while_the_stored_reply_is_looked_for_leaves_nothing_behind(world: World) -> None:
+    gate = world.accounting.wire_call.hold["find_reply"] = asyncio.Event()
+    call = Call(world, sends=KEY)
+    await world.accounting.wire_call.seen("find_reply").wait()
+    call.hang_up()
+    await call.done()
+    gate.set()
+    await until(lambda: world.is_idle)
+    assert not world.backends.calls
+    assert world.spent == 0
+
+
+async def test_a_reply_that_is_too_large_is_given_but_not_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "MOST_BYTES", 100)
+    assert (await answered(world)).status == 200
+    again = await answered(world)
+    assert (again.status, replayed(again)) == (200, False)
+    await settled(world, requests=2, spent=2 * price(10, 2))
+
+
+async def test_retries_in_any_number_are_billed_once(world: World) -> None:
+    calls = [Call(world, sends=KEY) for _ in range(30)]
+    for call in calls:
+        await call.done()
+    assert {call.status for call in calls} <= {200, 409}
+    assert len({call.body for call in calls if call.status == 200}) == 1
+    assert len(world.backends.calls) == 1
+    await settled(world, requests=1, spent=price(10, 2))
+
+
+async def test_the_limiter_hears_of_key_and_backend_and_of_the_end(world: World) -> None:
+    await answered(world)
+    await until(lambda: any(isinstance(ask, Release) for ask in world.limiter.asked))
+    admits = [ask for ask in world.limiter.asked if isinstance(ask, Admit)]
+    assert {(ask.backend, ask.idempotency_key) for ask in admits} == {("fake", KEY["idempotency-key"])}
+    body = json.loads((await answered(world, sends={})).body)
+    assert body["system_fingerprint"] == "fp_fake"

@@ -1,0 +1,168 @@
+"""An account belongs to one limiter and one accounting process, however many there are and whatever restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from serve_app.engine.request import Delta, Started
+from serve_app.gateway.shards import shard_name, shard_of
+from serve_app.ledger import keys
+from serve_app.limits.messages import Admit, Announce, Identify, Identity, Release, Status
+from tests.gateway.connections import Call
+from tests.gateway.world import SECRET, World, says, until
+
+SHARDS = 3
+
+
+@pytest.fixture
+async def shards(tmp_path: Path) -> AsyncIterator[World]:
+    world = World(tmp_path, tmp_path / "ledger.db", limiter_shards=SHARDS, accounting_shards=2)
+    await world.start()
+    yield world
+    await world.stop()
+
+
+def asks_of(world: World, kind: type) -> list[int]:
+    """How many asks of a kind each limiter has got."""
+    return [sum(isinstance(ask, kind) for ask in limiter.asked) for limiter in world.limiters]
+
+
+def home_of(world: World) -> int:
+    return shard_of(world.account_id, SHARDS)
+
+
+def test_an_accounts_shard_is_the_same_in_every_release() -> None:
+    # Changed numbers would let a gateway of the next release ask another limiter while this one's holds are open.
+    accounts = ("acct_a", "acct_b", "acct_c", "")
+    assert [shard_of(account, 3) for account in accounts] == [2, 2, 0, 0]
+    assert [shard_name("Limiter", index) for index in range(3)] == ["Limiter", "Limiter-1", "Limiter-2"]
+
+
+def test_accounts_are_spread_evenly() -> None:
+    counts = Counter(shard_of(f"acct_{number:x}", 7) for number in range(7000))
+    assert set(counts) == set(range(7))
+    assert max(counts.values()) < 1.15 * min(counts.values())
+
+
+async def test_a_request_meets_its_accounts_limiter_alone_and_leaves_nothing(shards: World) -> None:
+    shards.backends.play(says("a", "b"))
+    assert (await Call(shards).done()).status == 200
+    await until(lambda: shards.is_idle)
+    expected = [0] * SHARDS
+    expected[home_of(shards)] = 1
+    assert asks_of(shards, Release) == expected
+    assert [count > 0 for count in asks_of(shards, Admit)] == [count > 0 for count in expected]
+    assert shards.recorded == 1
+    assert shards.books_balance()
+
+
+async def test_settlements_of_an_account_go_through_one_accounting_process(shards: World) -> None:
+    for _ in range(3):
+        shards.backends.play(says("a"))
+        await Call(shards).done()
+    await until(lambda: shards.is_idle)
+    counts = [len(accounting.settled) for accounting in shards.accountings]
+    assert counts[shard_of(shards.account_id, 2)] == 3
+    assert sum(counts) == 3
+
+
+async def test_a_keys_account_is_looked_up_once_by_the_gateway_and_once_by_its_limiter(shards: World) -> None:
+    for _ in range(4):
+        shards.backends.play(says("a"))
+        await Call(shards).done()
+    looked_up = sum(accounting.called.count("find_key") for accounting in shards.accountings)
+    assert looked_up == 2
+
+
+async def test_a_key_that_nobody_knows_is_told_to_no_limiter(shards: World) -> None:
+    before = [len(limiter.asked) for limiter in shards.limiters]
+    assert (await Call(shards, key=keys.new_key()).done()).status == 401
+    assert [len(limiter.asked) for limiter in shards.limiters] == before
+
+
+@pytest.mark.parametrize("index", range(SHARDS))
+async def test_a_limiter_that_restarts_learns_its_own_accounts_holds_and_no_others(shards: World, index: int) -> None:
+    shards.leases.start()
+    gate = asyncio.Event()
+    shards.backends.play([Started(10, 0), Delta("a", 1), gate])
+    call = Call(shards, stream=True)
+    await call.until('"a"')
+    held = shards.held
+    assert held > 0
+    restarted = shards.limiters[index]
+    restarted.service = shards.new_limiter(recovery_s=0.1)
+    await restarted.service.follow()
+    mine = index == home_of(shards)
+    if mine:
+        await until(lambda: shards.open_requests == 1)
+        assert asks_of(shards, Announce)[index] >= 1
+    assert shards.held == held
+    call.hang_up()
+    gate.set()
+    await call.done()
+    await until(lambda: shards.is_idle)
+
+
+async def test_accounts_of_all_shards_are_shown_in_their_order(shards: World) -> None:
+    accounts = [shards.new_account()[0] for _ in range(12)]
+    assert {shard_of(account, SHARDS) for account in accounts} == set(range(SHARDS))
+    states = await shards.leases.ask(Status(tuple(accounts)))
+    assert [state.account_id for state in states] == accounts
+
+
+async def test_while_one_limiter_is_away_accounts_of_the_others_are_served(shards: World) -> None:
+    shards.leases.admit_timeout_s = 0.05
+    found: dict[bool, str] = {}
+    while len(found) < 2:
+        account, key = shards.new_account()
+        found.setdefault(shard_of(account, SHARDS) == 0, key)
+    shards.limiters[0].wire.down()
+    shards.backends.play(says("a"))
+    assert (await Call(shards, key=found[False]).done()).status == 200
+    assert (await Call(shards, key=found[True]).done()).status == 503
+    shards.limiters[0].wire.up()
+
+
+async def test_a_client_that_hangs_up_while_it_is_admitted_leaves_no_hold(shards: World) -> None:
+    gate = asyncio.Event()
+    home = shards.limiters[home_of(shards)]
+    # Known already, so that the next one is held up at its limiter.
+    shards.backends.play(says("a"))
+    await Call(shards).done()
+    await until(lambda: shards.is_idle)
+    home.wire.hold["Admit"] = gate
+    seen = home.wire.seen("Admit")
+    seen.clear()
+    call = Call(shards, stream=True)
+    await seen.wait()
+    call.hang_up()
+    await call.done()
+    gate.set()
+    await until(lambda: shards.is_idle)
+    assert shards.recorded == 1
+
+
+async def test_many_at_once_never_spend_more_than_there_is(shards: World) -> None:
+    spendable = 50 * (10 * 1000 + 2 * 3000)
+    account, key = shards.new_account(credit=spendable, concurrency=500, rpm=10_000)
+    for _ in range(100):
+        shards.backends.play(says("a", "b"))
+    calls = [Call(shards, key=key, max_tokens=2) for _ in range(100)]
+    statuses = Counter([(await call.done()).status for call in calls])
+    assert set(statuses) <= {200, 402}
+    balance = shards.ledger.get_account(account).balance
+    assert balance >= 0
+    assert shards.ledger.account_totals(account).charged + balance == spendable
+    assert shards.books_balance()
+
+
+async def test_identifying_a_caller_asks_the_accounts_limiter(shards: World) -> None:
+    answer = await shards.leases.ask(Identify(keys.digest(shards.key, SECRET)))
+    assert isinstance(answer, Identity)
+    assert answer.account_id == shards.account_id
+    assert sum(asks_of(shards, Identify)) == asks_of(shards, Identify)[home_of(shards)] == 1

@@ -1,0 +1,286 @@
+"""Wrong keys from one address are slowed down and cost no look-up beyond a bound; right ones are never hurt by it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from serve_app.gateway.wrong_keys import FREE, SECOND_TIME, Verdict, WrongKeys, client_address
+from serve_app.ledger import keys
+from tests.gateway.connections import Call, chat_body, http_request, served
+from tests.gateway.world import OPERATOR, World, until
+
+GUESSES = 5 * FREE
+
+
+def of(address: str, world: World) -> httpx.AsyncClient:
+    """A client at that address, on plain HTTP without a socket."""
+    transport = httpx.ASGITransport(world.app(), raise_app_exceptions=False, client=(address, 50000))
+    return httpx.AsyncClient(transport=transport, base_url="http://gateway")
+
+
+async def ask(client: httpx.AsyncClient, key: str, path: str = "/models") -> httpx.Response:
+    return await client.get(path, headers={"authorization": f"Bearer {key}"})
+
+
+async def chat(client: httpx.AsyncClient, key: str) -> httpx.Response:
+    return await client.post("/chat/completions", json=chat_body(), headers={"authorization": f"Bearer {key}"})
+
+
+def looked_up(world: World) -> int:
+    return world.accounting.called.count("find_key")
+
+
+@pytest.fixture
+async def client(world: World) -> AsyncIterator[httpx.AsyncClient]:
+    async with of("203.0.113.7", world) as made:
+        yield made
+
+
+# Guesses
+
+
+@pytest.mark.parametrize("together", [False, True])
+async def test_wrong_keys_cost_no_look_up_beyond_the_bound(
+    world: World, client: httpx.AsyncClient, together: bool
+) -> None:
+    guesses = [ask(client, keys.new_key()) for _ in range(GUESSES)]
+    answers = await asyncio.gather(*guesses) if together else [await guess for guess in guesses]
+    assert sorted(answer.status_code for answer in answers) == [401] * FREE + [429] * (GUESSES - FREE)
+    assert looked_up(world) == FREE
+
+
+async def test_a_guess_too_many_is_429_with_the_time_to_wait(world: World, client: httpx.AsyncClient) -> None:
+    for _ in range(FREE):
+        answer = await chat(client, keys.new_key())
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+    answer = await chat(client, keys.new_key())
+    assert answer.status_code == 429
+    assert (answer.json()["error"]["type"], answer.json()["error"]["code"]) == ("rate_limit_error", "wrong_keys")
+    wait_s = int(answer.headers["retry-after"])
+    assert 1 <= wait_s <= 60
+    world.now += wait_s
+    assert (await chat(client, keys.new_key())).status_code == 401
+
+
+async def test_keys_with_a_typo_are_counted_and_never_looked_up(world: World, client: httpx.AsyncClient) -> None:
+    statuses = [(await ask(client, "sk-nonsense")).status_code for _ in range(GUESSES)]
+    assert statuses == [401] * FREE + [429] * (GUESSES - FREE)
+    assert looked_up(world) == 0
+
+
+async def test_the_same_wrong_key_is_looked_up_once_a_minute(world: World, client: httpx.AsyncClient) -> None:
+    wrong = keys.new_key()
+    statuses = [(await ask(client, wrong)).status_code for _ in range(GUESSES)]
+    assert statuses == [401] * FREE + [429] * (GUESSES - FREE)
+    assert looked_up(world) == 1
+    world.now += 120
+    assert (await ask(client, wrong)).status_code == 401
+    assert looked_up(world) == 2
+
+
+async def test_guesses_that_come_twice_have_a_bound_too(world: World, client: httpx.AsyncClient) -> None:
+    for _ in range(GUESSES):
+        wrong = keys.new_key()
+        for _ in range(3):
+            await ask(client, wrong)
+    assert looked_up(world) <= FREE + SECOND_TIME
+
+
+async def test_a_request_without_a_key_is_401_and_not_a_guess(world: World, client: httpx.AsyncClient) -> None:
+    for _ in range(GUESSES):
+        assert (await client.get("/models")).status_code == 401
+
+
+async def test_wrong_operator_keys_are_slowed_down_and_the_right_one_is_not(
+    world: World, client: httpx.AsyncClient
+) -> None:
+    statuses = [(await ask(client, "guess", "/admin/accounts")).status_code for _ in range(GUESSES)]
+    assert statuses == [401] * FREE + [429] * (GUESSES - FREE)
+    assert (await ask(client, OPERATOR, "/admin/accounts")).status_code == 200
+
+
+# Neighbours
+
+
+async def test_a_neighbour_with_a_known_key_is_served_at_once(world: World, client: httpx.AsyncClient) -> None:
+    assert (await chat(client, world.key)).status_code == 200
+    for _ in range(GUESSES):
+        await ask(client, keys.new_key())
+    before = looked_up(world)
+    for _ in range(10):
+        assert (await chat(client, world.key)).status_code == 200
+    assert looked_up(world) == before
+
+
+async def test_a_neighbour_whose_key_is_not_known_yet_is_served_when_it_comes_again(
+    world: World, client: httpx.AsyncClient
+) -> None:
+    for _ in range(GUESSES):
+        await ask(client, keys.new_key())
+    first = await chat(client, world.key)
+    assert first.status_code == 429
+    # SDKs come again by themselves. Others go on guessing meanwhile.
+    for _ in range(GUESSES):
+        await ask(client, keys.new_key())
+    world.now += int(first.headers["retry-after"])
+    for _ in range(10):
+        assert (await chat(client, world.key)).status_code == 200
+
+
+async def test_a_right_key_that_a_restarted_limiter_has_forgotten_is_served_at_once(
+    world: World, client: httpx.AsyncClient
+) -> None:
+    assert (await chat(client, world.key)).status_code == 200
+    for _ in range(GUESSES):
+        await ask(client, keys.new_key())
+    world.limiter.service = world.new_limiter()
+    await world.limiter.service.follow()
+    assert (await chat(client, world.key)).status_code == 200
+
+
+async def test_right_keys_that_come_all_at_once_are_all_served(world: World, client: httpx.AsyncClient) -> None:
+    # Behind one load balancer, after a restart: none of them is known.
+    _, *new = [world.new_account()[1] for _ in range(3 * FREE)]
+    answers = await asyncio.gather(*(ask(client, key) for key in new))
+    assert {answer.status_code for answer in answers} == {200}
+
+
+async def test_right_keys_among_guesses_that_come_all_at_once_are_served(
+    world: World, client: httpx.AsyncClient
+) -> None:
+    new = [world.new_account()[1] for _ in range(FREE - 1)]
+    mixed = [key for right in new for key in (right, keys.new_key())]
+    answers = await asyncio.gather(*(ask(client, key) for key in mixed))
+    assert {answer.status_code for answer in answers[::2]} == {200}
+
+
+async def test_other_addresses_are_not_concerned(world: World, client: httpx.AsyncClient) -> None:
+    for _ in range(GUESSES):
+        await ask(client, keys.new_key())
+    async with of("203.0.113.8", world) as other:
+        assert (await ask(other, keys.new_key())).status_code == 401
+
+
+async def test_a_look_up_that_the_ledger_did_not_answer_counts_as_no_guess(make_world: Callable[..., Any]) -> None:
+    world: World = await make_world(admit_timeout_s=0.05)
+    world.accounting.wire_call.down("find_key")
+    async with of("203.0.113.7", world) as client:
+        for _ in range(FREE + 5):
+            assert (await ask(client, world.key)).status_code == 503
+        world.accounting.wire_call.up()
+        assert (await ask(client, world.key)).status_code == 200
+
+
+async def test_look_ups_that_hang_do_not_hold_others_up_for_longer_than_admission_may_take(
+    make_world: Callable[..., Any],
+) -> None:
+    world: World = await make_world(admit_timeout_s=0.1)
+    gate = world.accounting.wire_call.hold["find_key"] = asyncio.Event()
+    world.limiter.service._lookup_wait_s = 0.01
+    async with of("203.0.113.7", world) as client:
+        async with asyncio.timeout(20):
+            answers = await asyncio.gather(*(ask(client, keys.new_key()) for _ in range(3 * FREE)))
+        assert {answer.status_code for answer in answers} == {503}
+    gate.set()
+
+
+# Addresses
+
+
+async def test_a_client_can_not_choose_its_address(world: World) -> None:
+    """Connections from this machine are where uvicorn believes the header."""
+    body = json.dumps(chat_body()).encode()
+    statuses = []
+    async with served(world) as port:
+        for number in range(FREE + 5):
+            forged = f"x-forwarded-for: 198.51.100.{number}"
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            heads = (f"content-length: {len(body)}", forged, "connection: close")
+            writer.write(http_request(world, body, *heads, key=keys.new_key()))
+            statuses.append(int((await reader.read()).split()[1]))
+            writer.close()
+    assert statuses == [401] * FREE + [429] * 5
+
+
+async def test_behind_a_trusted_proxy_clients_are_told_apart(make_world: Callable[..., Any]) -> None:
+    world: World = await make_world(trusted_proxies=1)
+
+    async def guess(client: str) -> int:
+        sends = {"x-forwarded-for": f"10.1.1.1, {client}"}
+        return (await Call(world, keys.new_key(), sends=sends).done()).status
+
+    assert [await guess("198.51.100.1") for _ in range(FREE + 1)] == [401] * FREE + [429]
+    assert await guess("198.51.100.2") == 401
+
+
+@pytest.mark.parametrize(
+    ("peer", "forwarded_for", "trusted", "address"),
+    [
+        ("192.0.2.1", [], 0, "192.0.2.1"),
+        ("192.0.2.1", ["198.51.100.1"], 0, "192.0.2.1"),  # anybody can write this
+        ("198.51.100.1", ["10.0.0.1, 198.51.100.1"], 0, "forwarded"),  # and the server took the address from it
+        (None, [], 0, "unknown"),
+        ("not an address", [], 0, "unknown"),
+        ("10.0.0.9", [], 1, "10.0.0.9"),  # not through the proxy
+        ("10.0.0.9", ["6.6.6.6, 198.51.100.1"], 1, "198.51.100.1"),
+        ("10.0.0.9", ["6.6.6.6", "198.51.100.1"], 1, "198.51.100.1"),
+        ("10.0.0.9", ["6.6.6.6, 198.51.100.1, 10.0.0.8"], 2, "198.51.100.1"),
+        (
+            "10.0.0.9",
+            ["198.51.100.1"],
+            2,
+            "198.51.100.1",
+        ),  # past the outer proxy: all there is was written by the inner
+        ("10.0.0.9", ["198.51.100.1:4711"], 1, "198.51.100.1"),
+        ("10.0.0.9", ["[2001:db8:1:2::3]:4711"], 1, "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:aaaa::1", [], 0, "2001:db8:1:2::/64"),
+        ("::ffff:192.0.2.1", [], 0, "192.0.2.1"),
+        ("fe80::1%eth0", [], 0, "fe80::/64"),
+        ("10.0.0.9", [" , "], 1, "10.0.0.9"),
+    ],
+)
+def test_an_address_is_what_a_client_can_not_choose(
+    peer: str | None, forwarded_for: list[str], trusted: int, address: str
+) -> None:
+    assert client_address(peer, forwarded_for, trusted) == address
+
+
+# Memory and time
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    wrong = WrongKeys(lambda: 0.0, most_addresses=10, most_keys=10)
+    for number in range(1000):
+        address, digest = f"192.0.2.{number % 50}", f"key {number}"
+        if wrong.verdict(address, digest) is Verdict.LOOK_UP:
+            wrong.looked_up(address, digest, wrong=number % 3 > 0)
+        wrong.right(f"right {number}")
+    assert wrong.addresses <= 10
+    assert all(len(table) <= 10 for table in (wrong._right, wrong._wrong, wrong._refused))
+
+
+def test_over_any_time_an_address_gets_its_rate_and_one_burst() -> None:
+    now = 0.0
+    wrong = WrongKeys(lambda: now)
+    looked_up = 0
+    for number in range(20_000):  # guesses, ten a second
+        now = number / 10
+        if wrong.verdict("a", str(number)) is Verdict.LOOK_UP:
+            wrong.looked_up("a", str(number), wrong=True)
+            looked_up += 1
+        assert looked_up <= FREE + now * FREE / 60 + 1
+    assert looked_up >= FREE + 2000 * FREE / 60 - 1
+
+
+async def test_a_wrong_key_leaves_nothing_of_a_request_behind(world: World) -> None:
+    for _ in range(FREE + 5):
+        await Call(world, keys.new_key()).done()
+    await until(lambda: world.is_idle)
+    assert world.limiter.service.admission.stats().open_holds == 0
+    assert world.metrics.refusals == ["invalid_api_key"] * FREE + ["wrong_keys"] * 5
