@@ -11,8 +11,9 @@ from serve_app.limits.messages import Contract, PressureReport
 
 _STEP_S: Final = 0.25  # the level moves at most so often, however many replicas report
 _RATE_S: Final = 5.0  # time constant of a replica's measured rate
-_MOST: Final = 3.0  # pressure above the target that still makes a difference, in targets
+_MOST: Final = 2.0  # pressure above the target that still makes a difference, in targets
 _ACCELERATION_S: Final = 5.0  # after so long without any pressure the level rises twice as fast, after twice, thrice
+_ONSET: Final = 0.3  # of the capacity for an account of the default weight, when pressure begins
 _QUIET: Final = 0.1  # pressure below which nothing counts as waiting
 _FORGETTING: Final = 0.01  # per second; see Controller on why shards agree
 _LEAST: Final = 1e-5  # of the capacity, for an account of the default weight
@@ -27,11 +28,11 @@ class Tuning:
     prefill_target_s: float = 3.0  # work in queued prompts to keep
     kv_target: float = 0.95  # KV use from which the level does not rise while requests wait
     floor: float = 0.001  # of its contract, which every account keeps
-    burst_s: float = 3.0  # an account may be ahead of its share by so much
-    deadline_s: float = 120.0  # nobody is let in who would wait for more than half of it
+    burst_s: float = 6.0  # an account may be ahead of its share by so much
+    deadline_s: float = 120.0  # nobody is let in who would wait for more than a third of it
     silent_s: float = 3.0  # a replica that has not reported for so long is forgotten
     gain: float = 0.1  # per second, of the slow answer to pressure
-    damping: float = 0.5  # of the quick answer
+    damping: float = 0.4  # of the quick answer
 
 
 class Controller:
@@ -44,7 +45,7 @@ class Controller:
     The signal is queueing delay in units of its target, 1 being right: `pressure`. The level answers in two ways, like
     the PIE queue (RFC 8033): slowly, by a base that grows or shrinks by `gain` per second and unit of pressure, and
     at once, by a factor of exp(`damping`) per unit, which is forgotten as the queue is; without it, base and queue,
-    each the sum over time of the other, would swing for ever. Increase is bounded by one unit, decrease by three.
+    each the sum over time of the other, would swing for ever. Increase is bounded by one unit, decrease by two.
 
     Nothing but reports and time goes in, so shards of the limiter that get the same reports come to the same level
     without talking. One that started later, or missed some, comes closer by a factor e in 100 s: the base is also
@@ -144,7 +145,7 @@ class Controller:
         if self._base == inf:
             if pressure <= 1.0:
                 return
-            self._base = scale
+            self._base = _ONSET * scale
             self.epoch += 1
             self.granted = 0.0
         error = max(-_MOST, min(1.0, 1.0 - pressure))  # above 0 there is room

@@ -9,7 +9,9 @@ from typing import Final
 from serve_app.limits.messages import Contract, PressureReport, Window
 from serve_app.limits.pressure import Controller, Tuning
 
-_MARGIN: Final = 0.5  # of the deadline: the expected wait is an estimate, and a replica may be lost meanwhile
+# Of the deadline. When the oldest request has waited for so long, as much work again may be queued before it: who was
+# served much waits for those who were served less. And a replica may be lost meanwhile.
+_MARGIN: Final = 1 / 3
 _MEAN_WEIGHT: Final = 0.02  # of the newest request in the mean of what one counts for
 _SLOT_S: Final = 0.5  # what was let in is taken to show in the reports after one to two of these
 _MIN_RETRY_S: Final = 1.0

@@ -1,0 +1,187 @@
+"""A model replica without a model: how long requests take on one device that computes prompts and steps of a batch."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import Any, cast
+
+from serve_app.engine.scheduling.fair_queue import FairQueue
+from serve_app.limits.messages import PressureReport
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What a replica can do. The defaults are those of a mid-sized model on one GPU, in round figures."""
+
+    slots: int = 32  # sequences decoded together
+    max_waiting: int = 96
+    kv_tokens: int = 120_000
+    prefill_per_s: float = 12_000.0  # tokens of prompts, with the device to themselves
+    step_s: float = 0.020  # of a decoding step, and what each sequence in it adds
+    row_s: float = 0.0005
+    prefill_share: float = 0.5  # of the device's time that prompts get beside a batch
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One admitted request. It is its own `request` to the engine's fair queue, which wants tenant and weight."""
+
+    request_id: str
+    tenant: str
+    weight: float
+    prompt: int  # tokens
+    output: int
+    arrival: int  # a running number
+    arrived_at: float
+    deadline_s: float
+    on_end: Callable[[str, float], None]  # "done", "late" or "lost", at a time
+    started_at: float = inf
+    left: float = 0.0  # of the prompt, to compute
+    ends_at: float = 0.0  # in the replica's decoding progress
+    charged: float = 0.0  # decoding progress up to which the fair queue knows
+
+    @property
+    def request(self) -> Job:
+        return self
+
+
+class Replica:
+    """Fluid between events: every decoding sequence advances at one rate, the oldest prompt is computed beside them.
+
+    Waiting requests are the engine's own fair queue. Room in the KV cache is taken for prompt and output when a
+    sequence starts, so nothing is preempted.
+    """
+
+    def __init__(self, name: str, device: Device, now: float) -> None:
+        self.name = name
+        self.device = device
+        self.version = 0  # of the plan; an event of an older one is void
+        self.planned = -1  # the version of which the next event is planned
+        self.draining = False
+        self._queue = FairQueue()
+        self._waiting: dict[Job, None] = {}  # oldest first
+        self._prefilling: deque[Job] = deque()
+        self._decoding: list[tuple[float, int, Job]] = []  # a heap by end
+        self._progress = 0.0  # tokens that a sequence would have decoded since the start
+        self._now = now
+        self._kv = 0
+        self._tokens_done = 0.0
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        return len(self._prefilling) + len(self._decoding)
+
+    def add(self, job: Job, now: float) -> bool:
+        """Queues and perhaps starts a job; False when the queue is full, by the engine's rule."""
+        excess = self.waiting - (self.device.slots - self.running) - self.device.max_waiting
+        share = self._queue.has_share(job.tenant, self.device.max_waiting)
+        if excess >= 0 and (excess >= self.device.max_waiting or not share):
+            return False
+        self._queue.push(cast(Any, job))
+        self._waiting[job] = None
+        self.run_until(now)
+        return True
+
+    def run_until(self, now: float) -> None:
+        """Computes up to `now`, at most the next event."""
+        self._advance(now)
+        changed = False
+        while self._prefilling and self._prefilling[0].left <= 1e-6:
+            job = self._prefilling.popleft()
+            job.ends_at, job.charged = self._progress + job.output, self._progress
+            heapq.heappush(self._decoding, (job.ends_at, job.arrival, job))
+            changed = True
+        while self._decoding and self._decoding[0][0] <= self._progress + 1e-6:
+            job = heapq.heappop(self._decoding)[2]
+            self._kv -= job.prompt + job.output
+            self._charge(job)
+            job.on_end("done", now)
+            changed = True
+        if self._start(now) or changed:
+            self.version += 1
+
+    def next_event(self) -> float:
+        """When the next prompt or sequence is finished, if nothing else happens."""
+        prefill, decode = self._rates()
+        at = inf
+        if self._prefilling:
+            at = self._prefilling[0].left / prefill
+        if self._decoding and decode > 0:
+            at = min(at, max(0.0, self._decoding[0][0] - self._progress) / decode)
+        return self._now + at
+
+    def report(self, backend: str, now: float) -> PressureReport:
+        """As a replica's own loop does it; the fair queue learns of what was decoded, deadlines are looked at."""
+        self._advance(now)
+        for job in [job for job in self._waiting if now - job.arrived_at > job.deadline_s]:
+            self._queue.remove(cast(Any, job))
+            del self._waiting[job]
+            job.on_end("late", now)
+        if self._waiting:
+            for _, _, job in self._decoding:
+                self._charge(job)
+        oldest = next(iter(self._waiting), None)
+        queued = sum(job.prompt for job in self._waiting) + sum(job.left for job in self._prefilling)
+        return PressureReport(
+            backend=backend,
+            replica=self.name,
+            queue_age_s=0.0 if oldest is None else now - oldest.arrived_at,
+            kv_used=self._kv / self.device.kv_tokens,
+            queued_prefill_tokens=int(queued),
+            waiting=self.waiting,
+            running=self.running,
+            tokens_done=int(self._tokens_done),
+        )
+
+    def lose_all(self, now: float) -> None:
+        """The process dies."""
+        self.version += 1
+        for job in [*self._waiting, *self._prefilling, *(job for _, _, job in self._decoding)]:
+            job.on_end("lost", now)
+
+    def _rates(self) -> tuple[float, float]:
+        """Prompt tokens per second, and decoded tokens per second of each sequence."""
+        share = 0.0
+        if self._prefilling:
+            share = self.device.prefill_share if self._decoding else 1.0
+        step_s = self.device.step_s + self.device.row_s * len(self._decoding)
+        return share * self.device.prefill_per_s, (1.0 - share) / step_s
+
+    def _advance(self, now: float) -> None:
+        dt = now - self._now
+        if dt <= 0:
+            return
+        prefill, decode = self._rates()
+        self._progress += decode * dt
+        self._tokens_done += decode * dt * len(self._decoding)
+        if self._prefilling:
+            self._prefilling[0].left -= prefill * dt
+        self._now = now
+
+    def _start(self, now: float) -> bool:
+        started = False
+        while (head := cast("Job | None", self._queue.peek())) is not None and self.running < self.device.slots:
+            if self._kv + head.prompt + head.output > self.device.kv_tokens:
+                break
+            self._queue.pop()
+            del self._waiting[head]
+            self._queue.charge(cast(Any, head), prompt_tokens=head.prompt)
+            self._kv += head.prompt + head.output
+            self._tokens_done += head.prompt
+            head.started_at, head.left = now, float(head.prompt)
+            self._prefilling.append(head)
+            started = True
+        return started
+
+    def _charge(self, job: Job) -> None:
+        until = min(self._progress, job.ends_at)
+        self._queue.charge(cast(Any, job), output_tokens=cast(int, until - job.charged))
+        job.charged = until

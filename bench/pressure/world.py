@@ -1,0 +1,217 @@
+"""Clock, events, limiter shards and replicas of one simulated backend, and what comes of each request."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from math import ceil, inf
+from random import Random
+
+from bench.pressure.record import Record
+from bench.pressure.replica import Device, Job, Replica
+from serve_app.limits import AccountState, Admission, Admit, Contract, Grant, KeyState, Refusal, Release
+from serve_app.limits.pressure import Tuning
+from serve_app.limits.share import Shares
+
+BACKEND = "model"
+REPORT_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """An autoscaler by requests per replica, as Ray Serve's, and how long a replica takes to start."""
+
+    least: int = 1
+    most: int = 1
+    requests: float = 24.0  # of each replica, waiting ones included
+    up_delay_s: float = 30.0
+    down_delay_s: float = 600.0
+    start_s: float = 90.0
+
+
+class World:
+    """Everything that happens, in the order of time. All accounts are known and have money."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        replicas: int = 1,
+        device: Device | None = None,
+        tuning: Tuning | None = None,
+        contract: Contract | None = None,
+        shards: int = 1,
+        scaling: Scaling | None = None,
+        window_s: float = 60.0,
+    ) -> None:
+        self.now = 0.0
+        self.rng = Random(seed)
+        self.device = device or Device()
+        self.tuning = tuning or Tuning()
+        self.contract = contract or Contract(rpm=6_000, tpm=1_000_000, concurrency=256)
+        self.scaling = scaling
+        self.record = Record(window_s)
+        self.replicas: list[Replica] = []
+        self.contracts: dict[str, Contract] = {}
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        self._numbers = count()
+        self._starting = 0
+        self._wanted_since: tuple[int, float] = (replicas, 0.0)
+        self.shards = [self.new_shard(shards) for _ in range(shards)]
+        for _ in range(replicas):
+            self.add_replica()
+        if scaling is not None:
+            self.at(10.0, self._autoscale)
+
+    def new_shard(self, shards: int) -> Admission:
+        """A limiter that knows nothing yet."""
+        shares = Shares(self.tuning, self.contract, shards)
+        return Admission(lambda: self.now, Random(self.rng.random()), self.contract, recovery_s=0.0, shares=shares)
+
+    def restart_shard(self, index: int) -> None:
+        """Replaces a limiter by one that only knows the accounts: open requests are not announced to it."""
+        self.shards[index] = self.new_shard(len(self.shards))
+        for account_id, contract in self.contracts.items():
+            if self._shard_index(account_id) == index:
+                self._introduce(account_id, contract)
+
+    def add_account(self, account_id: str, contract: Contract | None = None) -> None:
+        """Lets an account exist."""
+        self.contracts[account_id] = contract or self.contract
+        self._introduce(account_id, self.contracts[account_id])
+
+    def at(self, time: float, run: Callable[[], None]) -> None:
+        """Does something later."""
+        heapq.heappush(self._events, (max(time, self.now), next(self._order), run))
+
+    def after(self, seconds: float, run: Callable[[], None]) -> None:
+        """Does something so much later."""
+        self.at(self.now + seconds, run)
+
+    def run(self, until: float) -> None:
+        """Lets time pass."""
+        events = self._events
+        while events and events[0][0] <= until:
+            self.now, _, run = heapq.heappop(events)
+            run()
+        self.now = until
+
+    def submit(
+        self, account_id: str, prompt: int, output: int, on_end: Callable[[str], None], max_tokens: int = 1024
+    ) -> Refusal | None:
+        """One try of a request. None when it was admitted; then `on_end` hears "done", "late", "lost" or "full"."""
+        number = next(self._numbers)
+        request_id = f"r{number}"
+        admission = self.shards[self._shard_index(account_id)]
+        answer = admission.admit(
+            Admit(request_id, "gateway", f"key-{account_id}", "m", prompt, max_tokens, 1, 1, backend=BACKEND)
+        )
+        if isinstance(answer, Refusal):
+            self.record.refused(self.now, account_id, answer, self.contracts[account_id])
+            return answer
+        assert isinstance(answer, Grant), answer
+        weight = self.contracts[account_id].weight / self.contract.weight
+        ended = partial(self._ended, admission, account_id, on_end)
+        job = Job(
+            request_id, account_id, weight, prompt, min(output, answer.max_tokens), number, self.now,
+            self.tuning.deadline_s, lambda kind, now: ended(job, kind),
+        )  # fmt: skip
+        replica = self._route()
+        if replica is None or not replica.add(job, self.now):
+            admission.release(Release(request_id, 0, 0, refused=True))
+            self.record.ended(self.now, job, "full")
+            self.after(0.0, lambda: on_end("full"))
+        else:
+            self._plan(replica)
+        return None
+
+    def add_replica(self) -> Replica:
+        """A replica that is ready at once."""
+        replica = Replica(f"replica-{next(self._numbers)}", self.device, self.now)
+        self.replicas.append(replica)
+        self.at(self.now + REPORT_S * self.rng.random(), lambda: self._report(replica))
+        return replica
+
+    def lose_replica(self, back_after_s: float = inf) -> None:
+        """Kills the first replica with all that it has; another is there after a while."""
+        replica = self.replicas.pop(0)
+        replica.lose_all(self.now)
+        if back_after_s < inf:
+            self._starting += 1
+            self.after(back_after_s, self._started)
+
+    def _shard_index(self, account_id: str) -> int:
+        return sum(account_id.encode()) % len(self.shards)
+
+    def _introduce(self, account_id: str, contract: Contract) -> None:
+        admission = self.shards[self._shard_index(account_id)]
+        own = contract.rpm, contract.tpm, contract.concurrency, contract.weight
+        admission.apply(AccountState(account_id, True, 10**18, 1, *own))
+        admission.apply(KeyState(f"key-{account_id}", f"id-{account_id}", account_id, True, 1))
+
+    def _route(self) -> Replica | None:
+        """The less loaded of two, as Ray Serve does it."""
+        ready = [replica for replica in self.replicas if not replica.draining]
+        if len(ready) > 2:
+            ready = self.rng.sample(ready, 2)
+        return min(ready, key=lambda one: one.running + one.waiting, default=None)
+
+    def _plan(self, replica: Replica) -> None:
+        due, version = replica.next_event(), replica.version
+
+        def run() -> None:
+            if replica.version == version:
+                replica.planned = -1
+                replica.run_until(self.now)
+                self._plan(replica)
+
+        if due < inf and replica.planned != version:
+            # A version is planned once: an addition that only waits leaves the plan as it is.
+            replica.planned = version
+            self.at(due, run)
+
+    def _ended(self, admission: Admission, account_id: str, on_end: Callable[[str], None], job: Job, kind: str) -> None:
+        done = kind == "done"
+        used = (job.prompt, ceil(job.output)) if done else (0, 0)
+        admission.release(Release(job.request_id, *used, refused=not done))
+        self.record.ended(self.now, job, kind)
+        self.after(0.0, lambda: on_end(kind))
+
+    def _report(self, replica: Replica) -> None:
+        if replica not in self.replicas:
+            return
+        report = replica.report(BACKEND, self.now)
+        for admission in self.shards:
+            admission.report(report)
+        self.record.saw(self.now, self.shards[0].shares.loads(self.now)[0], len(self.replicas))
+        if replica.draining and not replica.running and not replica.waiting:
+            self.replicas.remove(replica)
+            return
+        self.after(REPORT_S, lambda: self._report(replica))
+
+    def _autoscale(self) -> None:
+        scaling = self.scaling
+        assert scaling is not None
+        self.after(10.0, self._autoscale)
+        ready = [replica for replica in self.replicas if not replica.draining]
+        load = sum(replica.running + replica.waiting for replica in ready)
+        wanted = min(scaling.most, max(scaling.least, ceil(load / scaling.requests)))
+        have = len(ready) + self._starting
+        direction = (wanted > have) - (wanted < have)
+        if direction != self._wanted_since[0]:
+            self._wanted_since = direction, self.now
+        for_s = self.now - self._wanted_since[1]
+        if direction > 0 and for_s >= scaling.up_delay_s:
+            self._starting += wanted - have
+            for _ in range(wanted - have):
+                self.after(scaling.start_s, self._started)
+        elif direction < 0 and for_s >= scaling.down_delay_s and len(ready) > 1:
+            ready[-1].draining = True
+
+    def _started(self) -> None:
+        self._starting -= 1
+        self.add_replica()
