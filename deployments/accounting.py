@@ -1,4 +1,7 @@
-"""Usage accounting on Ray Serve: one replica, so the ledger has one writer."""
+"""Usage accounting on Ray Serve: shards of one replica each, which write one ledger.
+
+The ledger orders its writers by itself; one process for an account's settlements is what lets many go in one commit.
+"""
 
 from __future__ import annotations
 

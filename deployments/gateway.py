@@ -22,6 +22,7 @@ from serve_app.gateway.identity import Authenticator
 from serve_app.gateway.leases import Leases
 from serve_app.gateway.operations import Operations
 from serve_app.gateway.outbox import Outbox
+from serve_app.gateway.shards import AccountingShards, LimiterShards
 from serve_app.ledger.spool import Spool
 from serve_app.settings import GatewayArgs, GatewaySettings, parse
 
@@ -42,30 +43,33 @@ FINISH_S = 15.0  # longer than a settlement takes to reach the ledger or the spo
 class Gateway:
     """One ingress process. Any number of them may run."""
 
-    def __init__(self, args: GatewayArgs, limiter: DeploymentHandle, accounting: DeploymentHandle) -> None:
+    def __init__(self, args: GatewayArgs, limiters: list[DeploymentHandle], accounting: list[DeploymentHandle]) -> None:
         yield_to_models()
         backends, metrics = BackendHandles(), GatewayMetrics()
-        ledger = AccountingHandle(accounting)
+        ledger = AccountingShards([AccountingHandle(shard) for shard in accounting])
         keys = secrets.load(args.state_dir())
         # Serve builds the app before it hands over user_config; no request comes before both.
         settings = GatewaySettings.model_construct(models={})
         holder = f"gateway-{uuid.uuid4().hex}"
         spool = Spool(args.state_dir() / "spool", holder, max_bytes=settings.spool_max_bytes)
-        leases = Leases(LimiterHandle(limiter), holder, admit_timeout_s=settings.admit_timeout_s)
+        self._leases = LimiterShards(
+            [Leases(LimiterHandle(shard), holder, admit_timeout_s=settings.admit_timeout_s) for shard in limiters],
+            ledger,
+        )
         catalogue = Catalogue(settings, random.Random())
         self._services = Services(
             settings=settings,
             catalogue=catalogue,
-            leases=leases,
+            leases=self._leases,
             outbox=Outbox(ledger, spool, metrics, settle_timeout_s=settings.settle_timeout_s),
             backends=backends,
             metrics=metrics,
             orphan_delay_s=args.orphan_delay_s,
         )
         self._operations = Operations(
-            ledger, leases, backends, catalogue, key_secret=keys.key_secret, currency=args.currency
+            ledger, self._leases, backends, catalogue, key_secret=keys.key_secret, currency=args.currency
         )
-        self._authenticator = Authenticator(leases, key_secret=keys.key_secret, operator_key=keys.operator_key)
+        self._authenticator = Authenticator(self._leases, key_secret=keys.key_secret, operator_key=keys.operator_key)
 
     def reconfigure(self, config: dict[str, Any]) -> None:
         """Applies `user_config` to requests that begin from now on."""
@@ -73,9 +77,10 @@ class Gateway:
         services = self._services
         services.settings = settings
         services.catalogue = self._operations.catalogue = Catalogue(settings, random.Random())
-        services.leases.admit_timeout_s = settings.admit_timeout_s
+        self._leases.admit_timeout_s = settings.admit_timeout_s
         services.outbox.settle_timeout_s = settings.settle_timeout_s
         services.outbox.spool_max_bytes = settings.spool_max_bytes
+        self._authenticator.trusted_proxies = settings.trusted_proxies
 
     def check_health(self) -> None:
         """Fails a gateway that was never told which models it serves."""
@@ -84,7 +89,7 @@ class Gateway:
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called once by Serve, after the constructor."""
-        self._services.leases.start()
+        self._leases.start()
         self._services.outbox.start()
         return build_app(
             self._services,
@@ -98,5 +103,5 @@ class Gateway:
     async def _finish(self) -> None:
         """Settles what clients that went away have used, before this process ends."""
         await self._services.outbox.stop()
-        await self._services.leases.stop()
+        await self._leases.stop()
         await tasks.finished(FINISH_S)

@@ -1,4 +1,7 @@
-"""Authentication, rate limits and balance holds on Ray Serve: one replica decides over all requests of an account."""
+"""Authentication, rate limits and balance holds on Ray Serve: one process decides over all requests of an account.
+
+Several shards are several deployments of one replica each, so that each can be addressed by the account's hash.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ class Limiter:
             lease_s=settings.lease_s,
             recovery_s=RECOVERY_S,
         )
-        self._service = LimiterService(admission, AccountingHandle(accounting))
+        self._service = LimiterService(admission, AccountingHandle(accounting), shards=settings.limiter_shards)
         self._service.start()
 
     def reconfigure(self, config: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from ray import serve
 
 from deployments.metrics import EngineMetrics
 from deployments.ports import AccountingHandle
+from deployments.pressure import PressureTeller
 from serve_app.backend.messages import BackendEvent, GenerateCall
 from serve_app.backend.replica import Replica
 from serve_app.bundled import cache_dir, ensure_bundled_model
@@ -22,7 +23,7 @@ from serve_app.settings import ModelArgs, home_dir
 
 logger = logging.getLogger("ray.serve")
 
-METRICS_S = 0.5
+REPORT_S = 0.5
 
 # The engine's thread waits so long for a loop that is busy handing out events, each time it wants to run Python again;
 # Python's own 5 ms are a third of a step.
@@ -56,7 +57,8 @@ class Model:
         gc.collect()
         gc.freeze()
         self._metrics = EngineMetrics()
-        self._report = asyncio.get_running_loop().create_task(self._report_metrics())
+        self._pressure = PressureTeller()
+        self._report = asyncio.get_running_loop().create_task(self._report_forever())
 
     async def generate(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
         """Streams one reply; see serve_app.backend.Replica."""
@@ -87,10 +89,12 @@ class Model:
                     raise
                 await asyncio.sleep(1)
 
-    async def _report_metrics(self) -> None:
+    async def _report_forever(self) -> None:
         while True:
-            self._metrics.report(self._engine.stats())
-            await asyncio.sleep(METRICS_S)
+            stats = self._engine.stats()
+            self._metrics.report(stats)
+            await self._pressure.tell(stats)
+            await asyncio.sleep(REPORT_S)
 
     async def __del__(self) -> None:
         """Settles cut streams, then ends the engine's thread."""

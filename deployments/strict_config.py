@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
+from serve_app.gateway.shards import shard_name
 from serve_app.settings import GatewayArgs, GatewaySettings, LimiterSettings, ModelArgs, SettingsError, parse
 
 BUILDER_ARGS: dict[str, type[BaseModel]] = {
@@ -21,10 +22,6 @@ BUILDER_ARGS: dict[str, type[BaseModel]] = {
     "serve_app.apps:model": ModelArgs,
 }
 USER_CONFIGS: dict[str, type[BaseModel]] = {"Gateway": GatewaySettings, "Limiter": LimiterSettings}
-DEPLOYMENTS = {
-    "serve_app.apps:gateway": {"Gateway", "Limiter", "Accounting"},
-    "serve_app.apps:model": {"Model"},
-}
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -67,15 +64,40 @@ def check(raw: Any) -> list[str]:
             name = deployment["name"]
             if name == "Gateway" and application.get("name") != "gateway":
                 problems.append(f"{where}.name: must be 'gateway': replicas find the ledger under this name")
-            known = DEPLOYMENTS.get(builder)
+            known = _deployments(builder, application.get("args"))
+            kind = USER_CONFIGS.get(name.partition("-")[0])
             if known is not None and name not in known:
-                problems.append(f"{path}.name: {name!r} is not one of {', '.join(sorted(known))}")
-            elif builder in DEPLOYMENTS and name in USER_CONFIGS and deployment.get("user_config") is not None:
-                problems += _problems(USER_CONFIGS[name], deployment["user_config"], f"{path}.user_config")
+                problems.append(f"{path}.name: {name!r} is not one of {', '.join(known)}")
+            elif known is not None and kind is not None and deployment.get("user_config") is not None:
+                problems += _problems(kind, deployment["user_config"], f"{path}.user_config")
             if isinstance(scaling := deployment.get("autoscaling_config"), dict):
                 # Ray's schema takes any mapping here and looks into it only when the deployment is made.
                 problems += _problems(AutoscalingConfig, scaling, f"{path}.autoscaling_config")
+        if builder == "serve_app.apps:gateway":
+            problems += _unlike_shards(application, where)
     return problems + _dangling_backends(raw["applications"])
+
+
+def _deployments(builder: str, args: Any) -> list[str] | None:
+    """Names of a builder's deployments; None for one that is not ours."""
+    if builder == "serve_app.apps:gateway":
+        return ["Gateway", *_shards("Limiter", args), *_shards("Accounting", args)]
+    return ["Model"] if builder == "serve_app.apps:model" else None
+
+
+def _shards(deployment: str, args: Any) -> list[str]:
+    count = args.get(f"{deployment.lower()}_shards", 1) if isinstance(args, dict) else 1
+    return [shard_name(deployment, index) for index in range(count if isinstance(count, int) else 1)]
+
+
+def _unlike_shards(application: dict[str, Any], where: str) -> list[str]:
+    """Limiter shards whose settings differ: an account's limits would depend on its id."""
+    found = {one["name"]: one.get("user_config") for one in application.get("deployments") or []}
+    return [
+        f"{where}.deployments: {name} needs the same user_config as Limiter (a YAML anchor saves writing it twice)"
+        for name in _shards("Limiter", application.get("args"))
+        if found.get(name) != found.get("Limiter")
+    ]
 
 
 def _problems(kind: type[BaseModel], raw: Any, where: str) -> list[str]:

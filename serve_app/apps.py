@@ -6,6 +6,7 @@ from typing import Any
 
 from ray.serve import Application
 
+from serve_app.gateway.shards import shard_name
 from serve_app.settings import GatewayArgs, ModelArgs, parse
 
 
@@ -16,9 +17,17 @@ def gateway(args: dict[str, Any]) -> Application:
     from deployments.limiter import Limiter
 
     settings = parse(GatewayArgs, args, "args")
-    accounting = Accounting.bind(settings)  # type: ignore[attr-defined]
-    limiter = Limiter.bind(settings, accounting)  # type: ignore[attr-defined]
-    return Gateway.bind(settings, limiter, accounting)  # type: ignore[attr-defined]
+    accounting = [
+        Accounting.options(name=shard_name("Accounting", index)).bind(settings)  # type: ignore[attr-defined]
+        for index in range(settings.accounting_shards)
+    ]
+    limiters = [
+        Limiter.options(name=shard_name("Limiter", index)).bind(  # type: ignore[attr-defined]
+            settings, accounting[index % len(accounting)]
+        )
+        for index in range(settings.limiter_shards)
+    ]
+    return Gateway.bind(settings, limiters, accounting)  # type: ignore[attr-defined]
 
 
 def model(args: dict[str, Any]) -> Application:

@@ -117,6 +117,9 @@ class GatewayArgs(_Strict):
     currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = "USD"
     lease_s: Annotated[float, Field(gt=1)] = 10.0  # holds of a gateway that is silent for so long are dropped
     orphan_delay_s: Annotated[float, Field(gt=0)] = 2.0  # a replica settles for a dead gateway after so long
+    # Processes that share the accounts, each account belonging to one. Changed with the service stopped.
+    limiter_shards: Annotated[int, Field(ge=1, le=64)] = 1
+    accounting_shards: Annotated[int, Field(ge=1, le=64)] = 1
 
     @model_validator(mode="after")
     def _lease_outlives_orphans(self) -> GatewayArgs:

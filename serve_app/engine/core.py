@@ -65,6 +65,7 @@ class EngineStats:
     prefix_hit_tokens: int  # tokens of prompts that were not computed anew
     drafted: int = 0  # tokens that were guessed and verified
     accepted: int = 0  # of these, the ones that were right
+    prompt_tokens: int = 0  # of the prompts that began, cached ones too
 
 
 class EngineCore:
@@ -94,6 +95,7 @@ class EngineCore:
         self._earliest = math.inf  # no request ends for a deadline before this, seconds
         self._steps = 0
         self._tokens_produced = 0
+        self._prompt_tokens = 0
         self._drafted = 0
         self._accepted = 0
 
@@ -118,6 +120,7 @@ class EngineCore:
             self.finish_all(FinishReason.ERROR)
             return StepPlan((), ())
         for sequence in plan.started:
+            self._prompt_tokens += sequence.num_prompt
             self._emit(sequence, Started(sequence.num_prompt, sequence.cached_tokens))
         return plan
 
@@ -198,6 +201,7 @@ class EngineCore:
             prefix_hit_tokens=scheduler.prefix_hit_tokens,
             drafted=self._drafted,
             accepted=self._accepted,
+            prompt_tokens=self._prompt_tokens,
         )
 
     def _observe(self, plan: StepPlan, seconds: float) -> None:

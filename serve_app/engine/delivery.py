@@ -76,9 +76,9 @@ class Outbox:
     def deliver(self) -> None:
         """Deliver in order what is due; a loop is woken once for all its events: each wake-up is a system call."""
         pending, self._pending = self._pending, []
-        for request_id, sink, event in pending:
+        for request_id, receive, event in pending:
             try:
-                sink(event)
+                receive(event)
             except Exception:
                 logger.exception("The receiver of request %s failed; the request is aborted.", request_id)
                 self._on_lost(request_id)

@@ -96,3 +96,27 @@ def test_files_that_cannot_be_read_are_one_readable_error(tmp_path: Path) -> Non
     for path in (tmp_path / "missing.yaml", tmp_path, tmp_path / "binary.yaml"):
         with pytest.raises(SettingsError, match=path.name):
             strict_config.load(path)
+
+
+def sharded(*names: str, **args: int) -> dict[str, Any]:
+    """The dev config with these limiter shards listed, each with the settings of the first."""
+    config = changed("applications.0.args", {"currency": "USD", **args})
+    deployments = config["applications"][0]["deployments"]
+    limiter = next(one for one in deployments if one["name"] == "Limiter")
+    deployments += [{**limiter, "name": name} for name in names]
+    return config
+
+
+def test_shards_are_listed_by_their_names_and_with_the_settings_of_the_first() -> None:
+    assert strict_config.check(sharded("Limiter-1", "Limiter-2", limiter_shards=3, accounting_shards=2)) == []
+    [problem] = strict_config.check(sharded("Limiter-1", limiter_shards=3))
+    assert "Limiter-2 needs the same user_config as Limiter" in problem
+    config = sharded("Limiter-1", limiter_shards=2)
+    config["applications"][0]["deployments"][-1]["user_config"] = {"contract": {"rpm": 1}}
+    [problem] = strict_config.check(config)
+    assert "Limiter-1 needs the same user_config as Limiter" in problem
+
+
+def test_a_shard_that_the_number_of_shards_leaves_out_is_named() -> None:
+    [problem] = strict_config.check(sharded("Limiter-1"))
+    assert "'Limiter-1' is not one of Gateway, Limiter, Accounting" in problem
