@@ -47,8 +47,9 @@ class Limiter:
         self._service.start()
 
     def reconfigure(self, config: dict[str, Any]) -> None:
-        """Applies `user_config`: the contract of accounts that have none of their own."""
+        """Applies `user_config`: the contract of accounts that have none of their own, and what pressure aims at."""
         settings = parse(LimiterSettings, config, "Limiter.user_config")
+        self._service.admission.shares.tuning = settings.pressure.tuning()
         self._service.admission.default_contract = settings.default_contract()
 
     def check_health(self) -> None:

@@ -17,6 +17,7 @@ from serve_app.engine.config import EngineSettings
 from serve_app.ledger.messages import Price
 from serve_app.ledger.money import price_per_million
 from serve_app.limits.messages import Contract
+from serve_app.limits.pressure import Tuning
 
 Settings = TypeVar("Settings", bound=BaseModel)
 
@@ -97,16 +98,33 @@ class ContractSettings(_Strict):
     rpm: Annotated[int, Field(ge=1)] = 600
     tpm: Annotated[int, Field(ge=1)] = 1_000_000
     concurrency: Annotated[int, Field(ge=1)] = 64
+    weight: Annotated[int, Field(ge=1, le=1_000_000)] = 100  # share under pressure, beside the other accounts'
+
+
+class PressureSettings(_Strict):
+    """How limits follow what replicas have to do. See serve_app.limits.pressure."""
+
+    target_s: Annotated[float, Field(gt=0, le=60)] = 0.75  # queueing delay to keep
+    prefill_target_s: Annotated[float, Field(gt=0, le=600)] = 3.0  # work in queued prompts to keep, in seconds
+    kv_target: Annotated[float, Field(gt=0, le=1)] = 0.95  # KV use from which no more is let in while requests wait
+    floor: Annotated[float, Field(gt=0, le=1)] = 0.001  # of its contract, which every account keeps
+    deadline_s: Annotated[float, Field(gt=0)] = 120.0  # a wait of a third of it is answered with 503 at once
+    silent_s: Annotated[float, Field(ge=1)] = 3.0  # a replica that has not reported for so long is forgotten
+
+    def tuning(self) -> Tuning:
+        """As the limiter wants it."""
+        return Tuning(**self.model_dump())
 
 
 class LimiterSettings(_Strict):
-    """`user_config` of the Limiter deployment."""
+    """`user_config` of the Limiter deployment and of each of its shards."""
 
     contract: ContractSettings = ContractSettings()
+    pressure: PressureSettings = PressureSettings()
 
     def default_contract(self) -> Contract:
         """As the limiter wants it."""
-        return Contract(rpm=self.contract.rpm, tpm=self.contract.tpm, concurrency=self.contract.concurrency)
+        return Contract(**self.contract.model_dump())
 
 
 class GatewayArgs(_Strict):
