@@ -55,7 +55,7 @@ def admin_router(authenticator: Authenticator, operations: Operations) -> APIRou
         return Audit(
             actor=f"{name} {key}" if name else key,
             request_id=getattr(request.state, "request_id", None),
-            address=request.client.host if request.client else None,
+            address=authenticator.address(request),
         )
 
     @router.post("/accounts")

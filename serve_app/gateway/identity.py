@@ -102,7 +102,7 @@ class Authenticator:
         return answer
 
     async def _look_up(self, ask: Admit | Identify, request: Request) -> Any:
-        wrong_keys, address, key = self._wrong_keys, self._address(request), ask.key_digest
+        wrong_keys, address, key = self._wrong_keys, self.address(request), ask.key_digest
         try:
             async with asyncio.timeout(self._leases.admit_timeout_s):
                 while (verdict := wrong_keys.verdict(address, key)) is Verdict.WAIT:
@@ -125,10 +125,11 @@ class Authenticator:
         return answer
 
     def _wrong(self, request: Request, message: str) -> ApiError:
-        wait_s = self._wrong_keys.count(self._address(request))
+        wait_s = self._wrong_keys.count(self.address(request))
         return as_api_error(_too_many("", wait_s)) if wait_s else errors.authentication(message)
 
-    def _address(self, request: Request) -> str:
+    def address(self, request: Request) -> str:
+        """Where a request comes from: see `client_address`."""
         peer = request.client.host if request.client is not None else None
         return client_address(peer, request.headers.getlist("x-forwarded-for"), self.trusted_proxies)
 

@@ -14,9 +14,8 @@ FIRST_CREDIT = "5"
 def first_key(home: Path, base_url: str, operator_key: str) -> str:
     """The API key that `make serve` prints: made on the first start, read from the state folder afterwards."""
     path = home / "secrets" / "first-api-key"
-    with httpx.Client(
-        base_url=base_url, headers={"authorization": f"Bearer {operator_key}"}, timeout=30, trust_env=False
-    ) as client:
+    headers = {"authorization": f"Bearer {operator_key}", "x-operator": "make serve"}
+    with httpx.Client(base_url=base_url, headers=headers, timeout=30, trust_env=False) as client:
         if path.exists():
             key = path.read_text().strip()
             answer = client.get("/models", headers={"authorization": f"Bearer {key}"})

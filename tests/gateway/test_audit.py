@@ -119,6 +119,16 @@ async def test_a_change_shows_what_was_and_what_is(world: World, admin: httpx.As
     }
 
 
+async def test_behind_proxies_the_address_is_the_one_that_a_trusted_one_has_written(
+    world: World, admin: httpx.AsyncClient
+) -> None:
+    world.authenticator.trusted_proxies = 1
+    forged = {"x-forwarded-for": "6.6.6.6, 203.0.113.9"}
+    await admin.post("/admin/accounts", json={"name": "x"}, headers=forged)
+    [record] = await log(admin)
+    assert record["address"] == "203.0.113.9"
+
+
 async def test_an_operator_without_a_name_is_known_by_the_keys_print(world: World, admin: httpx.AsyncClient) -> None:
     await admin.post("/admin/accounts", json={"name": "x"})
     [record] = await log(admin)
