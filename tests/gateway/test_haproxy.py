@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -118,3 +119,14 @@ async def test_long_replies_and_cut_ones_reach_the_sdk_as_what_they_are(world: W
                 reply = await response.parse()
                 assert reply.choices[0].message.content == "half"
     await settled(world, requests=1, spent=0 if fails else price(10, 1))
+
+
+def test_serves_haproxy_writes_no_client_addresses() -> None:
+    """So it is no hop of `trusted_proxies`. Should Ray begin to write them, that setting's documentation is wrong."""
+    ray = importlib.util.find_spec("ray")
+    assert ray is not None
+    assert ray.origin is not None
+    template = (Path(ray.origin).parent / "serve" / "_private" / "haproxy_templates.py").read_text()
+    assert "http_frontend" in template
+    assert "forwardfor" not in template
+    assert "x-forwarded" not in template.lower()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -96,6 +99,46 @@ async def test_the_retry_of_a_gateway_that_was_killed_before_it_answered_gets_th
     assert len(world.backends.calls) == 1
     assert (world.recorded, world.spent) == (1, price(10, 2))
     assert world.books_balance()
+
+
+DIES_ONCE_SETTLED = """
+import asyncio, os, pathlib, signal, sys
+from tests.gateway.connections import Call
+from tests.gateway.world import World
+
+async def main(folder, ledger, key, idempotency_key):
+    world = World(pathlib.Path(folder), pathlib.Path(ledger))
+    await world.start()
+    service = world.accounting_service
+    settle = service.settle
+
+    async def settle_and_die(settlements):
+        await settle(settlements)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    world.accounting.wire_settle = lambda names, settlements: settle_and_die(settlements)
+    await Call(world, key, sends={"idempotency-key": idempotency_key}).done()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_a_process_that_dies_once_the_ledger_has_committed_leaves_its_reply_to_the_next(
+    world: World, tmp_path: Path
+) -> None:
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    arguments = (str(folder), str(tmp_path / "ledger.db"), world.key, KEY["idempotency-key"])
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", DIES_ONCE_SETTLED, *arguments, cwd=Path(__file__).parents[2]
+    )
+    assert await asyncio.wait_for(process.wait(), 60) == -signal.SIGKILL
+    assert world.recorded == 1
+    again = await answered(world)
+    assert replayed(again)
+    assert again.json["choices"][0]["message"]["content"] == "Hello world"
+    assert not world.backends.calls
+    await settled(world, requests=1, spent=price(10, 2))
 
 
 async def test_a_reply_that_took_the_last_of_the_balance_is_given_again(world: World) -> None:
@@ -345,6 +388,19 @@ async def test_retries_in_any_number_are_billed_once(world: World) -> None:
     assert len({call.body for call in calls if call.status == 200}) == 1
     assert len(world.backends.calls) == 1
     await settled(world, requests=1, spent=price(10, 2))
+
+
+async def test_retries_are_billed_once_with_several_limiters_and_accounting_processes(
+    make_world: Callable[..., Any],
+) -> None:
+    world: World = await make_world(limiter_shards=3, accounting_shards=2)
+    accounts = [world.new_account() for _ in range(6)]
+    for account, key in accounts:
+        first, again = await answered(world, key), await answered(world, key)
+        assert (replayed(first), replayed(again)) == (False, True)
+        assert again.body == first.body
+        assert world.ledger.get_account(account).balance == NANO - price(10, 2)
+    assert len(world.backends.calls) == len(accounts)
 
 
 async def test_the_limiter_hears_of_key_and_backend_and_of_the_end(world: World) -> None:

@@ -55,6 +55,17 @@ async def test_wrong_keys_cost_no_look_up_beyond_the_bound(
     assert looked_up(world) == FREE
 
 
+async def test_with_several_limiters_the_bound_is_the_same(make_world: Callable[..., Any]) -> None:
+    world: World = await make_world(limiter_shards=3, accounting_shards=2)
+    async with of("203.0.113.7", world) as client:
+        assert (await chat(client, world.key)).status_code == 200
+        before = sum(wire.called.count("find_key") for wire in world.accountings)
+        answers = await asyncio.gather(*(ask(client, keys.new_key()) for _ in range(GUESSES)))
+        assert sorted(answer.status_code for answer in answers) == [401] * FREE + [429] * (GUESSES - FREE)
+        assert sum(wire.called.count("find_key") for wire in world.accountings) - before == FREE
+        assert (await chat(client, world.key)).status_code == 200
+
+
 async def test_a_guess_too_many_is_429_with_the_time_to_wait(world: World, client: httpx.AsyncClient) -> None:
     for _ in range(FREE):
         answer = await chat(client, keys.new_key())
