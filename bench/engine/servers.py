@@ -148,8 +148,11 @@ class Ours(Server):
         self.config = yaml.safe_load((ROOT / "config.yaml").read_text())
         for application in self.config["applications"]:
             for deployment in application["deployments"]:
-                if deployment["name"] == "Limiter":  # the load is one account's
-                    deployment["user_config"] = {"contract": {"rpm": 10**6, "tpm": 10**9, "concurrency": 1024}}
+                if deployment["name"] == "Limiter":  # the load is one account's, and waits like the peers'
+                    deployment["user_config"] = {
+                        "contract": {"rpm": 10**6, "tpm": 10**9, "concurrency": 1024},
+                        "pressure": {"target_s": 60.0, "prefill_target_s": 600.0, "deadline_s": 3600.0},
+                    }
                 if deployment["name"] == "Model":  # a second replica would take the first one's cores
                     deployment["autoscaling_config"] |= {"min_replicas": 1, "max_replicas": 1}
                     deployment["max_ongoing_requests"] = 256
