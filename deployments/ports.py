@@ -26,6 +26,8 @@ from serve_app.ledger import LedgerError
 from serve_app.ledger.messages import Settlement
 
 TRANSPORT = (RayError, RayServeException, grpc.RpcError)
+# Serve's own choice, cloudpickle, takes up to four times as long and is for classes that the other side can't import.
+PICKLED = {"request_serialization": "pickle", "response_serialization": "pickle"}
 STATUS_S = 1.0  # the controller is asked for the status at most so often, whoever asks for it
 
 
@@ -33,7 +35,7 @@ class LimiterHandle:
     """LimiterPort over a handle."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
-        self._ask = handle.options(method_name="ask")
+        self._ask = handle.options(method_name="ask", **PICKLED)
 
     async def ask(self, asks: list[Any]) -> Sequence[Any]:
         """See LimiterPort."""
@@ -45,8 +47,8 @@ class AccountingHandle:
     """AccountingPort over a handle."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
-        self._settle = handle.options(method_name="settle")
-        self._call = handle.options(method_name="call")
+        self._settle = handle.options(method_name="settle", **PICKLED)
+        self._call = handle.options(method_name="call", **PICKLED)
 
     async def settle(self, settlements: list[Settlement]) -> Sequence[SettleAnswer]:
         """See AccountingPort."""
@@ -99,7 +101,7 @@ class BackendHandles:
                 found = await asyncio.to_thread(serve.get_app_handle, backend)
             except TRANSPORT as error:
                 raise BackendUnavailable(f"the application {backend} is not there: {error}") from None
-            handle = self._handles[backend] = found.options(method_name="generate", stream=True)
+            handle = self._handles[backend] = found.options(method_name="generate", stream=True, **PICKLED)
         return handle
 
     async def generate(self, backend: str, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:

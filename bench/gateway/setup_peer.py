@@ -8,7 +8,7 @@ from typing import Any
 
 from bench import peers
 
-LITELLM = "litellm[proxy]==1.109.1"
+LITELLM = "litellm[proxy]==1.106.2"
 
 
 def install_litellm(target: Path) -> dict[str, Any]:

@@ -7,7 +7,6 @@ choose the digest that a guess leads to.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import re
 import secrets
@@ -41,7 +40,7 @@ def digest(key: str, secret: str | bytes) -> str:
     if not secret:
         raise ValueError("the server secret for API keys is empty: set one, and keep it for as long as the keys live")
     raw = secret.encode() if isinstance(secret, str) else secret
-    return hmac.new(raw, key.encode(), hashlib.sha256).hexdigest()
+    return hmac.digest(raw, key.encode(), "sha256").hex()
 
 
 def hint(key: str) -> str:

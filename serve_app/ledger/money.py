@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from functools import lru_cache
 
 from serve_app.ledger.errors import InvalidAmount
 
@@ -42,6 +43,7 @@ def format_amount(nano: int) -> str:
     return _decimal(nano, 9)
 
 
+@lru_cache(maxsize=1024)  # a few prices, asked for with every request
 def price_per_million(text: str) -> int:
     """Nano-units per token of a price per million tokens: "0.27" is 270.
 
