@@ -56,7 +56,7 @@ class EngineStats:
     waiting: int
     kv_blocks_total: int
     kv_blocks_used: int
-    oldest_wait_s: float  # of the requests that wait now; 0 when none does
+    oldest_wait_s: float  # of the requests that wait for their first turn; 0 when none does
     queued_prefill_tokens: int
     steps: int
     tokens_produced: int
@@ -186,7 +186,8 @@ class EngineCore:
     def stats(self, now: float) -> EngineStats:
         """This moment, `now` in seconds."""
         scheduler, allocator = self.scheduler, self.scheduler.allocator
-        oldest = min((s.arrival_time for s in scheduler.waiting), default=None)
+        # One that gave its slot back has been served: its age says nothing about the queue.
+        oldest = min((s.arrival_time for s in scheduler.waiting if not s.started), default=None)
         return EngineStats(
             running=len(scheduler.running),
             waiting=scheduler.num_waiting,
