@@ -41,14 +41,29 @@ LEASE_S = 10.0
 RECOVERY_S = 1.5
 IDLE_S = 600.0
 LOOK_UP_S = 5.0  # no answer of the ledger takes longer
-BUDGET = 4000
+BUDGET = 1500
 KEYS = {
     "k0": KeyState("d0", "k0", "a", True, 1),
     "k1": KeyState("d1", "k1", "a", True, 1, rpm=8, tpm=2000, concurrency=2),
     "k2": KeyState("d2", "k2", "a", True, 1, budget=BUDGET, budget_period="day", models=("m", "n")),
 }
 RATES = {"": (CONTRACT.rpm, CONTRACT.tpm), "k1": (8, 2000)}  # requests and tokens a minute
-JITTER = st.floats(-0.45 * CLOCK_SKEW_S, 0.45 * CLOCK_SKEW_S)  # of each clock from the true time
+# Of each clock from the true time: mostly as far as they may differ, which is where it matters.
+JITTER = st.sampled_from([-0.45 * CLOCK_SKEW_S, 0.0, 0.45 * CLOCK_SKEW_S])
+STEPS = st.sampled_from([0.1, 0.3, 0.6, 1.0, 3.0, LEASE_S - 0.1])
+REQUESTS = st.fixed_dictionaries(
+    {
+        "which": st.integers(0, 5),
+        "model": st.sampled_from(["m", "m", "m", "n"]),
+        "estimate": st.sampled_from([0, 100, 300]),
+        "count": st.sampled_from([1, 60, 120, 300]),
+        "output": st.sampled_from([1, 100, 300]),
+        "prices": st.sampled_from([(1, 1), (2, 5), (3, 0)]),
+        "idempotency_key": st.sampled_from([None, None, None, "i"]),
+        "jitter": JITTER,
+    }
+)
+SHARES = st.sampled_from([0.0, 0.3, 1.0, 1.0])
 
 
 @dataclass
@@ -71,14 +86,20 @@ class Running:
 
 
 class Limits(RuleBasedStateMachine):
+    """Subclasses say what is scarce; with everything scarce at once, nothing is reached."""
+
+    topped_up = 5000
+    used = ("k0", "k1", "k2")
+    starts_at = NOON
+
     reads = Bundle("reads")  # of the ledger, on their way to the limiter
     settled = Bundle("settled")
 
     def __init__(self) -> None:
         super().__init__()
-        self.books = Books(5000, dict(KEYS))
+        self.books = Books(self.topped_up, dict(KEYS))
         self.now = 100.0
-        self.true = NOON
+        self.true = self.starts_at
         self.jitter = 0.0  # of the limiter's wall clock
         self.running: dict[str, Running] = {}
         self.serial = 0
@@ -98,32 +119,30 @@ class Limits(RuleBasedStateMachine):
 
     # The ledger
 
-    @rule(amount=st.integers(1, 2000))
-    def top_up(self, amount: int) -> None:
-        self.books.top_up(amount)
-
-    @rule(amount=st.integers(1, 2000), life_s=st.floats(5, 100))
-    def give(self, amount: int, life_s: float) -> None:
-        """The limiter hears of it before it expires, as it would of any grant that is worth giving."""
-        self.books.grant(amount, self.true + life_s)
-        if self.admission.knows_account("a"):
-            self.admission.apply(self.books.account())
-
-    @rule()
-    def take_out_what_expired(self) -> None:
-        """Once no request is open that began before, as the ledger's grace ensures."""
-        oldest = min((r.started_at for r in self.running.values() if r.release is None), default=self.true - 1)
-        self.books.expire(min(oldest, self.true - 1))
-
     @rule(
+        what=st.sampled_from(["top_up", "grant", "grant", "expire", "active", "models", "expires_at", "nothing"]),
         key_id=st.sampled_from(sorted(KEYS)),
-        active=st.booleans(),
-        models=st.sampled_from([None, ("m",), ("n",), ()]),
-        life_s=st.none() | st.floats(0, 60),
+        amount=st.sampled_from([1, 300, 2000]),
+        life_s=st.sampled_from([2.0, 4.0, 15.0, 100.0]),
     )
-    def change_key(self, key_id: str, active: bool, models: tuple[str, ...] | None, life_s: float | None) -> None:
-        expires_at = None if life_s is None else self.true + life_s
-        self.books.change_key(key_id, active=active, models=models, expires_at=expires_at)
+    def the_operator_changes(self, what: str, key_id: str, amount: int, life_s: float) -> None:
+        match what:
+            case "top_up":
+                self.books.top_up(amount)
+            case "grant":
+                self.books.grant(amount, self.true + life_s)
+                if self.admission.knows_account("a"):
+                    # It hears of it before it expires, as it would of any grant that is worth giving.
+                    self.admission.apply(self.books.account())
+            case "expire":
+                # Once no request is open that began before, as the ledger's grace ensures.
+                oldest = min((one.started_at for one in self.running.values() if not one.release), default=self.true)
+                self.books.expire(min(oldest, self.true) - 1)
+            case _:
+                terms: dict[str, Any] = {"active": True, "models": None, "expires_at": None}
+                changes = {"active": False, "models": ("m",), "expires_at": self.true + life_s}
+                terms |= {name: value for name, value in changes.items() if name == what}
+                self.books.change_key(key_id, **terms)
 
     @rule(target=reads, key_id=st.none() | st.sampled_from(sorted(KEYS)), jitter=JITTER)
     def read(self, key_id: str | None, jitter: float) -> Any:
@@ -144,19 +163,20 @@ class Limits(RuleBasedStateMachine):
 
     # Requests
 
-    @rule(
-        key_id=st.sampled_from(sorted(KEYS)),
-        model=st.sampled_from(["m", "n"]),
-        estimate=st.integers(0, 300),
-        count=st.integers(1, 300),
-        output=st.integers(1, 300),
-        prices=st.tuples(st.integers(1, 3), st.integers(0, 5)),
-        idempotency_key=st.none() | st.sampled_from(["i", "j"]),
-        jitter=JITTER,
-    )
+    @rule(asked=st.lists(REQUESTS, min_size=1, max_size=4))
+    def requests(self, asked: list[dict[str, Any]]) -> None:
+        for one in asked:
+            self.request(**one)
+
+    @rule(asked=REQUESTS, share=SHARES, gateway=JITTER, ledger=JITTER)
+    def a_short_request(self, asked: dict[str, Any], share: float, gateway: float, ledger: float) -> None:
+        if name := self.request(**asked):
+            self.end(name, share, gateway, ledger)
+            self.release(name, False)
+
     def request(
         self,
-        key_id: str,
+        which: int,
         model: str,
         estimate: int,
         count: int,
@@ -164,9 +184,10 @@ class Limits(RuleBasedStateMachine):
         prices: tuple[int, int],
         idempotency_key: str | None,
         jitter: float,
-    ) -> None:
+    ) -> str | None:
         self.serial += 1
         name = f"r{self.serial}"
+        key_id = self.used[which % len(self.used)]
         ask = Admit(name, "g", KEYS[key_id].digest, model, estimate, output, *prices, "b", idempotency_key)
         before = self.everything()
         answer = self.admission.admit(ask)
@@ -179,11 +200,11 @@ class Limits(RuleBasedStateMachine):
         if isinstance(answer, Recovering):
             assert self.everything() == before
             assert 0 < answer.retry_in_s <= 2 * CLOCK_SKEW_S, "only where days meet"
-            return
+            return None
         if isinstance(answer, Refusal):
             assert self.everything() == before, "a refused request consumes nothing"
             self.justify(answer, ask, key_id)
-            return
+            return None
         assert isinstance(answer, Grant), answer
         self.may(ask, key_id)
         running = Running(answer, ask, count, self.true + jitter)
@@ -195,13 +216,14 @@ class Limits(RuleBasedStateMachine):
                 assert adjusted.code in ("insufficient_balance", "budget_exceeded")
                 assert self.same_money(before), "a request refused at the count has held nothing"
                 self.rates.undo(name)
-                return
+                return None
             assert isinstance(adjusted, Grant)
             running.grant = adjusted
             self.rates.correct(name, adjusted.tokens_charged)
         assert running.most <= running.grant.hold
         assert running.grant.max_tokens >= 1
         self.running[name] = running
+        return name
 
     def may(self, ask: Admit, key_id: str) -> None:
         """By what the limiter has been told, the request was to be let in."""
@@ -239,12 +261,17 @@ class Limits(RuleBasedStateMachine):
                 assert code in ("requests", "tokens")
         assert refusal.retry_after_s is None or 0 < refusal.retry_after_s <= 60
 
-    @rule(target=settled, data=st.data(), share=st.floats(0, 1), gateway=JITTER, ledger=JITTER)
+    @rule(target=settled, data=st.data(), share=SHARES, gateway=JITTER, ledger=JITTER)
     def settle(self, data: st.DataObject, share: float, gateway: float, ledger: float) -> object:
         ready = self.ready()
         if not ready:
             return multiple()
         name = data.draw(st.sampled_from(ready))
+        self.end(name, share, gateway, ledger)
+        return name
+
+    def end(self, name: str, share: float, gateway: float, ledger: float) -> None:
+        """Settles it; that reaches the limiter later, or at once."""
         request = self.running[name]
         completion = round(share * request.grant.max_tokens)
         self.charge(request, request.cost(completion), gateway)
@@ -260,12 +287,14 @@ class Limits(RuleBasedStateMachine):
             key_spent=key.spent if key.budget is not None else None,
             key_period=key.spent_period if key.budget is not None else None,
         )
-        return name
 
     def charge(self, request: Running, cost: int, jitter: float) -> None:
         self.books.charge(request.grant.key_id, cost, request.started_at, self.true + jitter)
 
     @rule(name=consumes(settled), twice=st.booleans())
+    def a_release_arrives(self, name: str, twice: bool) -> None:
+        self.release(name, twice)
+
     def release(self, name: str, twice: bool) -> None:
         request = self.running.pop(name, None)
         if request is None:
@@ -301,26 +330,20 @@ class Limits(RuleBasedStateMachine):
 
     # Time
 
-    @rule(seconds=st.floats(0.05, LEASE_S - 0.1))
-    def time_passes(self, seconds: float) -> None:
-        self.pass_time(seconds, seconds)
-
-    @rule(seconds=st.floats(0.05, LEASE_S - 0.1))
-    def the_monotonic_clock_is_ahead(self, seconds: float) -> None:
-        self.pass_time(seconds, 0.0)
-
-    @rule(seconds=st.sampled_from([30.0, 3600.0, 40 * 86400.0]))
-    def wall_clocks_are_stepped(self, seconds: float) -> None:
-        self.pass_time(0.0, seconds)
-
-    @rule(jitter=JITTER)
-    def the_limiters_wall_clock_is_off(self, jitter: float) -> None:
-        self.jitter = jitter
-
-    @rule(before_s=st.floats(0.0, 1.0))
-    def a_day_is_about_to_end(self, before_s: float) -> None:
-        days = (self.true - MIDNIGHT) // 86400 + 1
-        self.pass_time(0.0, max(0.0, MIDNIGHT + days * 86400 - before_s - self.true))
+    @rule(what=st.sampled_from(["both", "both", "monotonic", "step", "midnight", "off"]), seconds=STEPS, jitter=JITTER)
+    def clocks_move(self, what: str, seconds: float, jitter: float) -> None:
+        match what:
+            case "both":
+                self.pass_time(seconds, seconds)
+            case "monotonic":
+                self.pass_time(seconds, 0.0)
+            case "step":
+                self.pass_time(0.0, 20000 * seconds)
+            case "midnight":
+                left_s = (MIDNIGHT - self.true) % 86400.0
+                self.pass_time(0.0, max(0.0, left_s - seconds))
+            case "off":
+                self.jitter = jitter
 
     def pass_time(self, seconds: float, wall_s: float) -> None:
         assert self.admission.renew(Renew("g", tuple(self.running))) == ()
@@ -337,7 +360,7 @@ class Limits(RuleBasedStateMachine):
         assert self.admission.stats().keys == self.admission.stats().accounts == 0, "all is forgotten"
         self.epoch += 1  # answers of the ledger do not take so long
 
-    @rule(die=st.integers(0, 5))
+    @rule(die=st.integers(0, 3))
     def limiter_restarts(self, die: int) -> None:
         if die:  # seldom, because it makes the limiter forget what earlier steps have built up
             return
@@ -471,5 +494,29 @@ class Limits(RuleBasedStateMachine):
         assert (self.admission._accounts, self.admission._keys, self.admission._registry._idle) == ({}, {}, {})
 
 
-TestLimits = Limits.TestCase
-TestLimits.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+class Grants(Limits):
+    """Nearly all money expires."""
+
+    topped_up = 50
+    used = ("k0",)
+
+
+class Budgets(Limits):
+    """The budget is what is scarce, and the day is about to end."""
+
+    topped_up = 10**6
+    used = ("k2",)
+    starts_at = MIDNIGHT - 3.0
+
+
+class Keys(Limits):
+    """Rates and concurrency of a key are what is scarce."""
+
+    topped_up = 10**7
+    used = ("k1", "k1", "k0")
+
+
+_SETTINGS = settings(max_examples=80, stateful_step_count=50, deadline=None)
+TestLimits, TestGrants = Limits.TestCase, Grants.TestCase
+TestBudgets, TestKeys = Budgets.TestCase, Keys.TestCase
+TestLimits.settings = TestGrants.settings = TestBudgets.settings = TestKeys.settings = _SETTINGS
