@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup serve test test-slow test-fast lint bench-ledger bench-engine bench-engine-peers bench-gateway bench-gateway-peer bench-quality bench-limits chaos clean
+.PHONY: help setup serve test test-slow test-fast lint bench-ledger bench-engine bench-engine-peers bench-gateway bench-gateway-peer bench-quality bench-limits bench-pressure chaos clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -52,6 +52,9 @@ bench-quality: $(VENV)/.base ## perplexity of int8 against float32
 
 bench-limits: $(VENV)/.base ## cost of one admission
 	$(BIN)/python bench/limits.py
+
+bench-pressure: $(VENV)/.bench ## a simulated day of thousands of accounts under pressure, some minutes (docs/benchmarks.md)
+	@$(BIN)/python -m bench.pressure --json .bench/pressure.json $(ARGS)
 
 chaos: $(VENV)/.test ## five minutes of random kill -9 under load, then proof of the books (ARGS='--database postgresql')
 	@$(BIN)/python -m bench.chaos $(ARGS)

@@ -40,7 +40,7 @@ def simulate(options: argparse.Namespace) -> dict[str, object]:
     for seed in range(options.seed, options.seed + options.overloads):
         _, outcome = overload.run(seed)
         outcomes.append(asdict(outcome))
-    scaling = Scaling(least=2, most=options.replicas)
+    scaling = Scaling(least=min(2, options.replicas), most=options.replicas)
     found = day.simulate(options.seed, options.accounts, options.hours, scaling)
     return {
         "seed": options.seed,

@@ -52,10 +52,12 @@ def _people(world: World, shape: Shape, most: float, accounts: int) -> Crowd:
     for account_id, weight in [*BATCH.items(), (ILL, 100)]:
         contract = BATCH_CONTRACT
         world.add_account(account_id, Contract(contract.rpm, contract.tpm, contract.concurrency, weight))
-    for account_id in BATCH:
-        Workers(world, account_id, shape, 24, start_s=BATCH_HOURS[0] * HOUR, end_s=BATCH_HOURS[1] * HOUR)
+    for account_id, weight in BATCH.items():
+        Workers(
+            world, account_id, shape, max(6, weight // 15), start_s=BATCH_HOURS[0] * HOUR, end_s=BATCH_HOURS[1] * HOUR
+        )
     # Ignores retry-after, and asks again each second with all it has.
-    Workers(world, ILL, shape, 16, start_s=ILL_HOURS[0] * HOUR, end_s=ILL_HOURS[1] * HOUR, retry_s=1.0)
+    Workers(world, ILL, shape, 12, start_s=ILL_HOURS[0] * HOUR, end_s=ILL_HOURS[1] * HOUR, retry_s=1.0)
 
     def curve(now: float) -> float:
         return daily(now) * (3.0 if BURST_HOURS[0] <= now / HOUR < BURST_HOURS[1] else 1.0)
