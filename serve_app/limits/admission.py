@@ -128,8 +128,17 @@ class Admission:
             tokens = self._tokens(key, ask.backend, now)
             return self._refuse(refusals.under_pressure(request_id, key, verdict, tokens, now, self._rng))
 
-        prices = ask.prompt_price, ask.output_price
-        hold = Hold(key, ask.holder, offer.hold, ask.max_tokens, *prices, at, ask.backend, ask.idempotency_key)
+        hold = Hold(
+            key,
+            ask.holder,
+            offer.hold,
+            ask.max_tokens,
+            ask.prompt_price,
+            ask.output_price,
+            at,
+            ask.backend,
+            ask.idempotency_key,
+        )
         hold.charge_request(now)
         hold.charge_tokens(now, offer.charge)
         hold.share = self.shares.charge(ask.backend, account.account_id, account.contract, offer.charge, now)
@@ -176,11 +185,14 @@ class Admission:
         """Ends a request. Repeating it is harmless; newer figures are taken over even if the hold is gone."""
         hold = self._leases.get(end.request_id)
         now = self._clock()
-        if end.balance is not None and end.version is not None:
-            # In the step that frees the hold: see Account and Key on why that keeps what is free true.
-            self._commit(end, hold, now)
+        # Figures are taken over in the step that frees the hold: see Account and Key on why what is free stays true.
         if hold is None:
+            self._commit(end, now)
             return
+        if end.balance is not None and end.version is not None:
+            hold.account.commit(end.balance, end.version)
+            if end.key_spent is not None and end.key_period is not None:
+                hold.key.commit(end.key_spent, end.key_period, end.version)
         if end.refused:
             self._undo(end.request_id, hold, now)
             return
@@ -190,22 +202,18 @@ class Admission:
         self._close(end.request_id, hold, now)
         self._counts["released"] += 1
 
-    def _commit(self, end: Release, hold: Hold | None, now: float) -> None:
-        """Takes over the balance and what the key has spent.
+    def _commit(self, end: Release, now: float) -> None:
+        """Takes over the balance and what the key has spent although the hold is gone.
 
-        Also for what is not known here, so that a look-up which was read before this settlement is recognised as old.
+        Also of what is not known here, so that a look-up which was read before this settlement is recognised as old.
         """
-        assert end.balance is not None
-        assert end.version is not None
-        account_id = hold.account.account_id if hold is not None else end.account_id
-        if account_id is None:
+        if end.account_id is None or end.balance is None or end.version is None:
             return
-        account = self._registry.account(account_id, now)
+        account = self._registry.account(end.account_id, now)
         account.commit(end.balance, end.version)
         self._registry.heard_of(account, now)
-        key_id = hold.key.key_id if hold is not None else end.key_id
-        if key_id is not None and end.key_spent is not None and end.key_period is not None:
-            key = self._registry.key(account, key_id, now)
+        if end.key_id is not None and end.key_spent is not None and end.key_period is not None:
+            key = self._registry.key(account, end.key_id, now)
             key.commit(end.key_spent, end.key_period, end.version)
             self._registry.heard_of(key, now)
 
@@ -349,16 +357,16 @@ class Admission:
     def _grant(self, request_id: str, hold: Hold, budget: int, now: float, tentative: bool) -> Grant:
         key = hold.key
         return Grant(
-            request_id=request_id,
-            account_id=key.account.account_id,
-            key_id=key.key_id,
-            hold=hold.amount,
-            max_tokens=budget,
-            requests=refusals.request_window(key, now),
-            tokens=self._tokens(key, hold.backend, now),
-            tokens_charged=hold.tokens.units,
-            tentative=tentative,
-            weight=key.account.contract.weight,
+            request_id,
+            key.account.account_id,
+            key.key_id,
+            hold.amount,
+            budget,
+            refusals.request_window(key, now),
+            self._tokens(key, hold.backend, now),
+            hold.tokens.units,
+            tentative,
+            key.account.contract.weight,
         )
 
     def _tokens(self, key: Key, backend: str, now: float) -> Window:

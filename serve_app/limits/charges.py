@@ -22,7 +22,8 @@ def output_budget(available: int, prompt_tokens: int, asked: int, prompt_price: 
 
 def token_charge(prompt_tokens: int, budget: int, key: Key) -> int:
     """Tokens to charge before the output is known: its whole budget would refuse requests that would have fitted."""
-    return prompt_tokens + min(budget, ceil(_expected_output(key)))
+    expected = ceil(_expected_output(key))
+    return prompt_tokens + (budget if budget < expected else expected)
 
 
 def learn_output(key: Key, completion_tokens: int) -> None:
@@ -40,10 +41,11 @@ def _expected_output(key: Key) -> float:
 
     Before there is any, a modest guess, which alone never fills a small limit.
     """
+    mean = key.account.mean_output if key.tokens is None else key.mean_output
+    if mean is not None:
+        return mean
     if key.tokens is None:
         return _expected_output_of(key.account)
-    if key.mean_output is not None:
-        return key.mean_output
     return min(_expected_output_of(key.account), key.tokens.limit / 2)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from random import Random
+from typing import NamedTuple
 
 from serve_app.limits import refusals
 from serve_app.limits.charges import output_budget, token_charge
@@ -12,8 +12,7 @@ from serve_app.limits.keys import Key
 from serve_app.limits.messages import Admit, Recovering, Refusal
 
 
-@dataclass(slots=True)
-class Offer:
+class Offer(NamedTuple):
     """What the request may have."""
 
     hold: int  # nano-units to set aside
@@ -57,19 +56,23 @@ def check(ask: Admit, key: Key, now: float, at: float, rng: Random) -> Offer | R
         return refusals.too_many_at_once(request_id, key, account.contract.concurrency, running, now, rng)
     if state.concurrency is not None and key.open >= state.concurrency:
         return refusals.key_too_many_at_once(request_id, key, state.concurrency, now, rng)
-    bucket, wait_s = _longest_wait(account.requests, key.requests, now, 1)
+    bucket = account.requests
+    wait_s = bucket.wait_s(now, bucket.cost_s(1))
+    if key.requests is not None:
+        bucket, wait_s = _longer(bucket, wait_s, key.requests, now, 1)
     if wait_s:
         return refusals.too_many_requests(request_id, key, bucket, now, wait_s, rng)
     charge = token_charge(ask.prompt_tokens, budget, key)
-    bucket, wait_s = _longest_wait(account.tokens, key.tokens, now, charge)
+    bucket = account.tokens
+    wait_s = bucket.wait_s(now, bucket.cost_s(charge))
+    if key.tokens is not None:
+        bucket, wait_s = _longer(bucket, wait_s, key.tokens, now, charge)
     if wait_s:
         return refusals.too_many_tokens(request_id, key, bucket, charge, now, wait_s, rng)
     return Offer(hold, budget, charge, tentative)
 
 
-def _longest_wait(bucket: Bucket, own: Bucket | None, now: float, units: int) -> tuple[Bucket, float]:
-    """Which of two buckets makes `units` wait longer, and for how many seconds; 0 when both grant them now."""
-    wait_s = bucket.wait_s(now, bucket.cost_s(units))
-    if own is not None and (longer_s := own.wait_s(now, own.cost_s(units))) > wait_s:
-        return own, longer_s
-    return bucket, wait_s
+def _longer(bucket: Bucket, wait_s: float, own: Bucket, now: float, units: int) -> tuple[Bucket, float]:
+    """The bucket and its wait, or the key's own one where that makes `units` wait longer."""
+    own_s = own.wait_s(now, own.cost_s(units))
+    return (own, own_s) if own_s > wait_s else (bucket, wait_s)

@@ -47,6 +47,12 @@ class Bucket:
             self.tat = max(self.tat, now) + cost_s
         return self.tat
 
+    def take(self, now: float, units: float) -> tuple[float, float]:
+        """Charges `units`, whether they fit or not; answers their cost, 0 at a limit of 0, and as `charge` does."""
+        cost_s = units * WINDOW_S / self.limit if self.limit > 0 else 0.0
+        self.tat = (self.tat if self.tat > now else now) + cost_s
+        return cost_s, self.tat
+
     def refund(self, now: float, cost_s: float, drained_at: float) -> None:
         """Gives back a cost out of an earlier charge, of which `drained_at` is what `charge` answered.
 
@@ -62,9 +68,19 @@ class Bucket:
 
     def remaining(self, now: float) -> int:
         """Whole units that would be granted now, 0 to the limit."""
-        room = WINDOW_S + _SLACK_S - max(0.0, self.tat - now)
-        return min(self.limit, int(room * self.limit / WINDOW_S)) if room > 0 and self.limit > 0 else 0
+        return self.state(now)[1]
 
     def reset_s(self, now: float) -> float:
         """Seconds until nothing is in use."""
         return max(0.0, self.tat - now)
+
+    def state(self, now: float) -> tuple[int, int, float]:
+        """Limit, `remaining` and `reset_s` in one."""
+        limit, used_s = self.limit, self.tat - now
+        if used_s < 0.0:
+            used_s = 0.0
+        room_s = WINDOW_S + _SLACK_S - used_s
+        if room_s <= 0.0 or limit <= 0:
+            return limit, 0, used_s
+        remaining = int(room_s * limit / WINDOW_S)
+        return limit, remaining if remaining < limit else limit, used_s

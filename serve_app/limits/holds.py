@@ -20,11 +20,9 @@ class Charge:
     __slots__ = ("bucket", "cost_s", "drained_at", "units")
 
     def __init__(self, bucket: Bucket, now: float, units: int) -> None:
-        cost_s = bucket.cost_s(units)
         self.bucket = bucket
         self.units = units
-        self.cost_s = cost_s if cost_s < inf else 0.0
-        self.drained_at = bucket.charge(now, self.cost_s)
+        self.cost_s, self.drained_at = bucket.take(now, units)
 
     def correct(self, now: float, units: int) -> None:
         """Changes the charge to `units`, up into debt or down.

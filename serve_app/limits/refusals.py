@@ -28,11 +28,10 @@ def token_window(key: Key, now: float) -> Window:
 
 def _tighter(bucket: Bucket, own: Bucket | None, now: float) -> Window:
     """The one that refuses first: of two with equal room, the smaller."""
-    window = Window(bucket.limit, bucket.remaining(now), bucket.reset_s(now))
+    window = Window(*bucket.state(now))
     if own is None:
         return window
-    other = Window(own.limit, own.remaining(now), own.reset_s(now))
-    return min(window, other, key=lambda one: (one.remaining, one.limit))
+    return min(window, Window(*own.state(now)), key=lambda one: (one.remaining, one.limit))
 
 
 def amount(nano: int) -> str:
