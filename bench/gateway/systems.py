@@ -241,7 +241,7 @@ class LiteLlm(System):
 
     def environment(self) -> dict[str, str]:
         own = {"LITELLM_LOG": "ERROR", "LITELLM_MODE": "PRODUCTION", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-        return {**super().environment(), **own}
+        return {**super().environment(), **own, "PYTHONUNBUFFERED": "1"}  # its log tells when a worker is ready
 
     def wait_until_ready(self, tree: Tree) -> None:
         deadline = time.monotonic() + START_S
@@ -249,7 +249,7 @@ class LiteLlm(System):
             if tree.root.poll() is not None:
                 raise NotReady(f"{self.name} ended: {tree.last_lines()}")
             # One worker would answer while the others still load.
-            started = tree.log.read_text(errors="replace").count("Application startup complete")
+            started = tree.log.read_text(errors="replace").count("Proxy initialized")
             if started >= self.workers and self._is_alive():
                 return
             time.sleep(0.3)
