@@ -106,8 +106,9 @@ class PressureSettings(_Strict):
 
     target_s: Annotated[float, Field(gt=0, le=60)] = 0.75  # queueing delay to keep
     prefill_target_s: Annotated[float, Field(gt=0, le=600)] = 3.0  # work in queued prompts to keep, in seconds
-    kv_target: Annotated[float, Field(gt=0, le=1)] = 0.95  # KV use from which no more is let in while requests wait
+    kv_target: Annotated[float, Field(gt=0, le=1)] = 0.95  # KV use from which limits do not rise while requests wait
     floor: Annotated[float, Field(gt=0, le=1)] = 0.001  # of its contract, which every account keeps
+    burst_s: Annotated[float, Field(gt=0, le=60)] = 6.0  # an account may be ahead of its share by so many seconds
     deadline_s: Annotated[float, Field(gt=0)] = 120.0  # a wait of a third of it is answered with 503 at once
     silent_s: Annotated[float, Field(ge=1)] = 3.0  # a replica that has not reported for so long is forgotten
 
