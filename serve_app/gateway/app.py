@@ -52,6 +52,13 @@ def build_app(
 
     # A redirect would be no JSON, and behind a TLS ingress it would send the key over plain HTTP.
     app = FastAPI(title="serve-app", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
+
+    async def chat_completions(request: Request) -> Response:
+        return ChatReply(services, authenticator, request)
+
+    # A plain route before all others: this one is hot, and there is nothing in it for FastAPI to parse or to match.
+    for prefix in ("/v1", ""):
+        app.add_route(f"{prefix}/chat/completions", chat_completions, methods=["POST"])
     public = public_router(services, authenticator, operations)
     admin = admin_router(authenticator, operations)
     for prefix in ("", "/v1"):
@@ -66,10 +73,6 @@ def build_app(
 def public_router(services: Services, authenticator: Authenticator, operations: Operations) -> APIRouter:
     """What API keys open, and the two health endpoints."""
     router = APIRouter()
-
-    @router.post("/chat/completions")
-    async def chat_completions(request: Request) -> Response:
-        return ChatReply(services, authenticator, request)
 
     @router.get("/models")
     async def models(request: Request) -> JSONResponse:
