@@ -267,3 +267,16 @@ def test_a_budget_that_becomes_monthly_counts_what_the_ledger_says_of_the_month(
     world.end("1", refused=True)
     world.key(version=4, budget=1000, budget_period="day", spent=10, spent_period=TODAY)
     assert world.grant("1", 0, 1000).hold == 990
+
+
+def test_where_the_old_days_end_is_not_known_an_open_request_keeps_what_it_holds() -> None:
+    world = World()
+    grant = world.grant("1")
+    world.wait(MIDNIGHT - world.at + 0.25)
+    world.restart()
+    world.announce(grant)
+    world.account()
+    world.key(budget=10 * COST, budget_period="day", spent=0, spent_period=TOMORROW)
+    assert world.adjust(120, "1").max_tokens == (COST - 120 * PROMPT_PRICE) // OUTPUT_PRICE
+    world.wait(CLOCK_SKEW_S)
+    assert world.adjust(120, "1").max_tokens == 100

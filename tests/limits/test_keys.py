@@ -301,3 +301,13 @@ def test_keys_of_two_accounts_do_not_meet() -> None:
     world.grant("z")
     world.admission.release(Release("x", 1, 1))
     world.grant("y", key_digest="e")
+
+
+def test_a_charge_that_has_drained_is_not_given_back_at_the_end() -> None:
+    world = World()
+    world.key(tpm=1000)
+    world.grant("1", 900, 100)
+    world.wait(60)
+    world.grant("2", 900, 100)
+    world.end("1", 0, 0)
+    assert world.refusal("3", 100, 1).code == "tokens", "it would open a second burst on top of what time has restored"
