@@ -202,6 +202,10 @@ class Launch:
             "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(haproxy / "server-state"),
             "RAY_SERVE_HAPROXY_METRICS_PORT": str(self.haproxy_port),
             "RAY_SERVE_HAPROXY_STATS_PORT": str(preflight.free_port(8404)),
+            # While no gateway runs, HAProxy asks Serve's own proxy: at the usual ports that may be another service's,
+            # which would answer with its own accounts.
+            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(preflight.free_port()),
+            "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(preflight.free_port()),
         }
         # Code of the working directory, as `serve run` sees it.
         path = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
