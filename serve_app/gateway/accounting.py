@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from serve_app.gateway.tasks import detached
@@ -49,20 +50,27 @@ class AccountingService:
 
         LedgerUnavailable in the place of an answer: unknown whether settled, ask again with the same id.
         """
-        return await asyncio.gather(*(self._settle(settlement) for settlement in settlements))
+        futures = self._committer.submit_all(settlements)
+        # They are done in their order, so nearly always this waits once, for the last: not a task for each.
+        for future in reversed(futures):
+            if not future.done():
+                with contextlib.suppress(Exception):
+                    await asyncio.wrap_future(future)
+        return [self._answer(*pair) for pair in zip(settlements, futures, strict=True)]
 
-    async def _settle(self, settlement: Settlement) -> Settled | SettlementRejected | LedgerUnavailable:
-        try:
-            return await asyncio.wrap_future(self._committer.submit(settlement))
-        except SettlementRefused as error:
+    @staticmethod
+    def _answer(settlement: Settlement, done: Future[Settled]) -> Settled | SettlementRejected | LedgerUnavailable:
+        error = done.exception()
+        if error is None:
+            return done.result()
+        if isinstance(error, SettlementRefused):
             return error.rejected
-        except LedgerUnavailable as error:
+        if isinstance(error, LedgerUnavailable):
             return error
-        except Exception as error:
-            # The committer has tried it alone: it upsets the database by itself, and would do so again and again
-            # together with whatever else is to be settled.
-            reason = f"the ledger failed on it: {type(error).__name__}"
-            return SettlementRejected(settlement.request_id, Refusal.INVALID, reason)
+        # The committer has tried it alone: it upsets the database by itself, and would do so again and again
+        # together with whatever else is to be settled.
+        reason = f"the ledger failed on it: {type(error).__name__}"
+        return SettlementRejected(settlement.request_id, Refusal.INVALID, reason)
 
     async def call(self, operation: str, arguments: dict[str, Any]) -> Any:
         """Runs one operation of the ledger; a LedgerError is returned, not raised, so that it crosses unwrapped."""

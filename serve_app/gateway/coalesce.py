@@ -1,12 +1,13 @@
 """Joins calls that arrive while one is in flight: each hop costs the same for one request and for fifty.
 
 At most one call is in flight; what arrives meanwhile goes in the next as one list, in order of arrival. One client sees
-no delay, many share the cost (bench/gateway.py measures it).
+no delay, many share the cost (`python -m bench.gateway` measures it).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
@@ -34,16 +35,32 @@ class Coalescer(Generic[Ask, Answer]):
         self._most = most
         self._waiting: list[tuple[Ask, asyncio.Future[Answer]]] = []
         self._drain: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
-    def submit(self, ask: Ask) -> asyncio.Future[Answer]:
-        """Queues `ask`. Cancelling the future does not take the ask back."""
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    def submit(self, ask: Ask, *, company_s: float = 0.0) -> asyncio.Future[Answer]:
+        """Queues `ask`. Cancelling the future does not take the ask back.
+
+        One that nobody waits for may stay for `company_s` seconds to go together with the next.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Answer] = loop.create_future()
         self._waiting.append((ask, future))
+        if self._drain is not None and not self._drain.done():
+            return future
+        if company_s <= 0:
+            self._begin()
+        elif self._timer is None:
+            self._timer = loop.call_later(company_s, self._begin, context=contextvars.Context())
+        return future
+
+    def _begin(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._drain is None or self._drain.done():
             # A context of its own: in the caller's, the call would be cancelled together with the caller's request,
             # and everybody else's asks with it.
             self._drain = detached(self._run())
-        return future
 
     async def _run(self) -> None:
         while self._waiting:

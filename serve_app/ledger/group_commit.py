@@ -54,25 +54,35 @@ class GroupCommitter:
         self._thread.start()
 
     def submit(self, settlement: Settlement) -> Future[Settled]:
-        """The settlement's result, once it is committed; from any thread.
+        """See `submit_all`."""
+        [future] = self.submit_all([settlement])
+        return future
 
-        The future cannot be cancelled: a caller that goes away does not undo a usage. It raises SettlementRefused when
+    def submit_all(self, settlements: Sequence[Settlement]) -> list[Future[Settled]]:
+        """Each settlement's result, once it is committed; from any thread. They are committed together if they can be.
+
+        A future cannot be cancelled: a caller that goes away does not undo a usage. It raises SettlementRefused when
         the ledger can never take the settlement, and LedgerUnavailable when the database stayed away: nobody knows
         then whether it was settled, so spool it and settle it again with the same id. Too many waiting, or a closed
         committer, are LedgerUnavailable too.
         """
-        waiting = _Waiting(settlement, time.monotonic() + self._give_up_after_s)
-        waiting.future.set_running_or_notify_cancel()
+        deadline = time.monotonic() + self._give_up_after_s
+        added = [_Waiting(settlement, deadline) for settlement in settlements]
+        for one in added:
+            one.future.set_running_or_notify_cancel()
         with self._changed:
             if self._closed:
-                waiting.future.set_exception(LedgerUnavailable("the committer is closed: spool the settlement"))
-            elif len(self._waiting) >= self._max_waiting:
-                message = f"{self._max_waiting} settlements are waiting already: spool the settlement"
-                waiting.future.set_exception(LedgerUnavailable(message))
+                refusal = "the committer is closed: spool the settlement"
+            elif len(self._waiting) + len(added) > self._max_waiting:
+                refusal = f"{len(self._waiting)} settlements are waiting already: spool the settlement"
             else:
-                self._waiting.append(waiting)
+                refusal = None
+                self._waiting.extend(added)
                 self._changed.notify_all()
-        return waiting.future
+        if refusal is not None:
+            for one in added:
+                one.future.set_exception(LedgerUnavailable(refusal))
+        return [one.future for one in added]
 
     @property
     def waiting(self) -> int:

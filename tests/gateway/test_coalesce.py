@@ -152,3 +152,21 @@ async def test_the_call_does_not_run_in_the_context_of_whoever_asked_first() -> 
     calls: Coalescer[int, int] = Coalescer(send, timeout_s=5)
     await calls.submit(1)
     assert seen == [None]
+
+
+async def test_an_ask_that_may_wait_goes_with_the_next_and_before_it() -> None:
+    other = Other()
+    calls: Coalescer[int, int] = Coalescer(other, timeout_s=5)
+    patient = calls.submit(1, company_s=60)
+    await asyncio.sleep(0)
+    assert other.calls == []
+    assert await asyncio.gather(patient, calls.submit(2)) == [10, 20]
+    assert other.calls == [[1, 2]]
+
+
+async def test_an_ask_that_may_wait_goes_alone_when_no_other_comes() -> None:
+    other = Other()
+    calls: Coalescer[int, int] = Coalescer(other, timeout_s=5)
+    assert await asyncio.gather(calls.submit(1, company_s=0.001), calls.submit(2, company_s=60)) == [10, 20]
+    assert other.calls == [[1, 2]]
+    assert await calls.submit(3, company_s=0.001) == 30
