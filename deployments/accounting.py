@@ -32,6 +32,7 @@ class Accounting:
     def __init__(self, settings: GatewayArgs) -> None:
         yield_to_models()
         self._service = AccountingService(Ledger(settings.ledger_url()))
+        self._service.start()
 
     async def settle(self, settlements: list[Settlement]) -> list[Settled | SettlementRejected | LedgerUnavailable]:
         """See AccountingService."""
