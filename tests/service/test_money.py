@@ -150,7 +150,7 @@ async def test_200_at_once_spend_no_more_with_a_real_model_on_sqlite(service: Se
 
 
 async def test_three_gateways_hear_of_revocations_and_top_ups_within_a_second(stand: Stand) -> None:
-    revoked, usable, wrong = await revocation.measure(stand, times=4)
+    revoked, usable, wrong = await revocation.measure(stand, times=3)
     assert wrong == []
     assert max(revoked) <= revocation.PROMISED_S
     assert max(usable) <= revocation.PROMISED_S

@@ -30,7 +30,7 @@ async def outage(seconds: float, *, spool_max_bytes: int | None) -> dict[str, in
 
 
 async def test_a_spool_takes_what_it_can_then_503_and_nothing_is_lost_or_doubled() -> None:
-    answers = await outage(8, spool_max_bytes=8192)
+    answers = await outage(6, spool_max_bytes=8192)
     assert answers["503"] > 0
 
 
