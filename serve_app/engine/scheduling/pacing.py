@@ -8,10 +8,15 @@ _SMOOTHING_DOWN = 0.75  # of a decoding step that was faster: a machine that doe
 _REMEASURE = 64  # steps with prompt tokens after which the cost of one without is measured again
 _NEAR = 1.5  # times more or less rows tell what some rows cost
 _FIRST_TRY = 64  # prompt tokens, while nothing is known of their cost
+_MOST_OWED = 32.0  # steps without prompt tokens that one with them can be followed by
 
 
 class PrefillPacer:
-    """Chooses chunks such that a step takes at most twice what its decoding rows take alone.
+    """Chooses chunks such that steps take on average at most twice what their decoding rows take alone.
+
+    Deep in a long prompt even the smallest chunk takes longer: reading what the prompt has so far costs the same for
+    one token of it as for sixteen. What such a step took too much is owed to the streams, and paid back in steps
+    without prompt tokens, instead of chunks that become ever smaller and no cheaper.
 
     Every step is told to `observe`. Costs of decoding are kept by the number of rows, because they grow with it, and
     not in proportion. Where the cost is unknown or old, one step without prompt tokens measures it: at most one in 65
@@ -26,10 +31,13 @@ class PrefillPacer:
         self._mixed_steps = 0  # that were planned
         self._tried: dict[int, int] = {}  # power of two of the rows → `_mixed_steps` when they were to be measured
         self._token_s: float | None = None  # seconds that a prompt token adds
+        self._owed_s = 0.0  # to the streams
 
     def chunk(self, rows: int) -> int:
-        """Prompt tokens for a step that also decodes `rows` >= 1 sequences; 0: measure the rows alone."""
+        """Prompt tokens for a step that also decodes `rows` >= 1 sequences; 0: the rows alone."""
         decode_s = self._estimate(rows)
+        if decode_s is not None and self._owed_s > 0.5 * decode_s:
+            return 0
         size = rows.bit_length()
         if decode_s is None and self._mixed_steps - self._tried.get(size, -_REMEASURE) >= _REMEASURE:
             self._tried[size] = self._mixed_steps  # once, whatever becomes of the step
@@ -44,6 +52,7 @@ class PrefillPacer:
         if not rows or seconds <= 0:
             return
         if not prompt_tokens:
+            self._owed_s = max(0.0, self._owed_s - (_SLOWDOWN - 1) * seconds)
             old = self._decode_s.get(rows, seconds)
             self._decode_s[rows] = _smoothed(old, seconds, _SMOOTHING if seconds > old else _SMOOTHING_DOWN)
             self._measured[rows] = self._mixed_steps
@@ -51,6 +60,9 @@ class PrefillPacer:
             # A step that was no slower than the rows alone still tells that a token costs next to nothing.
             new = max(seconds - decode_s, 0.01 * seconds) / prompt_tokens
             self._token_s = new if self._token_s is None else _smoothed(self._token_s, new, _SMOOTHING)
+            if prompt_tokens <= self._smallest:  # larger chunks follow what they cost
+                owed_s = self._owed_s + seconds - _SLOWDOWN * decode_s
+                self._owed_s = min(max(0.0, owed_s), _MOST_OWED * decode_s)
 
     def _estimate(self, rows: int) -> float | None:
         """Seconds of a step of `rows` alone: of the nearest number of rows that was measured lately, if one is near.
