@@ -93,6 +93,10 @@ class Replica:
             yield Rejected(Rejection.QUEUE_FULL)
         except EngineClosed:
             yield Rejected(Rejection.CLOSED)
+        except ValueError as error:
+            if (rejected := _refused(error)) is None:
+                raise
+            yield rejected
         except (asyncio.CancelledError, GeneratorExit):
             # The other side has cut the stream. A failure of our own passes by here: nothing of it is billed.
             if produced.completion_tokens and produced.reason is not FinishReason.ERROR:
@@ -148,3 +152,11 @@ class Replica:
         """Waits for the settlements of cut streams that are still due."""
         if self._orphans:
             await asyncio.wait(self._orphans)
+
+
+def _refused(error: ValueError) -> Rejected | None:
+    """The rejection, where the request is at fault and not the replica."""
+    if str(error).startswith("logit_bias"):  # the sampler names the parameter
+        message = "logit_bias has token ids outside this model's vocabulary: leave them out."
+        return Rejected(Rejection.INVALID, message=message, param="logit_bias")
+    return None

@@ -37,6 +37,7 @@ def call_for(
         seed=chat.seed,
         min_tokens=chat.min_tokens,
         ignore_eos=chat.ignore_eos,
+        logit_bias=tuple((chat.logit_bias or {}).items()),
     )
     return GenerateCall(
         request_id=grant.request_id,

@@ -142,6 +142,16 @@ async def test_an_engine_that_takes_no_more_rejects(error: Exception, reason: Re
     assert not made.settled
 
 
+async def test_a_bias_that_the_sampler_refuses_is_the_requests_fault_and_names_the_field() -> None:
+    [rejected] = await Made(ValueError("logit_bias holds ids outside the vocabulary")).all()
+    assert (rejected.reason, rejected.param) == (Rejection.INVALID, "logit_bias")
+
+
+async def test_any_other_complaint_of_the_engine_is_a_fault_of_our_own() -> None:
+    with pytest.raises(ValueError, match="running already"):
+        await Made(ValueError("a request with the id 'r' is running already")).all()
+
+
 # Streams that are cut
 
 
