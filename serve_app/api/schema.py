@@ -124,8 +124,6 @@ def refuse_unsupported(request: ChatRequest) -> None:
         raise _not_offered("tools", "calling tools (unless tool_choice is none)")
     if request.response_format is not None:
         raise _not_offered("response_format", "a response format other than text")
-    if request.logprobs:
-        raise _not_offered("logprobs", "log-probabilities")
 
 
 def _not_offered(field: str, what: str) -> errors.InvalidParametersError:

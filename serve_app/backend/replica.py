@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from serve_app.backend.messages import BackendEvent, GenerateCall, Rejected, Rejection
+from serve_app.backend.told import ToldTokens
 from serve_app.engine.errors import ContextLengthExceeded, EngineClosed, QueueFull
 from serve_app.engine.request import Delta, Finished, FinishReason, GenerationRequest
 from serve_app.ledger.messages import Outcome, Settlement
@@ -73,6 +74,7 @@ class Replica:
             weight=call.weight,
             first_token_by=None if call.first_token_within_s is None else came + call.first_token_within_s,
         )
+        told = None if call.sampling.logprobs is None else ToldTokens()
         produced = Finished(FinishReason.ABORT, len(ids), 0, 0)
         started_at = time.time()
         self._active += 1
@@ -81,6 +83,8 @@ class Replica:
                 async for event in events:
                     if isinstance(event, Delta):
                         produced = replace(produced, completion_tokens=event.completion_tokens)
+                        if told is not None:
+                            event = replace(event, tokens=told.take(event.text, event.tokens))
                     elif isinstance(event, Finished):
                         produced = event
                     elif event.cached_tokens:

@@ -38,6 +38,7 @@ def call_for(
         min_tokens=chat.min_tokens,
         ignore_eos=chat.ignore_eos,
         logit_bias=tuple((chat.logit_bias or {}).items()),
+        logprobs=chat.top_logprobs if chat.logprobs else None,
     )
     return GenerateCall(
         request_id=grant.request_id,
