@@ -43,7 +43,7 @@ class Rejection(StrEnum):
     CREDIT = "credit"  # the exact prompt needs a larger hold; ask again after adjusting it
     CONTEXT = "context"
     QUEUE_FULL = "queue_full"
-    INVALID = "invalid"  # only the model can tell: the template refuses the conversation, ids are no tokens of it
+    INVALID = "invalid"  # only the model can tell: its template refuses the messages, its tokens or grammars a field
     CLOSED = "closed"  # the engine has ended; Serve replaces the replica
 
 

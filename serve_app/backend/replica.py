@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from serve_app.backend.messages import BackendEvent, GenerateCall, Rejected, Rejection
 from serve_app.backend.told import ToldTokens
-from serve_app.engine.errors import ContextLengthExceeded, EngineClosed, QueueFull
+from serve_app.engine.errors import ContextLengthExceeded, EngineClosed, QueueFull, UnsupportedGrammar
 from serve_app.engine.request import Delta, Finished, FinishReason, GenerationRequest
 from serve_app.ledger.messages import Outcome, Settlement
 
@@ -160,6 +160,8 @@ class Replica:
 
 def _refused(error: ValueError) -> Rejected | None:
     """The rejection, where the request is at fault and not the replica."""
+    if isinstance(error, UnsupportedGrammar):
+        return Rejected(Rejection.INVALID, message=f"response_format: {error}.", param="response_format")
     if str(error).startswith("logit_bias"):  # the sampler names the parameter
         message = "logit_bias has token ids outside this model's vocabulary: leave them out."
         return Rejected(Rejection.INVALID, message=message, param="logit_bias")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from serve_app.backend.messages import Rejected, Rejection
-from serve_app.engine.request import Delta, Finished, FinishReason, Started, TokenLogprob
+from serve_app.engine.request import Delta, Finished, FinishReason, Grammar, GrammarKind, Started, TokenLogprob
 from tests.gateway.connections import Call, post
-from tests.gateway.world import World, price, settled
+from tests.gateway.world import World, price, says, settled
 
 # logit_bias
 
@@ -99,3 +99,44 @@ async def test_the_exact_bytes_of_a_stream_with_log_probabilities(world: World) 
         + told % (lo + b',"top_logprobs":[' + lo + b"}," + newline % b"-2.0" + b"]}"),
         b'{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}',
     )
+
+
+# response_format
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+def schema_format(**more: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, **more}}
+
+
+@pytest.mark.parametrize(
+    ("given", "grammar"),
+    [
+        (None, None),
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, Grammar(GrammarKind.JSON_OBJECT)),
+        (schema_format(), Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), strict=False)),
+        (schema_format(strict=None), Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), strict=False)),
+        (schema_format(strict=False), Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), strict=False)),
+        (schema_format(strict=True), Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), strict=True)),
+    ],
+)
+async def test_the_replica_hears_what_the_reply_is_held_to(world: World, given: Any, grammar: Grammar | None) -> None:
+    assert (await Call(world, response_format=given).done()).status == 200
+    assert world.backends.calls[0].sampling.grammar == grammar
+
+
+async def test_a_schema_that_cannot_be_enforced_is_422_names_the_feature_and_costs_nothing(world: World) -> None:
+    message = "response_format: unsupported keywords in the JSON schema: not."
+    world.backends.play([Rejected(Rejection.INVALID, message=message, param="response_format")])
+    call = await Call(world, response_format=schema_format(strict=True), stream=True).done()
+    error = call.json["error"]
+    assert (call.status, error["param"], error["message"]) == (422, "response_format", message)
+    await settled(world, requests=0, spent=0)
+
+
+async def test_json_that_is_cut_by_length_says_so(world: World) -> None:
+    world.backends.play(says('{"a":', reason=FinishReason.LENGTH))
+    call = await Call(world, response_format={"type": "json_object"}).done()
+    assert call.json["choices"][0]["finish_reason"] == "length"
