@@ -65,11 +65,19 @@ def encode(value: Any) -> bytes:
 
 def encode_text(text: str) -> bytes:
     """One JSON string, as UTF-8, without anything that a line splitter could take for a line end."""
-    encoded = _encode_str(text)
+    return _utf8(_unbroken(_encode_str(text)))
+
+
+def encode_line(value: Any) -> bytes:
+    """JSON as `encode` has it, without anything that a line splitter could take for a line end."""
+    return _utf8(_unbroken(_encode(value)))
+
+
+def _unbroken(encoded: str) -> str:
     if not encoded.isascii():
         for character, escape in _LINE_ENDS.items():
             encoded = encoded.replace(character, escape)
-    return _utf8(encoded)
+    return encoded
 
 
 def _utf8(text: str) -> bytes:

@@ -122,12 +122,6 @@ def refuse_unsupported(request: ChatRequest) -> None:
         raise _not_offered("n", "more than one choice per request")
     if request.tools and request.tool_choice != "none":
         raise _not_offered("tools", "calling tools (unless tool_choice is none)")
-    if request.response_format is not None:
-        raise _not_offered("response_format", "a response format other than text")
-    if request.logprobs:
-        raise _not_offered("logprobs", "log-probabilities")
-    if request.logit_bias:
-        raise _not_offered("logit_bias", "a logit bias")
 
 
 def _not_offered(field: str, what: str) -> errors.InvalidParametersError:

@@ -138,11 +138,15 @@ class ResponseFormat(_Shape):
         if self.type == "json_schema":
             if self.json_schema is None:
                 _missing("json_schema")
-            for field, kind, error in (("name", str, "string_type"), ("schema", dict, "dict_type")):
+            for field, kind, error, required in (
+                ("name", str, "string_type", True),
+                ("schema", dict, "dict_type", True),
+                ("strict", bool, "bool_type", False),
+            ):
                 value = self.json_schema.get(field)
-                if value is None:
+                if value is None and required:
                     _missing(f"json_schema.{field}")
-                if not isinstance(value, kind):
+                if value is not None and not isinstance(value, kind):
                     raise PydanticCustomError(error, "type", {"field": f"json_schema.{field}", "input": value})
         return self
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from serve_app.api.codec import encode, encode_text
+from serve_app.api.codec import encode, encode_line, encode_text
 from serve_app.api.errors import ApiError
+from serve_app.api.logprobs import ToldToken, logprobs_object
 
 DONE: Final = b"data: [DONE]\n\n"
 KEEP_ALIVE: Final = b": keep-alive\n\n"  # a comment: a complete frame that no client takes for data
@@ -38,11 +40,26 @@ class Usage:
 
 
 def complete_reply(
-    *, id: str, created: int, model: str, fingerprint: str, text: str, finish_reason: str, usage: Usage
+    *,
+    id: str,
+    created: int,
+    model: str,
+    fingerprint: str,
+    text: str,
+    finish_reason: str,
+    usage: Usage,
+    tokens: Sequence[ToldToken] | None = None,
 ) -> bytes:
-    """The body of a reply that is not streamed. Raises ValueError for a finish reason that the format lacks."""
-    message = {"role": "assistant", "content": text}
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _reason(finish_reason)}
+    """The body of a reply that is not streamed. `tokens` are those to tell; None: their telling was not asked for.
+
+    Raises ValueError for a finish reason that the format lacks.
+    """
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": text},
+        "logprobs": None if tokens is None else logprobs_object(tokens),
+        "finish_reason": _reason(finish_reason),
+    }
     return encode(
         {
             "id": id,
@@ -84,9 +101,12 @@ class ChunkEncoder:
         delta = b'{"index":0,"delta":{"role":"assistant","content":""'
         return self._head + delta + self._after
 
-    def content(self, text: str) -> bytes:
-        """A chunk with a piece of the reply."""
-        return b"".join((self._before, encode_text(text), self._after))
+    def content(self, text: str, tokens: Sequence[ToldToken] = ()) -> bytes:
+        """A chunk with a piece of the reply and the tokens to tell with it."""
+        if not tokens:
+            return b"".join((self._before, encode_text(text), self._after))
+        told = b'},"logprobs":' + encode_line(logprobs_object(tokens)) + b',"finish_reason":null}]'
+        return b"".join((self._before, encode_text(text), told, self._null_usage))
 
     def finish(self, reason: str) -> bytes:
         """The chunk that says why the reply ended. Raises ValueError for a reason that the format lacks."""

@@ -43,7 +43,7 @@ class Rejection(StrEnum):
     CREDIT = "credit"  # the exact prompt needs a larger hold; ask again after adjusting it
     CONTEXT = "context"
     QUEUE_FULL = "queue_full"
-    INVALID = "invalid"  # the chat template refuses the conversation
+    INVALID = "invalid"  # only the model can tell: its template refuses the messages, its tokens or grammars a field
     CLOSED = "closed"  # the engine has ended; Serve replaces the replica
 
 
@@ -55,6 +55,7 @@ class Rejected:
     prompt_tokens: int = 0
     limit: int = 0  # tokens, with CONTEXT
     message: str = ""  # with INVALID
+    param: str = "messages"  # with INVALID, the field at fault
 
 
 BackendEvent = Event | Rejected

@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from serve_app.backend.messages import BackendEvent, GenerateCall, Rejected, Rejection
-from serve_app.engine.errors import ContextLengthExceeded, EngineClosed, QueueFull
+from serve_app.backend.told import ToldTokens
+from serve_app.engine.errors import ContextLengthExceeded, EngineClosed, QueueFull, UnsupportedGrammar
 from serve_app.engine.request import Delta, Finished, FinishReason, GenerationRequest
 from serve_app.ledger.messages import Outcome, Settlement
 
@@ -73,6 +74,7 @@ class Replica:
             weight=call.weight,
             first_token_by=None if call.first_token_within_s is None else came + call.first_token_within_s,
         )
+        told = None if call.sampling.logprobs is None else ToldTokens()
         produced = Finished(FinishReason.ABORT, len(ids), 0, 0)
         started_at = time.time()
         self._active += 1
@@ -81,6 +83,8 @@ class Replica:
                 async for event in events:
                     if isinstance(event, Delta):
                         produced = replace(produced, completion_tokens=event.completion_tokens)
+                        if told is not None:
+                            event = replace(event, tokens=told.take(event.text, event.tokens))
                     elif isinstance(event, Finished):
                         produced = event
                     elif event.cached_tokens:
@@ -93,6 +97,10 @@ class Replica:
             yield Rejected(Rejection.QUEUE_FULL)
         except EngineClosed:
             yield Rejected(Rejection.CLOSED)
+        except ValueError as error:
+            if (rejected := _refused(error)) is None:
+                raise
+            yield rejected
         except (asyncio.CancelledError, GeneratorExit):
             # The other side has cut the stream. A failure of our own passes by here: nothing of it is billed.
             if produced.completion_tokens and produced.reason is not FinishReason.ERROR:
@@ -148,3 +156,13 @@ class Replica:
         """Waits for the settlements of cut streams that are still due."""
         if self._orphans:
             await asyncio.wait(self._orphans)
+
+
+def _refused(error: ValueError) -> Rejected | None:
+    """The rejection, where the request is at fault and not the replica."""
+    if isinstance(error, UnsupportedGrammar):
+        return Rejected(Rejection.INVALID, message=f"response_format: {error}.", param="response_format")
+    if str(error).startswith("logit_bias"):  # the sampler names the parameter
+        message = "logit_bias has token ids outside this model's vocabulary: leave them out."
+        return Rejected(Rejection.INVALID, message=message, param="logit_bias")
+    return None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from typing import Any
 
 from serve_app.api import ChatRequest, errors
 from serve_app.backend.messages import BackendEvent, Bill, GenerateCall
-from serve_app.engine.request import SamplingParams
+from serve_app.engine.request import Grammar, GrammarKind, SamplingParams
 from serve_app.gateway.ports import BackendPort, BackendUnavailable
 from serve_app.gateway.tasks import detached
 from serve_app.ledger.messages import Price
@@ -37,6 +39,9 @@ def call_for(
         seed=chat.seed,
         min_tokens=chat.min_tokens,
         ignore_eos=chat.ignore_eos,
+        logit_bias=tuple((chat.logit_bias or {}).items()),
+        logprobs=chat.top_logprobs if chat.logprobs else None,
+        grammar=grammar_for(chat.response_format),
     )
     return GenerateCall(
         request_id=grant.request_id,
@@ -50,6 +55,20 @@ def call_for(
         weight=grant.weight / USUAL_WEIGHT,
         first_token_within_s=first_token_within_s,
     )
+
+
+def grammar_for(response_format: Mapping[str, Any] | None) -> Grammar | None:
+    """What a reply in this format is held to; None for text.
+
+    A schema that is not strict is held to as far as that is possible: keywords that can't be enforced are ignored,
+    where a strict one is refused for them by the replica.
+    """
+    if response_format is None:
+        return None
+    if response_format["type"] == "json_object":
+        return Grammar(GrammarKind.JSON_OBJECT)
+    given = response_format["json_schema"]
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(given["schema"]), strict=bool(given.get("strict")))
 
 
 class Generation:

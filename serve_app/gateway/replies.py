@@ -32,7 +32,7 @@ from serve_app.api import (
     parse_chat_request,
     refuse_unsupported,
 )
-from serve_app.engine.request import Delta, Finished
+from serve_app.engine.request import Delta, Finished, TokenLogprob
 from serve_app.gateway.catalogue import Catalogue
 from serve_app.gateway.exchange import ClientGone, Exchange, Services
 from serve_app.gateway.identity import Authenticator, Caller
@@ -166,10 +166,12 @@ class ChatReply(Response):
         may_begin = self._request.scope.get("http_version") != "1.0"
         due = came + settings.early_reply_s
         text: list[str] = []
+        tokens: list[TokenLogprob] = []
         while True:
             event = await exchange.next(max(0.0, due - clock()) if may_begin else None)
             if isinstance(event, Delta):
                 text.append(event.text)
+                tokens += event.tokens
             elif event is not None:
                 break
             if may_begin and clock() >= due:
@@ -183,6 +185,7 @@ class ChatReply(Response):
             text="".join(text),
             finish_reason=event.reason.value,
             usage=usage_of(event),
+            tokens=tokens if chat.logprobs else None,
         )
         await exchange.complete(body)
 
@@ -214,7 +217,8 @@ class ChatReply(Response):
             if event is None:
                 await write(KEEP_ALIVE)
             elif isinstance(event, Delta):
-                await write(opening + encoder.content(event.text) if event.text else opening)
+                said = event.text or event.tokens
+                await write(opening + encoder.content(event.text, event.tokens) if said else opening)
                 opening = b""
             else:
                 break

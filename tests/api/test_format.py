@@ -117,6 +117,12 @@ FIELDS: list[tuple[dict[str, Any], str, str, str]] = [
         "an array of 0",
         "an object",
     ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}, "strict": "yes"}}},
+        "response_format.json_schema.strict",
+        'the string "yes"',
+        "true or false",
+    ),
     ({"tools": {}}, "tools", "an object", "an array"),
     ({"tools": [{"type": "function"}]}, "tools[0].function", "missing", "required"),
     ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "missing", "required"),

@@ -12,7 +12,7 @@ import pytest
 
 from serve_app.backend import Bill, GenerateCall, Rejected, Rejection
 from serve_app.backend.replica import Replica
-from serve_app.engine.errors import ContextLengthExceeded, EngineClosed, QueueFull
+from serve_app.engine.errors import ContextLengthExceeded, EngineClosed, QueueFull, UnsupportedGrammar
 from serve_app.engine.request import Delta, Event, Finished, FinishReason, GenerationRequest, SamplingParams, Started
 from serve_app.ledger.messages import Outcome, Price, Settlement
 
@@ -140,6 +140,22 @@ async def test_an_engine_that_takes_no_more_rejects(error: Exception, reason: Re
     assert await made.all() == [Rejected(reason)]
     await made.replica.drain()
     assert not made.settled
+
+
+async def test_a_bias_that_the_sampler_refuses_is_the_requests_fault_and_names_the_field() -> None:
+    [rejected] = await Made(ValueError("logit_bias holds ids outside the vocabulary")).all()
+    assert (rejected.reason, rejected.param) == (Rejection.INVALID, "logit_bias")
+
+
+async def test_a_grammar_that_the_engine_cannot_hold_to_is_refused_with_its_reason() -> None:
+    [rejected] = await Made(UnsupportedGrammar("unsupported keywords in the JSON schema: not")).all()
+    assert (rejected.reason, rejected.param) == (Rejection.INVALID, "response_format")
+    assert rejected.message == "response_format: unsupported keywords in the JSON schema: not."
+
+
+async def test_any_other_complaint_of_the_engine_is_a_fault_of_our_own() -> None:
+    with pytest.raises(ValueError, match="running already"):
+        await Made(ValueError("a request with the id 'r' is running already")).all()
 
 
 # Streams that are cut

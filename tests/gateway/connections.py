@@ -9,6 +9,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import httpx
 import uvicorn
 
 from tests.gateway.world import World
@@ -120,6 +121,15 @@ async def served(world: World) -> AsyncIterator[int]:
     finally:
         server.should_exit = server.force_exit = True
         await task
+
+
+async def post(world: World, **fields: Any) -> bytes:
+    """The body of the answer to one request over a real port, as its bytes came, without the marks of chunks."""
+    body = json.dumps(chat_body(**fields)).encode()
+    async with served(world) as port, httpx.AsyncClient() as client:
+        headers = {"authorization": f"Bearer {world.key}"}
+        answer = await client.post(f"http://127.0.0.1:{port}/chat/completions", content=body, headers=headers)
+    return answer.content
 
 
 class DeafBalancer:

@@ -1,0 +1,53 @@
+"""Which tokens of a reply may be told: those that its text is made of, and no token of a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from serve_app.engine.request import TokenLogprob
+
+
+class ToldTokens:
+    """Keeps the tokens of one reply in step with its text.
+
+    A token goes with the text that its first byte lies in. Tokens that are ahead of the text wait: what they spell
+    may be the beginning of a stop string, of which neither text nor tokens leave. So the same tokens are told however
+    the engine cut the reply into deltas, and those that still wait at its end are those of a stop string.
+
+    Where tokens do not spell the text byte by byte (special tokens have a name and no text, halves of a character
+    that never was completed become U+FFFD), every token goes at once.
+    """
+
+    __slots__ = ("_ahead", "_aligned", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: list[TokenLogprob] = []
+        self._ahead = b""  # what the tokens so far spell beyond the text so far
+        self._aligned = True
+
+    def take(self, text: str, tokens: Sequence[TokenLogprob]) -> tuple[TokenLogprob, ...]:
+        """The tokens to tell with this text, of those that came with it or before."""
+        self._waiting += tokens
+        if self._aligned:
+            out = text.encode(errors="replace")
+            spelled = self._ahead + b"".join(token.raw for token in tokens)
+            if spelled.startswith(out):
+                self._ahead = spelled[len(out) :]
+                return self._take(self._begun())
+            self._aligned = False
+        return self._take(len(self._waiting))
+
+    def _begun(self) -> int:
+        """How many of the waiting tokens have their first byte in the text."""
+        left = len(self._ahead)
+        if not left:
+            return len(self._waiting)
+        for count in range(len(self._waiting), 0, -1):
+            left -= len(self._waiting[count - 1].raw)
+            if left < 0:
+                return count
+        return 0
+
+    def _take(self, count: int) -> tuple[TokenLogprob, ...]:
+        told, self._waiting = tuple(self._waiting[:count]), self._waiting[count:]
+        return told

@@ -1,0 +1,87 @@
+"""Tokens are told with the text that they begin, and no token of a stop string is."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve_app.backend.told import ToldTokens
+from serve_app.engine.request import TokenLogprob
+
+
+def tokens(*texts: str | bytes) -> list[TokenLogprob]:
+    raws = [text.encode() if isinstance(text, str) else text for text in texts]
+    return [TokenLogprob(0, raw.decode(errors="replace"), raw, -1.0) for raw in raws]
+
+
+def take(told: ToldTokens, text: str, *came: str | bytes) -> list[bytes]:
+    return [token.raw for token in told.take(text, tokens(*came))]
+
+
+def test_tokens_go_with_their_text() -> None:
+    told = ToldTokens()
+    assert take(told, "Hello", "Hel", "lo") == [b"Hel", b"lo"]
+    assert take(told, " you", " you") == [b" you"]
+
+
+def test_a_token_that_is_ahead_of_the_text_waits_for_it() -> None:
+    told = ToldTokens()
+    assert take(told, "a", "a", "EN") == [b"a"]
+    assert take(told, "ENx", "x") == [b"EN", b"x"]
+
+
+def test_a_token_whose_first_byte_is_out_goes_though_its_rest_is_held_back() -> None:
+    told = ToldTokens()
+    assert take(told, "a ", "a", " EN") == [b"a", b" EN"]
+    assert take(told, "ENd", "d") == [b"d"]
+
+
+def test_tokens_of_a_stop_string_never_go() -> None:
+    told = ToldTokens()  # stop is "END"; both deltas may be one, as when guesses were accepted or deltas joined
+    assert take(told, "a ", "a", " E", "N", "D") == [b"a", b" E"]
+
+
+def test_tokens_of_one_character_go_together_with_it() -> None:
+    wave = "👋".encode()
+    told = ToldTokens()
+    assert take(told, "👋", wave[:1], wave[1:3], wave[3:]) == [wave[:1], wave[1:3], wave[3:]]
+
+
+@pytest.mark.parametrize("odd", ["<|end|>", b"\xf0\x9f"], ids=["a special token", "half a character"])
+def test_where_tokens_do_not_spell_the_text_none_is_lost(odd: str | bytes) -> None:
+    told = ToldTokens()
+    assert take(told, "a", "a", "b") == [b"a"]
+    raw = odd.encode() if isinstance(odd, str) else odd
+    assert take(told, "b\ufffd", odd) == [b"b", raw]
+    assert take(told, "c", "c") == [b"c"]
+
+
+pieces = st.lists(st.text("ab👋ñ\n", min_size=1, max_size=3), min_size=1, max_size=8)
+
+
+@given(
+    pieces=pieces,
+    cuts=st.lists(st.integers(1, 4), min_size=8, max_size=8),
+    lag=st.integers(0, 4),
+    end=st.integers(0, 20),
+)
+def test_however_deltas_are_cut_the_same_tokens_are_told(
+    pieces: list[str], cuts: list[int], lag: int, end: int
+) -> None:
+    """The text runs up to `lag` characters behind the tokens and ends at `end`, where a stop string was found."""
+    whole = "".join(pieces)[:end]
+    told, seen, out = ToldTokens(), "", ""
+    found: list[TokenLogprob] = []
+    waiting = list(pieces)
+    for cut in cuts:
+        some, waiting = waiting[:cut], waiting[cut:]
+        seen += "".join(some)
+        text = whole[len(out) : max(0, len(seen) - lag)] if waiting else whole[len(out) :]
+        out += text
+        found += told.take(text, tokens(*some))
+    starts = [len("".join(pieces[:number])) for number in range(len(pieces))]
+    assert out == whole
+    assert [token.text for token in found] == [
+        piece for piece, start in zip(pieces, starts, strict=True) if start < len(whole)
+    ]

@@ -1,0 +1,142 @@
+"""The fields of the chat format from the body to the replica, and what comes of its answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from serve_app.backend.messages import Rejected, Rejection
+from serve_app.engine.request import Delta, Finished, FinishReason, Grammar, GrammarKind, Started, TokenLogprob
+from tests.gateway.connections import Call, post
+from tests.gateway.world import World, price, says, settled
+
+# logit_bias
+
+
+async def test_a_logit_bias_reaches_the_replica(world: World) -> None:
+    assert (await Call(world, logit_bias={"5": -100, "7": 1.5}).done()).status == 200
+    assert world.backends.calls[0].sampling.logit_bias == ((5, -100.0), (7, 1.5))
+
+
+async def test_what_only_the_replica_can_refuse_is_422_names_the_field_and_costs_nothing(world: World) -> None:
+    world.backends.play([Rejected(Rejection.INVALID, message="no such tokens", param="logit_bias")])
+    for stream in (False, True):
+        call = await Call(world, logit_bias={"999999": 1}, stream=stream).done()
+        assert call.status == 422
+        error = call.json["error"]
+        assert (error["param"], error["code"]) == ("logit_bias", "invalid_parameter")
+    await settled(world, requests=0, spent=0)
+
+
+# logprobs
+
+HEL = TokenLogprob(1, "Hel", b"Hel", -0.5, (TokenLogprob(1, "Hel", b"Hel", -0.5), TokenLogprob(9, "\n", b"\n", -1.5)))
+LO = TokenLogprob(2, "lo", b"lo", -0.25, (TokenLogprob(2, "lo", b"lo", -0.25), TokenLogprob(9, "\n", b"\n", -2.0)))
+TELLS = [Started(7, 0), Delta("Hel", 1, (HEL,)), Delta("lo", 2, (LO,)), Finished(FinishReason.STOP, 7, 0, 2)]
+
+
+def entry(token: TokenLogprob) -> dict[str, Any]:
+    told: dict[str, Any] = {"token": token.text, "logprob": token.logprob, "bytes": list(token.raw)}
+    return told
+
+
+@pytest.mark.parametrize(
+    ("fields", "asked"),
+    [({}, None), ({"logprobs": False}, None), ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 20}, 20)],
+)
+async def test_the_replica_hears_how_many_log_probabilities_are_wanted(
+    world: World, fields: dict[str, Any], asked: int | None
+) -> None:
+    call = await Call(world, **fields).done()
+    assert world.backends.calls[0].sampling.logprobs == asked
+    expected = {"content": [], "refusal": None} if asked is not None else None
+    assert call.json["choices"][0]["logprobs"] == expected
+
+
+async def test_a_whole_reply_tells_the_tokens_of_all_its_deltas(world: World) -> None:
+    world.backends.play(TELLS)
+    call = await Call(world, logprobs=True, top_logprobs=2).done()
+    [choice] = call.json["choices"]
+    assert choice["logprobs"] == {
+        "content": [{**entry(token), "top_logprobs": [entry(other) for other in token.top]} for token in (HEL, LO)],
+        "refusal": None,
+    }
+    await settled(world, requests=1, spent=price(7, 2))
+
+
+def framed(body: bytes, usage: bytes, *choices: bytes) -> list[bytes]:
+    """The frames of a stream with these choices, one a chunk, and with this usage at its end."""
+    first = json.loads(body[len("data: ") : body.index(b"\n")])
+    head = b'data: {"id":"%s","object":"chat.completion.chunk","created":%d,"model":"svc-chat",' % (
+        first["id"].encode(),
+        first["created"],
+    )
+    head += b'"system_fingerprint":"fp_fake","choices":['
+    chunks = [head + choice + b'],"usage":null}' for choice in choices]
+    return [*chunks, head + b'],"usage":' + usage + b"}", b"data: [DONE]", b""]
+
+
+async def test_the_exact_bytes_of_a_stream_with_log_probabilities(world: World) -> None:
+    world.backends.play(TELLS)
+    body = await post(world, stream=True, logprobs=True, top_logprobs=2, stream_options={"include_usage": True})
+    newline = b'{"token":"\\n","logprob":%s,"bytes":[10]}'
+    hel, lo = (
+        b'{"token":"Hel","logprob":-0.5,"bytes":[72,101,108]',
+        b'{"token":"lo","logprob":-0.25,"bytes":[108,111]',
+    )
+    told = b'"logprobs":{"content":[%s],"refusal":null},"finish_reason":null}'
+    assert body.split(b"\n\n") == framed(
+        body,
+        b'{"prompt_tokens":7,"completion_tokens":2,"total_tokens":9,"prompt_tokens_details":{"cached_tokens":0},'
+        b'"prompt_cache_hit_tokens":0,"prompt_cache_miss_tokens":7,'
+        b'"completion_tokens_details":{"reasoning_tokens":0}}',
+        b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}',
+        b'{"index":0,"delta":{"content":"Hel"},'
+        + told % (hel + b',"top_logprobs":[' + hel + b"}," + newline % b"-1.5" + b"]}"),
+        b'{"index":0,"delta":{"content":"lo"},'
+        + told % (lo + b',"top_logprobs":[' + lo + b"}," + newline % b"-2.0" + b"]}"),
+        b'{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}',
+    )
+
+
+# response_format
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+def schema_format(**more: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, **more}}
+
+
+@pytest.mark.parametrize(
+    ("given", "grammar"),
+    [
+        (None, None),
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, Grammar(GrammarKind.JSON_OBJECT)),
+        (schema_format(), Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), strict=False)),
+        (schema_format(strict=None), Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), strict=False)),
+        (schema_format(strict=False), Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), strict=False)),
+        (schema_format(strict=True), Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), strict=True)),
+    ],
+)
+async def test_the_replica_hears_what_the_reply_is_held_to(world: World, given: Any, grammar: Grammar | None) -> None:
+    assert (await Call(world, response_format=given).done()).status == 200
+    assert world.backends.calls[0].sampling.grammar == grammar
+
+
+async def test_a_schema_that_cannot_be_enforced_is_422_names_the_feature_and_costs_nothing(world: World) -> None:
+    message = "response_format: unsupported keywords in the JSON schema: not."
+    world.backends.play([Rejected(Rejection.INVALID, message=message, param="response_format")])
+    call = await Call(world, response_format=schema_format(strict=True), stream=True).done()
+    error = call.json["error"]
+    assert (call.status, error["param"], error["message"]) == (422, "response_format", message)
+    await settled(world, requests=0, spent=0)
+
+
+async def test_json_that_is_cut_by_length_says_so(world: World) -> None:
+    world.backends.play(says('{"a":', reason=FinishReason.LENGTH))
+    call = await Call(world, response_format={"type": "json_object"}).done()
+    assert call.json["choices"][0]["finish_reason"] == "length"
