@@ -21,7 +21,7 @@ import alembic.command
 import alembic.config
 import alembic.script
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Connection, Engine, create_engine, event, select, text, update
+from sqlalchemy import Connection, Engine, bindparam, create_engine, event, select, text, update
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -31,6 +31,9 @@ from serve_app.ledger.schema import head
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _LAST = select(head.c.version, head.c.entry, head.c.audit).with_for_update()
+_SET_LAST = update(head).values(
+    version=bindparam("given_version"), entry=bindparam("given_entry"), audit=bindparam("given_audit")
+)
 _MIGRATION_LOCK = 0x6C6564676572  # "ledger": the PostgreSQL advisory lock that lets one process migrate
 
 
@@ -91,9 +94,11 @@ class Database:
             last = connection.execute(_LAST).one()
             transaction = Transaction(connection, last.version, last.entry, last.audit)
             yield transaction
-            given = {"version": transaction.version, "entry": transaction.entry, "audit": transaction.audit}
-            if given != last._asdict():
-                connection.execute(update(head).values(given))
+            given = (transaction.version, transaction.entry, transaction.audit)
+            if given != tuple(last):
+                connection.execute(
+                    _SET_LAST, dict(zip(("given_version", "given_entry", "given_audit"), given, strict=True))
+                )
 
     def migrate(self, revision: str = "head") -> None:
         """Bring the schema up to this release; harmless when it is, also while other processes do the same.

@@ -24,6 +24,7 @@ from serve_app.ledger.schema import accounts, grants, journal_entries
 GRACE_S = 3600.0
 MAX_EXPIRED = 10_000
 
+_LEFT = select(grants).where(grants.c.account_id.in_(bindparam("ids", expanding=True)), grants.c.remaining > 0)
 _SET_REMAINING = update(grants).where(grants.c.entry_id == bindparam("grant")).values(remaining=bindparam("has"))
 
 
@@ -65,8 +66,7 @@ def read_lots(connection: Connection, account_ids: Collection[str]) -> dict[str,
     found: dict[str, list[Lot]] = {}
     if not account_ids:
         return found
-    query = select(grants).where(grants.c.account_id.in_(account_ids), grants.c.remaining > 0)
-    for row in connection.execute(query):
+    for row in connection.execute(_LEFT, {"ids": list(account_ids)}):
         found.setdefault(row.account_id, []).append(Lot(row.entry_id, row.remaining, row.expires_at))
     for lots in found.values():
         lots.sort(key=lambda lot: (math.inf if lot.expires_at is None else lot.expires_at, lot.grant_id))

@@ -103,6 +103,9 @@ def charge_postings(account_id: str, model: str, spending: Spending) -> dict[str
     }
 
 
+_ADD_ENTRIES, _ADD_POSTINGS = insert(journal_entries), insert(postings)
+
+
 def write(connection: Connection, entries: Sequence[Entry]) -> None:
     """Add entries: two statements, however many there are."""
     if not entries:
@@ -115,7 +118,7 @@ def write(connection: Connection, entries: Sequence[Entry]) -> None:
             for line, (ledger_account, amount) in enumerate(moved, start=1)
         ]
     connection.execute(
-        insert(journal_entries),
+        _ADD_ENTRIES,
         [
             {
                 "id": entry.entry_id,
@@ -128,4 +131,4 @@ def write(connection: Connection, entries: Sequence[Entry]) -> None:
             for entry in entries
         ],
     )
-    connection.execute(insert(postings), lines)
+    connection.execute(_ADD_POSTINGS, lines)

@@ -7,7 +7,7 @@ read under the writer's lock; nothing here retries or waits.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -49,6 +49,16 @@ _SET_FUNDS = (
     .where(accounts.c.id == bindparam("account"))
     .values(granted=bindparam("has_granted"), topped_up=bindparam("has_topped_up"), version=bindparam("next"))
 )
+# Built once: to build a statement and find its compiled form takes SQLAlchemy longer than SQLite takes to run it.
+_FUNDS = select(accounts.c.id, accounts.c.granted, accounts.c.topped_up, accounts.c.version).where(
+    accounts.c.id.in_(bindparam("ids", expanding=True))
+)
+_KEYS = select(api_keys.c.id, api_keys.c.account_id, api_keys.c.budget_period).where(
+    api_keys.c.id.in_(bindparam("ids", expanding=True))
+)
+_EARLIER = select(usage).where(usage.c.request_id.in_(bindparam("ids", expanding=True)))
+_PRICES = select(price_versions).where(price_versions.c.model.in_(bindparam("models", expanding=True)))
+_ADD_USAGE = insert(usage)
 _SET_KEY_VERSION = update(api_keys).where(api_keys.c.id == bindparam("key")).values(version=bindparam("next"))
 
 
@@ -164,22 +174,22 @@ def _read(connection: Connection, settlements: Sequence[Settlement], now: float)
     batch = _Batch({}, {}, {}, {}, {})
     if not settlements:
         return batch
-    funds = select(accounts.c.id, accounts.c.granted, accounts.c.topped_up, accounts.c.version)
-    rows = connection.execute(funds.where(accounts.c.id.in_({one.account_id for one in settlements}))).all()
+    rows = connection.execute(_FUNDS, {"ids": _distinct(one.account_id for one in settlements)}).all()
     lots = grants.read_lots(connection, {row.id for row in rows if row.granted})
     for row in rows:
         batch.accounts[row.id] = _Account(row.id, row.granted, row.topped_up, row.version, lots.get(row.id, []))
-    owners = select(api_keys.c.id, api_keys.c.account_id, api_keys.c.budget_period)
-    for key in connection.execute(owners.where(api_keys.c.id.in_({one.key_id for one in settlements}))):
+    for key in connection.execute(_KEYS, {"ids": _distinct(one.key_id for one in settlements)}):
         batch.keys[key.id] = _Key(key.account_id, key.budget_period)
     _read_spend(connection, batch, settlements, now)
-    earlier = select(usage).where(usage.c.request_id.in_({one.request_id for one in settlements}))
-    for row in connection.execute(earlier):
+    for row in connection.execute(_EARLIER, {"ids": _distinct(one.request_id for one in settlements)}):
         batch.recorded[row.request_id] = dict(row._mapping)
-    versions = select(price_versions).where(price_versions.c.model.in_({one.model for one in settlements}))
-    for price in connection.execute(versions):
+    for price in connection.execute(_PRICES, {"models": _distinct(one.model for one in settlements)}):
         batch.prices[price.model, Price(price.input, price.cached_input, price.output)] = price.id
     return batch
+
+
+def _distinct(values: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(values))
 
 
 def _read_spend(connection: Connection, batch: _Batch, settlements: Sequence[Settlement], now: float) -> None:
@@ -315,7 +325,7 @@ def _write(transaction: Transaction, batch: _Batch) -> None:
 def _write_usage(transaction: Transaction, batch: _Batch) -> None:
     connection = transaction.connection
     journal.write(connection, batch.entries)
-    connection.execute(insert(usage), batch.usage)
+    connection.execute(_ADD_USAGE, batch.usage)
     connection.execute(_ADD_UP[connection.dialect.name], list(batch.daily.values()))
     touched = [account for account in batch.accounts.values() if account.touched]
     for account in touched:
