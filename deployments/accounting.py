@@ -11,6 +11,7 @@ from ray import serve
 
 from deployments.priority import yield_to_models
 from serve_app.gateway.accounting import AccountingService
+from serve_app.gateway.direct import Server
 from serve_app.ledger import Ledger, LedgerUnavailable
 from serve_app.ledger.messages import Settled, Settlement, SettlementRejected
 from serve_app.settings import GatewayArgs
@@ -33,6 +34,11 @@ class Accounting:
         yield_to_models()
         self._service = AccountingService(Ledger(settings.ledger_url()))
         self._service.start()
+        self._server = Server({"settle": self.settle, "call": self.call})
+
+    async def address(self) -> str | None:
+        """Where processes of this machine reach this one without Serve; see serve_app.gateway.line."""
+        return await self._server.address()
 
     async def settle(self, settlements: list[Settlement]) -> list[Settled | SettlementRejected | LedgerUnavailable]:
         """See AccountingService."""
@@ -45,3 +51,4 @@ class Accounting:
     async def __del__(self) -> None:
         """Commits what is waiting."""
         await self._service.close()
+        self._server.close()

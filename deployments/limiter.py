@@ -15,11 +15,14 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.ports import AccountingHandle
 from deployments.priority import yield_to_models
+from serve_app.gateway.direct import Server
 from serve_app.gateway.limiter import LimiterService
 from serve_app.limits import Admission
 from serve_app.settings import GatewayArgs, LimiterSettings, parse
 
-RECOVERY_S = 1.5  # three heartbeats of a gateway, in which it announces its open holds
+# A gateway may speak to this limiter's predecessor for line.TRUST_S yet, and then has two heartbeats to announce its
+# open holds.
+RECOVERY_S = 2.5
 
 
 @serve.deployment(
@@ -45,6 +48,11 @@ class Limiter:
         )
         self._service = LimiterService(admission, AccountingHandle(accounting), shards=settings.limiter_shards)
         self._service.start()
+        self._server = Server({"ask": self.ask})
+
+    async def address(self) -> str | None:
+        """Where processes of this machine reach this one without Serve; see serve_app.gateway.line."""
+        return await self._server.address()
 
     def reconfigure(self, config: dict[str, Any]) -> None:
         """Applies `user_config`: the contract of accounts that have none of their own, and what pressure aims at."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
@@ -20,6 +20,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from serve_app.backend.messages import BackendEvent, GenerateCall, Rejected, Rejection
 from serve_app.gateway.coalesce import Unavailable
+from serve_app.gateway.line import Line
 from serve_app.gateway.ports import BackendUnavailable, SettleAnswer
 from serve_app.gateway.tasks import detached
 from serve_app.ledger import LedgerError
@@ -32,35 +33,44 @@ STATUS_S = 1.0  # the controller is asked for the status at most so often, whoev
 
 
 class LimiterHandle:
-    """LimiterPort over a handle."""
+    """LimiterPort over a line to a replica."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
-        self._ask = handle.options(method_name="ask", **PICKLED)
+        self._line = Line(_through_serve(handle, "ask"))
 
     async def ask(self, asks: list[Any]) -> Sequence[Any]:
         """See LimiterPort."""
-        answers: list[Any] = await _answer(self._ask.remote(asks))
+        answers: list[Any] = await self._line.call("ask", asks)
         return answers
 
 
 class AccountingHandle:
-    """AccountingPort over a handle."""
+    """AccountingPort over a line to a replica."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
-        self._settle = handle.options(method_name="settle", **PICKLED)
-        self._call = handle.options(method_name="call", **PICKLED)
+        self._line = Line(_through_serve(handle, "settle", "call"))
 
     async def settle(self, settlements: list[Settlement]) -> Sequence[SettleAnswer]:
         """See AccountingPort."""
-        answers: list[SettleAnswer] = await _answer(self._settle.remote(settlements))
+        answers: list[SettleAnswer] = await self._line.call("settle", settlements)
         return answers
 
     async def call(self, operation: str, arguments: dict[str, Any]) -> Any:
         """See AccountingPort."""
-        answer = await _answer(self._call.remote(operation, arguments))
+        answer = await self._line.call("call", operation, arguments)
         if isinstance(answer, LedgerError):
             raise answer
         return answer
+
+
+def _through_serve(handle: DeploymentHandle, *methods: str) -> Callable[..., Awaitable[Any]]:
+    """Calls of these methods, and of `address`, through Serve; see Line."""
+    handles = {method: handle.options(method_name=method, **PICKLED) for method in (*methods, "address")}
+
+    async def call(method: str, *arguments: Any) -> Any:
+        return await _answer(handles[method].remote(*arguments))
+
+    return call
 
 
 async def _answer(response: DeploymentResponse[Any]) -> Any:
