@@ -28,7 +28,9 @@ def forced(
     parallel: bool = True,
     lead: str = "",
 ) -> Forced:
-    """A reply that calls one of `tools`, or the one called `name`; several calls if `parallel` and the family can.
+    """A reply that calls one of `tools`, or the one called `name`; or several if `parallel`.
+
+    Families that write something around all calls are held to one: the grammar has no place for it.
 
     `lead` comes before the call, as what closes the reasoning that a prompt has opened; then there is one call only.
 
@@ -47,8 +49,10 @@ def forced(
     for function in functions:
         before, after = family.around(function["name"])
         schema = json.dumps(arguments_schema(function), ensure_ascii=False)
-        alternatives.append((lead + before, schema, after))
-    return Forced(tuple(alternatives), family.separator if parallel and not lead else None)
+        alternatives.append((lead + family.opening + before, schema, after + family.closing))
+    # What stands around all calls can't be repeated with each.
+    single = not parallel or lead or family.opening or family.closing
+    return Forced(tuple(alternatives), None if single else family.separator)
 
 
 def arguments_schema(function: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ MAX_DEPTH = 200  # of arrays and objects in one another; readers of JSON that re
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _HEX = re.compile(r"[0-9a-fA-F]")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
-_OF_NUMBERS = re.compile(r"[-+.0-9eE]")
+_OF_NUMBERS = re.compile(r"[-+.0-9eE]+")
 _LONGEST_NUMBER = 400  # characters; no double needs as many
 _LITERALS = {"t": "true", "f": "false", "n": "null"}
 

@@ -7,6 +7,7 @@ in a string), `tool_call_id` and `name`. Nothing that is given is changed.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,8 @@ def conversation(family: Family, messages: Sequence[Message], tools: Sequence[Me
     """
     told = [_told(message) for message in messages]
     told = _for_template(family, told) if family.reads_calls else _written_out(family, told)
+    if family.reads_calls and family.separator is None:
+        told = _one_by_one(told)
     if not tools:
         return Conversation(tuple(told), None)
     if family.reads_tools:
@@ -44,8 +47,7 @@ def conversation(family: Family, messages: Sequence[Message], tools: Sequence[Me
 
 def describe(family: Family, tools: Sequence[Message]) -> str:
     """The system text about the tools, for templates that have no place for them."""
-    before, after = family.around("NAME")
-    form = before + "{ARGUMENTS}" + after
+    form = _written(family, [("NAME", "{ARGUMENTS}")])
     lines = ["You can call these functions:", ""]
     for tool in tools:
         function = _defined(tool)["function"]
@@ -125,36 +127,65 @@ def _nine_letters(call_id: str) -> str:
     return letters
 
 
-def _written_out(family: Family, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Calls as the text that they were, results as text of the user's.
+def _one_by_one(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each call in a message of its own, its result right behind it: some templates refuse several in one.
 
-    Neighbouring results become one message, and the user's next words join them: many templates insist that user and
-    assistant take turns.
+    They also leave out the text of a message with calls, which therefore comes before, alone.
+    """
+    result: list[dict[str, Any]] = []
+    left = list(messages)
+    while left:
+        message = left.pop(0)
+        if "tool_calls" not in message:
+            result.append(message)
+            continue
+        if message.get("content"):
+            result.append({key: value for key, value in message.items() if key != "tool_calls"})
+        for call in message["tool_calls"]:
+            result.append({**message, "content": "", "tool_calls": [call]})
+            answers = itertools.takewhile(lambda other: other["role"] == "tool", left)
+            answer = next((a for a in answers if a.get("tool_call_id") == call.get("id")), None)
+            if answer is not None:
+                result.append(answer)
+                left.remove(answer)
+    return result
+
+
+def _written_out(family: Family, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Calls as the text that they were; results as text of the user's, where there is no role for them.
+
+    Neighbouring results then become one message, and the user's next words join them: many templates insist that user
+    and assistant take turns.
     """
     names = _names(messages)
     result: list[dict[str, Any]] = []
     after_results = False
     for message in messages:
         role, content = message["role"], message.get("content") or ""
-        if role == "tool":
+        if role == "tool" and not family.reads_results:
             name = message.get("name") or names.get(message.get("tool_call_id"), "")
             content = f"Result of {name}:\n{content}" if name else f"Result:\n{content}"
             message = {"role": "user", "content": content}
         elif "tool_calls" in message:
-            calls = [_as_written(family, call["function"]) for call in message["tool_calls"]]
+            calls = _written(family, [_as_text(call["function"]) for call in message["tool_calls"]])
             message = {key: value for key, value in message.items() if key != "tool_calls"}
-            message["content"] = "\n".join([content, *calls] if content else calls)
+            message["content"] = f"{content}\n{calls}" if content else calls
         if after_results and message["role"] == "user":
             result[-1] = {**result[-1], "content": f"{result[-1]['content']}\n\n{message['content']}"}
         else:
             result.append(message)
-        after_results = role == "tool"
+        after_results = role == "tool" and not family.reads_results
     return result
 
 
-def _as_written(family: Family, function: Mapping[str, Any]) -> str:
-    before, after = family.around(function["name"])
-    return before + json.dumps(function["arguments"], ensure_ascii=False) + after
+def _as_text(function: Mapping[str, Any]) -> tuple[str, str]:
+    return function["name"], json.dumps(function["arguments"], ensure_ascii=False)
+
+
+def _written(family: Family, calls: Sequence[tuple[str, str]]) -> str:
+    """(Name, arguments) of each call as the family writes them."""
+    single = [arguments.join(family.around(name)) for name, arguments in calls]
+    return family.opening + ("\n" if family.separator is None else family.separator).join(single) + family.closing
 
 
 def _with_system_text(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:

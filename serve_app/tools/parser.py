@@ -57,6 +57,7 @@ class Parser(ABC):
         except StopIteration:
             self._source.at = len(self._source.text)
             self._calls.release()
+        self._source.flush()  # arguments don't wait for the next push
         parts = merged(self._calls.parts)
         self._calls.parts.clear()
         return parts
@@ -64,7 +65,7 @@ class Parser(ABC):
     def _text(self, openers: tuple[str, ...], closers: tuple[str, ...] = ()) -> Steps[str]:
         """Read text up to one of `openers`, which is stepped over and held; empty at the end of the reply.
 
-        `closers` right after a call belong to it; else they are text.
+        `closers` right after a call belong to it, at the end of the reply even their beginnings; else they are text.
         """
         markers = (*openers, *closers)
         first = re.compile("[" + "".join(sorted({re.escape(marker[0]) for marker in markers})) + "]")
@@ -76,7 +77,7 @@ class Parser(ABC):
                 marker = yield from source.any_of(markers)
                 if marker in openers:
                     return marker
-                if self._calls.after_call and (marker or (source.over and self._calls.by_length)):
+                if self._calls.after_call and (marker or (source.over and source.holds_beginning_of(closers))):
                     self._calls.drop()
                 else:
                     self._calls.release()

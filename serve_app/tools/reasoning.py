@@ -82,11 +82,15 @@ class ReasoningSplitter:
         yield from source.space()
         if self._left_open:
             source.take_held()
-        begun = yield from source.constant(self._markers.begin)
-        if begun or self._left_open:
-            if begun:
-                yield from source.space()
-                source.take_held()
+        marker = yield from source.any_of((self._markers.begin, self._markers.end))
+        if marker == self._markers.begin:
+            yield from source.space()
+            source.take_held()
+            yield from self._reasoning()
+        elif self._left_open and marker:
+            yield from source.space()
+            source.take_held()
+        elif self._left_open:
             yield from self._reasoning()
         while True:
             source.at = len(source.text)

@@ -14,7 +14,8 @@ T = TypeVar("T")
 Steps = Generator[None, None, T]
 Sink = Callable[[str, str], None]
 
-_SPACE = re.compile(r"[ \t\r\n]*")
+_BLANKS = " \t\r\n"
+_SPACE = re.compile(f"[{_BLANKS}]*")
 
 
 class Source:
@@ -30,13 +31,13 @@ class Source:
 
     def append(self, text: str) -> None:
         """More text has arrived."""
-        self._flush()
+        self.flush()
         self.text = self.text[self.at :] + text
         self.at = self._from = 0
 
     def drain_into(self, sink: Sink | None) -> None:
         """Send what is stepped over from here on to `sink(as it was, as it is to be passed on)`; None holds it."""
-        self._flush()
+        self.flush()
         self._sink = sink or self._hold
 
     def hold_and_copy(self, copy: list[str]) -> None:
@@ -55,26 +56,33 @@ class Source:
 
     def step_over_as(self, other: str) -> None:
         """Step over one character for which `other` is passed on."""
-        self._flush()
+        self.flush()
         self._sink(self.text[self.at], other)
         self.at += 1
         self._from = self.at
 
     def take_held(self) -> str:
         """What was stepped over and held; it is held no more."""
-        self._flush()
+        self.flush()
         held = "".join(self._held)
         self._held.clear()
         return held
 
-    def _hold(self, text: str, _: str) -> None:
-        self._held.append(text)
+    def holds_beginning_of(self, constants: tuple[str, ...]) -> bool:
+        """Whether what is held begins one of `constants`, white space around it aside."""
+        self.flush()
+        held = "".join(self._held).strip(_BLANKS)
+        return any(constant.startswith(held) for constant in constants)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """What was stepped over so far goes into the sink."""
         if self.at > self._from:
             piece = self.text[self._from : self.at]
             self._sink(piece, piece)
             self._from = self.at
+
+    def _hold(self, text: str, _: str) -> None:
+        self._held.append(text)
 
     # What follows are steps of a grammar. At the end of the reply they fail as if another character were there.
 
@@ -94,6 +102,8 @@ class Source:
 
     def space(self) -> Steps[str]:
         """Step over JSON white space; the character after it, as `peek` says."""
+        if self.at < len(self.text) and self.text[self.at] not in _BLANKS:
+            return self.text[self.at]
         while True:
             found = _SPACE.match(self.text, self.at)
             assert found is not None
@@ -116,11 +126,14 @@ class Source:
         return True
 
     def run(self, of: re.Pattern[str], most: int) -> Steps[str]:
-        """Step over the longest run of characters that each match `of`, at most `most` of them."""
+        """Step over the longest run that matches `of`, which says one or more of some characters; at most `most`."""
         run = ""
-        while len(run) < most and (yield from self.more()) and of.match(self.text[self.at]):
-            run += self.text[self.at]
-            self.at += 1
+        while len(run) < most and (self.at < len(self.text) or (yield from self.more())):
+            found = of.match(self.text, self.at, self.at + most - len(run))
+            if not found:
+                break
+            run += found[0]
+            self.at = found.end()
         return run
 
     def any_of(self, constants: tuple[str, ...]) -> Steps[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -17,46 +17,65 @@ from serve_app.tools.parser import Parser
 class Family:
     """One way to write tool calls.
 
-    `markers` must reach the parser as text, even those that are special tokens of the model's tokenizer.
-    `around(name)` are the texts before and after the arguments of a call, `separator` stands between two such, None
-    where this form of a call can't be repeated. What the chat template does by itself is in `reads_tools` (definitions
-    come as the variable `tools`) and `reads_calls` (`tool_calls` and messages of role `tool`), as far as the
-    template at hand shows.
+    A reply's calls are `opening`, the calls with `separator` between them, `closing`. `around(name)` are the texts
+    before and after the arguments of one call; without a separator, there can be one only. `markers` must reach the
+    parser as text, even those that are special tokens of the model's tokenizer.
+
+    What its chat templates do by themselves: `reads_tools`, that definitions come as the variable `tools`;
+    `reads_calls`, that messages have `tool_calls`; `reads_results`, that there is a role `tool`.
     """
 
     name: str
     parser: Callable[[Collection[str], random.Random], Parser]
     around: Callable[[str], tuple[str, str]]
     separator: str | None
+    opening: str = ""
+    closing: str = ""
     markers: tuple[str, ...] = ()
     reads_tools: bool = True
     reads_calls: bool = True
+    reads_results: bool = True
     nine_letter_ids: bool = False  # the template refuses other ids than nine letters and digits
 
 
-_DEEPSEEK: Final = (
-    deepseek.CALLS_BEGIN,
-    deepseek.CALLS_END,
-    deepseek.CALL_BEGIN,
-    deepseek.CALL_END,
-    deepseek.SEPARATOR,
-)
-_MISTRAL: Final = (mistral.TOOL_CALLS, mistral.CALL_ID, mistral.ARGS)
-# DeepSeek's templates join arguments to texts, and R1's prints calls only where the content is null: the calls of
-# earlier turns are written out instead, in the same form.
-HERMES: Final = Family("hermes", hermes.HermesParser, hermes.around, "\n", (hermes.BEGIN, hermes.END))
-LLAMA: Final = Family("llama3", llama.LlamaParser, llama.around, None, (llama.PYTHON_TAG,))
+HERMES: Final = Family("hermes", hermes.HermesParser, hermes.around, "\n", markers=(hermes.BEGIN, hermes.END))
+LLAMA: Final = Family("llama3", llama.LlamaParser, llama.around, None, markers=(llama.PYTHON_TAG,))
 DEEPSEEK_V3: Final = Family(
-    "deepseek_v3", deepseek.DeepSeekParser, deepseek.around, None, _DEEPSEEK, reads_tools=False, reads_calls=False
+    "deepseek_v3",
+    deepseek.DeepSeekParser,
+    deepseek.around,
+    "\n",
+    opening=deepseek.CALLS_BEGIN,
+    closing=deepseek.CALLS_END,
+    markers=deepseek.MARKERS,
+    reads_tools=False,
+    # They join the arguments to other text, and R1's prints calls only where the content is null. Calls of earlier
+    # turns are written out instead, which looks the same to the model.
+    reads_calls=False,
 )
-DEEPSEEK_V31: Final = Family(
-    "deepseek_v31", deepseek.DeepSeekParser, deepseek.around_v31, None, _DEEPSEEK, reads_tools=False, reads_calls=False
+DEEPSEEK_V31: Final = replace(DEEPSEEK_V3, name="deepseek_v31", around=deepseek.around_v31, separator="")
+MISTRAL: Final = Family(
+    "mistral",
+    mistral.MistralParser,
+    mistral.around,
+    ", ",
+    opening=mistral.TOOL_CALLS + "[",
+    closing="]",
+    markers=mistral.MARKERS,
+    nine_letter_ids=True,
 )
-MISTRAL: Final = Family("mistral", mistral.MistralParser, mistral.around, None, _MISTRAL, nine_letter_ids=True)
-MISTRAL_NAMED: Final = Family(
-    "mistral_named", mistral.MistralParser, mistral.around_named, "", _MISTRAL, nine_letter_ids=True
+MISTRAL_NAMED: Final = replace(
+    MISTRAL, name="mistral_named", around=mistral.around_named, separator="", opening="", closing=""
 )
-PLAIN: Final = Family("plain", plain.PlainParser, plain.around, "\n", reads_tools=False, reads_calls=False)
+PLAIN: Final = Family(
+    "plain",
+    plain.PlainParser,
+    plain.around,
+    "\n",
+    reads_tools=False,
+    reads_calls=False,
+    reads_results=False,
+)
 
 FAMILIES: Final = MappingProxyType(
     {f.name: f for f in (HERMES, LLAMA, DEEPSEEK_V3, DEEPSEEK_V31, MISTRAL, MISTRAL_NAMED, PLAIN)}

@@ -23,10 +23,11 @@ from serve_app.tools.source import Steps
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 SEPARATOR = "<｜tool▁sep｜>"
+MARKERS = (CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR)
 FENCE = "```"
 
-_OF_NAMES = re.compile(r"[^\s<{`]")
-_OF_WORDS = re.compile(r"[a-z]")
+_OF_NAMES = re.compile(r"[^\s<{`]+")
+_OF_WORDS = re.compile(r"[a-z]+")
 
 
 class DeepSeekParser(Parser):
@@ -61,16 +62,16 @@ class DeepSeekParser(Parser):
         called = yield from self._calls.arguments(name)
         if called and fenced:
             yield from source.space()
-            yield from source.constant(FENCE)
+            if (yield from source.constant(FENCE)) or source.over:
+                self._calls.drop()
         return called
 
 
 def around(name: str) -> tuple[str, str]:
     """The text before and after a call's arguments, as V3 and R1 write it."""
-    before = f"{CALLS_BEGIN}{CALL_BEGIN}function{SEPARATOR}{name}\n{FENCE}json\n"
-    return before, f"\n{FENCE}{CALL_END}{CALLS_END}"
+    return f"{CALL_BEGIN}function{SEPARATOR}{name}\n{FENCE}json\n", f"\n{FENCE}{CALL_END}"
 
 
 def around_v31(name: str) -> tuple[str, str]:
     """The text before and after a call's arguments, as V3.1 writes it."""
-    return f"{CALLS_BEGIN}{CALL_BEGIN}{name}{SEPARATOR}", f"{CALL_END}{CALLS_END}"
+    return f"{CALL_BEGIN}{name}{SEPARATOR}", CALL_END

@@ -18,8 +18,9 @@ from serve_app.tools.parser import Parser
 from serve_app.tools.source import Steps
 
 TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+MARKERS = (TOOL_CALLS, CALL_ID, ARGS)
 
-_OF_NAMES = re.compile(r"[A-Za-z0-9_.:/-]")
+_OF_NAMES = re.compile(r"[A-Za-z0-9_.:/-]+")
 
 
 class MistralParser(Parser):
@@ -67,8 +68,8 @@ class MistralParser(Parser):
 
 
 def around(name: str) -> tuple[str, str]:
-    """The text before and after a call's arguments, as an array of one."""
-    return f'{TOOL_CALLS}[{{"name": {json.dumps(name)}, "arguments": ', "}]"
+    """The text before and after a call's arguments, within the array."""
+    return f'{{"name": {json.dumps(name)}, "arguments": ', "}"
 
 
 def around_named(name: str) -> tuple[str, str]:

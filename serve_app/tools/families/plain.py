@@ -16,7 +16,7 @@ from serve_app.tools.source import Steps
 
 FENCE = "```"
 
-_OF_WORDS = re.compile(r"\w")
+_OF_WORDS = re.compile(r"\w+")
 _LONGEST_WORD = 32
 
 
