@@ -9,7 +9,7 @@ from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serve_app.api import errors
-from serve_app.gateway.replies import read_body
+from serve_app.gateway.bodies import read_body
 from serve_app.ledger.errors import LedgerError
 from serve_app.ledger.money import parse_amount
 

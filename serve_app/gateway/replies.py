@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
@@ -33,6 +33,7 @@ from serve_app.api import (
     refuse_unsupported,
 )
 from serve_app.engine.request import Delta, Finished, TokenLogprob
+from serve_app.gateway.bodies import read_body
 from serve_app.gateway.catalogue import Catalogue
 from serve_app.gateway.exchange import ClientGone, Exchange, Services
 from serve_app.gateway.identity import Authenticator, Caller
@@ -49,22 +50,6 @@ Headers = list[tuple[bytes, bytes]]
 def error_response(error: ApiError) -> JSONResponse:
     """The JSON error with its headers."""
     return JSONResponse(error.body(), status_code=error.status, headers=error.headers)
-
-
-async def read_body(request: Request, most: int) -> bytes:
-    """The body, refused as soon as it is known to be over `most` bytes. Raises ClientGone."""
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and len(declared) < 20 and int(declared) > most:
-        raise errors.body_too_large(most)
-    body = bytearray()
-    try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > most:
-                raise errors.body_too_large(most)
-    except ClientDisconnect:
-        raise ClientGone from None
-    return bytes(body)
 
 
 class ChatReply(Response):
