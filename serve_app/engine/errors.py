@@ -29,7 +29,14 @@ class ContextLengthExceeded(EngineError):
 
 
 class UnsupportedGrammar(EngineError, ValueError):
-    """The engine can't hold a reply to this grammar; the message names the feature or the mistake."""
+    """The engine can't hold a reply to this grammar; the message names the feature or the mistake.
+
+    `alternative` counts from 0 which of a grammar's tool calls is at fault, where it is one of them.
+    """
+
+    def __init__(self, message: str, alternative: int | None = None) -> None:
+        self.alternative = alternative
+        super().__init__(message)
 
 
 class EngineClosed(EngineError):

@@ -36,23 +36,51 @@ class Grammar:
     """What a reply has to look like. `grammar.GrammarCompiler` says whether it can be held to.
 
     `strict` refuses JSON schemas with keywords that can't be enforced; else those are ignored.
+
+    With a `lead`, plain text or a special token's name, the grammar begins after its first occurrence and, at most,
+    two line feeds: before that the reply may say anything but end.
     """
 
     kind: GrammarKind
     text: str = ""
     strict: bool = True
+    lead: str = ""
 
     @classmethod
     def tool_calls(
-        cls, alternatives: Iterable[tuple[str, str, str]], separator: str | None = None, strict: bool = True
+        cls,
+        alternatives: Iterable[tuple[str, str, str]],
+        separator: str | None = None,
+        strict: bool = True,
+        *,
+        opening: str = "",
+        closing: str = "",
+        optional: str | None = None,
+        otherwise: Grammar | None = None,
+        lead: str = "",
     ) -> Grammar:
         """A reply that is one of `alternatives`, (text before, JSON Schema of the arguments, text after).
 
-        With a `separator` one or more of them, with it in between. Names of special tokens in the texts stand for
-        those tokens.
+        With a `separator` one or more of them, with it in between; `opening` and `closing` stand around all. Names of
+        special tokens in the texts stand for those tokens.
+
+        With `optional`, the text that calls begin with, the reply may also be text without it, or such text and then
+        calls. Where they begin with nothing of their own, that is "", the reply is calls, or text that does not begin
+        like JSON: after white space, no brace, bracket or backquote.
+
+        With `otherwise`, a JSON object or schema, the reply that is no call is not any text but that.
         """
-        text = json.dumps({"alternatives": [list(a) for a in alternatives], "separator": separator})
-        return cls(GrammarKind.TOOL_CALLS, text, strict)
+        text = json.dumps(
+            {
+                "alternatives": [list(a) for a in alternatives],
+                "separator": separator,
+                "opening": opening,
+                "closing": closing,
+                "optional": optional,
+                "otherwise": None if otherwise is None else [otherwise.kind, otherwise.text, otherwise.strict],
+            }
+        )
+        return cls(GrammarKind.TOOL_CALLS, text, strict, lead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +96,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0  # -2..2, over output
     presence_penalty: float = 0.0  # -2..2, over output
     stop: tuple[str, ...] = ()
+    shown: tuple[str, ...] = ()  # special tokens whose names are part of the text; all others have none
+    mark: str = ""  # text of which `Finished.marked_tokens` says where it first was
     seed: int | None = None
     min_tokens: int = 0  # no end-of-sequence or stop string before so many tokens
     ignore_eos: bool = False
@@ -132,6 +162,7 @@ class Finished:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    marked_tokens: int | None = None  # of them, up to the one that completed `SamplingParams.mark`; None: it never came
 
 
 Event = Started | Delta | Finished
