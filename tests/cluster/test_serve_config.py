@@ -24,6 +24,10 @@ def test_it_offers_the_two_identifiers(serve: Document) -> None:
     assert set(serve["applications"][0]["deployments"][0]["user_config"]["models"]) == {"svc-chat", "svc-coder"}
 
 
+def test_wrong_keys_are_counted_by_the_address_that_ingress_or_balancer_has_seen(serve: Document) -> None:
+    assert serve["applications"][0]["deployments"][0]["user_config"]["trusted_proxies"] == 1
+
+
 @pytest.mark.parametrize(
     ("path", "name"),
     [
