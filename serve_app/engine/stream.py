@@ -50,7 +50,7 @@ class Stream:
         self.sampling = SamplerState(params, sequence.request.prompt_token_ids, eos_token_ids, vocab_size, grammar)
         self._vocabulary = vocabulary
         self._untold: list[TokenLogprob] = []  # of tokens whose text is held back
-        self._detokenizer = Detokenizer(vocabulary, params.stop, params.min_tokens)
+        self._detokenizer = Detokenizer(vocabulary, params.stop, params.min_tokens, params.shown, params.mark)
         self._eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
         self._lookup = PromptLookup(sequence.tokens, guess_tokens)
         self._guess_tokens = guess_tokens
@@ -97,7 +97,13 @@ class Stream:
     def finished(self, reason: FinishReason) -> Finished:
         """The last event."""
         sequence = self.sequence
-        return Finished(reason, sequence.num_prompt, sequence.cached_tokens, completion_tokens=sequence.num_output)
+        return Finished(
+            reason,
+            sequence.num_prompt,
+            sequence.cached_tokens,
+            completion_tokens=sequence.num_output,
+            marked_tokens=self._detokenizer.marked_tokens,
+        )
 
     def _push(self, entry: SampledToken) -> tuple[str, FinishReason | None]:
         token = entry.token

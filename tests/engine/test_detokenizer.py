@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from serve_app.engine.loading.loader import LoadedModel
 from serve_app.engine.sampling.detokenizer import Detokenizer, StopFinder, Vocabulary
+from serve_app.engine.sampling.logprobs import describe
 from tests.engine.fakes import EOS, byte_tokenizer
 
 TEXTS = [
@@ -123,6 +125,106 @@ def test_a_stop_string_completed_by_the_flush_does_not_leak() -> None:
 def test_stop_strings_do_not_count_before_min_tokens() -> None:
     detokenizer = Detokenizer(BYTE_LEVEL, stop=["."], min_tokens=4)
     assert "".join(stream(detokenizer, [*b"a.b.c.d"])) == "a.b.c"
+
+
+def marked_tokenizer(plain: Any) -> Any:
+    """The same with special tokens around calls."""
+    made = deepcopy(plain)
+    made.add_special_tokens({"additional_special_tokens": ["<|call|>", "<|end|>"]})
+    return made
+
+
+MARKED = [marked_tokenizer(tokenizer) for tokenizer in TOKENIZERS]
+BOTH_MARKED = pytest.mark.parametrize("tokenizer", MARKED, ids=["byte-level", "sentencepiece"])
+
+
+def ids(tokenizer: Any, *parts: str) -> list[int]:
+    """Tokens of parts, of which the special ones are names."""
+    return [t for part in parts for t in tokenizer(part, add_special_tokens=False)["input_ids"]]
+
+
+@BOTH_MARKED
+def test_names_of_shown_special_tokens_are_text_and_all_others_vanish(tokenizer: Any) -> None:
+    tokens = ids(tokenizer, "a line", "<|call|>", " words", "<|end|>", "好")
+    for shown, expected in (
+        ((), "alinewords好"),
+        (("<|call|>",), "aline<|call|>words好"),
+        (("<|call|>", "<|end|>", "words", "<|none|>"), "aline<|call|>words<|end|>好"),
+    ):
+        text = "".join(stream(Detokenizer(Vocabulary(tokenizer), shown=shown), tokens))
+        assert text.replace(" ", "") == expected
+
+
+@BOTH_MARKED
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_with_all_special_tokens_shown_the_text_is_the_tokenizers_own_with_them(
+    tokenizer: Any, data: st.DataObject
+) -> None:
+    pieces = data.draw(
+        st.lists(st.sampled_from(["<|call|>", "<|end|>", "a line", " words", "汉好", "👍🏽", "e\u0301"]))
+    )
+    tokens = ids(tokenizer, *pieces)
+    shown = tuple(Vocabulary(tokenizer).special_names)
+    expected = tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    assert "".join(stream(Detokenizer(Vocabulary(tokenizer), shown=shown), tokens)) == expected
+
+
+@BOTH_MARKED
+def test_an_unfinished_character_before_a_shown_token_becomes_the_replacement_character(tokenizer: Any) -> None:
+    (call,), half = ids(tokenizer, "<|call|>"), ids(tokenizer, "é")[-2:][:1]
+    whole = ids(tokenizer, "é")[-2:]
+    text = "".join(stream(Detokenizer(Vocabulary(tokenizer), shown=("<|call|>",)), [*half, call, *whole]))
+    assert text == "\ufffd<|call|>é"
+
+
+@BOTH_MARKED
+def test_stop_strings_apply_to_text_with_the_names_of_shown_tokens(tokenizer: Any) -> None:
+    tokens = ids(tokenizer, "a", "<|end|>", " b")
+    for stop in ("a<|end|> b", "<|end|>", "|end|> b"):
+        detokenizer = Detokenizer(Vocabulary(tokenizer), stop=[stop], shown=("<|end|>",))
+        assert "".join(stream(detokenizer, tokens)).strip() == "a<|end|> b".split(stop)[0]
+        assert detokenizer.stopped
+        hidden = Detokenizer(Vocabulary(tokenizer), stop=[stop])
+        stream(hidden, tokens)
+        assert not hidden.stopped
+
+
+@BOTH_MARKED
+def test_a_shown_token_is_spelled_as_it_is_shown(tokenizer: Any) -> None:
+    vocabulary = Vocabulary(tokenizer)
+    tokens = ids(tokenizer, "a", "<|call|>", " b", "<|end|>")
+    text = "".join(stream(Detokenizer(vocabulary, shown=("<|call|>", "<|end|>")), tokens))
+    spelled = b"".join(describe(vocabulary, token, 0.0).raw for token in tokens)
+    assert spelled.decode().lstrip() == text.lstrip()
+
+
+@pytest.mark.parametrize("shown", [(), ("<|end|>",)])
+@BOTH_MARKED
+def test_the_mark_is_counted_to_the_token_that_makes_it_whole(tokenizer: Any, shown: tuple[str, ...]) -> None:
+    tokens = ids(tokenizer, "a</th", "<|end|>", "ink> and </think>")
+    told = Detokenizer(Vocabulary(tokenizer), shown=shown, mark="</think>")
+    text, expected = "", None
+    for count, token in enumerate(tokens, 1):
+        text += told.push(token)
+        if expected is None and "</think>" in text:
+            expected = count
+        assert told.marked_tokens == expected
+    assert expected is not None
+
+
+@given(st.lists(st.sampled_from([97, 98, 0xC3, 0xA9]), max_size=30), st.text("abé\ufffd", min_size=1, max_size=4))
+def test_a_mark_is_found_wherever_the_text_is_cut(tokens: list[int], mark: str) -> None:
+    detokenizer, plain, seen = Detokenizer(BYTE_LEVEL, stop=["abab"], mark=mark), Detokenizer(BYTE_LEVEL), ""
+    expected = None
+    for count, token in enumerate(tokens, 1):
+        seen += plain.push(token)
+        detokenizer.push(token)
+        expected = count if expected is None and mark in seen else expected
+    detokenizer.finish()
+    if expected is None and mark in seen + plain.finish():
+        expected = len(tokens)
+    assert detokenizer.marked_tokens == expected
 
 
 @settings(max_examples=200)

@@ -89,6 +89,13 @@ def test_a_stop_string_ends_the_reply_and_is_counted_but_not_sent(engine: Engine
     assert (inbox.wait().reason, inbox.wait().completion_tokens, inbox.text) == (FinishReason.STOP, 7, "hell")
 
 
+def test_finished_says_with_which_token_the_mark_came(engine: Engine) -> None:
+    for mark, stop, expected in (("lo w", (), 7), ("lo w", ("o w",), 7), ("world!", (), None), ("", (), None)):
+        inbox = Inbox()
+        engine.submit(request(mark=mark, stop=stop), inbox)
+        assert inbox.wait().marked_tokens == expected
+
+
 def test_an_empty_prompt_or_a_foreign_token_is_refused(engine: Engine) -> None:
     for prompt in ([], [9999], [-1]):
         with pytest.raises(ValueError, match="prompt"):

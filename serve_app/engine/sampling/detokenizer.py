@@ -15,6 +15,9 @@ class TokenDecoder(Protocol):
     def push(self, token: int) -> str:
         """Text that the token completes; empty while a character is unfinished."""
 
+    def show(self, token: int) -> str:
+        """Text held back, and then the name of this special token."""
+
     def flush(self) -> str:
         """Text held back; call once, at the end."""
 
@@ -38,6 +41,10 @@ class ByteLevelDecoder:
     def push(self, token: int) -> str:
         """Text that the token completes."""
         return self._utf8.decode(self._vocabulary.token_bytes(token))
+
+    def show(self, token: int) -> str:
+        """Text held back, and then the token's name."""
+        return self.flush() + self._vocabulary.name(token)
 
     def flush(self) -> str:
         """The replacement character for an unfinished character, as the tokenizer has it."""
@@ -74,6 +81,13 @@ class WindowDecoder:
         self._released = self._vocabulary.decode(self._window)
         return new
 
+    def show(self, token: int) -> str:
+        """Text held back, and then the token's name; the window begins anew with it, as what its neighbours look at."""
+        text = self.flush() + self._vocabulary.name(token)
+        self._window, self._context = [token], 1
+        self._released = self._vocabulary.decode(self._window)
+        return text
+
     def flush(self) -> str:
         """What was held back, replacement characters included."""
         return self._vocabulary.decode(self._window)[len(self._released) :]
@@ -87,6 +101,7 @@ class Vocabulary:
         self.special = frozenset(tokenizer.all_special_ids) | frozenset(
             i for i, added in tokenizer.added_tokens_decoder.items() if added.special
         )
+        self.special_names = {str(tokenizer.convert_ids_to_tokens(token)): token for token in self.special}
         self.is_byte_level = _is_byte_level(tokenizer)
         self._bytes: dict[int, bytes] = {}
 
@@ -95,8 +110,16 @@ class Vocabulary:
         return ByteLevelDecoder(self) if self.is_byte_level else WindowDecoder(self)
 
     def decode(self, tokens: Seq[int]) -> str:
-        """The tokenizer's own decoding of a few tokens."""
-        return str(self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        """The tokenizer's own decoding of a few tokens, special ones by their names."""
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def name(self, token: int) -> str:
+        """A special token's name."""
+        return str(self.tokenizer.convert_ids_to_tokens(token))
+
+    def special_among(self, names: Seq[str]) -> frozenset[int]:
+        """The special tokens that have one of these names; others name none."""
+        return frozenset(self.special_names[name] for name in names if name in self.special_names)
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes a byte-level token stands for; none for special tokens and ids without a token."""
@@ -176,16 +199,49 @@ class StopFinder:
         return 0
 
 
+class MarkFinder:
+    """Says with which token a text first occurred; a push costs O(its text + the mark)."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+        self._tail = ""  # the last of the text, one character short of the mark
+        self._tokens = 0
+        self.found_at: int | None = None  # tokens, the one that completed the mark included
+
+    def push(self, text: str, tokens: int = 1) -> None:
+        """Take the text that so many more tokens came to."""
+        self._tokens += tokens
+        if self.found_at is None:
+            text = self._tail + text
+            if self._mark in text:
+                self.found_at = self._tokens
+            self._tail = text[max(0, len(text) - len(self._mark) + 1) :]
+
+
 class Detokenizer:
     """The text of one sequence: a token decoder followed by a stop finder.
 
-    Stop strings count from the text of token `min_tokens` on.
+    Stop strings count from the text of token `min_tokens` on. `shown` and `mark` are as in `SamplingParams`.
     """
 
-    def __init__(self, vocabulary: Vocabulary, stop: Seq[str] = (), min_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        stop: Seq[str] = (),
+        min_tokens: int = 0,
+        shown: Seq[str] = (),
+        mark: str = "",
+    ) -> None:
         self._decoder = vocabulary.decoder()
         self._stops = StopFinder(stop)
         self._unchecked = min_tokens
+        self._shown = vocabulary.special_among(shown)
+        self._mark = MarkFinder(mark) if mark else None
+
+    @property
+    def marked_tokens(self) -> int | None:
+        """How many tokens it took to complete the mark; None where it has not come."""
+        return self._mark.found_at if self._mark else None
 
     @property
     def stopped(self) -> bool:
@@ -194,7 +250,9 @@ class Detokenizer:
 
     def push(self, token: int) -> str:
         """Text to release after this token."""
-        text = self._decoder.push(token)
+        text = self._decoder.show(token) if token in self._shown else self._decoder.push(token)
+        if self._mark is not None:
+            self._mark.push(text)
         if self._unchecked > 0:
             self._unchecked -= 1
             return text
@@ -202,5 +260,8 @@ class Detokenizer:
 
     def finish(self) -> str:
         """Text still held back, checked for stop strings like the rest. Call once, at the end."""
-        text = self._stops.push(self._decoder.flush())
+        text = self._decoder.flush()
+        if self._mark is not None:
+            self._mark.push(text, tokens=0)
+        text = self._stops.push(text)
         return text if self.stopped else text + self._stops.flush()
