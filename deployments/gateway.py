@@ -61,7 +61,7 @@ class Gateway:
             settings=settings,
             catalogue=catalogue,
             leases=self._leases,
-            outbox=Outbox(ledger, spool, metrics, settle_timeout_s=settings.settle_timeout_s),
+            outbox=Outbox(ledger, spool, metrics, self._leases, settle_timeout_s=settings.settle_timeout_s),
             backends=backends,
             metrics=metrics,
             orphan_delay_s=args.orphan_delay_s,
@@ -103,5 +103,6 @@ class Gateway:
     async def _finish(self) -> None:
         """Settles what clients that went away have used, before this process ends."""
         await self._services.outbox.stop()
-        await self._leases.stop()
         await tasks.finished(FINISH_S)
+        # Last: whatever is left in the spool has its holds until this process ends and another takes both over.
+        await self._leases.stop()

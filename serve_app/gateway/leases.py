@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from serve_app.gateway.coalesce import Coalescer, Unavailable
@@ -44,7 +44,7 @@ class Leases:
 
     def start(self) -> None:
         """Starts the heartbeat."""
-        self._beat = detached(self._renew_forever())
+        self._beat = detached(self._renew_forever(), endless=True)
 
     async def stop(self) -> None:
         """Ends the heartbeat; holds that are still open then expire with their lease."""
@@ -91,6 +91,12 @@ class Leases:
             backend=admit.backend,
             idempotency_key=admit.idempotency_key,
         )
+
+    def adopt(self, holds: Sequence[OpenHold]) -> None:
+        """Keeps holds of a gateway that died alive from here on; they are announced before anything else is asked."""
+        if holds:
+            self._open |= {hold.request_id: hold for hold in holds}
+            self._asks.submit(Announce(self.holder, tuple(holds)))  # if it gets lost, the next heartbeat repeats it
 
     def release(self, release: Release) -> None:
         """Ends the hold. Never fails and never waits: it is called where a request is being cancelled."""

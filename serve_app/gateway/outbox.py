@@ -13,8 +13,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from serve_app.gateway.adoption import Adoption
 from serve_app.gateway.coalesce import Coalescer, Unavailable
-from serve_app.gateway.ports import AccountingPort, Metrics, SettleAnswer
+from serve_app.gateway.ports import AccountingPort, LimiterClient, Metrics, SettleAnswer
 from serve_app.gateway.shards import AccountingShards, shard_of
 from serve_app.gateway.tasks import detached
 from serve_app.ledger.errors import LedgerUnavailable, SpoolFull
@@ -25,7 +26,7 @@ logger = logging.getLogger("ray.serve")
 
 RETRY_S = 0.1
 REPLAY_S = 0.5
-ADOPT_S = 10.0  # how long the spool of a gateway that died may lie unseen
+ADOPT_S = 1.0  # how long the spool of a gateway that died may lie unseen: its holds' leases must not run out before
 FULL = 0.9  # of the spool's bound: what is left is for the requests that run already
 
 
@@ -37,6 +38,7 @@ class Outbox:
         accounting: AccountingPort,
         spool: Spool,
         metrics: Metrics,
+        leases: LimiterClient,
         *,
         settle_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
@@ -46,6 +48,7 @@ class Outbox:
         self._spooled = spool.size
         self._unkept: set[str] = set()  # requests whose usage neither ledger nor spool has taken
         self._metrics = metrics
+        self._adoption = Adoption(leases)
         self._clock = clock
         shards = accounting.shards if isinstance(accounting, AccountingShards) else (accounting,)
         self._calls: list[Coalescer[Settlement, SettleAnswer]] = [
@@ -79,7 +82,12 @@ class Outbox:
         return bool(self._unkept) or self._spooled > FULL * self._spool.max_bytes
 
     def start(self) -> None:
-        """Replays what is in the spool, and what dead gateways left in theirs, from here on."""
+        """Replays what is in the spool, and what dead gateways left in theirs, from here on.
+
+        Holds of what has been left are announced before this gateway asks for anything else.
+        """
+        self._adoption.take(self._spool.adopt_orphans())
+        self._spooled = self._spool.size
         self._to_replay.set()
         self._replaying = detached(self._replay_forever())
 
@@ -164,6 +172,7 @@ class Outbox:
         while True:
             self._to_replay.clear()
             try:
+                self._adoption.take(await asyncio.to_thread(self._spool.adopt_orphans))
                 await asyncio.to_thread(self._replay, asyncio.get_running_loop())
             except Exception as error:
                 logger.warning("the spool waits for the ledger: %s: %s", type(error).__name__, error)
@@ -179,7 +188,6 @@ class Outbox:
             return asyncio.run_coroutine_threadsafe(self._settle_batch(list(batch)), loop).result()
 
         try:
-            self._spool.adopt_orphans()
             self._spool.replay(settle)
         finally:
             self._spooled = self._spool.size
@@ -192,4 +200,5 @@ class Outbox:
             if isinstance(answer, LedgerUnavailable):
                 raise answer
             settled.append(answer)
+        self._adoption.settled(settled)
         return settled

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from serve_app.backend.messages import BackendEvent, GenerateCall
 from serve_app.ledger.errors import LedgerUnavailable
 from serve_app.ledger.messages import Settled, Settlement, SettlementRejected
-from serve_app.limits.messages import Admit, Grant, Release
+from serve_app.limits.messages import Admit, Grant, OpenHold, Release
 
 
 class BackendUnavailable(Exception):
@@ -39,6 +39,9 @@ class LimiterClient(Protocol):
 
     def opened(self, admit: Admit, grant: Grant) -> None:
         """Keeps the grant's hold alive from here on."""
+
+    def adopt(self, holds: Sequence[OpenHold]) -> None:
+        """Keeps holds of a gateway that died alive from here on; they are announced before anything else is asked."""
 
     def release(self, release: Release) -> None:
         """Ends the hold. Never fails and never waits."""

@@ -16,7 +16,7 @@ from serve_app.gateway.leases import Leases
 from serve_app.gateway.ports import AccountingPort, SettleAnswer
 from serve_app.ledger.errors import LedgerUnavailable
 from serve_app.ledger.messages import Settlement
-from serve_app.limits.messages import Adjust, Admit, Grant, Identify, Refusal, Release, Status, UnknownKey
+from serve_app.limits.messages import Adjust, Admit, Grant, Identify, OpenHold, Refusal, Release, Status, UnknownKey
 
 MOST_KEYS: Final = 100_000  # whose account a gateway remembers: about 20 MB
 
@@ -127,6 +127,11 @@ class LimiterShards:
     def opened(self, admit: Admit, grant: Grant) -> None:
         """Keeps the grant's hold alive from here on."""
         self._of(grant.account_id).opened(admit, grant)
+
+    def adopt(self, holds: Sequence[OpenHold]) -> None:
+        """Keeps holds of a gateway that died alive from here on; they are announced before anything else is asked."""
+        for leases in self._leases:
+            leases.adopt([hold for hold in holds if self._of(hold.account_id) is leases])
 
     def release(self, release: Release) -> None:
         """Ends the hold. Never fails and never waits: it is called where a request is being cancelled."""

@@ -95,9 +95,9 @@ class Spool:
                         file.remove()
         return done
 
-    def adopt_orphans(self) -> int:
+    def adopt_orphans(self) -> list[Settlement]:
         """Take over the spools of dead processes in this folder; the settlements gained. They count for `max_bytes`."""
-        gained = 0
+        gained: list[Settlement] = []
         with self._lock:
             mine = {file.path for file in self._files()}
             for path in sorted(self._folder.glob("*" + SUFFIX)):
@@ -106,11 +106,11 @@ class Spool:
                 file = _SpoolFile.take(path, create=False)
                 if file is None:
                     continue
-                waiting = sum(1 for _, _, one in file.lines() if one is not None)
+                waiting = [one for _, _, one in file.lines() if one is not None]
                 if file.size == 0:
                     file.remove()
                     continue
-                logger.warning("adopted %s with %d settlements of a process that is gone", path.name, waiting)
+                logger.warning("adopted %s with %d settlements of a process that is gone", path.name, len(waiting))
                 self._adopted.append(file)
                 gained += waiting
         return gained

@@ -23,8 +23,8 @@ class Account:
     settled, not yet seen, and held; settled and contained in the balance seen here. Its charge is therefore taken
     from `free` at least once: `free <= committed balance - charges still to come`. Deposits and settlements not yet
     seen only make `free` too small. What this does not cover: an operator lowering a balance is seen when the state
-    arrives, not before; and a hold whose lease has run out is no longer held, so a dead gateway's request must be
-    settled, or known never to be, within the lease.
+    arrives, not before; and a hold whose lease has run out is no longer held, so within the lease a dead
+    gateway's request must be settled, or known never to be, or its hold taken over together with its spool.
 
     Why that stays true with grants that expire. The balance contains what is left of them (`expiring`) until the
     ledger takes the rest out, long after the expiry; a request may be paid from a grant that had not expired when it

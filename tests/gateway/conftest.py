@@ -40,14 +40,15 @@ async def make_world(tmp_path: Path, empty_ledger: Path) -> AsyncIterator[Callab
 
     async def make(**settings: Any) -> World:
         path = tmp_path / "ledger.db"
-        shutil.copy(empty_ledger, path)
+        if "beside" not in settings:
+            shutil.copy(empty_ledger, path)
         world = World(tmp_path, path, **settings)
         made.append(world)
         await world.start()
         return world
 
     yield make
-    for world in made:
+    for world in reversed(made):
         await world.stop()
 
 

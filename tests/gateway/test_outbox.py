@@ -195,7 +195,7 @@ async def test_one_answer_that_is_missing_is_asked_again_alone(world: World, tmp
 
         async def call(self, operation: str, arguments: dict[str, Any]) -> Any: ...
 
-    box = Outbox(Half(), Spool(tmp_path / "other", "o"), Counts(), settle_timeout_s=5)
+    box = Outbox(Half(), Spool(tmp_path / "other", "o"), Counts(), world.leases, settle_timeout_s=5)
     results = await asyncio.gather(*(box.settle(settlement(world, name)) for name in ("a", "b", "c")))
     assert [result.request_id for result in results if result] == ["a", "b", "c"]
     assert asked == [["a", "b", "c"], ["b"]]
@@ -219,7 +219,7 @@ async def test_a_refused_settlement_in_the_end_does_not_keep_its_hold_for_ever(w
 
         async def call(self, operation: str, arguments: dict[str, Any]) -> Any: ...
 
-    box = Outbox(Refusing(), world.spool, Counts(), settle_timeout_s=5)
+    box = Outbox(Refusing(), world.spool, Counts(), world.leases, settle_timeout_s=5)
     assert await box.settle_for_certain(settlement(world, "r")) is None
 
 

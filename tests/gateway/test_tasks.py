@@ -34,3 +34,9 @@ async def test_the_end_does_not_wait_for_ever() -> None:
     assert not await tasks.finished(0.01)
     task.cancel()
     assert await tasks.finished(1)
+
+
+async def test_the_end_does_not_wait_for_what_has_no_end() -> None:
+    task = tasks.detached(asyncio.Event().wait(), endless=True)  # type: ignore[arg-type]
+    assert await tasks.finished(1)
+    task.cancel()

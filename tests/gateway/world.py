@@ -196,33 +196,51 @@ class Counts:
 
 
 class World:
-    """One gateway over one ledger."""
+    """One gateway over one ledger; another one over the same ledger and limiters with `beside`."""
 
     def __init__(
-        self, folder: Path, ledger: Path, *, limiter_shards: int = 1, accounting_shards: int = 1, **settings: Any
+        self,
+        folder: Path,
+        ledger: Path,
+        *,
+        limiter_shards: int = 1,
+        accounting_shards: int = 1,
+        beside: World | None = None,
+        **settings: Any,
     ) -> None:
         # Long, so that a busy machine changes nothing: tests of what a timeout does set it.
         timeouts = {"admit_timeout_s": 30.0, "settle_timeout_s": 30.0, "queue_timeout_s": 60.0}
         defaults = {**timeouts, "keep_alive_s": 60.0, "early_reply_s": 60.0}
         self.settings = GatewaySettings.model_validate({**FULL_SETTINGS, **defaults, **settings})
         self.folder = folder
+        self.beside = beside
+        self.is_dead = False
         self.later_s = 0.0  # how far the limiter's calendar has run ahead
-        self.ledger = Ledger(f"sqlite:///{ledger}")
-        self.accounting_service = AccountingService(self.ledger, give_up_after_s=0.2)
-        more = [AccountingService(self.ledger, give_up_after_s=0.2) for _ in range(accounting_shards - 1)]
-        self.accountings = [AccountingWire(service) for service in (self.accounting_service, *more)]
+        self.passed_s = 0.0  # how far the clock of the limiter's leases and rates has
+        self.ledger = beside.ledger if beside else Ledger(f"sqlite:///{ledger}")
+        self.services_of_accounting = (
+            beside.services_of_accounting
+            if beside
+            else [AccountingService(self.ledger, give_up_after_s=0.2) for _ in range(accounting_shards)]
+        )
+        self.accounting_service = self.services_of_accounting[0]
+        self.accountings = [AccountingWire(service) for service in self.services_of_accounting]
         self.accounting = self.accountings[0]
         ledger_port = AccountingShards(self.accountings)
-        self.limiters = [LimiterWire(self.new_limiter()) for _ in range(limiter_shards)]
+        limiters = [wire.service for wire in beside.limiters] if beside else None
+        self.limiters = [LimiterWire(one) for one in limiters or [self.new_limiter() for _ in range(limiter_shards)]]
         self.limiter = self.limiters[0]
         self.backends, self.metrics = FakeBackends(), Counts()
         catalogue = Catalogue(self.settings, random.Random(7))
-        self.spool = Spool(folder / "spool", "gateway-1", max_bytes=self.settings.spool_max_bytes)
+        self.name = "gateway-2" if beside else "gateway-1"
+        self.spool = Spool(folder / "spool", self.name, max_bytes=self.settings.spool_max_bytes)
         self.leases = LimiterShards(
-            [Leases(wire, "gateway-1", admit_timeout_s=self.settings.admit_timeout_s) for wire in self.limiters],
+            [Leases(wire, self.name, admit_timeout_s=self.settings.admit_timeout_s) for wire in self.limiters],
             ledger_port,
         )
-        self.outbox = Outbox(ledger_port, self.spool, self.metrics, settle_timeout_s=self.settings.settle_timeout_s)
+        self.outbox = Outbox(
+            ledger_port, self.spool, self.metrics, self.leases, settle_timeout_s=self.settings.settle_timeout_s
+        )
         self.services = Services(
             self.settings, catalogue, self.leases, self.outbox, self.backends, self.metrics, orphan_delay_s=0.05
         )
@@ -242,7 +260,7 @@ class World:
     def new_limiter(self, recovery_s: float = 0.0, lease_s: float = 10.0) -> LimiterService:
         contract = Contract(rpm=1000, tpm=10**6, concurrency=8)
         admission = Admission(
-            time.monotonic,
+            lambda: time.monotonic() + self.passed_s,
             random.Random(7),
             contract,
             lease_s=lease_s,
@@ -252,6 +270,9 @@ class World:
         return LimiterService(admission, self.accounting, lookup_wait_s=30)
 
     async def start(self) -> None:
+        if self.beside is not None:
+            self.account_id, self.key = self.beside.account_id, self.beside.key
+            return
         for limiter in self.limiters:
             await limiter.service.follow()
         self.account_id, self.key = self.new_account()
@@ -266,10 +287,22 @@ class World:
             wire.up()
             for gate in wire.hold.values():
                 gate.set()
+        if not self.is_dead:
+            await self._end()
+        if self.beside is None:
+            await self.accounting_service.close()
+
+    async def die(self) -> None:
+        """What the others see of a gateway's death: it says nothing any more, and its spool is nobody's."""
+        for wire in [limiter.wire for limiter in self.limiters] + [one.wire_settle for one in self.accountings]:
+            wire.down()
+        self.is_dead = True
+        await self._end()
+
+    async def _end(self) -> None:
         await self.leases.stop()
         await self.outbox.stop()
         await asyncio.to_thread(self.spool.close)
-        await self.accounting_service.close()
 
     def app(self) -> FastAPI:
         return build_app(self.services, self.authenticator, self.operations)
