@@ -241,6 +241,8 @@ def test_however_text_arrives_exactly_what_precedes_the_first_stop_string_is_rel
         out += finder.push(text[position : position + cut])
         position += cut
     out += finder.flush()
+    at_once = StopFinder(stops)
+    assert at_once.push(text) + at_once.flush() == out
     assert finder.found == any(stop in text for stop in stops)
     if not finder.found:
         assert out == text

@@ -164,6 +164,9 @@ def _is_byte_level(tokenizer: Any) -> bool:
 class StopFinder:
     """Releases text up to the first stop string and holds back whatever might become one.
 
+    The first is the one that is complete first, of several that end together the longest: so it does not matter
+    how the text is cut into pushes.
+
     Holds at most the length of the longest stop string, so a push costs O(its text + that length).
     """
 
@@ -177,10 +180,10 @@ class StopFinder:
         if self.found or not self._stops:
             return "" if self.found else text
         text = self._held + text
-        position = min((p for p in (text.find(s) for s in self._stops) if p >= 0), default=-1)
-        if position >= 0:
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
             self.found, self._held = True, ""
-            return text[:position]
+            return text[: min(found)[1]]
         keep = max(self._overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
