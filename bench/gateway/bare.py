@@ -15,7 +15,7 @@ from ray.serve import Application
 
 from bench.gateway.request import BACKEND, MODEL
 from deployments.ports import BackendHandles
-from serve_app.api import Usage, complete_reply, parse_chat_request
+from serve_app.api import Choice, Usage, complete_reply, parse_chat_request
 from serve_app.backend.messages import Bill, GenerateCall
 from serve_app.engine.request import Delta, Finished, SamplingParams
 from serve_app.ledger.messages import Price
@@ -46,8 +46,7 @@ def build_app() -> FastAPI:
             created=created,
             model=chat.model,
             fingerprint=f"fp_{BACKEND}",
-            text=text,
-            finish_reason=finished.reason.value,
+            choices=[Choice(text, finished.reason.value)],
             usage=Usage(finished.prompt_tokens, finished.completion_tokens, finished.cached_tokens),
         )
         return Response(body, media_type="application/json")

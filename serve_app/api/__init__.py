@@ -5,8 +5,8 @@ from serve_app.api.errors import ApiError
 from serve_app.api.estimate import estimate_prompt_tokens
 from serve_app.api.idempotency import fingerprint, idempotency_key
 from serve_app.api.models import balance_body, model_body, model_list, usage_body
-from serve_app.api.schema import MAX_BODY_BYTES, ChatRequest, ServedModels, parse_chat_request, refuse_unsupported
-from serve_app.api.stream import DONE, KEEP_ALIVE, LINE_FEED, ChunkEncoder, Usage, complete_reply
+from serve_app.api.schema import MAX_BODY_BYTES, ChatRequest, ServedModels, parse_chat_request
+from serve_app.api.stream import DONE, KEEP_ALIVE, LINE_FEED, Call, Choice, ChunkEncoder, Usage, complete_reply
 
 __all__ = [
     "DONE",
@@ -14,7 +14,9 @@ __all__ = [
     "LINE_FEED",
     "MAX_BODY_BYTES",
     "ApiError",
+    "Call",
     "ChatRequest",
+    "Choice",
     "ChunkEncoder",
     "ServedModels",
     "Usage",
@@ -28,6 +30,5 @@ __all__ = [
     "model_body",
     "model_list",
     "parse_chat_request",
-    "refuse_unsupported",
     "usage_body",
 ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
 from typing import Any, Final
 
@@ -10,12 +11,13 @@ from typing import Any, Final
 TOKENS_PER_ASCII: Final = 0.3
 TOKENS_PER_OTHER: Final = 0.6
 TOKENS_PER_MESSAGE: Final = 6  # what a chat template puts around a message: its role and the marks of begin and end
+TOKENS_PER_TOOLS: Final = 120  # what a chat template says about calling functions, whichever there are
 TOKENS_PER_PROMPT: Final = 8  # the mark that begins the reply, and what a template may add in front
 MARGIN: Final = 1.1
 
 
-def estimate_prompt_tokens(messages: Iterable[Mapping[str, Any]]) -> int:
-    """Tokens of a normalised conversation, at least 1, on the high side for everyday text.
+def estimate_prompt_tokens(messages: Iterable[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> int:
+    """Tokens of a normalised conversation with its tools, at least 1, on the high side for everyday text.
 
     Every character outside ASCII counts like a Chinese one: accents, punctuation and other scripts are seldom
     cheaper. The tokenizer's exact count replaces the estimate before anything is generated, so an estimate only has
@@ -27,6 +29,8 @@ def estimate_prompt_tokens(messages: Iterable[Mapping[str, Any]]) -> int:
         for call in message.get("tool_calls") or ():
             function = call["function"]
             tokens += TOKENS_PER_MESSAGE + _tokens(function["name"]) + _tokens(function["arguments"])
+    if tools:
+        tokens += TOKENS_PER_TOOLS + _tokens(json.dumps(tools, ensure_ascii=False))
     return ceil(tokens * MARGIN)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
-from serve_app.api import errors, shapes
+from serve_app.api import errors, json_schemas, shapes
 from serve_app.api.codec import describe, parse_object, quote
 from serve_app.api.estimate import estimate_prompt_tokens
 
@@ -26,6 +26,7 @@ _FUNCTION_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TOKEN_ID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
 _MOST_STOPS: Final = 16
 _MOST_TOOLS: Final = 128
+_TOKENS_OF_A_MESSAGE: Final = 3  # at least: in every chat template its role, its end and one of its own
 _SEED: Final = 2**63
 _MOST_TOP_K: Final = 1_000_000
 
@@ -63,6 +64,7 @@ class ChatRequest:
     tools: tuple[dict[str, Any], ...] = ()
     tool_choice: ToolChoice = "none"
     forced_function: str | None = None  # the only function that may be called, with `required`
+    parallel_tool_calls: bool = True  # whether a reply that must call may be several calls
     estimated_prompt_tokens: int = 1
 
 
@@ -72,7 +74,9 @@ def parse_chat_request(raw: bytes, served: ServedModels, max_body_bytes: int = M
     Raises InvalidFormatError (400) for the first wrong type or missing field, and only when there is none
     InvalidParametersError (422) for the first wrong value. Never raises anything else, whatever the bytes.
     """
-    body = shapes.read(parse_object(raw, max_body_bytes))
+    parsed = parse_object(raw, max_body_bytes)
+    _refuse_crowds(parsed, served)
+    body = shapes.read(parsed)
     if body.model not in served:
         raise errors.model_not_found(body.model, served)
     _, most_output = served[body.model]
@@ -112,20 +116,22 @@ def parse_chat_request(raw: bytes, served: ServedModels, max_body_bytes: int = M
         tools=tools,
         tool_choice=tool_choice,
         forced_function=forced_function,
-        estimated_prompt_tokens=estimate_prompt_tokens(messages),
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        estimated_prompt_tokens=estimate_prompt_tokens(messages, tools if tool_choice != "none" else ()),
     )
 
 
-def refuse_unsupported(request: ChatRequest) -> None:
-    """Refuses what is valid but not offered by this server yet. A feature that arrives deletes its line here."""
-    if request.n > 1:
-        raise _not_offered("n", "more than one choice per request")
-    if request.tools and request.tool_choice != "none":
-        raise _not_offered("tools", "calling tools (unless tool_choice is none)")
+def _refuse_crowds(parsed: Mapping[str, Any], served: ServedModels) -> None:
+    """Refuses more messages than any context holds, and more tools than are possible, before each is looked at.
 
-
-def _not_offered(field: str, what: str) -> errors.InvalidParametersError:
-    return errors.invalid_parameters(f"{field}: this server does not offer {what} yet. Leave it out.", field)
+    The one exception from types before values: to check all types of a hundred thousand of them would take a second.
+    """
+    messages, tools = parsed.get("messages"), parsed.get("tools")
+    longest = max((context for context, _ in served.values()), default=0)
+    if isinstance(messages, list) and len(messages) * _TOKENS_OF_A_MESSAGE > longest:
+        raise errors.context_length_exceeded(len(messages) * _TOKENS_OF_A_MESSAGE, longest)
+    if isinstance(tools, list) and len(tools) > _MOST_TOOLS:
+        raise _invalid("tools", f"must be at most {_MOST_TOOLS}, but it has {len(tools)}")
 
 
 def _invalid(field: str, rule: str) -> errors.InvalidParametersError:
@@ -230,12 +236,11 @@ def _response_format(given: shapes.ResponseFormat | None) -> dict[str, Any] | No
     if given.json_schema is None or given.type == "json_object":
         return {"type": given.type}
     _check_name("response_format.json_schema.name", given.json_schema["name"])
+    json_schemas.check("response_format.json_schema.schema", given.json_schema["schema"])
     return {"type": given.type, "json_schema": given.json_schema}
 
 
 def _tools(given: list[shapes.Tool]) -> tuple[dict[str, Any], ...]:
-    if len(given) > _MOST_TOOLS:
-        raise _invalid("tools", f"must be at most {_MOST_TOOLS}, but it has {len(given)}")
     names: set[str] = set()
     for at, tool in enumerate(given):
         if tool.type != "function" or tool.function is None:
@@ -245,6 +250,13 @@ def _tools(given: list[shapes.Tool]) -> tuple[dict[str, Any], ...]:
         if name in names:
             raise _invalid(f"tools[{at}].function.name", f"must not repeat, but {name} is there twice")
         names.add(name)
+    json_schemas.check_tools(
+        [
+            (f"tools[{at}].function.parameters", tool.function.parameters)
+            for at, tool in enumerate(given)
+            if tool.function
+        ]
+    )
     return tuple(tool.model_dump(exclude_none=True) for tool in given)
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, NoReturn
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     FailFast,
@@ -27,6 +28,8 @@ from serve_app.api.codec import describe, quote
 
 # The branch of a choice of types that was taken; pydantic puts it into an error's path, where no client expects it.
 _BRANCHES: Final = ("<string>", "<array>", "<object>")
+
+_GREATEST: Final = 10**300
 
 _EXPECTED: Final = {
     "string_type": "a string",
@@ -66,6 +69,16 @@ class _FirstFault(FailFast):
 
 class _Shape(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
+
+
+def _bounded(value: Any) -> Any:
+    """An integer that no float can hold is a number all the same: its value is at fault, and not its type."""
+    if isinstance(value, int) and abs(value) > _GREATEST:
+        return float("inf") if value > 0 else float("-inf")
+    return value
+
+
+_Number = Annotated[float, BeforeValidator(_bounded)]
 
 
 class TextPart(_Shape):
@@ -193,8 +206,8 @@ class Body(_Shape):
     messages: Annotated[list[Message], _FirstFault()]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: _Number | None = None
+    top_p: _Number | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     n: int | None = None
@@ -206,8 +219,8 @@ class Body(_Shape):
         | None
     ) = None
     seed: int | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
+    frequency_penalty: _Number | None = None
+    presence_penalty: _Number | None = None
     logit_bias: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -217,9 +230,10 @@ class Body(_Shape):
         Annotated[Annotated[str, Tag("<string>")] | Annotated[NamedTool, Tag("<object>")], _either("string_or_object")]
         | None
     ) = None
+    parallel_tool_calls: Any = None  # a wish that only false changes: nothing else that clients put here is refused
     top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+    min_p: _Number | None = None
+    repetition_penalty: _Number | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
 

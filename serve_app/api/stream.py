@@ -39,34 +39,58 @@ class Usage:
         }
 
 
-def complete_reply(
-    *,
-    id: str,
-    created: int,
-    model: str,
-    fingerprint: str,
-    text: str,
-    finish_reason: str,
-    usage: Usage,
-    tokens: Sequence[ToldToken] | None = None,
-) -> bytes:
-    """The body of a reply that is not streamed. `tokens` are those to tell; None: their telling was not asked for.
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call of a reply. `arguments` are the JSON text that the model wrote."""
 
-    Raises ValueError for a finish reason that the format lacks.
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One choice of a reply that is not streamed.
+
+    `reasoning` of None: there was none. `tokens` are those to tell; None: their telling was not asked for.
     """
-    choice = {
-        "index": 0,
-        "message": {"role": "assistant", "content": text},
-        "logprobs": None if tokens is None else logprobs_object(tokens),
-        "finish_reason": _reason(finish_reason),
-    }
+
+    text: str
+    finish_reason: str
+    reasoning: str | None = None
+    calls: tuple[Call, ...] = ()
+    tokens: Sequence[ToldToken] | None = None
+
+    def as_dict(self, index: int) -> dict[str, Any]:
+        """The choice's object. Raises ValueError for a finish reason that the format lacks."""
+        # A message that only calls has null, not an empty string, by which clients tell that nothing was said.
+        message: dict[str, Any] = {"role": "assistant", "content": None if self.calls and not self.text else self.text}
+        if self.reasoning is not None:
+            message["reasoning_content"] = self.reasoning
+        if self.calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.calls
+            ]
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": None if self.tokens is None else logprobs_object(self.tokens),
+            "finish_reason": _reason(self.finish_reason),
+        }
+
+
+def complete_reply(
+    *, id: str, created: int, model: str, fingerprint: str, choices: Sequence[Choice], usage: Usage
+) -> bytes:
+    """The body of a reply that is not streamed. Raises ValueError for a finish reason that the format lacks."""
     return encode(
         {
             "id": id,
             "object": "chat.completion",
             "created": created,
             "model": model,
-            "choices": [choice],
+            "choices": [choice.as_dict(index) for index, choice in enumerate(choices)],
             "usage": usage.as_dict(),
             "system_fingerprint": fingerprint,
         }
@@ -74,12 +98,13 @@ def complete_reply(
 
 
 class ChunkEncoder:
-    """The events of one streamed reply, in the order `role`, `content`..., `finish`, `usage` if asked for, DONE.
+    """The events of one streamed reply, in the order `role`, pieces..., `finish`, `usage` if asked for, DONE.
 
-    What is the same in every chunk is encoded once, so that a piece of text costs one string escape and a join.
+    Each choice, told by its index, has its own role, pieces and finish; those of several may take turns. What is the
+    same in every chunk is encoded once, so that a piece of text costs one string escape and a join.
     """
 
-    __slots__ = ("_after", "_before", "_head", "_include_usage", "_null_usage")
+    __slots__ = ("_after", "_head", "_include_usage", "_null_usage")
 
     def __init__(self, *, id: str, created: int, model: str, fingerprint: str, include_usage: bool) -> None:
         fixed = {
@@ -93,25 +118,34 @@ class ChunkEncoder:
         self._head = b"data: " + encode(fixed)[:-1] + b',"choices":['
         # With usage asked for, every other chunk says null, so that clients can look at the field blindly.
         self._null_usage = b',"usage":null}\n\n' if include_usage else b"}\n\n"
-        self._before = self._head + b'{"index":0,"delta":{"content":'
         self._after = b'},"logprobs":null,"finish_reason":null}]' + self._null_usage
 
-    def role(self) -> bytes:
-        """The opening chunk."""
-        delta = b'{"index":0,"delta":{"role":"assistant","content":""'
-        return self._head + delta + self._after
+    def role(self, choice: int = 0) -> bytes:
+        """The opening chunk of a choice."""
+        return self._chunk(choice, b'"role":"assistant","content":""')
 
-    def content(self, text: str, tokens: Sequence[ToldToken] = ()) -> bytes:
+    def content(self, text: str, tokens: Sequence[ToldToken] = (), choice: int = 0) -> bytes:
         """A chunk with a piece of the reply and the tokens to tell with it."""
-        if not tokens:
-            return b"".join((self._before, encode_text(text), self._after))
-        told = b'},"logprobs":' + encode_line(logprobs_object(tokens)) + b',"finish_reason":null}]'
-        return b"".join((self._before, encode_text(text), told, self._null_usage))
+        return self._chunk(choice, b'"content":' + encode_text(text), tokens)
 
-    def finish(self, reason: str) -> bytes:
-        """The chunk that says why the reply ended. Raises ValueError for a reason that the format lacks."""
-        choice = b'{"index":0,"delta":{},"logprobs":null,"finish_reason":' + encode_text(_reason(reason)) + b"}]"
-        return self._head + choice + self._null_usage
+    def reasoning(self, text: str, tokens: Sequence[ToldToken] = (), choice: int = 0) -> bytes:
+        """A chunk with a piece of what the model says to itself."""
+        return self._chunk(choice, b'"reasoning_content":' + encode_text(text), tokens)
+
+    def call(self, index: int, id: str, name: str, tokens: Sequence[ToldToken] = (), choice: int = 0) -> bytes:
+        """The chunk that begins a tool call; `index` counts the calls of the choice."""
+        begun = {"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""}}
+        return self._chunk(choice, b'"tool_calls":[' + encode_line(begun) + b"]", tokens)
+
+    def arguments(self, index: int, text: str, tokens: Sequence[ToldToken] = (), choice: int = 0) -> bytes:
+        """A chunk with a piece of a call's arguments."""
+        piece = b'"tool_calls":[{"index":%d,"function":{"arguments":%b}}]' % (index, encode_text(text))
+        return self._chunk(choice, piece, tokens)
+
+    def finish(self, reason: str, choice: int = 0) -> bytes:
+        """The chunk that says why a choice ended. Raises ValueError for a reason that the format lacks."""
+        told = b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b}]' % (choice, encode_text(_reason(reason)))
+        return self._head + told + self._null_usage
 
     def usage(self, usage: Usage) -> bytes:
         """The chunk without choices that carries the usage; only for streams that asked for it."""
@@ -123,6 +157,13 @@ class ChunkEncoder:
     def error(error: ApiError) -> bytes:
         """The event of a failure after the headers; the stream ends after it without DONE."""
         return b"data: " + encode(error.body()) + b"\n\n"
+
+    def _chunk(self, choice: int, delta: bytes, tokens: Sequence[ToldToken] = ()) -> bytes:
+        begin = b'{"index":%d,"delta":{' % choice
+        if not tokens:
+            return b"".join((self._head, begin, delta, self._after))
+        told = b'},"logprobs":' + encode_line(logprobs_object(tokens)) + b',"finish_reason":null}]'
+        return b"".join((self._head, begin, delta, told, self._null_usage))
 
 
 def _reason(reason: str) -> str:

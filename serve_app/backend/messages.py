@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
-from serve_app.engine.request import Event, SamplingParams
+from serve_app.engine.request import Event, FinishReason, SamplingParams, TokenLogprob
 from serve_app.ledger.messages import Price
+from serve_app.tools.parts import Part
+
+ToolChoice = Literal["none", "auto", "required"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,11 @@ class Bill:
 
 @dataclass(frozen=True, slots=True)
 class GenerateCall:
-    """Asks a replica for one reply. `credit` is the hold in nano-units: prompt and whole output budget must fit."""
+    """Asks a replica for a reply of `n` choices.
+
+    `credit` is the hold in nano-units: the prompt, once, and the whole output budget of every choice must fit.
+    `tools` are those that the model may call, as the API defines them; `function` is the only one, where one is named.
+    """
 
     request_id: str
     messages: tuple[dict[str, Any], ...]
@@ -35,6 +42,11 @@ class GenerateCall:
     weight: float = 1.0  # of the account, in the engine's fair queue
     # Seconds from the call on, for no two machines have the same clock; a reply that has begun is never cut by it.
     first_token_within_s: float | None = None
+    n: int = 1
+    tools: tuple[dict[str, Any], ...] = ()
+    tool_choice: ToolChoice = "none"
+    function: str | None = None
+    parallel_calls: bool = True  # whether a forced reply may be several calls
 
 
 class Rejection(StrEnum):
@@ -58,4 +70,26 @@ class Rejected:
     param: str = "messages"  # with INVALID, the field at fault
 
 
-BackendEvent = Event | Rejected
+@dataclass(frozen=True, slots=True)
+class Said:
+    """More of a choice, in parts; what is plain text of an only choice comes as the engine's Delta.
+
+    `completion_tokens` counts the output of all choices so far. `tokens` are those to tell, where that is asked for.
+    """
+
+    parts: tuple[Part, ...]
+    completion_tokens: int
+    tokens: tuple[TokenLogprob, ...] = ()
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """One of several choices is complete. Finished, which counts all of them, comes after the last."""
+
+    choice: int
+    reason: FinishReason
+
+
+BackendEvent = Event | Rejected | Said | Ended
+"""Of a reply with several choices, Finished counts them all; its `marked_tokens` are those of reasoning."""

@@ -11,10 +11,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from serve_app.backend.choices import generate_choices
+from serve_app.backend.dialect import Dialect
 from serve_app.backend.messages import BackendEvent, GenerateCall, Rejected, Rejection
-from serve_app.backend.told import ToldTokens
-from serve_app.engine.errors import ContextLengthExceeded, EngineClosed, QueueFull, UnsupportedGrammar
-from serve_app.engine.request import Delta, Finished, FinishReason, GenerationRequest
+from serve_app.backend.rejections import refused_prompt, refused_sampling
+from serve_app.backend.reply import Reply
+from serve_app.engine.errors import ContextLengthExceeded, EngineClosed, QueueFull
+from serve_app.engine.request import Event, Finished, FinishReason, GenerationRequest
 from serve_app.ledger.messages import Outcome, Settlement
 
 if TYPE_CHECKING:
@@ -35,10 +38,12 @@ class Replica:
         engine: Engine,
         settle_orphan: SettleOrphan,
         *,
+        dialect: Dialect | None = None,
         coalesce_s: float = 0.015,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
+        self._dialect = dialect or Dialect(engine.chat)
         self._settle_orphan = settle_orphan
         self._coalesce_s = coalesce_s
         self._clock = clock
@@ -46,68 +51,65 @@ class Replica:
         self._orphans: set[asyncio.Task[None]] = set()
 
     async def generate(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
-        """Streams Rejected alone, or Started, Deltas and Finished. Closing or cancelling it stops the engine."""
+        """Streams Rejected alone, or Started, what is said, and Finished. Closing or cancelling it stops the engine."""
         came = self._clock()
         try:
             # Tokenizing a long prompt takes tens of milliseconds: off the loop, or every stream would wait for it.
-            ids = await asyncio.to_thread(self._engine.chat.render, list(call.messages), call.continue_final)
+            prompt = await asyncio.to_thread(self._dialect.prompt, call)
         except ContextLengthExceeded as error:
             yield Rejected(Rejection.CONTEXT, prompt_tokens=error.prompt_tokens, limit=error.limit)
             return
         except ValueError as error:
-            yield Rejected(Rejection.INVALID, message=str(error))
+            yield refused_prompt(error, call)
             return
+        ids = prompt.token_ids
         limit = self._engine.max_context
         if len(ids) >= limit:
             yield Rejected(Rejection.CONTEXT, prompt_tokens=len(ids), limit=limit)
             return
         output = min(call.sampling.max_tokens, limit - len(ids))
         price = call.bill.price
-        if max(price.charge(len(ids), cached, output) for cached in (0, len(ids))) > call.credit:
+        if max(price.charge(len(ids), cached, call.n * output) for cached in (0, len(ids))) > call.credit:
             yield Rejected(Rejection.CREDIT, prompt_tokens=len(ids))
             return
         request = GenerationRequest(
             request_id=call.request_id,
             prompt_token_ids=tuple(ids),
-            sampling=replace(call.sampling, max_tokens=output),
+            sampling=replace(prompt.sampling, max_tokens=output),
             tenant=call.bill.account_id,
             weight=call.weight,
             first_token_by=None if call.first_token_within_s is None else came + call.first_token_within_s,
         )
-        told = None if call.sampling.logprobs is None else ToldTokens()
-        produced = Finished(FinishReason.ABORT, len(ids), 0, 0)
+        reply = Reply(call, len(ids), [self._dialect.reader(call, prompt, choice) for choice in range(call.n)])
         started_at = time.time()
         self._active += 1
         try:
-            async with contextlib.aclosing(self._engine.generate(request, self._interval)) as events:
-                async for event in events:
-                    if isinstance(event, Delta):
-                        produced = replace(produced, completion_tokens=event.completion_tokens)
-                        if told is not None:
-                            event = replace(event, tokens=told.take(event.text, event.tokens))
-                    elif isinstance(event, Finished):
-                        produced = event
-                    elif event.cached_tokens:
-                        produced = replace(produced, cached_tokens=event.cached_tokens)
-                    yield event
-                    if isinstance(event, Finished):
-                        # Reached only when the other side has taken the event and asks for more.
+            async with contextlib.aclosing(generate_choices(self._generate, request, call.n)) as events:
+                async for choice, event in events:
+                    for told in reply.take(choice, event):
+                        yield told
+                    if reply.is_over:
+                        # Reached only when the other side has taken the last event and asks for more.
                         return
         except QueueFull:
             yield Rejected(Rejection.QUEUE_FULL)
         except EngineClosed:
             yield Rejected(Rejection.CLOSED)
         except ValueError as error:
-            if (rejected := _refused(error)) is None:
+            if (rejected := refused_sampling(error, call)) is None:
                 raise
             yield rejected
         except (asyncio.CancelledError, GeneratorExit):
             # The other side has cut the stream. A failure of our own passes by here: nothing of it is billed.
+            produced = reply.produced
             if produced.completion_tokens and produced.reason is not FinishReason.ERROR:
                 self._settle_later(call, produced, started_at)
             raise
         finally:
             self._active -= 1
+
+    def _generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+        return self._engine.generate(request, self._interval)
 
     def _interval(self) -> float:
         """Seconds between the deltas of one stream: few and large ones when many streams share the machine.
@@ -156,13 +158,3 @@ class Replica:
         """Waits for the settlements of cut streams that are still due."""
         if self._orphans:
             await asyncio.wait(self._orphans)
-
-
-def _refused(error: ValueError) -> Rejected | None:
-    """The rejection, where the request is at fault and not the replica."""
-    if isinstance(error, UnsupportedGrammar):
-        return Rejected(Rejection.INVALID, message=f"response_format: {error}.", param="response_format")
-    if str(error).startswith("logit_bias"):  # the sampler names the parameter
-        message = "logit_bias has token ids outside this model's vocabulary: leave them out."
-        return Rejected(Rejection.INVALID, message=message, param="logit_bias")
-    return None

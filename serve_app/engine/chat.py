@@ -23,11 +23,34 @@ class ChatRenderer:
         self._core = getattr(tokenizer, "backend_tokenizer", None)
         self._lock = threading.Lock()
 
+    @property
+    def template(self) -> str | None:
+        """The Jinja text that `text` uses for tools; a tokenizer may have another one for all else."""
+        templates = getattr(self._tokenizer, "chat_template", None)
+        if not isinstance(templates, dict):
+            return templates
+        return templates.get("tool_use") or templates.get("default")
+
+    @property
+    def special_names(self) -> frozenset[str]:
+        """The names of the special tokens, which the text of a reply leaves out unless they are asked for."""
+        added = getattr(self._tokenizer, "added_tokens_decoder", {}).values()
+        return frozenset(str(token) for token in added if token.special)
+
     def render(self, messages: Sequence[Mapping[str, Any]], continue_final: bool = False) -> list[int]:
-        """Token ids of the conversation, ready for the assistant's turn.
+        """Token ids of the conversation, ready for the assistant's turn: `tokenize` of `text`."""
+        return self.tokenize(self.text(messages, continue_final))
+
+    def text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        continue_final: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """The conversation as the template writes it, ready for the assistant's turn.
 
         `developer` counts as `system`, a content of None as empty. With `continue_final` the last message is left
-        open and the reply continues it.
+        open and the reply continues it. `tools` is the template's variable of that name.
 
         Raises:
             ContextLengthExceeded: the text is too long to fit, whatever its tokens are.
@@ -37,13 +60,19 @@ class ChatRenderer:
             raise ValueError("there are no messages")
         plain = [self._plain(message) for message in messages]
         self._refuse_oversized(sum(len(m["content"].encode()) for m in plain))
+        more: dict[str, Any] = {} if tools is None else {"tools": list(tools)}
         try:
-            text = self._tokenizer.apply_chat_template(
-                plain, tokenize=False, add_generation_prompt=not continue_final, continue_final_message=continue_final
+            return str(
+                self._tokenizer.apply_chat_template(
+                    plain,
+                    tokenize=False,
+                    add_generation_prompt=not continue_final,
+                    continue_final_message=continue_final,
+                    **more,
+                )
             )
         except Exception as error:  # jinja's own errors, and whatever a template raises
             raise ValueError(f"the model's chat template refuses these messages: {error}") from error
-        return self.tokenize(text)
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text that already holds its special tokens."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 
 from serve_app.api import ApiError, ChatRequest, errors
-from serve_app.backend.messages import BackendEvent, Rejected, Rejection
+from serve_app.backend.messages import BackendEvent, Ended, Rejected, Rejection, Said
 from serve_app.engine.request import Delta, Finished, FinishReason, Started
 from serve_app.gateway.catalogue import Catalogue
 from serve_app.gateway.coalesce import Unavailable
@@ -80,7 +80,7 @@ class Exchange:
             key_digest=caller.digest,
             model=chat.model,
             prompt_tokens=min(chat.estimated_prompt_tokens, self._identifier.context_length),
-            max_tokens=chat.max_tokens or self._identifier.max_output,
+            max_tokens=chat.n * (chat.max_tokens or self._identifier.max_output),
             prompt_price=max(price.input, price.cached_input),  # what is cached shows only when it runs
             output_price=price.output,
             backend=self.backend,
@@ -156,6 +156,12 @@ class Exchange:
     def _granted(self, grant: Grant) -> None:
         self.grant = grant
         self._services.leases.opened(self._admit, grant)
+        if grant.max_tokens < self._chat.n and not grant.tentative:
+            self._void()
+            message = (
+                f"the balance pays for less than one token for each of {self._chat.n} choices: add funds or lower n"
+            )
+            raise errors.insufficient_balance(message)
 
     async def _is_answered(self, retry: Retry, grant: Grant) -> bool:
         """Whether the request had finished before this one was let in, which then is undone."""
@@ -203,8 +209,8 @@ class Exchange:
         except TimeoutError:
             raise _waited_too_long() from None
 
-    async def next(self, timeout_s: float | None = None) -> Delta | Finished | None:
-        """The next delta, or Finished at the end; None when nothing came within `timeout_s` seconds.
+    async def next(self, timeout_s: float | None = None) -> Delta | Said | Ended | Finished | None:
+        """What the backend says next, Finished at the end; None when nothing came within `timeout_s` seconds.
 
         Raises ApiError when the backend fails.
         """
@@ -216,12 +222,12 @@ class Exchange:
                     event = await self._generation.next()
             except TimeoutError:
                 return None
-            if isinstance(event, Delta) and self._progress.completion_tokens == 0:
+            if isinstance(event, Delta | Said) and self._progress.completion_tokens == 0:
                 self._services.metrics.first_token(self._chat.model, time.time() - self.started_at)
             self._count(event)
             if isinstance(event, Started):
                 continue
-            if isinstance(event, Delta):
+            if isinstance(event, Delta | Said | Ended):
                 return event
             if isinstance(event, Finished):
                 if event.reason is FinishReason.DEADLINE:
@@ -342,7 +348,7 @@ class Exchange:
         before = self._progress
         if isinstance(event, Started):
             self._progress = replace(before, prompt_tokens=event.prompt_tokens, cached_tokens=event.cached_tokens)
-        elif isinstance(event, Delta):
+        elif isinstance(event, Delta | Said):
             self._progress = replace(before, completion_tokens=event.completion_tokens)
         elif isinstance(event, Finished):
             self._progress = event

@@ -27,7 +27,7 @@ def call_for(
 ) -> GenerateCall:
     """What a replica is asked for a request that has been let in."""
     sampling = SamplingParams(
-        max_tokens=grant.max_tokens,
+        max_tokens=max(1, grant.max_tokens // chat.n),  # for each choice
         temperature=chat.temperature,
         top_p=chat.top_p,
         top_k=chat.top_k,
@@ -54,6 +54,11 @@ def call_for(
         settle_after_s=settle_after_s,
         weight=grant.weight / USUAL_WEIGHT,
         first_token_within_s=first_token_within_s,
+        n=chat.n,
+        tools=chat.tools,
+        tool_choice=chat.tool_choice,
+        function=chat.forced_function,
+        parallel_calls=chat.parallel_tool_calls,
     )
 
 

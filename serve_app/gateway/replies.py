@@ -30,15 +30,15 @@ from serve_app.api import (
     errors,
     headers,
     parse_chat_request,
-    refuse_unsupported,
 )
-from serve_app.engine.request import Delta, Finished, TokenLogprob
+from serve_app.engine.request import Finished
 from serve_app.gateway.bodies import read_body
 from serve_app.gateway.catalogue import Catalogue
 from serve_app.gateway.exchange import ClientGone, Exchange, Services
 from serve_app.gateway.identity import Authenticator, Caller
 from serve_app.gateway.refusals import rate_limit_headers
 from serve_app.gateway.retries import Retry
+from serve_app.gateway.telling import Chunks, Whole
 
 logger = logging.getLogger("ray.serve")
 
@@ -71,10 +71,9 @@ class ChatReply(Response):
         try:
             caller = self._authenticator.caller(self._request)
             try:
-                body = await read_body(self._request, self._services.settings.max_body_bytes)
                 most = self._services.settings.max_body_bytes
+                body = await read_body(self._request, most, self._services.settings.body_timeout_s)
                 chat = parse_chat_request(body, served(self._services.catalogue), most)
-                refuse_unsupported(chat)
                 # Streams ignore it. OpenAI's SDKs send such a key only where they are told to, but then, like clients
                 # that are made by the same generator, with every POST alike: a refusal would take streams from them.
                 retry = None if chat.stream else Retry.of(self._request.headers.get("idempotency-key"), body)
@@ -150,15 +149,13 @@ class ChatReply(Response):
         # HTTP/1.0 has no chunks: it needs the length first, and a client of it could not tell a reply that is cut.
         may_begin = self._request.scope.get("http_version") != "1.0"
         due = came + settings.early_reply_s
-        text: list[str] = []
-        tokens: list[TokenLogprob] = []
+        reply = Whole(chat.n)
         while True:
             event = await exchange.next(max(0.0, due - clock()) if may_begin else None)
-            if isinstance(event, Delta):
-                text.append(event.text)
-                tokens += event.tokens
-            elif event is not None:
+            if isinstance(event, Finished):
                 break
+            if event is not None:
+                reply.take(event)
             if may_begin and clock() >= due:
                 await sender.write(LINE_FEED, lambda: self._reply_headers(exchange, "application/json"))
                 due = clock() + settings.line_feed_s
@@ -167,10 +164,8 @@ class ChatReply(Response):
             created=int(exchange.started_at),
             model=chat.model,
             fingerprint=fingerprint(exchange.backend),
-            text="".join(text),
-            finish_reason=event.reason.value,
+            choices=reply.choices(event.reason, chat.logprobs),
             usage=usage_of(event),
-            tokens=tokens if chat.logprobs else None,
         )
         await exchange.complete(body)
 
@@ -196,19 +191,14 @@ class ChatReply(Response):
         async def write(data: bytes, more: bool = True) -> None:
             await sender.write(data, start_headers, more=more)
 
-        opening = encoder.role()
+        chunks = Chunks(encoder, chat.n)
         while True:
             event = await exchange.next(keep_alive_s)
-            if event is None:
-                await write(KEEP_ALIVE)
-            elif isinstance(event, Delta):
-                said = event.text or event.tokens
-                await write(opening + encoder.content(event.text, event.tokens) if said else opening)
-                opening = b""
-            else:
+            if isinstance(event, Finished):
                 break
+            await write(KEEP_ALIVE if event is None else chunks.of(event))
         await exchange.complete()
-        closing = opening + encoder.finish(event.reason.value)
+        closing = chunks.end(event.reason)
         if chat.include_usage:
             closing += encoder.usage(usage_of(event))
         await write(closing + DONE, more=False)
@@ -279,4 +269,5 @@ def usage_of(finished: Finished) -> Usage:
         prompt_tokens=finished.prompt_tokens,
         cached_tokens=finished.cached_tokens,
         completion_tokens=finished.completion_tokens,
+        reasoning_tokens=finished.marked_tokens or 0,
     )

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from serve_app.api import ChunkEncoder, Usage, complete_reply
+from serve_app.api import Choice, ChunkEncoder, Usage, complete_reply
 from tests.api.test_stream import FIXED, chunk, encoder
 
 USAGE = Usage(prompt_tokens=10, completion_tokens=2)
@@ -45,7 +45,7 @@ def test_a_chunk_without_tokens_says_null() -> None:
 
 
 def complete(tokens: Any) -> Any:
-    body = complete_reply(**FIXED, text="Hi", finish_reason="stop", usage=USAGE, tokens=tokens)  # type: ignore[arg-type]
+    body = complete_reply(**FIXED, choices=[Choice("Hi", "stop", tokens=tokens)], usage=USAGE)  # type: ignore[arg-type]
     openai.types.chat.ChatCompletion.model_validate_json(body, strict=True)
     return json.loads(body)["choices"][0]["logprobs"]
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 
-from serve_app.api import DONE, KEEP_ALIVE, ChunkEncoder, Usage, complete_reply, errors
+from serve_app.api import DONE, KEEP_ALIVE, Choice, ChunkEncoder, Usage, complete_reply, errors
 
 HEAD = b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"svc-chat",'
 HEAD += b'"system_fingerprint":"fp_a","choices":['
@@ -64,7 +64,7 @@ def test_only_the_formats_finish_reasons_leave(reason: str) -> None:
 
 
 def test_the_complete_reply() -> None:
-    body = complete_reply(**FIXED, text="Hé\n", finish_reason="length", usage=USAGE)  # type: ignore[arg-type]
+    body = complete_reply(**FIXED, choices=[Choice("Hé\n", "length")], usage=USAGE)  # type: ignore[arg-type]
     assert json.loads(body) == {
         "id": "chatcmpl-1",
         "object": "chat.completion",

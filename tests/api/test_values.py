@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.api import ApiError, parse_chat_request, refuse_unsupported
+from serve_app.api import ApiError, parse_chat_request
 from tests.api.requests import SERVED, body, parse, refused
 
 USER = {"role": "user", "content": "Hello"}
@@ -179,27 +179,10 @@ def test_messages_are_ready_for_a_template() -> None:
     assert not parse().continue_final
 
 
-@pytest.mark.parametrize(
-    ("more", "field"),
-    [
-        ({"n": 2}, "n"),
-        ({"tools": [function()]}, "tools"),
-        ({"tools": [function()], "tool_choice": "required"}, "tools"),
-    ],
-)
-def test_what_is_not_offered_yet_is_422_and_says_so(more: dict[str, Any], field: str) -> None:
-    request = parse(**more)
-    with pytest.raises(ApiError) as caught:
-        refuse_unsupported(request)
-    assert (caught.value.status, caught.value.param) == (422, field)
-    assert "does not offer" in caught.value.message
-
-
-def test_what_asks_for_nothing_special_is_offered() -> None:
-    refuse_unsupported(parse())
-    refuse_unsupported(parse(n=1, tools=[function()], tool_choice="none", response_format={"type": "text"}))
-    refuse_unsupported(parse(response_format={"type": "json_object"}))
-    refuse_unsupported(parse(logprobs=True, top_logprobs=20, logit_bias={"5": 1}, tools=[], tool_choice="auto"))
+def test_several_calls_at_once_are_allowed_unless_refused() -> None:
+    assert parse().parallel_tool_calls
+    assert parse(parallel_tool_calls=None).parallel_tool_calls
+    assert not parse(parallel_tool_calls=False).parallel_tool_calls
 
 
 def test_output_is_limited_by_the_model_asked_for() -> None:

@@ -32,12 +32,17 @@ class ScriptedEngine:
         self.aborted = asyncio.Event()
         self.ended = asyncio.Event()
 
-    def render(self, messages: list[dict[str, Any]], continue_final: bool) -> list[int]:
-        text = messages[-1]["content"]
+    template = None
+
+    def text(self, messages: list[dict[str, Any]], continue_final: bool, tools: Any) -> str:
+        text: str = messages[-1]["content"]
         if text == "too long":
             raise ContextLengthExceeded(1000, 100)
         if text == "refused":
             raise ValueError("roles must alternate")
+        return text
+
+    def tokenize(self, text: str) -> list[int]:
         return list(range(len(text)))
 
     async def generate(

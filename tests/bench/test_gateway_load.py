@@ -8,7 +8,7 @@ import pytest
 
 from bench.gateway import load, parts
 from bench.gateway.request import BODY, MAX_TOKENS, MODEL, PROMPT_TOKENS, REPLY, wrong_in
-from serve_app.api import Usage, complete_reply, parse_chat_request
+from serve_app.api import Choice, Usage, complete_reply, parse_chat_request
 
 FIGURES = {
     "requests": 300, "seconds": 2.0, "p50_ms": 5.1, "p90_ms": 6.0, "p99_ms": 9.5, "max_ms": 20.0, "non_2xx": 0,
@@ -48,7 +48,7 @@ def test_only_the_expected_reply_passes() -> None:
     def reply(text: str, tokens: int) -> object:
         usage = Usage(PROMPT_TOKENS, tokens)
         body = complete_reply(
-            id="x", created=1, model=MODEL, fingerprint="fp", text=text, finish_reason="stop", usage=usage
+            id="x", created=1, model=MODEL, fingerprint="fp", choices=[Choice(text, "stop")], usage=usage
         )
         return json.loads(body)
 

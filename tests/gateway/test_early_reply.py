@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from serve_app.api import Usage, complete_reply
+from serve_app.api import Choice, Usage, complete_reply
 from serve_app.backend.messages import Rejected, Rejection
 from serve_app.engine.request import Delta, Finished, FinishReason, Started
 from serve_app.gateway.ports import BackendUnavailable
@@ -75,8 +75,7 @@ def expected(world: World, reply: Any, *, prompt: int, completion: int, text: st
         created=reply["created"],
         model="svc-chat",
         fingerprint="fp_fake",
-        text=text,
-        finish_reason="stop",
+        choices=[Choice(text, "stop")],
         usage=Usage(prompt_tokens=prompt, completion_tokens=completion),
     )
 
