@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -18,6 +18,7 @@ from serve_app.ledger.messages import Price
 from serve_app.ledger.money import price_per_million
 from serve_app.limits.messages import Contract
 from serve_app.limits.pressure import Tuning
+from serve_app.tools import FAMILIES
 
 Settings = TypeVar("Settings", bound=BaseModel)
 
@@ -87,6 +88,7 @@ class GatewaySettings(_Strict):
     early_reply_s: Annotated[float, Field(gt=0)] = 3.0  # a reply that is not streamed is begun after so long
     line_feed_s: Annotated[float, Field(gt=0)] = 1.0  # and from then on sends a line feed so often until it is complete
     max_body_bytes: Annotated[int, Field(ge=1024)] = 4 * 1024 * 1024
+    body_timeout_s: Annotated[float, Field(gt=0)] = 30.0  # a request's body is complete after so long, or refused
     spool_max_bytes: Annotated[int, Field(ge=4096)] = 64 * 1024 * 1024
     # How many proxies in front append to x-forwarded-for. Ray Serve's HAProxy does not, a Kubernetes ingress is 1.
     trusted_proxies: Annotated[int, Field(ge=0, le=16)] = 0
@@ -161,6 +163,16 @@ class GatewayArgs(_Strict):
 
 class ModelArgs(EngineSettings):
     """`args` of a model application: the engine's settings. `model: bundled` is the model that ships with it."""
+
+    tool_format: str = "auto"  # how it writes tool calls, a name of serve_app.tools.FAMILIES; its template tells
+    reasoning: Literal["auto", "none"] = "auto"  # whether reasoning is told apart from the text; its template tells
+
+    @field_validator("tool_format")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value != "auto" and value not in FAMILIES:
+            raise ValueError(f"must be auto or one of {', '.join(FAMILIES)}")
+        return value
 
 
 def home_dir() -> Path:

@@ -78,6 +78,12 @@ class MethodNotAllowedError(ApiError):
     status = 405
 
 
+class BodyTimeoutError(ApiError):
+    """408: the request's body did not come in time."""
+
+    status = 408
+
+
 class ConflictError(ApiError):
     """409: the same request is being answered already."""
 
@@ -116,6 +122,23 @@ def invalid_format(message: str, param: str | None = None) -> InvalidFormatError
 def body_too_large(max_bytes: int) -> InvalidFormatError:
     """400: the body is over the size limit."""
     return invalid_format(f"The body is larger than {max_bytes} bytes. Send a shorter conversation.")
+
+
+def body_encoded(encoding: str) -> InvalidFormatError:
+    """400: the body is compressed."""
+    name = encoding if len(encoding) <= 40 else encoding[:37] + "..."
+    message = f"The body's content-encoding is {name}, and only plain bodies are read: send it without compression."
+    return invalid_format(message, "content-encoding")
+
+
+def body_timeout(seconds: float) -> BodyTimeoutError:
+    """408: the body was not complete in time. The connection can't be used any more: the rest may still come."""
+    return BodyTimeoutError(
+        f"The body was not complete after {seconds:g} s. Send it faster, or check that content-length is its length.",
+        type="invalid_request_error",
+        code="body_timeout",
+        headers={"connection": "close"},
+    )
 
 
 def authentication(message: str) -> AuthenticationError:

@@ -9,6 +9,7 @@ from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serve_app.api import errors
+from serve_app.api.codec import parse_object
 from serve_app.gateway.bodies import read_body
 from serve_app.ledger.errors import LedgerError
 from serve_app.ledger.money import parse_amount
@@ -17,7 +18,16 @@ MOST_BYTES = 64 * 1024
 
 Limit = Annotated[int, Field(ge=1, le=10**12)]
 Weight = Annotated[int, Field(ge=1, le=10_000)]
-Name = Annotated[str, Field(min_length=1, max_length=100)]
+Name = Annotated[str, Field(min_length=1, max_length=100, description="Printable.")]
+# What else an amount and a time must be is checked by `amount_of` and `expiry_of`, which say more than a pattern.
+Amount = Annotated[
+    str,
+    Field(
+        description="A decimal such as 12.50, of at most nine decimals, in the service's currency.",
+        json_schema_extra={"pattern": r"^[+-]?[0-9]{1,40}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,2})?$"},
+    ),
+]
+Time = Annotated[str, Field(description="A time to come.", json_schema_extra={"format": "date-time"})]
 Memo = Annotated[str, Field(max_length=500)]
 Models = Annotated[list[Annotated[str, Field(min_length=1, max_length=100)]], Field(min_length=1, max_length=100)]
 Period = Literal["day", "month"]
@@ -31,9 +41,9 @@ class CreateAccount(_Body):
     """POST /admin/accounts. `expires_at` is that of an opening grant."""
 
     name: Name
-    credit: str | None = None
+    credit: Amount | None = None
     kind: Literal["top_up", "grant"] = "top_up"
-    expires_at: str | None = None
+    expires_at: Time | None = None
     rpm: Limit | None = None
     tpm: Limit | None = None
     concurrency: Limit | None = None
@@ -43,16 +53,16 @@ class CreateAccount(_Body):
 class Credit(_Body):
     """POST /admin/accounts/{id}/credit. Only grants expire."""
 
-    amount: str
+    amount: Amount
     kind: Literal["top_up", "grant"] = "top_up"
     memo: Memo = ""
-    expires_at: str | None = None
+    expires_at: Time | None = None
 
 
 class Correction(_Body):
-    """POST /admin/accounts/{id}/correct: above 0 is given back, below is taken back."""
+    """POST /admin/accounts/{id}/correct: an amount above 0 is given back, below is taken back."""
 
-    amount: str
+    amount: Amount
     memo: Annotated[str, Field(min_length=1, max_length=500)]
 
 
@@ -72,9 +82,9 @@ class KeyTerms(_Body):
     rpm: Limit | None = None
     tpm: Limit | None = None
     concurrency: Limit | None = None
-    budget: str | None = None
+    budget: Amount | None = None
     budget_period: Period | None = None
-    expires_at: str | None = None
+    expires_at: Time | None = None
 
 
 class CreateKey(KeyTerms):
@@ -96,12 +106,12 @@ async def body_of(request: Request, kind: type[Body]) -> Body:
     """The request's body. Raises 400 for what is no such object, 422 for a value out of range."""
     raw = await read_body(request, MOST_BYTES)
     try:
-        return kind.model_validate_json(raw or b"{}")
+        return kind.model_validate(parse_object(raw or b"{}", MOST_BYTES))
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False)[0]
         param = ".".join(map(str, problem["loc"]))
         text = f"{param}: {problem['msg']}" if param else problem["msg"]
-        if problem["type"] in ("missing", "json_invalid", "extra_forbidden") or problem["type"].endswith("_type"):
+        if problem["type"] in ("missing", "extra_forbidden") or problem["type"].endswith("_type"):
             raise errors.invalid_format(text, param=param or None) from None
         raise errors.invalid_parameters(text, param=param or None) from None
 
