@@ -12,18 +12,20 @@ class ToldTokens:
 
     A token goes with the text that its first byte lies in. Tokens that are ahead of the text wait: what they spell
     may be the beginning of a stop string, of which neither text nor tokens leave. So the same tokens are told however
-    the engine cut the reply into deltas, and those that still wait at its end are those of a stop string.
+    the engine cut the reply into deltas, and those that still wait at its end are those of a stop string. A blank that
+    begins the first word of a reply is in its token alone, with the tokenizers that mark words by blanks.
 
     Where tokens do not spell the text byte by byte (special tokens have a name and no text, halves of a character
     that never was completed become U+FFFD), every token goes at once.
     """
 
-    __slots__ = ("_ahead", "_aligned", "_waiting")
+    __slots__ = ("_ahead", "_aligned", "_may_drop", "_waiting")
 
     def __init__(self) -> None:
         self._waiting: list[TokenLogprob] = []
         self._ahead = b""  # what the tokens so far spell beyond the text so far
         self._aligned = True
+        self._may_drop = True  # the reply's first blank is not known to be in the text
 
     def take(self, text: str, tokens: Sequence[TokenLogprob]) -> tuple[TokenLogprob, ...]:
         """The tokens to tell with this text, of those that came with it or before."""
@@ -31,6 +33,8 @@ class ToldTokens:
         if self._aligned:
             out = text.encode(errors="replace")
             spelled = self._ahead + b"".join(token.raw for token in tokens)
+            if self._may_drop and not spelled.startswith(out) and spelled.startswith(b" " + out):
+                self._may_drop, spelled = False, spelled[1:]
             if spelled.startswith(out):
                 self._ahead = spelled[len(out) :]
                 return self._take(self._begun())

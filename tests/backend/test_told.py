@@ -48,6 +48,19 @@ def test_tokens_of_one_character_go_together_with_it() -> None:
     assert take(told, "👋", wave[:1], wave[1:3], wave[3:]) == [wave[:1], wave[1:3], wave[3:]]
 
 
+def test_the_blank_before_a_replys_first_word_is_no_text_and_tokens_stay_in_step() -> None:
+    told = ToldTokens()  # stop is "END"
+    assert take(told, "Hi", " Hi") == [b" Hi"]
+    assert take(told, " ", " EN") == [b" EN"]
+    assert take(told, "", "D") == []
+
+
+def test_a_first_word_that_may_begin_a_stop_string_waits_with_its_blank() -> None:
+    told = ToldTokens()
+    assert take(told, "", " EN") == []
+    assert take(told, "ENx", "x") == [b" EN", b"x"]
+
+
 @pytest.mark.parametrize("odd", ["<|end|>", b"\xf0\x9f"], ids=["a special token", "half a character"])
 def test_where_tokens_do_not_spell_the_text_none_is_lost(odd: str | bytes) -> None:
     told = ToldTokens()
