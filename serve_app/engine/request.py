@@ -56,6 +56,9 @@ class Grammar:
         opening: str = "",
         closing: str = "",
         optional: str | None = None,
+        never: Iterable[str] = (),
+        not_first: str = "",
+        shown: Iterable[str] = (),
         otherwise: Grammar | None = None,
         lead: str = "",
     ) -> Grammar:
@@ -64,9 +67,11 @@ class Grammar:
         With a `separator` one or more of them, with it in between; `opening` and `closing` stand around all. Names of
         special tokens in the texts stand for those tokens.
 
-        With `optional`, the text that calls begin with, the reply may also be text without it, or such text and then
-        calls. Where they begin with nothing of their own, that is "", the reply is calls, or text that does not begin
-        like JSON: after white space, no brace, bracket or backquote.
+        With `optional`, the text or special token that calls begin with, the reply may also be text without it, or
+        such text and then calls. Where they begin with nothing of their own, that is "", it is calls, or text that
+        does not begin like JSON: after white space, no brace, bracket or backquote. The text has none of `never` in
+        it, and does not begin with a character of `not_first`, neither at the reply's beginning nor after one of
+        `shown`: markers that readers of the text know, as those of reasoning. Of special tokens it has only these.
 
         With `otherwise`, a JSON object or schema, the reply that is no call is not any text but that.
         """
@@ -77,6 +82,9 @@ class Grammar:
                 "opening": opening,
                 "closing": closing,
                 "optional": optional,
+                "never": list(never),
+                "not_first": not_first,
+                "shown": list(shown),
                 "otherwise": None if otherwise is None else [otherwise.kind, otherwise.text, otherwise.strict],
             }
         )

@@ -76,15 +76,39 @@ class GrammarCompiler:
             if (known := self._cache.get(grammar)) is not None:
                 self._cache.move_to_end(grammar)
                 return known
-        source = grammar_text.source(grammar, self._special)
-        matcher = LLMatcher(self._tokenizer(), source, log_level=0, limits=self._limits)
-        if matcher.is_error():
-            raise UnsupportedGrammar(grammar_text.explain(matcher.get_error()))
+        try:
+            matcher = self._compile(grammar)
+        except UnsupportedGrammar as error:
+            error.alternative = self._alternative_at_fault(grammar)
+            raise
         with self._lock:
             self._cache[grammar] = matcher
             while len(self._cache) > _CACHED:
                 self._cache.popitem(last=False)
         return matcher
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        source = grammar_text.source(grammar, self._special)
+        matcher = LLMatcher(self._tokenizer(), source, log_level=0, limits=self._limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # finds what compiling does not: that nothing fits, or too much at once
+        if matcher.is_error():
+            raise UnsupportedGrammar(grammar_text.explain(matcher.get_error()))
+        if matcher.is_stopped() and not matcher.is_accepting():
+            raise UnsupportedGrammar("nothing can be written that fits it")
+        return matcher
+
+    def _alternative_at_fault(self, grammar: Grammar) -> int | None:
+        try:
+            alternatives = grammar_text.alternatives(grammar)
+        except (ValueError, KeyError, TypeError):
+            return None
+        for number, alternative in enumerate(alternatives):
+            try:
+                self._compile(alternative)
+            except UnsupportedGrammar:
+                return number
+        return None
 
     def _tokenizer(self) -> LLTokenizer:
         with self._tables_lock:

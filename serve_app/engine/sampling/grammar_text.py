@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from llguidance import LLMatcher
 
 from serve_app.engine.errors import UnsupportedGrammar
 from serve_app.engine.request import Grammar, GrammarKind
+from serve_app.engine.sampling import grammar_calls, lark
 
 _WHITE_SPACE = r"\n?[ \t]{0,20}"
 
@@ -26,25 +27,38 @@ def source(grammar: Grammar, special: Mapping[str, int]) -> str:
         UnsupportedGrammar: the text is not what its kind says. What a grammar asks for is not looked at.
     """
     try:
-        match grammar.kind:
-            case GrammarKind.JSON_OBJECT:
-                return _json_schema({"type": "object"}, strict=True)
-            case GrammarKind.JSON_SCHEMA:
-                return _json_schema(json.loads(grammar.text), grammar.strict)
-            case GrammarKind.LARK:
-                return LLMatcher.grammar_from_lark(grammar.text)
-            case GrammarKind.REGEX:
-                return LLMatcher.grammar_from_regex(grammar.text)
-            case GrammarKind.CHOICE:
-                return LLMatcher.grammar_from_regex(_choice(json.loads(grammar.text)))
-            case GrammarKind.TOOL_CALLS:
-                return LLMatcher.grammar_from_lark(_tool_calls(json.loads(grammar.text), grammar.strict, special))
+        inner = _source(grammar, special)
+        return _after(grammar.lead, inner, special) if grammar.lead else inner
     except UnsupportedGrammar:
         raise
     except RecursionError:
         raise UnsupportedGrammar("the grammar is nested too deeply") from None
     except (ValueError, KeyError, TypeError) as error:
         raise UnsupportedGrammar(f"this is no {grammar.kind}: {error}") from error
+
+
+def alternatives(grammar: Grammar) -> list[Grammar]:
+    """The schemas of a grammar's tool calls, each as a grammar of its own: to find the one at fault."""
+    if grammar.kind is not GrammarKind.TOOL_CALLS:
+        return []
+    schemas = (schema for _, schema, _ in json.loads(grammar.text)["alternatives"])
+    return [Grammar(GrammarKind.JSON_SCHEMA, schema, grammar.strict) for schema in schemas]
+
+
+def _source(grammar: Grammar, special: Mapping[str, int]) -> str:
+    match grammar.kind:
+        case GrammarKind.JSON_OBJECT:
+            return _json_schema({"type": "object"}, strict=True)
+        case GrammarKind.JSON_SCHEMA:
+            return _json_schema(json.loads(grammar.text), grammar.strict)
+        case GrammarKind.LARK:
+            return LLMatcher.grammar_from_lark(grammar.text)
+        case GrammarKind.REGEX:
+            return LLMatcher.grammar_from_regex(grammar.text)
+        case GrammarKind.CHOICE:
+            return LLMatcher.grammar_from_regex(_choice(json.loads(grammar.text)))
+        case GrammarKind.TOOL_CALLS:
+            return LLMatcher.grammar_from_lark(_tool_calls(json.loads(grammar.text), grammar.strict, special))
 
 
 def explain(complaint: str) -> str:
@@ -100,26 +114,31 @@ def _json_schema(schema: Any, strict: bool) -> str:
 def _choice(texts: Any) -> str:
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
         raise UnsupportedGrammar("a choice needs a list of texts, one at least")
-    plain = (text.encode(errors="replace").decode() for text in texts)
-    return "|".join("".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text) for text in plain)
+    return "|".join(lark.regex(text) for text in texts)
 
 
 def _tool_calls(calls: dict[str, Any], strict: bool, special: Mapping[str, int]) -> str:
-    if not calls["alternatives"]:
-        raise UnsupportedGrammar("there are no tools to call")
-    numbers = range(len(calls["alternatives"]))
-    call = " | ".join(f"call_{number}" for number in numbers)
-    more = "" if calls["separator"] is None else f" ({_text(calls['separator'], special)} call)*"
-    rules = [f"start: call{more}", f"call: {call}"]
-    for number, (before, schema, after) in zip(numbers, calls["alternatives"], strict=True):
-        arguments = {**_schema(json.loads(schema), strict), "x-guidance": _options(strict)}
-        rules.append(f"call_{number}: {_text(before, special)} arguments_{number} {_text(after, special)}")
-        rules.append(f"arguments_{number}: %json {json.dumps(arguments)}")
-    return "\n".join(rules) + "\n"
+    otherwise = None
+    if calls["otherwise"] is not None:
+        kind, text, its_strict = calls["otherwise"]
+        if kind not in (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA):
+            raise UnsupportedGrammar("beside tools, a reply can be held to JSON alone")
+        otherwise = json.loads(text) if kind == GrammarKind.JSON_SCHEMA else {"type": "object"}, _embed(its_strict)
+    return grammar_calls.grammar(calls, special, _embed(strict), otherwise)
 
 
-def _text(text: str, special: Mapping[str, int]) -> str:
-    """A constant text in Lark; special tokens are named by their ids, since no bytes spell them."""
-    names = sorted((re.escape(name) for name in special), key=len, reverse=True)
-    parts = re.split(f"({'|'.join(names)})", text) if names else [text]
-    return " ".join(f"<[{special[p]}]>" if p in special else json.dumps(p, ensure_ascii=False) for p in parts if p)
+def _embed(strict: bool) -> Callable[[Any], str]:
+    return lambda schema: f"%json {json.dumps({**_schema(schema, strict), 'x-guidance': _options(strict)})}"
+
+
+def _after(lead: str, inner: str, special: Mapping[str, int]) -> str:
+    """A grammar that begins after the first occurrence of a text."""
+    name = {"name": "inner"}
+    of = {"lark_grammar": inner, **name} if not inner.startswith("{") else {**json.loads(inner)["grammars"][0], **name}
+    if (token := lark.special_id(lead, special)) is None:
+        rules = ["start: lead SPACE? @inner", f"lead[suffix={json.dumps(lead)}]: /(?s:.*)/"]
+    else:
+        text = f"TEXT: /(?s:.+)/ & ~/(?s:.*){lark.regex(lead)}(?s:.*)/"  # its name in letters looks the same
+        rules = [f"start: TEXT? <[{token}]> SPACE? @inner", text]
+    outer = "\n".join([*rules, r"SPACE: /([ \t]{0,4}\n){1,2}/"]) + "\n"
+    return json.dumps({"grammars": [{"lark_grammar": outer}, of]})

@@ -1,0 +1,163 @@
+"""Tool calls that a reply may make or not: whatever it says, only a call that was checked can be read as one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from serve_app.engine.errors import UnsupportedGrammar
+from serve_app.engine.request import Grammar, GrammarKind
+from serve_app.engine.sampling.grammar import GrammarCompiler
+from tests.engine.fakes import EOS, byte_tokenizer
+from tests.engine.test_grammar import PADDED, next_tokens
+from tests.engine.test_grammar_lead import CALL, END, marked, spelled, takes
+
+__all__ = ["marked"]
+
+CITY = json.dumps(
+    {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}
+)
+ANY = '{"type": "object"}'
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[GrammarCompiler]:
+    compiler = GrammarCompiler(byte_tokenizer(), PADDED, frozenset({EOS}))
+    yield compiler
+    compiler.close()
+
+
+def tagged(marker: str, **options: Any) -> Grammar:
+    alternatives = [(f"{marker}weather ", CITY, "!"), (f"{marker}time ", ANY, "!")]
+    return Grammar.tool_calls(alternatives, optional=marker, **options)
+
+
+def bare(**options: Any) -> Grammar:
+    around = [('{"name": "weather", "arguments": ', CITY, "}"), ('{"name": "time", "arguments": ', ANY, "}")]
+    return Grammar.tool_calls(around, optional="", **options)
+
+
+WEATHER, TIME = 'weather {"city": "Rome"}!', 'time {"zone": 1}!'
+TEXTS = ["", "\n", "Hello, 汉 {}", "a <|call", "[1] `x`", '{"name": "weather"}']
+
+
+@pytest.mark.parametrize("special", [False, True], ids=["text", "special token"])
+def test_a_reply_may_be_text_or_calls_or_text_and_then_calls(
+    compiler: GrammarCompiler, marked: GrammarCompiler, special: bool
+) -> None:
+    held, marker = marked if special else compiler, "<|call|>"
+
+    def tokens(text: str) -> list[int]:
+        return spelled(text) if special else list(text.encode())
+
+    for text in TEXTS:
+        one, several = tagged(marker), tagged(marker, separator="\n")
+        assert takes(held.start(one), tokens(text))
+        assert takes(held.start(one), tokens(text + marker + WEATHER))
+        assert takes(held.start(several), tokens(f"{text}{marker}{WEATHER}\n{marker}{TIME}\n{marker}{WEATHER}"))
+        assert not takes(held.start(one), tokens(f"{text}{marker}{WEATHER}\n{marker}{TIME}"))
+        for wrong in ("other {}!", "weather {}!", "", WEATHER + "and text"):
+            assert not takes(held.start(several), tokens(text + marker + wrong))
+
+
+def test_what_stands_around_all_calls_does_so_once(compiler: GrammarCompiler) -> None:
+    for optional in (None, "[", "[["):
+        grammar = Grammar.tool_calls([("<", ANY, ">")], ", ", opening="[[", closing="]]", optional=optional)
+        for text in ("[[<{}>]]", "[[<{}>, <{}>]]"):
+            assert takes(compiler.start(grammar), list(text.encode()))
+        for wrong in ("[[]]", "[[<{}>", "[[<{}>]][[<{}>]]", "[[<{}>, ]]"):
+            assert not takes(compiler.start(grammar), list(wrong.encode()))
+
+
+def test_calls_without_a_marker_are_all_that_a_reply_may_begin_like(compiler: GrammarCompiler) -> None:
+    weather, time = '{"name": "weather", "arguments": {"city": "Rome"}}', '{"name": "time", "arguments": {}}'
+    for good in ("", "Hello {}", " \n ", "\n x", weather, f"\n{time}", f"{weather}\n{time}", "1", '"a"', "汉["):
+        assert takes(compiler.start(bare(separator="\n")), list(good.encode())), good
+    for wrong in ("{}", "[1]", "```", "\n {", ' \t["', '{"name": "weather", "arguments": {}}', f"{weather} text"):
+        assert not takes(compiler.start(bare(separator="\n")), list(wrong.encode())), wrong
+
+
+def test_text_has_nothing_that_readers_take_for_the_beginning_of_calls(
+    compiler: GrammarCompiler, marked: GrammarCompiler
+) -> None:
+    grammar = tagged("<c>", never=["<d>", "<e>"], not_first="[", shown=["<t>"])
+    for good in ("Hi <d", "{}", "a[", "<t>a[", "x <t>\n<c>" + WEATHER):
+        assert takes(compiler.start(grammar), list(good.encode())), good
+    for wrong in ("Hi <d>", "<e>", "[", "\n[", "a <t>[", "a<t>\n[", "<t>[<c>" + WEATHER):
+        assert not takes(compiler.start(grammar), list(wrong.encode())), wrong
+    # Of special tokens only those that are shown: all others would vanish from between two halves of a marker.
+    grammar = tagged("<c>", never=["<|call|>"], not_first="[", shown=["</think>", "<|call|>"])
+    assert takes(marked.start(grammar), spelled("a</think>b"))
+    assert takes(marked.start(grammar), spelled("a</think>b<c>" + WEATHER))
+    assert not takes(marked.start(grammar), spelled("a</think>["))
+    assert not takes(marked.start(grammar), list(b"<|call|>"))
+    assert CALL not in next_tokens(marked.start(grammar))
+    assert END not in next_tokens(marked.start(tagged("<c>")))
+
+
+PERSON = (
+    '{"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"], "additionalProperties": false}'
+)
+
+
+@pytest.mark.parametrize("grammar", [tagged("<c>"), bare()], ids=["marked", "bare"])
+@pytest.mark.parametrize("kind", ["json_object", "json_schema"])
+def test_where_replies_must_be_json_they_are_that_or_calls(
+    compiler: GrammarCompiler, grammar: Grammar, kind: str
+) -> None:
+    other = Grammar(GrammarKind.JSON_OBJECT) if kind == "json_object" else Grammar(GrammarKind.JSON_SCHEMA, PERSON)
+    calls = json.loads(grammar.text)
+    held = Grammar.tool_calls(calls["alternatives"], optional=calls["optional"], otherwise=other)
+    call = '<c>weather {"city": "Rome"}!' if calls["optional"] else '{"name": "weather", "arguments": {"city": "Rome"}}'
+    for good in (call, '{"age": 3}', *(['{"nam": {"name": [3]}}', "{}"] if kind == "json_object" else [])):
+        assert takes(compiler.start(held), list(good.encode())), good
+    for wrong in (
+        "Hello",
+        "",
+        call.replace("city", "town"),
+        '{"age": 3}' + call,
+        *(["{}"] if kind != "json_object" else []),
+    ):
+        assert not takes(compiler.start(held), list(wrong.encode())), wrong
+
+
+@pytest.mark.parametrize("key", ["name", r"\u006eame", r"na\u006de"])
+def test_json_beside_calls_without_a_marker_can_not_be_taken_for_one(compiler: GrammarCompiler, key: str) -> None:
+    grammar = bare(otherwise=Grammar(GrammarKind.JSON_OBJECT))
+    for text in ('{"%s": "weather", "arguments": {}}', '{"a": 1, "%s": "weather", "arguments": {}}'):
+        assert not takes(compiler.start(grammar), list((text % key).encode()))
+    assert takes(compiler.start(bare(otherwise=Grammar(GrammarKind.JSON_SCHEMA, json.dumps({
+        "type": "object", "properties": {"name": {"type": "string"}}, "additionalProperties": False,
+    })))), list(b'{"name": "Ada"}'))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("grammar", "message", "alternative"),
+    [
+        (Grammar.tool_calls([("a", ANY, ""), ("b", '{"not": {}}', "")]), "not", 1),
+        (Grammar.tool_calls([("a", '{"type": "array", "uniqueItems": true}', "")], optional="a"), "uniqueItems", 0),
+        (Grammar.tool_calls([("a", "[1]", "")], optional="a"), "must be an object", 0),
+        (Grammar.tool_calls([], optional=""), "no tools", None),
+        (Grammar.tool_calls([("a", ANY, "")], optional="b"), "do not all begin with", None),
+        (tagged("<c>", otherwise=Grammar(GrammarKind.REGEX, "a")), "JSON alone", None),
+        (tagged("<c>", otherwise=Grammar(GrammarKind.JSON_SCHEMA, '{"not": {}}')), "not", None),
+        (bare(otherwise=Grammar(GrammarKind.JSON_SCHEMA, '{"type": "array"}')), "type object", None),
+        (bare(otherwise=Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object", "anyOf": []}')), "at its top", None),
+        (
+            bare(otherwise=Grammar(GrammarKind.JSON_SCHEMA, json.dumps({
+                "type": "object", "properties": {"name": {}, "arguments": {}}, "additionalProperties": False,
+            }))),
+            "named like a call's",
+            None,
+        ),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_held_to_is_refused_and_the_tool_at_fault_is_told(
+    compiler: GrammarCompiler, grammar: Grammar, message: str, alternative: int | None
+) -> None:
+    with pytest.raises(UnsupportedGrammar, match=message) as caught:
+        compiler.check(grammar)
+    assert caught.value.alternative == alternative
