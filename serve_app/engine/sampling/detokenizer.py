@@ -8,9 +8,15 @@ import re
 from collections.abc import Sequence as Seq
 from typing import Any, Protocol
 
+_LONGEST_CHARACTER = 4  # bytes, in UTF-8
+
 
 class TokenDecoder(Protocol):
-    """Text of one sequence, token by token; all parts together equal the tokenizer's own decoding."""
+    """Text of one sequence, token by token.
+
+    All parts together equal the tokenizer's own decoding, except that the beginning of a character at the very end,
+    where a reply was cut, is no text: it would be a broken character.
+    """
 
     def push(self, token: int) -> str:
         """Text that the token completes; empty while a character is unfinished."""
@@ -19,7 +25,7 @@ class TokenDecoder(Protocol):
         """Text held back, and then the name of this special token."""
 
     def flush(self) -> str:
-        """Text held back; call once, at the end."""
+        """Text held back, without a character that was not completed; call once, at the end."""
 
 
 def bytes_of_unicode() -> dict[str, int]:
@@ -43,21 +49,19 @@ class ByteLevelDecoder:
         return self._utf8.decode(self._vocabulary.token_bytes(token))
 
     def show(self, token: int) -> str:
-        """Text held back, and then the token's name."""
-        return self.flush() + self._vocabulary.name(token)
+        """The replacement character for what is unfinished, as the tokenizer has it, and then the token's name."""
+        return self._utf8.decode(b"", final=True) + self._vocabulary.name(token)
 
     def flush(self) -> str:
-        """The replacement character for an unfinished character, as the tokenizer has it."""
-        return self._utf8.decode(b"", final=True)
+        """Nothing: only bytes of an unfinished character are ever held back."""
+        return ""
 
 
 class WindowDecoder:
     """For any other tokenizer: decodes a short window of tokens and takes what is new.
 
     The window keeps the tokens of the text released last, because decoders look at neighbours (the space before a
-    word, bytes of one character). One difference remains: where a reply is cut inside a character that is spelled in
-    byte tokens, the tokenizer's own decoding gives up the whole run of bytes, of which this has sent the whole
-    characters already.
+    word, bytes of one character).
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -83,14 +87,30 @@ class WindowDecoder:
 
     def show(self, token: int) -> str:
         """Text held back, and then the token's name; the window begins anew with it, as what its neighbours look at."""
-        text = self.flush() + self._vocabulary.name(token)
+        text = self._held(self._window) + self._vocabulary.name(token)
         self._window, self._context = [token], 1
         self._released = self._vocabulary.decode(self._window)
         return text
 
     def flush(self) -> str:
-        """What was held back, replacement characters included."""
-        return self._vocabulary.decode(self._window)[len(self._released) :]
+        """What was held back, replacement characters of the model's own included."""
+        return self._held(self._window[: len(self._window) - self._unfinished()])
+
+    def _held(self, window: list[int]) -> str:
+        return self._vocabulary.decode(window)[len(self._released) :]
+
+    def _unfinished(self) -> int:
+        """How many byte tokens at the window's end are the beginning of a character."""
+        run = b""
+        for token in reversed(self._window):
+            byte = self._vocabulary.byte_of(token)
+            if byte is None or len(run) == _LONGEST_CHARACTER:
+                break
+            run = byte + run
+        for start in range(len(run)):
+            if _begins_character(run[start:]):
+                return len(run) - start
+        return 0
 
 
 class Vocabulary:
@@ -136,9 +156,12 @@ class Vocabulary:
         if name is None or token in self.special:
             return str(name or "").encode()
         # As sentencepiece writes bytes and blanks.
-        if match := re.fullmatch("<0x([0-9A-F]{2})>", name):
-            return bytes.fromhex(match[1])
-        return str(name).replace("\u2581", " ").encode()
+        return self.byte_of(token) or str(name).replace("\u2581", " ").encode()
+
+    def byte_of(self, token: int) -> bytes | None:
+        """The byte of a sentencepiece token that stands for one; None for other tokens."""
+        match = re.fullmatch("<0x([0-9A-F]{2})>", str(self.tokenizer.convert_ids_to_tokens(token)))
+        return bytes.fromhex(match[1]) if match else None
 
     def _find_bytes(self, token: int) -> bytes:
         if token in self.special:
@@ -151,6 +174,15 @@ class Vocabulary:
             # As the tokenizers library does: a token with a foreign character, an added one, stands for itself.
             return str(text).encode()
         return bytes(stand_ins[c] for c in text)
+
+
+def _begins_character(data: bytes) -> bool:
+    """Whether these bytes are the beginning of one UTF-8 character and not all of it."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        return decoder.decode(data) == "" and decoder.getstate()[0] == data
+    except UnicodeDecodeError:
+        return False
 
 
 def _is_byte_level(tokenizer: Any) -> bool:
