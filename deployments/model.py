@@ -14,6 +14,7 @@ from ray import serve
 from deployments.metrics import EngineMetrics
 from deployments.ports import AccountingHandle
 from deployments.pressure import PressureTeller
+from serve_app.backend.dialect import Dialect
 from serve_app.backend.messages import BackendEvent, GenerateCall
 from serve_app.backend.replica import Replica
 from serve_app.bundled import cache_dir, ensure_bundled_model
@@ -52,7 +53,8 @@ class Model:
             cache = settings.cache_dir or str(cache_dir(home_dir()))
             settings = settings.model_copy(update={"model": str(path), "cache_dir": cache})
         self._engine = Engine.from_settings(settings, progress=logger.info)
-        self._replica = Replica(self._engine, self._settle_orphan)
+        dialect = Dialect(self._engine.chat, settings.tool_format, settings.reasoning)
+        self._replica = Replica(self._engine, self._settle_orphan, dialect=dialect)
         # What is there now stays: the collector need not look through it again and again in the middle of a step.
         gc.collect()
         gc.freeze()
