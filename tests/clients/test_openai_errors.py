@@ -1,0 +1,208 @@
+"""What goes wrong, as OpenAI's Python SDK tells it: its classes, its retries, its raw answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from tests.clients.served import Served
+from tests.clients.ways import QUESTION
+from tests.gateway.world import until
+
+FOREVER: dict[str, Any] = {"model": "svc-chat", "messages": QUESTION, "extra_body": {"ignore_eos": True}}
+LONG = [{"role": "user", "content": "harbour " * 40_000}]
+REFUSED: dict[str, tuple[dict[str, Any], type[openai.APIStatusError], int, str, str | None]] = {
+    "a wrong type": ({"temperature": "hot"}, openai.BadRequestError, 400, "invalid_format", "temperature"),
+    "no messages": ({"messages": None}, openai.BadRequestError, 400, "invalid_format", "messages"),
+    "out of range": ({"temperature": 3}, openai.UnprocessableEntityError, 422, "invalid_parameter", "temperature"),
+    "too many": ({"n": 9}, openai.UnprocessableEntityError, 422, "invalid_parameter", "n"),
+    "an unknown model": ({"model": "gpt-4"}, openai.UnprocessableEntityError, 422, "model_not_found", "model"),
+    "an unknown role": (
+        {"messages": [{"role": "king", "content": "Hi"}]}, openai.UnprocessableEntityError, 422, "invalid_parameter",
+        "messages[0].role",
+    ),
+    "a picture": (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
+        openai.UnprocessableEntityError, 422, "invalid_parameter", "messages[0].content[0].type",
+    ),
+    "too long": (
+        {"messages": LONG}, openai.UnprocessableEntityError, 422, "context_length_exceeded", "messages",
+    ),
+    "no backend": ({"model": "svc-full"}, openai.InternalServerError, 503, "overloaded_error", None),
+    "a fault": ({"model": "svc-broken"}, openai.InternalServerError, 500, "server_error", None),
+}  # fmt: skip
+
+
+@pytest.fixture
+def make(service: Served) -> Iterator[Any]:
+    """Clients with another key or other options."""
+    made: list[OpenAI] = []
+
+    def client(key: str | None = None, **options: Any) -> OpenAI:
+        options = {"max_retries": 0, "timeout": 60, "_strict_response_validation": True, **options}
+        made.append(OpenAI(api_key=key or service.key, base_url=service.base_url, **options))
+        return made[-1]
+
+    yield client
+    for one in made:
+        one.close()
+
+
+def fields(**given: Any) -> dict[str, Any]:
+    return {"model": "svc-chat", "messages": QUESTION, "max_tokens": 2, **given}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refusal_is_of_the_right_class_and_says_which_field(client: OpenAI, name: str, stream: bool) -> None:
+    given, kind, status, code, param = REFUSED[name]
+    with pytest.raises(kind) as refused:
+        client.chat.completions.create(**fields(**given, stream=stream))
+    error = refused.value
+    assert (error.status_code, error.code, error.param) == (status, code, param)
+    assert set(error.body) == {"message", "type", "param", "code"}  # type: ignore[arg-type]
+    assert error.request_id
+
+
+async def test_a_refusal_is_told_async_too(async_client: AsyncOpenAI) -> None:
+    with pytest.raises(openai.UnprocessableEntityError, match=r"This model's maximum context length is \d+ tokens"):
+        await async_client.chat.completions.create(**fields(messages=LONG))
+
+
+@pytest.mark.parametrize("key", ["sk-nonsense", "nonsense"])
+def test_a_wrong_key_is_an_authentication_error(make: Any, key: str) -> None:
+    with pytest.raises(openai.AuthenticationError) as refused:
+        make(key).chat.completions.create(**fields())
+    assert refused.value.code == "invalid_api_key"
+
+
+def test_an_empty_account_is_a_plain_402_that_is_not_tried_again(service: Served, make: Any) -> None:
+    key = service.account(credit=0)
+    before = len(service.world.metrics.requests)
+    with pytest.raises(openai.APIStatusError) as refused:
+        make(key, max_retries=2).chat.completions.create(**fields())
+    assert type(refused.value) is openai.APIStatusError
+    assert (refused.value.status_code, refused.value.code) == (402, "insufficient_balance")
+    assert len(service.world.metrics.requests) == before + 1
+
+
+def test_a_spent_rate_is_a_rate_limit_error_that_says_when(service: Served, make: Any) -> None:
+    client = make(service.account(rpm=1))
+    client.chat.completions.create(**fields())
+    with pytest.raises(openai.RateLimitError) as refused:
+        client.chat.completions.create(**fields())
+    headers = refused.value.response.headers
+    assert refused.value.code == "requests"
+    assert 1 <= int(headers["retry-after"]) <= 60
+    assert 0 < int(headers["retry-after-ms"]) <= 60_000
+    assert headers["x-ratelimit-remaining-requests"] == "0"
+
+
+def test_the_sdk_waits_as_told_and_tries_again_until_there_is_room(service: Served, make: Any) -> None:
+    key = service.account(concurrency=1)
+    running = make(key).chat.completions.create(**FOREVER, stream=True)
+    next(iter(running))
+    refusals = service.world.metrics.refusals
+    before = len(refusals)
+
+    async def free() -> None:
+        await until(lambda: "concurrency" in refusals[before:], 30)
+        running.response.close()
+
+    freed = threading.Thread(target=service.run, args=(free(),))
+    freed.start()
+    reply = make(key, max_retries=5).chat.completions.create(**fields())
+    freed.join(30)
+    assert reply.choices[0].message.content
+    assert "concurrency" in refusals[before:]
+
+
+def test_a_service_without_a_backend_is_tried_as_often_as_set(service: Served, make: Any) -> None:
+    asked = service.world.metrics.requests
+    before = len(asked)
+    began = time.monotonic()
+    with pytest.raises(openai.InternalServerError) as refused:
+        make(max_retries=1).chat.completions.create(**fields(model="svc-full"))
+    told = int(refused.value.response.headers["retry-after-ms"]) / 1000
+    assert [status for _, status in asked[before:]] == [503, 503]
+    assert time.monotonic() - began >= 0.9 * told
+
+
+def test_a_client_that_times_out_leaves_nothing_running(service: Served, make: Any) -> None:
+    with pytest.raises(openai.APITimeoutError):
+        make(timeout=0.2).chat.completions.create(**FOREVER)
+
+    async def idle() -> None:
+        await until(lambda: service.world.is_idle, 30)
+
+    service.run(idle())
+
+
+def test_a_stream_that_is_left_stops_the_model(service: Served, client: OpenAI) -> None:
+    with client.chat.completions.create(**FOREVER, stream=True) as stream:
+        for _, _chunk in zip(range(4), stream, strict=False):
+            pass
+
+    async def idle() -> None:
+        await until(lambda: service.world.is_idle, 30)
+
+    service.run(idle())
+
+
+def test_the_models_can_be_listed_and_read(client: OpenAI) -> None:
+    assert [model.id for model in client.models.list()][:2] == ["svc-chat", "svc-coder"]
+    model = client.models.retrieve("svc-chat").model_dump()
+    assert (model["context_length"], model["max_output_length"]) == (32768, 4096)
+    assert model["recommended_temperatures"]["translation"] == 1.1
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-4")
+
+
+async def test_the_models_can_be_listed_async(async_client: AsyncOpenAI) -> None:
+    assert "svc-coder" in [model.id async for model in async_client.models.list()]
+
+
+def test_what_is_not_served_is_not_found(client: OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as refused:
+        client.embeddings.create(model="svc-chat", input="Hi")
+    assert refused.value.code == "not_found"
+
+
+def test_a_raw_answer_has_the_headers_and_the_reply(client: OpenAI) -> None:
+    raw = client.chat.completions.with_raw_response.create(**fields(), extra_headers={"x-request-id": "mine-1"})
+    assert raw.headers["x-request-id"] == raw.request_id == "mine-1"
+    assert int(raw.headers["x-ratelimit-remaining-requests"]) < int(raw.headers["x-ratelimit-limit-requests"])
+    assert raw.headers["server-timing"]
+    reply = raw.parse()
+    assert reply._request_id == "mine-1"
+    assert reply.choices[0].message.content
+
+
+def test_a_streaming_answer_can_be_read_line_by_line(client: OpenAI) -> None:
+    with client.chat.completions.with_streaming_response.create(**fields(stream=True)) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in answer.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+
+
+async def test_an_answer_that_begins_early_is_read_whole(async_client: AsyncOpenAI) -> None:
+    async with async_client.chat.completions.with_streaming_response.create(**FOREVER, max_tokens=150) as answer:
+        raw = await answer.read()
+        reply = await answer.parse()
+    assert raw.startswith(b"\n")
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens == 150
+
+
+def test_a_retry_with_the_same_key_gets_the_same_reply_and_is_not_billed(service: Served, client: OpenAI) -> None:
+    given = fields(extra_headers={"idempotency-key": "once"}, temperature=1.5)
+    first = client.chat.completions.create(**given)
+    again = client.chat.completions.with_raw_response.create(**given)
+    assert again.headers["idempotency-replayed"] == "true"
+    assert again.parse().id == first.id
