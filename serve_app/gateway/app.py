@@ -122,6 +122,8 @@ def public_router(services: Services, authenticator: Authenticator, operations: 
 
     @router.get("/ready")
     async def ready() -> JSONResponse:
+        if (disagreement := services.leases.disagreement) is not None:
+            raise errors.overloaded(f"nothing is let in: {disagreement}", retry_after_s=2)
         try:
             status = await services.backends.status()
         except BackendUnavailable:

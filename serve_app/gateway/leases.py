@@ -15,7 +15,7 @@ from typing import Any
 from serve_app.gateway.coalesce import Coalescer, Unavailable
 from serve_app.gateway.ports import LimiterPort
 from serve_app.gateway.tasks import detached
-from serve_app.limits.messages import Admit, Announce, Grant, OpenHold, Recovering, Release, Renew
+from serve_app.limits.messages import Admit, Announce, Grant, OpenHold, Recovering, Release, Renew, ShardsDiffer
 
 logger = logging.getLogger("ray.serve")
 
@@ -39,8 +39,16 @@ class Leases:
         self.admit_timeout_s = admit_timeout_s
         self._clock = clock
         self._open: dict[str, OpenHold] = {}
+        self._shards = 1
+        self._all_open: Callable[[], int] = lambda: len(self._open)
+        self._is_agreed = False
+        self.disagreement: str | None = None
         self._asks: Coalescer[Any, Any] = Coalescer(limiter.ask, timeout_s=5.0)
         self._beat: asyncio.Task[None] | None = None
+
+    def join(self, shards: int, open_requests: Callable[[], int]) -> None:
+        """Says how many limiter shards there are, and how to learn how many requests are open in all of them."""
+        self._shards, self._all_open = shards, open_requests
 
     def start(self) -> None:
         """Starts the heartbeat."""
@@ -56,6 +64,29 @@ class Leases:
     def open_requests(self) -> int:
         """Requests that hold something."""
         return len(self._open)
+
+    @property
+    def is_agreed(self) -> bool:
+        """Whether the limiter counts as many shards as this gateway, by its last answer."""
+        return self._is_agreed
+
+    async def agree(self) -> None:
+        """Returns when the limiter has said that it counts as this gateway does.
+
+        Raises Unavailable when it counts otherwise (`disagreement` says how), and when it is away for longer than
+        `admit_timeout_s`.
+        """
+        deadline = self._clock() + self.admit_timeout_s
+        while not self._is_agreed:
+            try:
+                await self._renew()
+            except Unavailable:
+                if self._clock() + RETRY_S >= deadline:
+                    raise
+                await asyncio.sleep(RETRY_S)
+            else:
+                if self.disagreement is not None:
+                    raise Unavailable(self.disagreement)
 
     async def ask(self, ask: Any) -> Any:
         """The limiter's answer; waits for a limiter that is restarting, at most `admit_timeout_s`.
@@ -116,14 +147,30 @@ class Leases:
             # The limiter has lost the hold, or drops it with its lease: it is not renewed any more.
             logger.warning("release of %s did not reach the limiter: %s", release.request_id, error)
 
+    async def _renew(self) -> None:
+        answer = await self._asks.submit(Renew(self.holder, tuple(self._open), self._shards, self._all_open()))
+        if isinstance(answer, ShardsDiffer):
+            self._disagree(answer)
+            return
+        self._is_agreed, self.disagreement = True, None
+        lost = tuple(self._open[request_id] for request_id in answer if request_id in self._open)
+        if lost:
+            await self._asks.submit(Announce(self.holder, lost))
+
+    def _disagree(self, answer: ShardsDiffer) -> None:
+        if answer.shards != self._shards:
+            said = f"a limiter counts {answer.shards} limiter_shards and this gateway {self._shards}"
+        else:
+            said = f"a gateway that counts {answer.other} limiter_shards, not {self._shards}, has requests open"
+        if said != self.disagreement:
+            logger.error("nothing is let in: %s; change the number with the service stopped", said)
+        self._is_agreed, self.disagreement = False, said
+
     async def _renew_forever(self) -> None:
         while True:
             await asyncio.sleep(RENEW_S)
             try:
-                unknown = await self._asks.submit(Renew(self.holder, tuple(self._open)))
-                lost = tuple(self._open[request_id] for request_id in unknown if request_id in self._open)
-                if lost:
-                    await self._asks.submit(Announce(self.holder, lost))
+                await self._renew()
             except Unavailable as error:
                 logger.warning("holds could not be renewed: %s", error)
             except Exception:

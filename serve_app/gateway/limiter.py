@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from serve_app.gateway.ports import AccountingPort
@@ -26,6 +27,7 @@ from serve_app.limits.messages import (
     Renew,
     Status,
 )  # fmt: skip
+from serve_app.limits.shard_count import ShardCount
 
 logger = logging.getLogger("ray.serve")
 
@@ -43,10 +45,17 @@ class LimiterService:
     """Answers gateways. All its state is soft: balances come from the ledger, open holds from the gateways."""
 
     def __init__(
-        self, admission: Admission, accounting: AccountingPort, *, lookup_wait_s: float = LOOKUP_WAIT_S, shards: int = 1
-    ):
+        self,
+        admission: Admission,
+        accounting: AccountingPort,
+        *,
+        lookup_wait_s: float = LOOKUP_WAIT_S,
+        shards: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.admission = admission
         admission.shares.shards = shards
+        self._shard_count = ShardCount(shards, clock, admission.lease_s)
         self._accounting = accounting
         self._lookup_wait_s = lookup_wait_s
         self._version: int | None = None
@@ -140,7 +149,7 @@ class LimiterService:
             case Release():
                 return self.admission.release(ask)
             case Renew():
-                return self.admission.renew(ask)
+                return self._shard_count.hear(ask) or self.admission.renew(ask)
             case Adjust():
                 return self.admission.adjust(ask)
             case Identify():

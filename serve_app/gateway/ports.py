@@ -34,6 +34,10 @@ class LimiterClient(Protocol):
     def admit_timeout_s(self) -> float:
         """How long a limiter that is restarting is waited for, in seconds."""
 
+    @property
+    def disagreement(self) -> str | None:
+        """Why nothing is let in: this gateway or another one does not count the limiter shards that there are."""
+
     async def ask(self, ask: Any) -> Any:
         """The limiter's answer to an Admit, Adjust, Identify or Status. Raises Unavailable."""
 

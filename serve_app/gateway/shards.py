@@ -1,6 +1,7 @@
 """Limiter and accounting in several processes: each account belongs to one shard of either, told by its id's hash.
 
-All gateways must agree on the number of shards, so it is changed with the service stopped.
+All gateways must agree on the number of limiter shards, so it is changed with the service stopped; who counts otherwise
+than a limiter lets nothing in (serve_app.limits.shard_count). Accounting may be asked by any count: the ledger orders.
 """
 
 from __future__ import annotations
@@ -83,6 +84,8 @@ class LimiterShards:
         self._most_keys = most_keys
         self._accounts: OrderedDict[str, str] = OrderedDict()  # key digest -> account, the longest unused first
         self._routes: dict[str, Leases] = {}  # open requests, and those that are being admitted
+        for one in self._leases:
+            one.join(len(self._leases), lambda: self.open_requests)
 
     @property
     def admit_timeout_s(self) -> float:
@@ -111,6 +114,8 @@ class LimiterShards:
     async def ask(self, ask: Any) -> Any:
         """The answer of the shard that knows; see Leases.ask. Raises Unavailable."""
         if len(self._leases) == 1:
+            if isinstance(ask, Admit):
+                await self._agree()
             return await self._leases[0].ask(ask)
         match ask:
             case Admit() | Identify():
@@ -123,6 +128,17 @@ class LimiterShards:
             case Status():
                 return await self._status(ask)
         raise TypeError(f"{type(ask).__name__} belongs to no account")
+
+    @property
+    def disagreement(self) -> str | None:
+        """Why nothing is let in: this gateway or another one does not count the limiter shards that there are."""
+        return next((leases.disagreement for leases in self._leases if leases.disagreement is not None), None)
+
+    async def _agree(self) -> None:
+        """All shards must count as this gateway does: others than the one that is asked may decide over the account."""
+        for leases in self._leases:
+            if not leases.is_agreed:
+                await leases.agree()
 
     def opened(self, admit: Admit, grant: Grant) -> None:
         """Keeps the grant's hold alive from here on."""
@@ -158,6 +174,7 @@ class LimiterShards:
         leases = self._of(account_id)
         if isinstance(ask, Identify):
             return await leases.ask(ask)
+        await self._agree()
         # Until it is released: whether one that is cancelled here has been let in, nobody knows.
         self._routes[request_id] = leases
         answer = await leases.ask(ask)

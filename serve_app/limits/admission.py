@@ -74,6 +74,11 @@ class Admission:
         self._refused: Counter[str] = Counter()
 
     @property
+    def lease_s(self) -> float:
+        """How long a hold lives unless it is renewed, in seconds."""
+        return self._leases.lease_s
+
+    @property
     def recovering_until(self) -> float:
         """The clock's time up to which `admit` answers `Recovering`."""
         return self._recovering_until

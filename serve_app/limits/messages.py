@@ -195,10 +195,26 @@ class OpenHold:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """A gateway's heartbeat: these holds are alive. A holder that stops renewing loses its holds."""
+    """A gateway's heartbeat: these holds are alive. A holder that stops renewing loses its holds.
+
+    Answered by the requests that are not open here, or by ShardsDiffer.
+    """
 
     holder: str
     request_ids: tuple[str, ...]
+    shards: int = 1  # limiter shards that the gateway counts
+    open_requests: int = 0  # of the gateway, in all shards
+
+
+@dataclass(frozen=True, slots=True)
+class ShardsDiffer:
+    """The gateway may let nothing in: it, or another one with open requests, does not count the shards that there are.
+
+    `other` is what that one counts.
+    """
+
+    shards: int
+    other: int
 
 
 @dataclass(frozen=True, slots=True)

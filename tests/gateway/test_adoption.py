@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from serve_app.gateway import outbox
+from serve_app.gateway.shards import shard_of
 from serve_app.ledger.messages import Settlement
 from tests.gateway.connections import Call
 from tests.gateway.world import NANO, World, price, settled, until
@@ -124,7 +125,9 @@ async def test_its_holds_outlive_a_restart_of_the_limiter_too(make_world: Callab
 async def test_holds_go_to_the_limiter_of_their_account(make_world: Callable[..., Any]) -> None:
     dead: World = await make_world(limiter_shards=3, settle_timeout_s=0.05)
     other: World = await make_world(beside=dead, settle_timeout_s=0.05)
-    accounts = [dead.new_account() for _ in range(8)]
+    accounts: list[tuple[str, str]] = []
+    while len({shard_of(account, 3) for account, _ in accounts}) < 3:
+        accounts.append(dead.new_account())
     for world in (dead, other):
         world.accounting.wire_settle.down()
         world.leases.start()
@@ -155,7 +158,7 @@ async def test_what_the_ledger_refuses_for_good_holds_nothing_for_ever(
     monkeypatch.setattr(other.accounting_service._committer, "_settle", refuse)
     other.accounting.wire_settle.up()
     await until(lambda: other.is_idle)
-    assert list((other.folder / "spool").glob("*.refused"))
+    await until(lambda: list((other.folder / "spool").glob("*.refused")))
 
 
 async def test_without_a_spool_a_dead_gateways_holds_go_with_their_lease(make_world: Callable[..., Any]) -> None:

@@ -196,7 +196,7 @@ class Counts:
 
 
 class World:
-    """One gateway over one ledger; another one over the same ledger and limiters with `beside`."""
+    """One gateway over one ledger; another one over the same ledger, and limiters, with `beside`."""
 
     def __init__(
         self,
@@ -206,6 +206,7 @@ class World:
         limiter_shards: int = 1,
         accounting_shards: int = 1,
         beside: World | None = None,
+        limiters: list[LimiterService] | None = None,
         **settings: Any,
     ) -> None:
         # Long, so that a busy machine changes nothing: tests of what a timeout does set it.
@@ -227,8 +228,11 @@ class World:
         self.accountings = [AccountingWire(service) for service in self.services_of_accounting]
         self.accounting = self.accountings[0]
         ledger_port = AccountingShards(self.accountings)
-        limiters = [wire.service for wire in beside.limiters] if beside else None
-        self.limiters = [LimiterWire(one) for one in limiters or [self.new_limiter() for _ in range(limiter_shards)]]
+        if limiters is None and beside:
+            limiters = [wire.service for wire in beside.limiters]
+        elif limiters is None:
+            limiters = [self.new_limiter(shards=limiter_shards) for _ in range(limiter_shards)]
+        self.limiters = [LimiterWire(one) for one in limiters]
         self.limiter = self.limiters[0]
         self.backends, self.metrics = FakeBackends(), Counts()
         catalogue = Catalogue(self.settings, random.Random(7))
@@ -257,17 +261,23 @@ class World:
         )
         self.account_id, self.key = "", ""
 
-    def new_limiter(self, recovery_s: float = 0.0, lease_s: float = 10.0) -> LimiterService:
+    def new_limiter(self, recovery_s: float = 0.0, lease_s: float = 10.0, shards: int | None = None) -> LimiterService:
         contract = Contract(rpm=1000, tpm=10**6, concurrency=8)
         admission = Admission(
-            lambda: time.monotonic() + self.passed_s,
+            self.clock,
             random.Random(7),
             contract,
             lease_s=lease_s,
             recovery_s=recovery_s,
             wall=lambda: time.time() + self.later_s,
         )
-        return LimiterService(admission, self.accounting, lookup_wait_s=30)
+        return LimiterService(
+            admission, self.accounting, lookup_wait_s=30, shards=shards or len(self.limiters), clock=self.clock
+        )
+
+    def clock(self) -> float:
+        """Of the limiter, in seconds."""
+        return time.monotonic() + self.passed_s
 
     async def start(self) -> None:
         if self.beside is not None:
