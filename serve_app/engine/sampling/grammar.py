@@ -36,9 +36,6 @@ class GrammarCompiler:
         self._hf_tokenizer = tokenizer
         self._vocab = vocab
         self._eos = frozenset(t for t in eos_token_ids if t < vocab)
-        self._special = {
-            str(added): i for i, added in getattr(tokenizer, "added_tokens_decoder", {}).items() if added.special
-        }
         # Bounds what a hostile schema can take; errors tell nothing of the parser's inside.
         self._limits = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
         self._cache: OrderedDict[Grammar, LLMatcher] = OrderedDict()
@@ -88,14 +85,12 @@ class GrammarCompiler:
         return matcher
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
-        source = grammar_text.source(grammar, self._special)
+        source = grammar_text.source(grammar, self._special_tokens())
         matcher = LLMatcher(self._tokenizer(), source, log_level=0, limits=self._limits)
         if not matcher.is_error():
             matcher.compute_bitmask()  # finds what compiling does not: that nothing fits, or too much at once
         if matcher.is_error():
             raise UnsupportedGrammar(grammar_text.explain(matcher.get_error()))
-        if matcher.is_stopped() and not matcher.is_accepting():
-            raise UnsupportedGrammar("nothing can be written that fits it")
         return matcher
 
     def _alternative_at_fault(self, grammar: Grammar) -> int | None:
@@ -109,6 +104,16 @@ class GrammarCompiler:
             except UnsupportedGrammar:
                 return number
         return None
+
+    def _special_tokens(self) -> dict[str, int]:
+        """The tokens that no bytes of a grammar match, by name.
+
+        They are llguidance's to tell: it counts every added token that is written like a tag, Qwen's <tool_call> too,
+        which its tokenizer counts as text.
+        """
+        tables = self._tokenizer()
+        added = getattr(self._hf_tokenizer, "added_tokens_decoder", {})
+        return {str(token): i for i, token in added.items() if i < self._width and tables.is_special_token(i)}
 
     def _tokenizer(self) -> LLTokenizer:
         with self._tables_lock:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -71,8 +72,10 @@ def explain(complaint: str) -> str:
         return "unsupported in the JSON schema: $ref to another document"
     if "regex parse error" in complaint:
         return f"unsupported in a regular expression: {complaint.strip().splitlines()[-1].removeprefix('error: ')}"
+    if complaint.startswith("NoExtensionBias"):
+        return "nothing can be written that fits it"
     lines = complaint.strip().splitlines()
-    return lines[0] if lines else "the grammar engine failed"
+    return textwrap.shorten(lines[0], 200, placeholder=" ...") if lines else "the grammar engine failed"
 
 
 def _options(strict: bool) -> dict[str, Any]:
