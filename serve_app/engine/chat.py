@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,11 +36,16 @@ class ChatRenderer:
     def special_names(self) -> frozenset[str]:
         """The names of the special tokens, which the text of a reply leaves out unless they are asked for."""
         added = getattr(self._tokenizer, "added_tokens_decoder", {}).values()
-        return frozenset(str(token) for token in added if token.special)
+        return frozenset(self._tokenizer.all_special_tokens) | {str(token) for token in added if token.special}
 
-    def render(self, messages: Sequence[Mapping[str, Any]], continue_final: bool = False) -> list[int]:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        continue_final: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
         """Token ids of the conversation, ready for the assistant's turn: `tokenize` of `text`."""
-        return self.tokenize(self.text(messages, continue_final))
+        return self.tokenize(self.text(messages, continue_final, tools))
 
     def text(
         self,
@@ -58,9 +64,13 @@ class ChatRenderer:
         """
         if not messages:
             raise ValueError("there are no messages")
-        plain = [self._plain(message) for message in messages]
-        self._refuse_oversized(sum(len(m["content"].encode()) for m in plain))
-        more: dict[str, Any] = {} if tools is None else {"tools": list(tools)}
+        try:
+            plain = [self._plain(message) for message in messages]
+            more = {} if tools is None else {"tools": _clean(list(tools))}
+            of_tools = len(json.dumps(more, ensure_ascii=False).encode()) if more else 0
+        except RecursionError:
+            raise ValueError("the messages or tools are nested too deeply") from None
+        self._refuse_oversized(sum(len(m["content"].encode()) for m in plain) + of_tools)
         try:
             return str(
                 self._tokenizer.apply_chat_template(
@@ -75,7 +85,11 @@ class ChatRenderer:
             raise ValueError(f"the model's chat template refuses these messages: {error}") from error
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids of a text that already holds its special tokens."""
+        """Token ids of a text that already holds its special tokens.
+
+        Raises:
+            ContextLengthExceeded: the text is too long to fit, whatever its tokens are.
+        """
         self._refuse_oversized(len(text.encode()))
         if self._core is not None:  # the library's own call is not thread-safe, its core is, and frees the lock
             return list(self._core.encode(text, add_special_tokens=False).ids)
@@ -86,9 +100,8 @@ class ChatRenderer:
     def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
         content = message.get("content")
         role = "system" if message.get("role") == "developer" else message.get("role")
-        # JSON can carry half a surrogate pair, which is no text: no tokenizer takes it.
-        text = "" if content is None else str(content).encode(errors="replace").decode()
-        return {**message, "role": role, "content": text}
+        text = "" if content is None else str(content)
+        return dict(_clean({**message, "role": role, "content": text}))
 
     def _refuse_oversized(self, num_bytes: int) -> None:
         if self._max_context is None:
@@ -96,3 +109,15 @@ class ChatRenderer:
         at_least = -(-num_bytes // self._longest_token)
         if at_least > self._max_context:
             raise ContextLengthExceeded(at_least, self._max_context)
+
+
+def _clean(value: Any) -> Any:
+    """The same without halves of surrogate pairs: JSON can carry them, but they are no text and no tokenizer's."""
+    match value:
+        case str():
+            return value.encode(errors="replace").decode()
+        case Mapping():
+            return {_clean(key): _clean(part) for key, part in value.items()}
+        case list() | tuple():
+            return [_clean(part) for part in value]
+    return value

@@ -1,14 +1,33 @@
+"""Messages and tools rendered by a model's own template."""
+
 from __future__ import annotations
 
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from serve_app.engine import ChatRenderer, ContextLengthExceeded
 from serve_app.engine.loading.loader import LoadedModel
+from tests.engine import model_folders
 
 pytestmark = pytest.mark.model
+
+WITH_TOOLS = (
+    "{% for t in tools or [] %}<tool>{{ t | tojson }}</tool>{% endfor %}"
+    "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }} {{ c.function.arguments }}</call>{% endfor %}</s>"
+    "{% endfor %}{% if add_generation_prompt %}<s>assistant: {% endif %}"
+)
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+def renderer_with(template: Any) -> ChatRenderer:
+    tokenizer = model_folders.tokenizer()
+    tokenizer.chat_template = template
+    return ChatRenderer(tokenizer, max_context=1000)
 
 
 @pytest.fixture(scope="module")
@@ -55,3 +74,49 @@ def test_many_threads_can_render_at_once(renderer: ChatRenderer) -> None:
 def test_no_messages_are_refused(renderer: ChatRenderer) -> None:
     with pytest.raises(ValueError, match="no messages"):
         renderer.render([])
+
+
+def test_tools_and_earlier_calls_reach_the_template() -> None:
+    renderer = renderer_with(WITH_TOOLS)
+    call: dict[str, Any] = {
+        "id": "1",
+        "type": "function",
+        "function": {"name": "weather", "arguments": '{"city": "R\ud800"}'},
+    }
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+    ]
+    text = renderer.text(messages, tools=[TOOL])
+    (tool,) = json.loads("[" + text.split("<tool>")[1].split("</tool>")[0] + "]")
+    assert tool == TOOL
+    assert text.endswith('<s>assistant: <call>weather {"city": "R?"}</call></s><s>assistant: ')
+    assert renderer.tokenize(text) == renderer.render(messages, tools=[TOOL])
+    assert renderer.text(messages) == renderer.text(messages, tools=[]) != text
+    assert renderer.text(messages[:1], continue_final=True).endswith("<s>user: Hi")
+
+
+def test_tools_far_too_long_are_refused_like_messages() -> None:
+    huge = {"type": "function", "function": {"name": "weather", "description": "x" * 1_000_000}}
+    with pytest.raises(ContextLengthExceeded):
+        renderer_with(WITH_TOOLS).text([{"role": "user", "content": "Hi"}], tools=[huge])
+
+
+def test_what_is_nested_too_deeply_is_a_plain_refusal() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(100_000):
+        deep = {"a": deep}
+    with pytest.raises(ValueError, match="nested too deeply"):
+        renderer_with(WITH_TOOLS).text([{"role": "user", "content": "Hi"}], tools=[deep])
+
+
+def test_of_several_templates_the_one_for_tools_is_told() -> None:
+    assert renderer_with(WITH_TOOLS).template == WITH_TOOLS
+    assert renderer_with({"default": "plain", "tool_use": WITH_TOOLS}).template == WITH_TOOLS
+    assert renderer_with({"default": "plain", "rag": "other"}).template == "plain"
+    assert renderer_with(None).template is None
+
+
+def test_special_tokens_are_told_by_name(renderer: ChatRenderer) -> None:
+    assert {"<|im_start|>", "<|im_end|>"} <= renderer.special_names
+    assert renderer_with(None).special_names == {"<s>", "</s>"}
