@@ -115,16 +115,6 @@ class GrammarCompiler:
         added = getattr(self._hf_tokenizer, "added_tokens_decoder", {})
         return {str(token): i for i, token in added.items() if i < self._width and tables.is_special_token(i)}
 
-    def _special_tokens(self) -> dict[str, int]:
-        """The tokens that no bytes of a grammar match, by name.
-
-        They are llguidance's to tell: it counts every added token that is written like a tag, Qwen's <tool_call> too,
-        which its tokenizer counts as text.
-        """
-        tables = self._tokenizer()
-        added = getattr(self._hf_tokenizer, "added_tokens_decoder", {})
-        return {str(token): i for i, token in added.items() if i < self._width and tables.is_special_token(i)}
-
     def _tokenizer(self) -> LLTokenizer:
         with self._tables_lock:
             if self._tables is None:
