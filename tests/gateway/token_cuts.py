@@ -1,0 +1,97 @@
+"""What a client gets of a reply whose tokens, steps, deltas and packets fall wherever a test says.
+
+The parts are the service's own, in their order: the engine's stream, the joining of deltas, the replica's reply, the
+gateway's chunks. Only threads and sockets are missing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from typing import Any, cast
+
+from serve_app.api import DONE, ChunkEncoder
+from serve_app.backend import Bill, GenerateCall
+from serve_app.backend.messages import Ended, Said
+from serve_app.backend.reply import Reply
+from serve_app.engine.delivery import LoopSink
+from serve_app.engine.request import Delta, Finished, GenerationRequest, SamplingParams
+from serve_app.engine.sampling.detokenizer import Vocabulary
+from serve_app.engine.sampling.sampler import SampledToken
+from serve_app.engine.scheduling.sequence import Sequence
+from serve_app.engine.stream import Stream
+from serve_app.gateway.telling import Chunks
+from serve_app.ledger.messages import Price
+from serve_app.tools import ReplyReader
+
+BILL = Bill("acct", "key", "svc-chat", "local", Price(input=1000, cached_input=500, output=3000))
+
+
+def streamed(
+    vocabulary: Vocabulary,
+    tokens: Seq[int],
+    rng: random.Random | None = None,
+    *,
+    reader: ReplyReader | None = None,
+    **sampling: Any,
+) -> bytes:
+    """The stream of a reply of these tokens and then the end. `rng` says how many tokens a step and steps a delta
+    have; without it, each has one. `reader` is what reads the text into parts.
+    """
+    eos = vocabulary.tokenizer.eos_token_id
+    params = SamplingParams(**{"max_tokens": len(tokens) + 1, **sampling})
+    sequence = Sequence(GenerationRequest("r", (0,), params), 0, 0.0, params.max_tokens)
+    sink = LoopSink(cast(Any, None))
+    stream = Stream(sequence, vocabulary, len(vocabulary.tokenizer), frozenset({eos}), sink)
+    reply = Reply(GenerateCall("r", (), params, 0, BILL), 1, [reader])
+    chunks = Chunks(ChunkEncoder(id="chatcmpl-1", created=1, model="m", fingerprint="fp", include_usage=False), 1)
+    body = b""
+    for step in _steps([*tokens, eos], rng):
+        logprob = None if params.logprobs is None else -1.0
+        accepted = stream.accept([SampledToken(token, logprob) for token in step])
+        if accepted.delta is not None:
+            sink.add(accepted.delta)
+        if accepted.reason is not None:
+            sink.add(stream.finished(accepted.reason))
+        elif rng is not None and rng.random() < 0.5:
+            continue
+        for event in sink.take(0.0):
+            for told in reply.take(0, event):
+                if isinstance(told, Delta | Said | Ended):
+                    body += chunks.of(told)
+                else:
+                    assert isinstance(told, Finished)
+                    return body + chunks.end(told.reason) + DONE
+    raise AssertionError("the reply has not ended")
+
+
+def _steps(tokens: list[int], rng: random.Random | None) -> Iterator[list[int]]:
+    at = 0
+    while at < len(tokens):
+        size = 1 if rng is None else rng.choice([1, 1, 2, 3, 9])  # more than one where guesses were right
+        yield tokens[at : at + size]
+        at += size
+
+
+def up_to_stop(text: str, stops: Seq[str], unchecked: int = 0) -> str:
+    """The text before the first stop string that is complete, of several that end there the longest.
+
+    The first `unchecked` characters are no part of any.
+    """
+    for end in range(unchecked + 1, len(text) + 1):
+        begun = [end - len(stop) for stop in stops if text.endswith(stop, unchecked, end)]
+        if begun:
+            return text[: min(begun)]
+    return text
+
+
+def partitions(data: bytes) -> Iterator[list[bytes]]:
+    """All ways to cut bytes into pieces: 2 to the power of their number less one."""
+    for cuts in range(1 << (len(data) - 1)):
+        pieces, start = [], 0
+        for at in range(1, len(data)):
+            if cuts >> (at - 1) & 1:
+                pieces.append(data[start:at])
+                start = at
+        yield [*pieces, data[start:]]
