@@ -7,6 +7,7 @@ a hundred characters can keep it busy for a minute, and a thread that compiles c
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any, Final
@@ -21,7 +22,7 @@ MOST_PROPERTIES: Final = 400  # of one object, since each that may be left out m
 MOST_CHARACTERS: Final = 10_000  # of one text: a constant, a pattern, a name
 # A grammar counts remainders: of the least common multiple where several numbers hold at once.
 MOST_REMAINDERS: Final = 10_000
-_GREATEST: Final = 2**63
+_GREATEST: Final = sys.float_info.max
 
 
 def check(field: str, schema: dict[str, Any]) -> int:
@@ -40,7 +41,7 @@ def check(field: str, schema: dict[str, Any]) -> int:
             if len(value) > MOST_CHARACTERS:
                 raise _beyond(field, f"has a text of {len(value)} characters: at most {MOST_CHARACTERS} are possible")
         elif isinstance(value, int | float):
-            if not math.isfinite(value) or abs(value) > _GREATEST:
+            if abs(value) > _GREATEST:
                 raise _beyond(field, "has a number that is too large for a JSON schema")
         elif isinstance(value, dict):
             for keyword in ("properties", "required"):

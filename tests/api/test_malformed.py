@@ -1,0 +1,91 @@
+"""The table of malformed bodies against the parser alone, and JSON that is nearly right in any place."""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serve_app.api import ApiError, parse_chat_request
+from tests.api.requests import SERVED
+from tests.malformed import TABLE, Row
+from tests.malformed.types import FULL, KINDS, changed, without
+
+
+def outcome(raw: bytes) -> ApiError | None:
+    try:
+        parse_chat_request(raw, SERVED)
+    except ApiError as error:
+        return error
+    return None
+
+
+def test_the_table_has_at_least_150_malformed_bodies() -> None:
+    assert sum(row.status != 200 for row in TABLE) >= 150
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+def test_each_malformed_body_has_its_status_and_names_the_field_and_what_to_change(row: Row) -> None:
+    raw = row.raw
+    began = time.thread_time()
+    error = outcome(raw)
+    assert time.thread_time() - began < 0.9
+    if row.status == 200 or row.by_model:
+        assert error is None, error
+        return
+    assert error is not None, "it was taken"
+    assert (error.status, error.code, error.param) == (row.status, row.expected_code, row.param), error.message
+    assert error.type == "invalid_request_error"
+    assert 10 < len(error.message) < 500
+    for words in row.says:
+        assert words in error.message
+
+
+PATHS = sorted(KINDS)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+def is_answered(body: Any) -> None:
+    error = outcome(json.dumps(body).encode("utf-8", "surrogatepass"))
+    assert error is None or (error.status in (400, 422) and 10 < len(error.message) < 2000)
+    json.dumps(error.body() if error else None).encode()
+
+
+@settings(max_examples=500)
+@given(st.sampled_from(PATHS), json_values)
+def test_any_value_at_any_path_of_a_full_body_is_taken_or_refused(path: str, value: Any) -> None:
+    is_answered(changed(path, value))
+
+
+@settings(max_examples=150)
+@given(st.lists(st.tuples(st.sampled_from(["model", "tools", "messages", "stop"]), json_values), max_size=3))
+def test_several_wrong_values_at_once_are_taken_or_refused(changes: list[tuple[str, Any]]) -> None:
+    body = copy.deepcopy(FULL)
+    for name, value in changes:
+        body[name] = value
+    is_answered(body)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_full_body_without_any_one_member_is_taken_or_refused(path: str) -> None:
+    is_answered(without(path))
+
+
+@settings(max_examples=400)
+@given(st.data())
+def test_a_full_body_with_any_bytes_changed_is_taken_or_refused(data: st.DataObject) -> None:
+    raw = bytearray(json.dumps(FULL).encode())
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(raw) - 1))
+        raw[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+    error = outcome(bytes(raw))
+    assert error is None or error.status in (400, 422)

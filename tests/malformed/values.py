@@ -1,0 +1,131 @@
+"""Right types with values that are out of range, in conflict or too many: each is 422 and names the field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from tests.malformed.row import USER, Row, sent, valid, with_text
+
+HUGE = 10**400
+
+# field, below, above, what else must be there
+_RANGES: list[tuple[str, Any, Any, dict[str, Any]]] = [
+    ("temperature", -0.01, 2.01, {}),
+    ("top_p", 0, 1.01, {}),
+    ("max_tokens", 0, 4097, {}),
+    ("max_completion_tokens", 0, 4097, {"max_tokens": None}),
+    ("n", 0, 9, {}),
+    ("seed", -(2**63) - 1, 2**63, {}),
+    ("frequency_penalty", -2.01, 2.01, {}),
+    ("presence_penalty", -2.01, 2.01, {}),
+    ("top_logprobs", -1, 21, {"logprobs": True}),
+    ("top_k", -2, 1_000_001, {}),
+    ("min_p", -0.01, 1.01, {}),
+    ("repetition_penalty", 0, 10.01, {}),
+    ("min_tokens", -1, 4097, {}),
+]
+_NUMBERS = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "min_p", "repetition_penalty")
+
+
+def _tool(name: str = "f", **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **more}}
+
+
+def _said(role: str, content: Any = "x", **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def _format(**more: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "s", "schema": {}, **more}}
+
+
+_CALL = {"id": "c", "type": "retrieval", "function": {"name": "f", "arguments": "{}"}}
+_VALUES: list[tuple[str, dict[str, Any], str, str]] = [
+    ("no message", {"messages": []}, "messages", "at least one"),
+    ("an empty role", {"messages": [_said("")]}, "messages[0].role", "must be one of"),
+    ("a role in capitals", {"messages": [_said("User")]}, "messages[0].role", '"User"'),
+    ("an unknown role", {"messages": [USER, _said("function")]}, "messages[1].role", '"function"'),
+    ("an image", {"messages": [_said("user", [{"type": "image_url", "image_url": {"url": "x"}}])]},
+     "messages[0].content[0].type", "only text"),
+    ("audio after text", {"messages": [_said("user", [{"type": "text", "text": "a"}, {"type": "input_audio"}])]},
+     "messages[0].content[1].type", "only text"),
+    ("a call of another type", {"messages": [_said("assistant", None, tool_calls=[_CALL])]},
+     "messages[0].tool_calls[0].type", "function"),
+    ("prefix on a user's message", {"messages": [_said("user", prefix=True)]}, "messages[0].prefix", "assistant"),
+    ("prefix before the end", {"messages": [_said("assistant", prefix=True), USER]}, "messages[0].prefix", "last"),
+    ("stream_options without a stream", {"stream_options": {"include_usage": True}}, "stream_options", "stream"),
+    ("two limits of the output", {"max_completion_tokens": 2}, "max_completion_tokens", "equal"),
+    ("more at least than at most", {"min_tokens": 2}, "min_tokens", "max_tokens"),
+    ("an empty stop", {"stop": ""}, "stop", "empty"),
+    ("an empty stop among others", {"stop": ["a", ""]}, "stop", "empty"),
+    ("17 stops", {"stop": list("abcdefghijklmnopq")}, "stop", "at most 16"),
+    ("half a million stops", {"stop": ["a"] * 500_000}, "stop", "at most 16"),
+    ("a bias for a word", {"logit_bias": {"hello": 1}}, "logit_bias", "token ids"),
+    ("a bias for nothing", {"logit_bias": {"": 1}}, "logit_bias", "token ids"),
+    ("a bias for a negative id", {"logit_bias": {"-1": 1}}, "logit_bias", "token ids"),
+    ("a bias for an id with a zero in front", {"logit_bias": {"007": 1}}, "logit_bias", "token ids"),
+    ("a bias for an id in other digits", {"logit_bias": {"\u0665": 1}}, "logit_bias", "token ids"),
+    ("a bias for an id of 400 digits", {"logit_bias": {str(HUGE): 1}}, "logit_bias", "token ids"),
+    ("a bias above 100", {"logit_bias": {"5": 100.5}}, "logit_bias.5", "100"),
+    ("a bias below -100", {"logit_bias": {"5": -101}}, "logit_bias.5", "100"),
+    ("a huge bias", {"logit_bias": {"5": HUGE}}, "logit_bias.5", "100"),
+    ("top_logprobs without logprobs", {"top_logprobs": 1}, "top_logprobs", "logprobs"),
+    ("an unknown format", {"response_format": {"type": "xml"}}, "response_format.type", "json_object"),
+    ("an empty format", {"response_format": {"type": ""}}, "response_format.type", "json_object"),
+    ("a schema with an empty name", {"response_format": _format(name="")}, "response_format.json_schema.name", "1 to"),
+    ("a schema with a blank in its name", {"response_format": _format(name="a b")},
+     "response_format.json_schema.name", '"a b"'),
+    ("a schema with a long name", {"response_format": _format(name="a" * 65)},
+     "response_format.json_schema.name", "64"),
+    ("200 tools", {"tools": [_tool(f"f{n}") for n in range(200)]}, "tools", "at most 128"),
+    ("50,000 tools", {"tools": [_tool()] * 50_000}, "tools", "at most 128"),
+    ("a tool of another type", {"tools": [{"type": "web_search"}]}, "tools[0].type", "function"),
+    ("a tool without a name", {"tools": [_tool("")]}, "tools[0].function.name", "1 to 64"),
+    ("a tool with a dot in its name", {"tools": [_tool("a.b")]}, "tools[0].function.name", '"a.b"'),
+    ("a tool with a line end in its name", {"tools": [_tool("f\n")]}, "tools[0].function.name", "1 to 64"),
+    ("a tool with an accent in its name", {"tools": [_tool("caf\xe9")]}, "tools[0].function.name", "1 to 64"),
+    ("a tool with a long name", {"tools": [_tool("a" * 10_000)]}, "tools[0].function.name", "64"),
+    ("a tool twice", {"tools": [_tool(), _tool()]}, "tools[1].function.name", "twice"),
+    ("an unknown choice", {"tools": [_tool()], "tool_choice": "any"}, "tool_choice", '"any"'),
+    ("an empty choice", {"tools": [_tool()], "tool_choice": ""}, "tool_choice", "required"),
+    ("a tool required of none", {"tool_choice": "required"}, "tool_choice", "tools"),
+    ("a tool required of an empty list", {"tools": [], "tool_choice": "required"}, "tool_choice", "tools"),
+    ("another tool named", {"tools": [_tool()], "tool_choice": _tool("g")}, "tool_choice.function.name", '"g"'),
+    ("a tool named of none", {"tool_choice": _tool("g")}, "tool_choice.function.name", '"g"'),
+    ("a choice of another type", {"tools": [_tool()], "tool_choice": {"type": "x", "function": {"name": "f"}}},
+     "tool_choice.type", "function"),
+]  # fmt: skip
+
+
+def _no_model(name: str, model: str) -> Row:
+    return Row(name, sent(valid(model=model)), 422, "model", ("svc-chat", "svc-coder"), "model_not_found")
+
+
+def rows() -> Iterator[Row]:
+    """Numbers at both ends of their range and far beyond, then all other rules."""
+    for field, below, above, more in _RANGES:
+        for value in (below, above, -HUGE, HUGE):
+            name = f"{field}: {value if abs(value) < HUGE else 'far ' + ('below' if value < 0 else 'above')}"
+            yield Row(name, sent(valid(**{**more, field: value})), 422, field, ("must be",))
+    for field in _NUMBERS:
+        for number in ("1e400", "-1e400"):
+            yield Row(f"{field}: {number}", with_text(f'"{field}": {number}'), 422, field, ("must be",))
+    yield Row("logit_bias: 1e400", with_text('"logit_bias": {"5": 1e400}'), 422, "logit_bias.5", ("100",))
+    yield Row("top_p: 1e-400", with_text('"top_p": 1e-400'), 422, "top_p", ("above 0",))
+    for name, more, param, says in _VALUES:
+        yield Row(name, sent(valid(**more)), 422, param, (says,))
+    yield _no_model("an unknown model", "gpt-9")
+    yield _no_model("an empty model", "")
+    yield _no_model("a model of 1 MB", "x" * 10**6)
+    yield _no_model("a model with NUL in it", "svc-chat\0")
+    yield _no_model("a model with a blank after it", "svc-chat ")
+    too_long = ("This model's maximum context length is 32768 tokens",)
+    for name, messages in (
+        ("100,000 messages", [USER] * 100_000),
+        ("half a million numbers for messages", [3] * 500_000),
+        ("no content 100,000 times", [_said("user", "")] * 100_000),
+    ):
+        crowd = partial(sent, valid(messages=messages))
+        yield Row(name, crowd, 422, "messages", too_long, "context_length_exceeded")
