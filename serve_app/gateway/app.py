@@ -6,9 +6,9 @@ import json
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Path, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,6 +18,7 @@ from serve_app.api import ApiError, balance_body, errors, headers, model_body, m
 from serve_app.gateway.admin import admin_router
 from serve_app.gateway.exchange import ClientGone, Services
 from serve_app.gateway.identity import Authenticator
+from serve_app.gateway.openapi import documentation_router
 from serve_app.gateway.operations import Operations
 from serve_app.gateway.ports import BackendUnavailable
 from serve_app.gateway.replies import ChatReply, error_response
@@ -61,7 +62,9 @@ def build_app(
         app.add_route(f"{prefix}/chat/completions", chat_completions, methods=["POST"])
     public = public_router(services, authenticator, operations)
     admin = admin_router(authenticator, operations)
+    documentation = documentation_router(lambda: services.catalogue)
     for prefix in ("", "/v1"):
+        app.include_router(documentation, prefix=prefix)
         app.include_router(public, prefix=prefix)
         app.include_router(admin, prefix=prefix)
     app.add_exception_handler(ApiError, _api_error)
@@ -79,8 +82,8 @@ def public_router(services: Services, authenticator: Authenticator, operations: 
         await authenticator.caller(request).identify()
         return JSONResponse(model_list([describe(services, name) for name in services.catalogue.identifiers]))
 
-    @router.get("/models/{identifier}")
-    async def model(request: Request, identifier: str) -> JSONResponse:
+    @router.get("/models/{id}")
+    async def model(request: Request, identifier: Annotated[str, Path(alias="id")]) -> JSONResponse:
         await authenticator.caller(request).identify()
         if identifier not in services.catalogue:
             raise errors.not_found(

@@ -181,8 +181,8 @@ async def test_what_no_key_opens(http: httpx.AsyncClient, path: str, header: str
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/nothing", 404), ("POST", "/v1/v1/models", 404), ("GET", "/models/", 404), ("GET", "/docs", 404),
-        ("POST", "/chat/completions/", 404), ("GET", "/openapi.json", 404), ("GET", "/chat/completions", 405),
+        ("GET", "/nothing", 404), ("POST", "/v1/v1/models", 404), ("GET", "/models/", 404), ("GET", "/redoc", 404),
+        ("POST", "/chat/completions/", 404), ("GET", "/docs/", 404), ("GET", "/chat/completions", 405),
         ("DELETE", "/models", 405), ("OPTIONS", "/chat/completions", 405), ("HEAD", "/models", 405),
         ("TRACE", "/health", 405), ("BREW", "/coffee", 404),
     ],
