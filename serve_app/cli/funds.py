@@ -1,4 +1,4 @@
-"""`serve-app accounts credit`, `correct` and `grants`: the money of an account."""
+"""`serve-app accounts credit`, `correct`, `grants` and `take-back`: the money of an account."""
 
 from __future__ import annotations
 
@@ -37,6 +37,9 @@ def register(app: typer.Typer) -> None:
         signed=True,
     )(correct)
     command(app, "grants")(grants)
+    command(
+        app, "take-back", examples=("serve-app accounts take-back ACCOUNT_ID 17 --memo 'given to the wrong account'",)
+    )(take_back)
 
 
 def credit(
@@ -86,3 +89,18 @@ def grants(session: Session, account_id: AccountId) -> None:
         ],
         empty=f"No grants. Next: serve-app accounts credit {account_id} AMOUNT --grant",
     )
+
+
+def take_back(
+    session: Session,
+    account_id: AccountId,
+    grant: Annotated[int, typer.Argument(metavar="GRANT_ID", min=1, help="Number as `accounts grants` shows it.")],
+    memo: Annotated[str, typer.Option(metavar="TEXT", help="Which mistake this rights; kept with the entry.")],
+    idempotency_key: IdempotencyKey = None,
+) -> None:
+    """Take all that is left of a grant that was a mistake. What was spent of it stays spent."""
+    if not memo.strip():
+        raise usage_error("--memo is empty: say which mistake this rights")
+    key = idempotency_key or fresh_key()
+    path = "accounts", account_id, "grants", str(grant), "take-back"
+    show_account(session, session.client.post(*path, body={"memo": memo}, idempotency_key=key))

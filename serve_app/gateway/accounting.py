@@ -21,9 +21,9 @@ logger = logging.getLogger("ray.serve")
 
 OPERATIONS = frozenset(
     {
-        "create_account", "list_accounts", "get_account", "set_limits", "set_active", "credit", "correct", "grants",
-        "expire_grants", "create_key", "update_key", "list_keys", "revoke_key", "find_key", "changes", "usage",
-        "export_usage", "find_reply", "prune_replies", "audit_log", "check",
+        "create_account", "list_accounts", "get_account", "set_limits", "set_active", "credit", "correct", "take_back",
+        "grants", "expire_grants", "create_key", "update_key", "list_keys", "revoke_key", "find_key", "changes",
+        "usage", "export_usage", "find_reply", "prune_replies", "audit_log", "check",
     }
 )  # fmt: skip
 

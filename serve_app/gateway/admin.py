@@ -17,6 +17,7 @@ from serve_app.gateway.admin_bodies import (
     Credit,
     KeyChanges,
     LimitChanges,
+    TakeBack,
     amount_of,
     body_of,
     expiry_of,
@@ -128,6 +129,17 @@ def admin_router(authenticator: Authenticator, operations: Operations) -> APIRou
     async def grants(request: Request, account_id: str) -> JSONResponse:
         authenticator.operator(request)
         return JSONResponse(await operations.grants(account_id))
+
+    @router.post("/accounts/{account_id}/grants/{grant_id}/take-back")
+    async def take_back(request: Request, account_id: str, grant_id: str) -> JSONResponse:
+        audit = operator(request)
+        body = await body_of(request, TakeBack)
+        if not re.fullmatch("[0-9]{1,18}", grant_id, re.ASCII):
+            raise errors.not_found(f"{account_id} has no grant {grant_id}")
+        await operations.take_back(
+            account_id, int(grant_id), memo=body.memo, idempotency_key=idempotency_key(request), audit=audit
+        )
+        return JSONResponse(await operations.account_view(account_id))
 
     @router.patch("/accounts/{account_id}/limits")
     async def limits(request: Request, account_id: str) -> JSONResponse:

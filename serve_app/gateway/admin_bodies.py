@@ -66,6 +66,12 @@ class Correction(_Body):
     memo: Annotated[str, Field(min_length=1, max_length=500)]
 
 
+class TakeBack(_Body):
+    """POST /admin/accounts/{id}/grants/{grant}/take-back. The ledger keeps the grant's number before the memo."""
+
+    memo: Annotated[str, Field(min_length=1, max_length=400)]
+
+
 class LimitChanges(_Body):
     """PATCH /admin/accounts/{id}/limits; null is the service's default."""
 

@@ -13,7 +13,7 @@ from serve_app.gateway.catalogue import Catalogue
 from serve_app.gateway.coalesce import Unavailable
 from serve_app.gateway.ports import AccountingPort, BackendPort, BackendUnavailable, LimiterClient
 from serve_app.gateway.views import account_view, audit_view, grant_view, key_view, request_view, usage_view
-from serve_app.ledger.errors import AccountNotFound, KeyNotFound, LedgerError, LedgerUnavailable
+from serve_app.ledger.errors import AccountNotFound, GrantNotFound, KeyNotFound, LedgerError, LedgerUnavailable
 from serve_app.ledger.keys import digest, hint, new_key
 from serve_app.ledger.messages import (
     AccountSnapshot,
@@ -131,6 +131,17 @@ class Operations:
             "correct",
             account_id=account_id,
             amount_nano=amount,
+            memo=memo,
+            idempotency_key=idempotency_key,
+            audit=audit,
+        )
+
+    async def take_back(self, account_id: str, grant_id: int, *, memo: str, idempotency_key: str, audit: Audit) -> None:
+        """Takes all that is left of a grant."""
+        await self._call(
+            "take_back",
+            account_id=account_id,
+            grant_id=grant_id,
             memo=memo,
             idempotency_key=idempotency_key,
             audit=audit,
@@ -276,6 +287,6 @@ class Operations:
 
 
 def _from_ledger(error: LedgerError) -> ApiError:
-    if isinstance(error, AccountNotFound | KeyNotFound):
+    if isinstance(error, AccountNotFound | KeyNotFound | GrantNotFound):
         return errors.not_found(str(error))
     return errors.invalid_parameters(str(error))

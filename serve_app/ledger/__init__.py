@@ -7,6 +7,7 @@ from serve_app.ledger.difference import Difference
 from serve_app.ledger.errors import (
     AccountNotFound,
     Conflict,
+    GrantNotFound,
     InsufficientBalance,
     InvalidAmount,
     InvalidValue,
@@ -51,6 +52,7 @@ __all__ = [
     "CheckReport",
     "Conflict",
     "Difference",
+    "GrantNotFound",
     "GrantSnapshot",
     "InsufficientBalance",
     "InvalidAmount",

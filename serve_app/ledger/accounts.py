@@ -124,7 +124,7 @@ def credit(
         return earlier
     if expires_at is not None and expires_at <= now:  # only now: a repetition may come late
         raise InvalidValue(f"expires_at {expires_at!r} is past: give a later time in Unix seconds")
-    entry_id = _move(transaction, account_id, EntryKind(kind), moved, idempotency_key, memo, now)
+    entry_id = move(transaction, account_id, EntryKind(kind), moved, idempotency_key, memo, now)
     if granted:
         add_grant(transaction.connection, entry_id, account_id, amount, expires_at)
     detail = {"entry": entry_id, "kind": kind, "amount": amount, "memo": memo, "expires_at": expires_at}
@@ -151,7 +151,7 @@ def correct(
     earlier = _moved_before(transaction, account_id, moved, idempotency_key, None)
     if earlier is not None:
         return earlier
-    entry_id = _move(transaction, account_id, EntryKind.CORRECTION, moved, idempotency_key, memo, now)
+    entry_id = move(transaction, account_id, EntryKind.CORRECTION, moved, idempotency_key, memo, now)
     detail = {"entry": entry_id, "amount": amount, "memo": memo}
     write_audit(transaction, audit, "correct", subject=account_id, account_id=account_id, detail=detail, now=now)
     return get_account(transaction.connection, account_id)
@@ -221,7 +221,7 @@ def _moved_before(
     return account
 
 
-def _move(
+def move(
     transaction: Transaction,
     account_id: str,
     kind: EntryKind,

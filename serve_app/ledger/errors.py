@@ -41,12 +41,24 @@ class KeyNotFound(LedgerError, LookupError):
         return self.__class__, (self.key_id,)
 
 
+class GrantNotFound(LedgerError, LookupError):
+    """The account has no grant of this number."""
+
+    def __init__(self, account_id: str, grant_id: int) -> None:
+        super().__init__(f"{account_id} has no grant {grant_id}: list its grants to see their numbers")
+        self.account_id = account_id
+        self.grant_id = grant_id
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.__class__, (self.account_id, self.grant_id)
+
+
 class Conflict(LedgerError):
     """The same idempotency key, or the same API key, was used before for something else."""
 
 
 class InsufficientBalance(LedgerError):
-    """A correction would take more than the account has."""
+    """More would be taken than the account, or the grant, has."""
 
 
 class SettlementRefused(LedgerError):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from sqlalchemy.engine import URL
 
-from serve_app.ledger import accounts, api_keys, audit_log, check, grants, replies, settle, snapshots, usage
+from serve_app.ledger import accounts, api_keys, audit_log, check, grants, replies, settle, snapshots, take_back, usage
 from serve_app.ledger.accounts import UNSET, CreditKind, Limit, Unset
 from serve_app.ledger.check import CheckReport
 from serve_app.ledger.database import Database
@@ -177,6 +177,31 @@ class Ledger:
                 transaction,
                 account_id,
                 amount_nano,
+                idempotency_key=idempotency_key,
+                memo=memo,
+                audit=audit,
+                now=self._now(),
+            )
+
+    def take_back(
+        self,
+        account_id: str,
+        grant_id: int,
+        *,
+        memo: str,
+        idempotency_key: str | None = None,
+        audit: Audit | None = None,
+    ) -> AccountSnapshot:
+        """Take all that is left of a grant that was a mistake, which `memo` names; a request that runs and counted on
+        it is paid from what else there is.
+
+        Raises AccountNotFound, GrantNotFound, InvalidValue, Conflict, and InsufficientBalance when nothing is left.
+        """
+        with self._database.write() as transaction:
+            return take_back.take_back(
+                transaction,
+                account_id,
+                grant_id,
                 idempotency_key=idempotency_key,
                 memo=memo,
                 audit=audit,

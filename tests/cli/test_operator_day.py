@@ -59,6 +59,21 @@ def test_grants_are_listed_with_what_is_left(real: RealService, run: Run, accoun
     assert "sorry" in run("accounts", "grants", account).out
 
 
+def test_a_grant_that_was_a_mistake_is_taken_back(real: RealService, run: Run, account: str) -> None:
+    run("accounts", "credit", account, "1.5", "--grant")
+    [grant] = run("accounts", "grants", account, "--json").json["data"]
+    number = str(grant["id"])
+    for wrong in ([number], [number, "--memo", " "], ["0", "--memo", "m"], ["x", "--memo", "m"]):
+        assert run("accounts", "take-back", account, *wrong).code == 2
+    taken = run("accounts", "take-back", account, number, "--memo", "wrong account", "--json").json
+    assert (taken["granted"], taken["balance"]) == ("0.00", "1.00")
+    again = run("accounts", "take-back", account, number, "--memo", "wrong account", "--json")
+    assert (again.code, again.error["status"]) == (1, 422)
+    assert "nothing is left" in again.error["message"]
+    assert "amount: -1.50" in run("audit", "list", "--limit", "1").out
+    assert real.world.books_balance()
+
+
 def test_a_top_up_can_not_expire(real: RealService, run: Run, account: str) -> None:
     refused = run("accounts", "credit", account, "5", "--expires", "30d")
     assert refused.code == 2
@@ -203,8 +218,8 @@ def test_the_check_covers_everything(real: RealService, run: Run) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["accounts create", "accounts credit", "accounts correct", "accounts limits", "keys create", "keys update",
-     "usage", "usage export", "audit list"],
+    ["accounts create", "accounts credit", "accounts correct", "accounts take-back", "accounts limits",
+     "keys create", "keys update", "usage", "usage export", "audit list"],
 )  # fmt: skip
 def test_help_ends_with_examples(run: Run, command: str) -> None:
     out = run(*command.split(), "--help").out

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 
 from tests.gateway.answers import refused
+from tests.gateway.connections import Call
 from tests.gateway.world import NANO, World
 
 HOUR_S = 3600.0
@@ -98,6 +99,43 @@ async def test_a_correction_takes_no_more_than_there_is(world: World, admin: htt
     refused(await admin.post(path, json={"amount": "-1.000000001", "memo": "too much"}), 422, "1.00")
     assert world.balance == NANO
     assert world.ledger.audit_log() == []
+
+
+async def test_a_grant_that_was_a_mistake_is_taken_back_once_and_says_why(
+    world: World, admin: httpx.AsyncClient
+) -> None:
+    account_path = f"/admin/accounts/{world.account_id}"
+    await admin.post(f"{account_path}/credit", json={"amount": "3", "kind": "grant"})
+    [grant] = (await admin.get(f"{account_path}/grants")).json()["data"]
+    path, headers = f"{account_path}/grants/{grant['id']}/take-back", {"idempotency-key": "t"}
+    for _ in range(3):
+        shown = (await admin.post(path, json={"memo": "wrong account"}, headers=headers)).json()
+        assert (shown["granted"], shown["balance"]) == ("0.00", "1.00")
+    [record, _] = (await admin.get("/admin/audit")).json()["data"]
+    assert (record["action"], record["detail"]["grant"]) == ("take_back", grant["id"])
+    assert (record["detail"]["amount"], record["detail"]["memo"]) == ("-3.00", "wrong account")
+    refused(await admin.post(path, json={"memo": "again"}), 422, "nothing is left")
+    refused(await admin.post(path, json={"memo": "x"}, headers=headers), 422)
+    for body in ({}, {"memo": ""}, {"memo": "m", "amount": "1"}):
+        assert (await admin.post(path, json=body)).status_code in (400, 422)
+    for other in ("999999", "x", "-1", "0" * 30):
+        refused(await admin.post(f"{account_path}/grants/{other}/take-back", json={"memo": "m"}), 404)
+    stranger, _ = world.new_account()
+    refused(await admin.post(f"/admin/accounts/{stranger}/grants/{grant['id']}/take-back", json={"memo": "m"}), 404)
+    assert world.books_balance()
+
+
+async def test_what_was_taken_back_is_not_spent(world: World, admin: httpx.AsyncClient) -> None:
+    account_id, key = world.new_account(credit=0)
+    path = f"/admin/accounts/{account_id}"
+    await admin.post(f"{path}/credit", json={"amount": "3", "kind": "grant"})
+    assert (await Call(world, key).done()).status == 200
+    [grant] = (await admin.get(f"{path}/grants")).json()["data"]
+    taken = (await admin.post(f"{path}/grants/{grant['id']}/take-back", json={"memo": "mistake"})).json()
+    assert taken["balance"] == "0.00"
+    await world.limiter.service.follow()
+    assert (await Call(world, key).done()).status == 402
+    assert world.books_balance()
 
 
 async def test_a_grant_is_given_once_however_often_it_is_asked(world: World, admin: httpx.AsyncClient) -> None:

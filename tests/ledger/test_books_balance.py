@@ -134,6 +134,20 @@ class Accounts(RuleBasedStateMachine):
         else:
             model.topped_up += amount
 
+    @rule(number=st.integers(0, 1), which=st.integers(0, 5))
+    def take_back(self, number: int, which: int) -> None:
+        model = self.pick(number)
+        if not model.lots:
+            return
+        which %= len(model.lots)
+        grant_id = self.ledger.grants(model.books.account_id)[which].grant_id
+        try:
+            self.ledger.take_back(model.books.account_id, grant_id, memo="test")
+        except InsufficientBalance:
+            assert model.lots[which].left == 0
+        else:
+            model.lots[which].left = 0
+
     @rule(number=st.integers(0, 1), period=st.sampled_from([None, "day", "month"]))
     def set_budget(self, number: int, period: Any) -> None:
         model = self.pick(number)

@@ -15,6 +15,7 @@ _OPERATOR_KEY: Final[list[Schema]] = [{"operatorKey": []}]
 _TEXT: Final = {"type": "string"}
 _PERIOD: Final = {"anyOf": [{"type": "string", "format": "date"}, {"type": "string", "format": "date-time"}]}
 _ACCOUNT: Final = path_parameter("account_id", "An account's id.")
+_GRANT: Final = path_parameter("grant_id", "A grant's number.")
 _KEY: Final = path_parameter("key_id", "A key's id.")
 
 
@@ -30,6 +31,9 @@ def _accounts() -> dict[str, Schema]:
     )
     correct = _change("correct", tag, "Correct a balance", "Account", _ACCOUNT, body="Correction", once=True)
     limits = _change("setLimits", tag, "Change limits", "Account", _ACCOUNT, body="LimitChanges")
+    take_back = _change(
+        "takeBackGrant", tag, "Take back a grant", "Account", _ACCOUNT, _GRANT, body="TakeBack", once=True
+    )
     return {
         "/admin/accounts": {
             "post": create,
@@ -39,6 +43,7 @@ def _accounts() -> dict[str, Schema]:
         f"{one}/credit": {"post": _change("credit", tag, "Add funds", "Account", _ACCOUNT, body="Credit", once=True)},
         f"{one}/correct": {"post": correct},
         f"{one}/grants": {"get": _read("listGrants", tag, "List grants", "GrantList", _ACCOUNT)},
+        f"{one}/grants/{{grant_id}}/take-back": {"post": take_back},
         f"{one}/limits": {"patch": limits},
         f"{one}/suspend": {"post": _change("suspend", tag, "Suspend an account", "Account", _ACCOUNT)},
         f"{one}/resume": {"post": _change("resume", tag, "Resume an account", "Account", _ACCOUNT)},

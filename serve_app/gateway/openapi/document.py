@@ -43,6 +43,7 @@ _BODIES: Final[tuple[type[BaseModel], ...]] = (
     admin_bodies.CreateAccount,
     admin_bodies.Credit,
     admin_bodies.Correction,
+    admin_bodies.TakeBack,
     admin_bodies.LimitChanges,
     admin_bodies.CreateKey,
     admin_bodies.KeyChanges,
