@@ -29,6 +29,9 @@ TEMPLATE = (
     "{% if add_generation_prompt %}\n<assistant>{% endif %}"
 )
 
+# As Qwen's: it has tools, writes calls in tags, and reasons.
+QWEN = "{% if tools %}{{ tools | tojson }} in <tool_call></tool_call>\n{% endif %}" + TEMPLATE + "{# <think></think> #}"
+
 
 def tokenizer_of(tokens: Seq[bytes], template: str = TEMPLATE) -> PreTrainedTokenizerFast:
     """Byte-level: token b is byte b, 256 ends a reply, and from 257 on the given ones of several bytes follow."""

@@ -1,7 +1,7 @@
 """The exact bytes of each kind of stream, from a model's tokens through engine, replica and gateway to a socket.
 
-They lie in `golden/`, with the reply's id and the time of its beginning replaced by fixed ones. After a change that is
-meant, `WRITE_GOLDEN=1` writes them anew: read the difference.
+They lie in `golden/`, with the reply's id, the time of its beginning and the ids of its calls replaced by fixed ones.
+After a change that is meant, `WRITE_GOLDEN=1` writes them anew: read the difference.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import openai
 import pytest
 from openai._streaming import SSEDecoder
 
-from tests.gateway.connections import Call, post
-from tests.gateway.scripted_model import FAILS, ScriptedModel
-from tests.gateway.strict_sse import Choice, read
+from tests.gateway import connections
+from tests.gateway.connections import post
+from tests.gateway.scripted_model import FAILS, QWEN, TEMPLATE, ScriptedModel
+from tests.gateway.strict_sse import Call, Choice, read
 from tests.gateway.world import World
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -35,21 +36,36 @@ class Kind:
     reads: tuple[Choice, ...]
     fields: dict[str, Any] = field(default_factory=dict)
     fails: bool = False
+    template: str = TEMPLATE
 
 
 def said(*pieces: str | bytes) -> tuple[bytes, ...]:
     return tuple(piece.encode() if isinstance(piece, str) else piece for piece in pieces)
 
 
-def one(*pieces: str | bytes, reads: Choice, fails: bool = False, **fields: Any) -> Kind:
-    return Kind((said(*pieces),), (reads,), fields, fails)
+def one(*pieces: str | bytes, reads: Choice, fails: bool = False, template: str = TEMPLATE, **fields: Any) -> Kind:
+    return Kind((said(*pieces),), (reads,), fields, fails, template)
 
 
 def text(content: str, finish_reason: str | None = "stop") -> Choice:
     return Choice(content=content, finish_reason=finish_reason)
 
 
+def calls(*made: tuple[str, str], content: str = "", finish_reason: str = "tool_calls", **more: Any) -> Choice:
+    told = [Call(f"call_{number}", name, arguments) for number, (name, arguments) in enumerate(made, 1)]
+    return Choice(content=content, calls=told, finish_reason=finish_reason, **more)
+
+
 FAMILY = "👨‍👩‍👧".encode()
+TOOLS: dict[str, Any] = {
+    "template": QWEN,
+    "tools": [
+        {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+        for name in ("get_weather", "get_time")
+    ],
+}
+WEATHER = ("<tool_call>", '\n{"name": "get_weather", "arg', 'uments": {"city"', ': "北', '京"}}\n', "</tool_call>")
+TIME = ("\n<tool_", 'call>\n{"name": "get_time", "arguments": {}}\n</tool_call>')
 KINDS = {
     "text": one("Hello", " world", ".", reads=text("Hello world.")),
     "usage": one("Hello", " world", ".", reads=text("Hello world."), **USAGE),
@@ -62,6 +78,7 @@ KINDS = {
     ),
     "stop": one("The", " END", " EN", "D of it", reads=text("The END"), stop=[" END of", "D of"]),
     "nearly_stop": one("a", "##", "b", "#", reads=text("a##b#"), stop=["###"]),
+    "half_a_character": one("Hi ", FAMILY[:3], reads=text("Hi ", "length"), max_tokens=2),
     "logprobs": one("Hel", "lo", FAMILY[:4], FAMILY[4:], reads=text("Hello👨‍👩‍👧"), logprobs=True, top_logprobs=2),
     "logprobs_stop": one("a", "#", "#", "b", "##", "#", reads=text("a##b"), logprobs=True, stop="###"),
     "prefix": one(
@@ -72,6 +89,45 @@ KINDS = {
             {"role": "assistant", "content": "It", "prefix": True},
         ],
         **USAGE,
+    ),
+    "choices": Kind(
+        (said("Red", "."), said("Green", " it is"), said()),
+        (text("Red."), text("Green it is"), text("")),
+        {"n": 3, "seed": 1, **USAGE},
+    ),
+    "reasoning": one(
+        "<think>", "\nHm", ", 2", ".\n", "</think>", "\n\n", "Two", ".",
+        reads=Choice(reasoning="Hm, 2.", content="Two.", finish_reason="stop"),
+        template=QWEN,
+        **USAGE,
+    ),
+    "reasoning_length": one(
+        "<think>", "\nHm", ", 2",
+        reads=Choice(reasoning="Hm, 2", finish_reason="length"),
+        template=QWEN,
+        max_tokens=3,
+        **USAGE,
+    ),
+    "call": one(*WEATHER, reads=calls(("get_weather", '{"city": "北京"}')), **TOOLS),
+    "calls": one(*WEATHER, *TIME, reads=calls(("get_weather", '{"city": "北京"}'), ("get_time", "{}")), **TOOLS),
+    "text_call": one(
+        "<think>", "\nHm.", "\n</think>\n", "I look", ".\n", *WEATHER,
+        reads=calls(("get_weather", '{"city": "北京"}'), content="I look.", reasoning="Hm."),
+        **TOOLS,
+        **USAGE,
+    ),
+    "call_length": one(
+        *WEATHER,
+        reads=calls(("get_weather", '{"city": "北'), finish_reason="length"),
+        max_tokens=4,
+        **TOOLS,
+    ),
+    "call_logprobs": one(*TIME, reads=calls(("get_time", "{}")), logprobs=True, **TOOLS),
+    "call_choices": Kind(
+        (said(*TIME), said("No.")),
+        (calls(("get_time", "{}")), text("No.")),
+        {"n": 2, "tools": TOOLS["tools"]},
+        template=QWEN,
     ),
     "failure": one("Hel", "lo", FAILS, reads=text("Hello", None), fails=True, **USAGE),
 }  # fmt: skip
@@ -101,7 +157,22 @@ def golden(name: str, body: bytes) -> bytes:
 def fixed(body: bytes) -> bytes:
     """The body with its id and its time replaced, which must be the same in all of it."""
     [(reply_id, created)] = set(re.findall(rb'^data: {"id":"(chatcmpl-[0-9a-f]{32})".*?"created":(\d+)', body, re.M))
-    return body.replace(reply_id, b"chatcmpl-1").replace(b'"created":' + created, b'"created":1700000000')
+    body = body.replace(reply_id, b"chatcmpl-1").replace(b'"created":' + created, b'"created":1700000000')
+    for number, call_id in enumerate(re.findall(rb'"id":"(call_[0-9A-Za-z]{24})","type":"function"', body), 1):
+        assert body.count(call_id) == 1
+        body = body.replace(call_id, b"call_%d" % number)
+    return body
+
+
+def one_after_the_other(body: bytes) -> bytes:
+    """The stream with the chunks of each choice side by side: how they take turns, the machine decides."""
+    frames = body.split(b"\n\n")
+
+    def turn(frame: bytes) -> int:
+        found = re.search(rb'"choices":\[{"index":(\d)', frame)
+        return int(found[1]) if found else 9
+
+    return b"\n\n".join(sorted(frames, key=turn))
 
 
 def sdk(body: bytes) -> list[openai.types.chat.ChatCompletionChunk]:
@@ -118,8 +189,8 @@ def sdk(body: bytes) -> list[openai.types.chat.ChatCompletionChunk]:
 @pytest.mark.parametrize("name", KINDS)
 async def test_a_stream_has_exactly_these_bytes(world: World, model: Callable[..., ScriptedModel], name: str) -> None:
     kind = KINDS[name]
-    model(*kind.says).behind(world)
-    body = fixed(await post(world, stream=True, **kind.fields))
+    model(*kind.says, template=kind.template).behind(world)
+    body = one_after_the_other(fixed(await post(world, stream=True, **kind.fields)))
     assert body == golden(name, body)
     reply = read(body, with_usage="stream_options" in kind.fields, choices=len(kind.reads))
     assert (reply.error is not None) == kind.fails
@@ -128,10 +199,15 @@ async def test_a_stream_has_exactly_these_bytes(world: World, model: Callable[..
         tokens, found.tokens = found.tokens, []
         assert found == choice
         if kind.fields.get("logprobs"):
-            assert b"".join(bytes(token["bytes"]) for token in tokens) == choice.content.encode()
+            spelled = b"".join(bytes(token["bytes"]) for token in tokens)
+            assert spelled == (b"".join(kind.says[number]) if choice.calls else choice.content.encode())
         by_sdk = [part.choices[0] for part in sdk(body) if part.choices and part.choices[0].index == number]
         assert "".join(part.delta.content or "" for part in by_sdk) == choice.content
         assert by_sdk[-1].finish_reason == choice.finish_reason
+        pieces = [call for part in by_sdk for call in part.delta.tool_calls or []]
+        for index, call in enumerate(choice.calls):
+            told = [piece.function for piece in pieces if piece.index == index and piece.function]
+            assert "".join(piece.arguments or "" for piece in told) == call.arguments
 
 
 async def test_a_stream_that_waits_for_its_first_token_is_kept_alive_in_exactly_these_bytes(
@@ -140,7 +216,7 @@ async def test_a_stream_that_waits_for_its_first_token_is_kept_alive_in_exactly_
     world: World = await make_world(keep_alive_s=0.02)
     scripted = model(said("Hello")).behind(world)
     scripted.runner.gate.clear()
-    call = Call(world, stream=True)
+    call = connections.Call(world, stream=True)
     await call.until(": keep-alive")
     scripted.runner.gate.set()
     body = fixed((await call.done()).body)
