@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from serve_app.backend.messages import GenerateCall
@@ -21,6 +21,7 @@ from serve_app.tools import (
     detect,
     detect_reasoning,
     forced,
+    optional,
 )
 
 AUTO = "auto"
@@ -85,7 +86,9 @@ class Dialect:
             offered = [tool["function"]["name"] for tool in tools]
             # By the request, so that what is repeated under its id is the same.
             rng = random.Random(f"{call.request_id}-{choice}")
-            parser = self.family.parser(offered, rng)
+            # What the grammar lets through as text or in JSON must not be read as a call that nothing has checked.
+            only_first = self._is_held(call, tools) and (not self.family.begins or call.sampling.grammar is not None)
+            parser = self.family.parser(offered, rng, only_first)
         splitter = ReasoningSplitter(self.markers, prompt.left_open) if self.markers is not None else None
         return ReplyReader(splitter, parser)
 
@@ -97,6 +100,13 @@ class Dialect:
         if call.function is None:
             return call.tools
         return tuple(tool for tool in call.tools if tool["function"]["name"] == call.function)
+
+    @staticmethod
+    def _is_held(call: GenerateCall, tools: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether a grammar decides what may be a call although none is compulsory."""
+        if call.tool_choice != "auto":
+            return False
+        return call.sampling.grammar is not None or any(tool["function"].get("strict") for tool in tools)
 
     def _sampling(self, call: GenerateCall, tools: tuple[dict[str, Any], ...], left_open: bool) -> SamplingParams:
         sampling = call.sampling
@@ -122,7 +132,14 @@ class Dialect:
             must = forced(self.family, tools, parallel=call.parallel_calls and call.function is None)
             # Arguments fit their schema unless the function says that they need not in all points.
             strict = any(tool["function"].get("strict") is not False for tool in tools)
-            return Grammar.tool_calls(must.alternatives, must.separator, strict)
+            return Grammar.tool_calls(**asdict(must), strict=strict)
+        if tools and self._is_held(call, tools):
+            for tool in tools:
+                if tool["function"].get("strict"):
+                    self._check(tool)
+            may = optional(self.family, tools, parallel=call.parallel_calls)
+            thinks = () if self.markers is None else (self.markers.begin, self.markers.end)
+            return Grammar.tool_calls(**asdict(may), shown=thinks, otherwise=own)
         return own
 
     @staticmethod

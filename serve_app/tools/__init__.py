@@ -1,7 +1,7 @@
 """Tools and reasoning: what goes into a model's messages, and what its replies mean. Pure code, over text and dicts."""
 
 from serve_app.tools.families import FAMILIES, Family, detect
-from serve_app.tools.forced import Forced, arguments_schema, forced
+from serve_app.tools.forced import Forced, arguments_schema, forced, optional
 from serve_app.tools.messages import Conversation, conversation
 from serve_app.tools.parser import Parser
 from serve_app.tools.parts import CallArguments, CallEnded, CallStarted, Ending, Part, Reasoning, Text
@@ -30,4 +30,5 @@ __all__ = [
     "detect",
     "detect_reasoning",
     "forced",
+    "optional",
 ]

@@ -1,10 +1,10 @@
-"""What a reply must look like when a call is forced: `tool_choice` of `required` or of a named function."""
+"""What a reply must look like when a call is forced, or when one that need not be made must fit its schema."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from serve_app.tools.families import Family
@@ -12,27 +12,29 @@ from serve_app.tools.families import Family
 
 @dataclass(frozen=True, slots=True)
 class Forced:
-    """The reply is one of `alternatives`: (text before, JSON Schema of the arguments as JSON, text after).
+    """Calls as a grammar of tool calls takes them, by the same names.
 
-    With a `separator` it may also be several, with it in between.
+    The reply is `opening`, one of `alternatives`, (text before, JSON Schema of the arguments as JSON, text after), and
+    `closing`. With a `separator` it may also be several, with it in between.
+
+    Where `optional` is not None, the reply may also be text, or text and then calls: `optional` is the text that they
+    begin with, if any. No other text has `never` in it, begins with one of the characters `not_first` or has one right
+    after a marker of reasoning; else it could be read as a call that nothing held to its schema.
     """
 
     alternatives: tuple[tuple[str, str, str], ...]
     separator: str | None
+    opening: str = ""
+    closing: str = ""
+    optional: str | None = None
+    never: tuple[str, ...] = ()
+    not_first: str = ""
 
 
 def forced(
-    family: Family,
-    tools: Sequence[Mapping[str, Any]],
-    name: str | None = None,
-    parallel: bool = True,
-    lead: str = "",
+    family: Family, tools: Sequence[Mapping[str, Any]], name: str | None = None, parallel: bool = True
 ) -> Forced:
-    """A reply that calls one of `tools`, or the one called `name`; or several if `parallel`.
-
-    Families that write something around all calls are held to one: the grammar has no place for it.
-
-    `lead` comes before the call, as what closes the reasoning that a prompt has opened; then there is one call only.
+    """A reply that calls one of `tools`, or the one called `name`; or several if `parallel` and the family can.
 
     Raises:
         KeyError: no tool is called `name`.
@@ -43,16 +45,32 @@ def forced(
         functions = [function for function in functions if function["name"] == name]
         if not functions:
             raise KeyError(name)
-    if not functions:
+    return _held(family, [(function["name"], arguments_schema(function)) for function in functions], parallel)
+
+
+def optional(family: Family, tools: Sequence[Mapping[str, Any]], parallel: bool = True) -> Forced:
+    """A reply that may call some of `tools`: with arguments that fit where a function has `strict` of true.
+
+    Its reader must look for calls `only_first` where `Forced.optional` is empty, and where a reply without calls is
+    held to JSON: a string in it may hold all that makes a call.
+
+    Raises:
+        ValueError: there are no tools, or the parameters of a strict one describe no object.
+    """
+    functions = [tool["function"] for tool in tools]
+    schemas = [(f["name"], arguments_schema(f) if f.get("strict") is True else {"type": "object"}) for f in functions]
+    held = _held(family, schemas, parallel)
+    return replace(held, optional=family.begins, never=family.also_begins, not_first=family.bare)
+
+
+def _held(family: Family, schemas: Sequence[tuple[str, Mapping[str, Any]]], parallel: bool) -> Forced:
+    if not schemas:
         raise ValueError("there are no tools to call")
     alternatives = []
-    for function in functions:
-        before, after = family.around(function["name"])
-        schema = json.dumps(arguments_schema(function), ensure_ascii=False)
-        alternatives.append((lead + family.opening + before, schema, after + family.closing))
-    # What stands around all calls can't be repeated with each.
-    single = not parallel or lead or family.opening or family.closing
-    return Forced(tuple(alternatives), None if single else family.separator)
+    for name, schema in schemas:
+        before, after = family.around(name)
+        alternatives.append((before, json.dumps(schema, ensure_ascii=False), after))
+    return Forced(tuple(alternatives), family.separator if parallel else None, family.opening, family.closing)
 
 
 def arguments_schema(function: Mapping[str, Any]) -> dict[str, Any]:

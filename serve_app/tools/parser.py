@@ -23,13 +23,18 @@ _SPACE = " \t\r\n"
 class Parser(ABC):
     """Reads one reply.
 
-    `offered` are the names of the functions that the model was told about, `rng` makes the calls' ids.
+    `offered` are the names of the functions that the model was told about, `rng` makes the calls' ids. With
+    `only_first` there are calls only at the reply's beginning: one that begins otherwise is text whatever is in it,
+    and so is what a family takes for calls only where it stands alone.
     """
 
-    def __init__(self, offered: Collection[str], rng: random.Random) -> None:
+    _first: str  # characters that calls at the reply's beginning can begin with
+
+    def __init__(self, offered: Collection[str], rng: random.Random, only_first: bool = False) -> None:
         self._source = Source()
         self._calls = CallReader(self._source, offered, rng)
-        self._grammar = self._reply()
+        self._only_first = only_first
+        self._grammar = self._beginning() if only_first else self._reply()
         self._proceed()
 
     def push(self, text: str) -> list[Part]:
@@ -50,6 +55,11 @@ class Parser(ABC):
     @abstractmethod
     def _reply(self) -> Steps[None]:
         """The family's grammar of a reply; returns at its end."""
+
+    def _beginning(self) -> Steps[None]:
+        c = yield from self._source.space()
+        if c and c in self._first:
+            yield from self._reply()
 
     def _proceed(self) -> list[Part]:
         try:

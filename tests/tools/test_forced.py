@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 
@@ -9,7 +10,7 @@ import pytest
 
 from serve_app.engine.request import Grammar
 from serve_app.engine.sampling.grammar import GrammarCompiler
-from serve_app.tools import FAMILIES, arguments_schema, forced
+from serve_app.tools import FAMILIES, Forced, arguments_schema, forced, optional
 from tests.engine.fakes import EOS, byte_tokenizer
 from tests.engine.test_grammar import PADDED, accepts
 from tests.tools.reading import Call, read, summary
@@ -33,30 +34,33 @@ def compiler() -> Iterator[GrammarCompiler]:
     compiler.close()
 
 
+def held_to(calls: Forced) -> Grammar:
+    return Grammar.tool_calls(**dataclasses.asdict(calls))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_reply_that_the_grammar_allows_is_read_as_its_calls(family: str, compiler: GrammarCompiler) -> None:
     held = forced(FAMILIES[family], TOOLS)
-    grammar = Grammar.tool_calls(held.alternatives, held.separator)
     (weather_before, _, weather_after), (time_before, _, time_after) = held.alternatives
     weather = weather_before + '{"city": "Paris"}' + weather_after
     time = time_before + "{}" + time_after
     calls = [Call("get_weather", '{"city": "Paris"}'), Call("get_time", "{}")]
-    for text, expected in ((weather, calls[:1]), (time, calls[1:])):
-        assert accepts(compiler.start(grammar), text.encode())
-        assert summary(read(family, text)) == expected
+    for name, call, expected in (("get_weather", weather, calls[0]), ("get_time", time, calls[1])):
+        text = held.opening + call + held.closing
+        for grammar in (held_to(held), held_to(forced(FAMILIES[family], TOOLS, name=name, parallel=False))):
+            assert accepts(compiler.start(grammar), text.encode())
+        assert summary(read(family, text)) == [expected]
     for wrong in ("Hello", weather_before + "{}" + weather_after, time_before + '{"a": 1}' + time_after):
-        assert not accepts(compiler.start(grammar), wrong.encode())
-    if held.separator is None:
-        assert not accepts(compiler.start(grammar), (weather + "\n" + time).encode())
-    else:
-        both = weather + held.separator + time
-        assert accepts(compiler.start(grammar), both.encode())
-        assert summary(read(family, both)) == calls
+        assert not accepts(compiler.start(held_to(held)), (held.opening + wrong + held.closing).encode())
+    several = held.opening + weather + ("\n" if held.separator is None else held.separator) + time + held.closing
+    assert accepts(compiler.start(held_to(held)), several.encode()) == (held.separator is not None)
+    if held.separator is not None:
+        assert summary(read(family, several)) == calls
+    assert not accepts(compiler.start(held_to(forced(FAMILIES[family], TOOLS, parallel=False))), several.encode())
 
 
-def test_families_whose_calls_stand_alone_can_be_held_to_several() -> None:
-    several = {name for name, family in FAMILIES.items() if forced(family, TOOLS).separator is not None}
-    assert several == {"hermes", "mistral_named", "plain"}
+def test_only_families_that_write_single_calls_are_held_to_one() -> None:
+    assert {name for name, family in FAMILIES.items() if forced(family, TOOLS).separator is None} == {"llama3"}
     assert forced(FAMILIES["hermes"], TOOLS, parallel=False).separator is None
 
 
@@ -69,10 +73,12 @@ def test_a_named_function_is_the_only_one() -> None:
         forced(FAMILIES["plain"], [])
 
 
-def test_reasoning_that_the_prompt_has_begun_is_closed_before_the_call() -> None:
-    held = forced(FAMILIES["hermes"], TOOLS, lead="</think>\n\n")
-    assert all(before.startswith("</think>\n\n<tool_call>") for before, _, _ in held.alternatives)
-    assert held.separator is None
+def test_functions_that_need_not_be_called_are_held_to_their_schemas_where_they_are_strict() -> None:
+    held = optional(FAMILIES["hermes"], TOOLS)
+    assert [json.loads(schema) for _, schema, _ in held.alternatives] == [SCHEMA, {"type": "object"}]
+    assert held.optional == "<tool_call>"
+    with pytest.raises(ValueError, match="no tools"):
+        optional(FAMILIES["plain"], [])
 
 
 @pytest.mark.parametrize("parameters", [None, {}])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
@@ -21,25 +20,46 @@ class Family:
     before and after the arguments of one call; without a separator, there can be one only. `markers` must reach the
     parser as text, even those that are special tokens of the model's tokenizer.
 
+    `begins` is the marker that calls begin with, none where they have none. What else the parser takes for a call:
+    what follows one of `also_begins`, and where a reply begins with a character of `bare`, maybe that.
+
     What its chat templates do by themselves: `reads_tools`, that definitions come as the variable `tools`;
     `reads_calls`, that messages have `tool_calls`; `reads_results`, that there is a role `tool`.
     """
 
     name: str
-    parser: Callable[[Collection[str], random.Random], Parser]
+    parser: type[Parser]
     around: Callable[[str], tuple[str, str]]
     separator: str | None
     opening: str = ""
     closing: str = ""
     markers: tuple[str, ...] = ()
+    begins: str = ""
+    also_begins: tuple[str, ...] = ()
+    bare: str = ""
     reads_tools: bool = True
     reads_calls: bool = True
     reads_results: bool = True
     nine_letter_ids: bool = False  # the template refuses other ids than nine letters and digits
 
 
-HERMES: Final = Family("hermes", hermes.HermesParser, hermes.around, "\n", markers=(hermes.BEGIN, hermes.END))
-LLAMA: Final = Family("llama3", llama.LlamaParser, llama.around, None, markers=(llama.PYTHON_TAG,))
+HERMES: Final = Family(
+    "hermes",
+    hermes.HermesParser,
+    hermes.around,
+    "\n",
+    markers=(hermes.BEGIN, hermes.END),
+    begins=hermes.BEGIN,
+)
+LLAMA: Final = Family(
+    "llama3",
+    llama.LlamaParser,
+    llama.around,
+    None,
+    markers=(llama.PYTHON_TAG,),
+    also_begins=(llama.PYTHON_TAG,),
+    bare="{",
+)
 DEEPSEEK_V3: Final = Family(
     "deepseek_v3",
     deepseek.DeepSeekParser,
@@ -48,6 +68,8 @@ DEEPSEEK_V3: Final = Family(
     opening=deepseek.CALLS_BEGIN,
     closing=deepseek.CALLS_END,
     markers=deepseek.MARKERS,
+    begins=deepseek.CALLS_BEGIN,
+    also_begins=(deepseek.CALL_BEGIN,),
     reads_tools=False,
     # They join the arguments to other text, and R1's prints calls only where the content is null. Calls of earlier
     # turns are written out instead, which looks the same to the model.
@@ -62,6 +84,8 @@ MISTRAL: Final = Family(
     opening=mistral.TOOL_CALLS + "[",
     closing="]",
     markers=mistral.MARKERS,
+    begins=mistral.TOOL_CALLS,
+    bare="[",
     nine_letter_ids=True,
 )
 MISTRAL_NAMED: Final = replace(
@@ -72,6 +96,7 @@ PLAIN: Final = Family(
     plain.PlainParser,
     plain.around,
     "\n",
+    bare="{[`",
     reads_tools=False,
     reads_calls=False,
     reads_results=False,

@@ -33,6 +33,8 @@ _OF_WORDS = re.compile(r"[a-z]+")
 class DeepSeekParser(Parser):
     """Reads calls of both forms, with the outer markers or without."""
 
+    _first = CALLS_BEGIN[0]
+
     def _reply(self) -> Steps[None]:
         source = self._source
         while marker := (yield from self._text((CALLS_BEGIN, CALL_BEGIN), (CALL_END, CALLS_END))):

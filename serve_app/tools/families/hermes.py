@@ -22,6 +22,8 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 class HermesParser(Parser):
     """Reads calls in tags."""
 
+    _first = BEGIN[0]
+
     def _reply(self) -> Steps[None]:
         while (yield from self._text((BEGIN,), (END,))):
             if (yield from self._source.space()) != "{" or not (yield from self._calls.object()):

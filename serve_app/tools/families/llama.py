@@ -22,10 +22,12 @@ PYTHON_TAG = "<|python_tag|>"
 class LlamaParser(Parser):
     """Reads calls after a tag, and untagged ones of offered functions at the reply's beginning."""
 
+    _first = "{"
+
     def _reply(self) -> Steps[None]:
         if (yield from self._source.space()) == "{":
             yield from self._objects(marked=False)
-        while (yield from self._text((PYTHON_TAG,))):
+        while not self._only_first and (yield from self._text((PYTHON_TAG,))):
             if (yield from self._source.space()) == "{":
                 yield from self._objects(marked=True)
             else:

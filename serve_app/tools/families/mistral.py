@@ -26,6 +26,8 @@ _OF_NAMES = re.compile(r"[A-Za-z0-9_.:/-]+")
 class MistralParser(Parser):
     """Reads calls of both forms, and an array without its marker at the reply's beginning."""
 
+    _first = "["
+
     def _reply(self) -> Steps[None]:
         if (yield from self._source.space()) == "[":
             self._source.at += 1

@@ -23,6 +23,8 @@ _LONGEST_WORD = 32
 class PlainParser(Parser):
     """Reads calls of offered functions at the beginnings of lines."""
 
+    _first = "{[`"
+
     def _reply(self) -> Steps[None]:
         source = self._source
         while c := (yield from source.space()):
@@ -37,6 +39,8 @@ class PlainParser(Parser):
                 if (yield from source.constant(FENCE)) or source.over:
                     self._calls.drop()
             yield from self._line()
+            if self._only_first and not self._calls.after_call:
+                return
         self._rest()
 
     def _at_beginning(self, c: str) -> Steps[bool]:
