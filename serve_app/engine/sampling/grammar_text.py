@@ -17,6 +17,7 @@ from llguidance import LLMatcher
 from serve_app.engine.errors import UnsupportedGrammar
 from serve_app.engine.request import Grammar, GrammarKind
 from serve_app.engine.sampling import grammar_calls, lark
+from serve_app.engine.sampling.schema_bounds import readable_bounds
 
 _WHITE_SPACE = r"\n?[ \t]{0,20}"
 
@@ -90,7 +91,8 @@ def _schema(schema: Any, strict: bool) -> dict[str, Any]:
         raise UnsupportedGrammar("a JSON schema must be an object, and one that allows something")
     if strict and _may_be_met_by_doubles(schema):
         raise UnsupportedGrammar("unsupported in the JSON schema: minProperties without additionalProperties: false")
-    return {key: value for key, value in schema.items() if key != "x-guidance"}
+    readable: dict[str, Any] = readable_bounds({key: value for key, value in schema.items() if key != "x-guidance"})
+    return readable
 
 
 def _may_be_met_by_doubles(schema: Any) -> bool:
