@@ -32,6 +32,7 @@ from serve_app.ledger.messages import Audit
 MOST_ACCOUNTS = 500  # on one page
 MOST_RECORDS = 500  # of the audit log, on one page
 MOST_KEY = 128  # characters of an idempotency key; the ledger takes 200, and an opening credit derives its own from it
+CHANGE_KEY = re.compile(rf"[!-~](?:[ -~]{{0,{MOST_KEY - 2}}}[!-~])?", re.ASCII)
 OPERATOR = re.compile(r"[!-~](?:[ -~]{0,98}[!-~])?", re.ASCII)
 
 
@@ -41,9 +42,13 @@ def admin_router(authenticator: Authenticator, operations: Operations) -> APIRou
     router.include_router(usage_router(authenticator, operations))
 
     def idempotency_key(request: Request) -> str:
-        key = request.headers.get("idempotency-key") or uuid.uuid4().hex
-        if len(key) > MOST_KEY:
-            raise errors.invalid_parameters(f"idempotency-key must have at most {MOST_KEY} characters")
+        key = request.headers.get("idempotency-key")
+        if key is None:
+            return uuid.uuid4().hex
+        if not CHANGE_KEY.fullmatch(key):
+            raise errors.invalid_parameters(
+                f"idempotency-key must be 1 to {MOST_KEY} printable ASCII characters", param="idempotency-key"
+            )
         return key
 
     def operator(request: Request) -> Audit:
@@ -51,7 +56,9 @@ def admin_router(authenticator: Authenticator, operations: Operations) -> APIRou
         authenticator.operator(request)
         name = request.headers.get("x-operator", "").strip()
         if name and not OPERATOR.fullmatch(name):
-            raise errors.invalid_parameters("x-operator must be 1 to 100 printable ASCII characters")
+            raise errors.invalid_parameters(
+                "x-operator must be 1 to 100 printable ASCII characters", param="x-operator"
+            )
         key = f"key:{operations.fingerprint(bearer(request.headers.get('authorization')))}"
         return Audit(
             actor=f"{name} {key}" if name else key,

@@ -126,3 +126,10 @@ def test_operations_have_names_of_their_own_words_and_a_way_in() -> None:
         assert "security" in operation
         assert "500" in operation["responses"]
         assert bool(operation["security"]) is ("401" in operation["responses"])
+
+
+async def test_a_method_that_a_path_lacks_is_told_all_that_it_has(http: httpx.AsyncClient) -> None:
+    for path, item in DOCUMENT["paths"].items():
+        answer = await http.put(path)
+        assert answer.status_code == 405
+        assert set(answer.headers["allow"].split(", ")) == {method.upper() for method in item}

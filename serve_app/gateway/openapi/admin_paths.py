@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from pydantic import BaseModel
+
+from serve_app.gateway import admin_bodies
 from serve_app.gateway.admin import MOST_ACCOUNTS, MOST_RECORDS
 from serve_app.gateway.openapi.public_paths import path_parameter, query_parameter, usage_parameters
 from serve_app.gateway.openapi.responses import errors, headers, json_response, parameters
@@ -89,7 +92,9 @@ def _service() -> dict[str, Schema]:
 
 
 def _read(operation: str, tag: str, summary: str, reply: str, *given: Schema) -> Schema:
-    missing = (404,) if any(one["in"] == "path" for one in given) else ()
+    # A page of accounts begins after one of them, which must exist.
+    named = any(one["in"] == "path" for one in given) or reply == "AccountPage"
+    missing = (404,) if named else ()
     wrong = (422,) if any(one["in"] == "query" for one in given) else ()
     return {
         "operationId": operation,
@@ -119,7 +124,9 @@ def _change(
         answers["201"] = answers.pop("200")
     if body is not None:
         schema = {"$ref": f"#/components/schemas/{body}"}
-        made["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        kind: type[BaseModel] = getattr(admin_bodies, body)
+        needed = any(field.is_required() for field in kind.model_fields.values())
+        made["requestBody"] = {"required": needed, "content": {"application/json": {"schema": schema}}}
         answers |= errors(400, 408)
     answers |= errors(422)
     made["responses"] = dict(sorted(answers.items()))

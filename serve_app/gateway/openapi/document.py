@@ -54,7 +54,7 @@ Chat completions in the format that common SDKs speak: set their base address to
 
 Each path exists under `/` and under `/v1`, alike; the "v1" says nothing about a model. Bodies are JSON in UTF-8.
 Every answer carries `x-request-id`. Errors are JSON too: what does not exist answers 404, a method that a path does \
-not have 405, both with the body of `Error`.
+not have 405, both with the body of `Error`. An integer is written without a decimal point.
 """
 _TAGS: Final = {
     "Chat": "Replies of models.",
@@ -99,8 +99,18 @@ def build_document(models: Mapping[str, IdentifierSettings]) -> Schema:
 
 
 def _event() -> dict[str, Schema]:
+    """One event of a stream, modelled as OpenAPI 3.2 does it: its data is text that has JSON in it."""
     kinds = [{"$ref": f"{REF}ChatCompletionChunk"}, {"$ref": f"{REF}Error"}]
-    return {"ChatCompletionEvent": {"description": "The data of one event of a stream.", "oneOf": kinds}}
+    told = {"title": "JSON", "contentMediaType": "application/json", "contentSchema": {"oneOf": kinds}}
+    data = {"type": "string", "anyOf": [{"title": "The end", "const": "[DONE]"}, told]}
+    return {
+        "ChatCompletionEvent": {
+            "description": "One event of a stream.",
+            "type": "object",
+            "properties": {"data": data},
+            "required": ["data"],
+        }
+    }
 
 
 def _schemas() -> dict[str, Schema]:

@@ -18,7 +18,7 @@ _STREAM: Final = (
     "`delta` and the finish reason. With `include_usage` a chunk with the usage and without choices follows. The "
     "stream ends with `data: [DONE]`. Lines that begin with a colon are comments that keep the connection alive. A "
     "failure after the headers is one event with an `Error`, and then the stream ends without `[DONE]`. The schema is "
-    "that of one event's data."
+    "that of one event."
 )
 
 

@@ -141,13 +141,13 @@ PARAMETERS: Final[Mapping[str, Schema]] = {
         "name": "idempotency-key",
         "in": "header",
         "description": "A change that is sent again under the same key happens once.",
-        "schema": {"type": "string", "pattern": "^[!-~]{1,128}$"},
+        "schema": {"type": "string", "pattern": "^[!-~]([ -~]{0,126}[!-~])?$"},
     },
     "Operator": {
         "name": "x-operator",
         "in": "header",
         "description": "Who you are, for the audit log.",
-        "schema": {"type": "string", "pattern": "^[!-~]([ -~]{0,98}[!-~])?$"},
+        "schema": {"type": "string", "pattern": "^([!-~]([ -~]{0,98}[!-~])?)?$"},
     },
 }
 
