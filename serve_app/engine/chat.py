@@ -9,6 +9,9 @@ from typing import Any
 
 from serve_app.engine.errors import ContextLengthExceeded
 
+_LONG = 8  # characters for each token of the context: twice as many as everyday text has
+_PIECE = 16_384  # characters
+
 
 class ChatRenderer:
     """Messages in, token ids out. Safe to call from several threads, which do tokenize at the same time.
@@ -91,6 +94,7 @@ class ChatRenderer:
             ContextLengthExceeded: the text is too long to fit, whatever its tokens are.
         """
         self._refuse_oversized(len(text.encode()))
+        self._refuse_overlong(text)
         if self._core is not None:  # the library's own call is not thread-safe, its core is, and frees the lock
             return list(self._core.encode(text, add_special_tokens=False).ids)
         with self._lock:
@@ -109,6 +113,19 @@ class ChatRenderer:
         at_least = -(-num_bytes // self._longest_token)
         if at_least > self._max_context:
             raise ContextLengthExceeded(at_least, self._max_context)
+
+    def _refuse_overlong(self, text: str) -> None:
+        """Refuses a text that is far too long after as much of it as shows that: 4 MB of words would take 10 s.
+
+        A cut between two pieces changes no more than the word that it falls into, a few tokens of many thousand.
+        """
+        if self._max_context is None or self._core is None or len(text) <= _LONG * self._max_context:
+            return
+        counted = 0
+        for start in range(0, len(text), _PIECE):
+            counted += len(self._core.encode(text[start : start + _PIECE], add_special_tokens=False).ids)
+            if counted > self._max_context * 5 // 4:
+                raise ContextLengthExceeded(counted, self._max_context)
 
 
 def _clean(value: Any) -> Any:

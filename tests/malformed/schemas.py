@@ -89,7 +89,7 @@ _BY_MODEL: list[tuple[str, Schema, str]] = [
     ("a contradiction", {"allOf": [{"type": "string"}, {"type": "integer"}]}, "incompatible"),
     ("a property that can't be", _object({"a": False}, required=["a"]), "unsatisfiable"),
     ("a minimum that no number is written with", {"type": "number", "minimum": 1e300}, "range"),
-    ("multipleOf nothing", {"type": "integer", "multipleOf": 0}, "multipleOf"),
+    ("multipleOf nothing", {"type": "integer", "multipleOf": 0}, "multiple"),
     ("oneOf that overlap", {"oneOf": [{"type": "string", "maxLength": n} for n in range(30)]}, "oneOf"),
 ]  # fmt: skip
 
@@ -104,7 +104,7 @@ LARGEST: dict[str, Schema] = {
     "a pattern of 9,900 characters": {"type": "string", "pattern": "|".join(f"w{n}x" for n in range(1400))},
     "60 levels": _nested(60),
     "remainders of 9,973": {"type": "integer", "multipleOf": 9973},
-    "many remainders": _object({f"p{n}": {"multipleOf": d} for n, d in enumerate((720, 1440, 5040))}),
+    "many remainders": _object({f"p{n}": {"multipleOf": d} for n, d in enumerate((360, 720, 2520))}),
     "two remainders at once": _all_multiples(99, 98),
     "repetitions in repetitions": {"type": "string", "pattern": "^((a{1,100}){1,100}){1,100}$"},
     "a pattern that others choke on": {"type": "string", "pattern": "^(a+)+$"},

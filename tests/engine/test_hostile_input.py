@@ -1,0 +1,98 @@
+"""Schemas and prompts that are made to hurt: refused or compiled in a second, on the bundled model's own tokenizer."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from serve_app.api import json_schemas
+from serve_app.engine import ChatRenderer
+from serve_app.engine.errors import ContextLengthExceeded, UnsupportedGrammar
+from serve_app.engine.request import Grammar, GrammarKind
+from serve_app.engine.sampling.grammar import GrammarCompiler
+from tests.malformed.row import Row
+from tests.malformed.schemas import LARGEST, rows
+
+CONTEXT = 32768
+SOON_S = 1.0  # of this thread's processor time
+TOO_LONG = {
+    "words": "the quick brown fox " * 200_000,
+    "one letter": "a" * 3_900_000,
+    "no blanks": "abcdefghijklmnopqrstuvwxyz" * 150_000,
+    "digits": "1234567890" * 390_000,
+    "Chinese": "\u4e2d\u6587" * 600_000,
+    "emoji": "\U0001f469\u200d\U0001f467" * 300_000,
+    "punctuation": "!?" * 1_900_000,
+    "marks of the template": "<|im_start|>" * 320_000,
+    "line ends": "\n" * 3_900_000,
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model_path: Path) -> Any:
+    return AutoTokenizer.from_pretrained(model_path)
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer: Any) -> Iterator[GrammarCompiler]:
+    compiler = GrammarCompiler(tokenizer, len(tokenizer), frozenset({tokenizer.eos_token_id}))
+    compiler.check(Grammar(GrammarKind.JSON_OBJECT, ""))  # makes the tokenizer's tables
+    yield compiler
+    compiler.close()
+
+
+def schema_of(row: Row) -> Grammar:
+    schema = json.loads(row.raw)["response_format"]["json_schema"]["schema"]
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+
+
+@pytest.mark.parametrize("row", [row for row in rows() if row.by_model], ids=lambda row: row.name)
+def test_a_schema_that_can_not_be_enforced_is_refused_in_time_and_says_why(compiler: GrammarCompiler, row: Row) -> None:
+    began = time.thread_time()
+    with pytest.raises(UnsupportedGrammar) as caught:
+        compiler.check(schema_of(row))
+    assert time.thread_time() - began < SOON_S
+    for words in row.says:
+        assert words in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("name", LARGEST)
+def test_the_largest_schemas_that_are_taken_compile_in_time(compiler: GrammarCompiler, name: str) -> None:
+    schema = LARGEST[name]
+    json_schemas.check("schema", schema)
+    began = time.thread_time()
+    state = compiler.start(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
+    assert time.thread_time() - began < SOON_S
+    for _ in range(5):
+        began = time.thread_time()
+        [row] = state.masks()
+        assert time.thread_time() - began < SOON_S / 2
+        assert state.error is None
+        first = int(row.ne(0).nonzero()[0])
+        word = int(row[first])
+        state.accept(first * 32 + (word & -word).bit_length() - 1)
+
+
+@pytest.mark.parametrize("kind", TOO_LONG)
+def test_a_prompt_that_is_far_too_long_is_refused_in_time(tokenizer: Any, kind: str) -> None:
+    renderer = ChatRenderer(tokenizer, CONTEXT)
+    began = time.thread_time()
+    with pytest.raises(ContextLengthExceeded):
+        renderer.render([{"role": "user", "content": TOO_LONG[kind]}])
+    assert time.thread_time() - began < SOON_S
+
+
+@pytest.mark.parametrize("repeated", ["the quick brown fox ", "\u4e2d", " ", "="])
+def test_a_long_prompt_is_refused_only_if_it_does_not_fit(tokenizer: Any, repeated: str) -> None:
+    whole = ChatRenderer(tokenizer)
+    characters = CONTEXT * 8 + 1000  # long enough to be looked at in pieces
+    text = repeated * (characters // len(repeated))
+    tokens = len(whole.tokenize(text))
+    assert len(ChatRenderer(tokenizer, tokens).tokenize(text)) == tokens
