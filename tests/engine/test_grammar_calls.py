@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from serve_app.engine.errors import UnsupportedGrammar
+from serve_app.engine.loading.loader import LoadedModel
 from serve_app.engine.request import Grammar, GrammarKind
+from serve_app.engine.sampling.detokenizer import Detokenizer, Vocabulary
 from serve_app.engine.sampling.grammar import GrammarCompiler
 from tests.engine.fakes import EOS, byte_tokenizer
 from tests.engine.test_grammar import PADDED, next_tokens
@@ -161,3 +165,60 @@ def test_what_can_not_be_held_to_is_refused_and_the_tool_at_fault_is_told(
     with pytest.raises(UnsupportedGrammar, match=message) as caught:
         compiler.check(grammar)
     assert caught.value.alternative == alternative
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("marker", ["<tool_call>", "<|im_start|>", "```json\n"])
+@pytest.mark.parametrize("lead", ["", "</think>"])
+def test_random_replies_in_the_bundled_models_tokens_have_only_calls_that_fit(
+    loaded: LoadedModel, marker: str, lead: str
+) -> None:
+    tokenizer, vocabulary = loaded.tokenizer, Vocabulary(loaded.tokenizer)
+    compiler = GrammarCompiler(tokenizer, len(tokenizer), loaded.eos_token_ids)
+    grammar = tagged(marker, separator="\n", lead=lead)
+    words = [
+        f"{marker}{WEATHER}",
+        f"{marker}{TIME}",
+        marker,
+        "weather",
+        '{"city": "',
+        '"}!',
+        "\n",
+        '{"zone',
+        "</think>",
+    ]
+    pieces = [tokenizer.encode(word, add_special_tokens=False) for word in words]
+    rng = random.Random(f"{marker}{lead}")
+    called = 0
+    for _ in range(12):
+        state = compiler.start(grammar)
+        tokens: list[int] = []
+        while len(tokens) < 60 and not state.finished:
+            allowed = sorted(next_tokens(state))
+            assert allowed
+            for token in state.allowed_part(rng.choice([*pieces, rng.choices(allowed)])):
+                if token in loaded.eos_token_ids:
+                    break
+                state.accept(token)
+                tokens.append(token)
+        detokenizer = Detokenizer(vocabulary, shown=(marker,))
+        text = "".join(map(detokenizer.push, tokens))
+        if lead:
+            if lead not in text:
+                continue
+            text = text.split(lead, 1)[1]
+        while marker in text:
+            text = text.split(marker, 1)[1]
+            name, _, rest = text.partition(" ")
+            assert name in ("weather", "time") or not rest
+            try:
+                arguments, end = json.JSONDecoder().raw_decode(rest)
+            except ValueError:
+                assert not state.finished
+                break  # the walk ended within it
+            assert name == "time" or (arguments.keys() == {"city"} and isinstance(arguments["city"], str))
+            called += 1
+            text = rest[end:]
+            assert re.match("!(\n|$)", text) or not text
+    compiler.close()
+    assert called
