@@ -260,6 +260,7 @@ class World:
             ledger_port, self.leases, self.backends, catalogue, key_secret=SECRET, currency="USD"
         )
         self.account_id, self.key = "", ""
+        self._app: FastAPI | None = None
 
     def new_limiter(self, recovery_s: float = 0.0, lease_s: float = 10.0, shards: int | None = None) -> LimiterService:
         contract = Contract(rpm=1000, tpm=10**6, concurrency=8)
@@ -315,7 +316,10 @@ class World:
         await asyncio.to_thread(self.spool.close)
 
     def app(self) -> FastAPI:
-        return build_app(self.services, self.authenticator, self.operations)
+        """One for all requests, as in a gateway's process: building it takes longer than most of them."""
+        if self._app is None:
+            self._app = build_app(self.services, self.authenticator, self.operations)
+        return self._app
 
     def new_account(self, credit: int = NANO, **limits: int) -> tuple[str, str]:
         account = self.ledger.create_account("Ada")
