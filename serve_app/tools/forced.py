@@ -5,9 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from serve_app.tools.families import Family
+
+# Keywords by which a schema says more about an object's members than `properties` does.
+_OPENING: Final = frozenset(
+    {
+        "additionalProperties", "allOf", "anyOf", "dependentRequired", "dependentSchemas", "$dynamicRef", "if",
+        "minProperties", "not", "oneOf", "patternProperties", "propertyNames", "$ref", "unevaluatedProperties",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +84,8 @@ def _held(family: Family, schemas: Sequence[tuple[str, Mapping[str, Any]]], para
 def arguments_schema(function: Mapping[str, Any]) -> dict[str, Any]:
     """The JSON Schema that the arguments of a function must match; without parameters, the empty object's.
 
+    Whatever matches it matches the function's own.
+
     Raises:
         ValueError: its parameters describe no object.
     """
@@ -85,4 +95,19 @@ def arguments_schema(function: Mapping[str, Any]) -> dict[str, Any]:
     kind = parameters.get("type", "object")
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         raise ValueError(f"the parameters of {function['name']} must be of type object")
-    return {**parameters, "type": "object"}
+    return _closed({**parameters, "type": "object"})
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of an object that lists its members, without room for others where it leaves that open.
+
+    Whoever runs a function has no use for arguments that it does not know, and small models like to make some up.
+    """
+    listed = schema.get("properties")
+    if (
+        not isinstance(listed, Mapping)
+        or not _OPENING.isdisjoint(schema)
+        or set(schema.get("required") or ()) - set(listed)
+    ):
+        return schema
+    return {**schema, "additionalProperties": False}

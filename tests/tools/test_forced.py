@@ -89,10 +89,30 @@ def test_a_function_without_parameters_takes_an_empty_object(parameters: object)
 
 
 def test_arguments_are_always_an_object() -> None:
-    assert arguments_schema({"name": "f", "parameters": {"properties": {}}}) == {"type": "object", "properties": {}}
+    assert arguments_schema({"name": "f", "parameters": {"properties": {}}})["type"] == "object"
     assert arguments_schema({"name": "f", "parameters": {"type": ["object", "null"]}}) == {"type": "object"}
     with pytest.raises(ValueError, match="parameters of f must be of type object"):
         arguments_schema({"name": "f", "parameters": {"type": "array"}})
+
+
+def test_a_function_that_lists_its_parameters_is_given_no_others() -> None:
+    listed = {"properties": {"city": {"type": "string"}}, "required": ["city"]}
+    closed = {"type": "object", **listed, "additionalProperties": False}
+    assert arguments_schema({"name": "f", "parameters": listed}) == closed
+    for more in (
+        {"additionalProperties": {"type": "integer"}},
+        {"additionalProperties": True},
+        {"patternProperties": {"^x": True}},
+        {"allOf": [{"properties": {"days": {"type": "integer"}}}]},
+        {"$ref": "#/$defs/a"},
+        {"minProperties": 2},
+        {"required": ["city", "days"]},
+    ):
+        assert arguments_schema({"name": "f", "parameters": {**listed, **more}}) == {
+            "type": "object",
+            **listed,
+            **more,
+        }
 
 
 def test_schemas_are_passed_on_to_the_letter() -> None:
