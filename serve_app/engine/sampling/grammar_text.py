@@ -17,7 +17,7 @@ from llguidance import LLMatcher
 from serve_app.engine.errors import UnsupportedGrammar
 from serve_app.engine.request import Grammar, GrammarKind
 from serve_app.engine.sampling import grammar_calls, lark
-from serve_app.engine.sampling.schema_bounds import readable_bounds
+from serve_app.engine.sampling.exact_schema import exact
 
 _WHITE_SPACE = r"\n?[ \t]{0,20}"
 
@@ -91,8 +91,8 @@ def _schema(schema: Any, strict: bool) -> dict[str, Any]:
         raise UnsupportedGrammar("a JSON schema must be an object, and one that allows something")
     if strict and _may_be_met_by_doubles(schema):
         raise UnsupportedGrammar("unsupported in the JSON schema: minProperties without additionalProperties: false")
-    readable: dict[str, Any] = readable_bounds({key: value for key, value in schema.items() if key != "x-guidance"})
-    return readable
+    told: dict[str, Any] = exact({key: value for key, value in schema.items() if key != "x-guidance"})
+    return told
 
 
 def _may_be_met_by_doubles(schema: Any) -> bool:

@@ -1,9 +1,10 @@
-"""Whatever number a schema's grammar takes, the double that its reader makes of it is within the schema's bounds."""
+"""What a schema's grammar takes is what readers of the reply allow: numbers as doubles, days of leap years, hosts."""
 
 from __future__ import annotations
 
 import json
 import random
+from calendar import isleap
 from decimal import Decimal
 from typing import Any
 
@@ -12,8 +13,8 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from serve_app.engine.request import Grammar, GrammarKind
+from serve_app.engine.sampling.exact_schema import exact
 from serve_app.engine.sampling.grammar_text import source
-from serve_app.engine.sampling.schema_bounds import readable_bounds
 
 TOKENIZER = LLTokenizer("byte")
 
@@ -49,14 +50,14 @@ def test_what_the_grammar_takes_is_within_exclusive_bounds_as_doubles(low: float
 
 def test_a_closer_bound_stays_and_integers_and_multiples_keep_theirs() -> None:
     both = {"type": "number", "exclusiveMinimum": 3, "minimum": 4, "exclusiveMaximum": 9, "maximum": 8.5}
-    assert readable_bounds(both) == {"type": "number", "minimum": 4, "maximum": 8.5}
+    assert exact(both) == {"type": "number", "minimum": 4, "maximum": 8.5}
     for kept in (
         {"type": "integer", "exclusiveMinimum": 3},
         {"type": "number", "exclusiveMinimum": 3, "multipleOf": 0.5},
         {"type": "number", "exclusiveMinimum": 10**20},
         {"exclusiveMinimum": True},
     ):
-        assert readable_bounds(kept) == kept
+        assert exact(kept) == kept
 
 
 def test_bounds_are_moved_in_every_part_of_a_schema_and_nowhere_else() -> None:
@@ -70,7 +71,7 @@ def test_bounds_are_moved_in_every_part_of_a_schema_and_nowhere_else() -> None:
         "items": False,
         **same,
     }
-    assert readable_bounds(schema) == {
+    assert exact(schema) == {
         "properties": {"exclusiveMinimum": moved, "const": moved},
         "$defs": {"x": {"items": moved}},
         "anyOf": [moved, {"additionalProperties": moved}],
@@ -79,3 +80,29 @@ def test_bounds_are_moved_in_every_part_of_a_schema_and_nowhere_else() -> None:
         **same,
     }
     assert schema["prefixItems"] == [{"exclusiveMinimum": 0}], "the user's own schema stays as it is"
+
+
+@pytest.mark.parametrize("kind", ["date", "date-time"])
+def test_the_29th_of_february_is_a_day_in_leap_years_alone(kind: str) -> None:
+    end = "T00:00:00Z" if kind == "date-time" else ""
+    schema = {"type": "string", "format": kind}
+    for year in (0, 4, 100, 400, 1900, 1996, 2000, 2023, 2024, 2100, 2400, 9999):
+        leap = year == 0 or isleap(year)
+        assert takes(schema, f'"{year:04}-02-29{end}"') == leap, year
+        assert all(takes(schema, f'"{year:04}-{day}{end}"') for day in ("01-31", "02-01", "02-28", "11-30", "12-31"))
+
+
+def test_a_pattern_of_the_users_own_stays_beside_a_format() -> None:
+    schema = {"type": "string", "format": "date", "pattern": "^2023"}
+    assert exact(schema) == schema
+    assert takes(schema, '"2023-01-01"')
+    assert not takes(schema, '"2024-01-01"')
+
+
+def test_host_names_have_their_greatest_length() -> None:
+    schema = {"type": "string", "format": "hostname"}
+    longest = ".".join(["a" * 61] * 4 + ["b" * 5])
+    assert len(longest) == 253
+    assert takes(schema, f'"{longest}"')
+    assert not takes(schema, f'"{longest}b"')
+    assert not takes({**schema, "maxLength": 3}, '"abcd"')
