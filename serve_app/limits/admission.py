@@ -147,6 +147,7 @@ class Admission:
         hold.charge_request(now)
         hold.charge_tokens(now, offer.charge)
         hold.share = self.shares.charge(ask.backend, account.account_id, account.contract, offer.charge, now)
+        hold.let_in_at = now
         hold.grant = self._grant(request_id, hold, offer.max_tokens, now, offer.tentative)
         self._open(request_id, hold, now)
         self._counts["admitted"] += 1
@@ -352,6 +353,7 @@ class Admission:
             key.freed(hold.amount, self._wall())
 
     def _undo(self, request_id: str, hold: Hold, now: float) -> None:
+        self.shares.give_back(hold.backend, hold.tokens.units, hold.let_in_at, now)
         hold.uncharge(now)
         self._close(request_id, hold, now)
 

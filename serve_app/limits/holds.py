@@ -59,6 +59,7 @@ class Hold:
         "key",
         "key_requests",
         "key_tokens",
+        "let_in_at",
         "opened_at",
         "output_price",
         "prompt_price",
@@ -94,6 +95,7 @@ class Hold:
         self.key_tokens: Charge | None = None
         self.key_requests: Charge | None = None
         self.share: ShareCharge | None = None  # None: the backend was not under pressure
+        self.let_in_at = -inf  # on the limiter's clock; -inf: before this limiter started
         self.expires_at = 0.0  # of the lease, on the limiter's clock
         self.grant: Grant  # the answer as last given
 

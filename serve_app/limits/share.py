@@ -135,6 +135,11 @@ class Shares:
         found.add(meter, tokens, contract, now)
         return ShareCharge(found, meter, tokens)
 
+    def give_back(self, backend: str, tokens: int, since: float, now: float) -> None:
+        """Takes a request that was let in at `since` and then refused out of the work that is still to come."""
+        if (found := self._backends.get(backend)) is not None:
+            found.take_back(tokens, since, now)
+
     def window(self, backend: str, account_id: str, contract: Contract, tokens: Window, now: float) -> Window:
         """The token window for the headers: `tokens`, which is by contract, or the share's where that refuses first."""
         found = self._current(backend, now)
@@ -255,6 +260,16 @@ class _Backend:
         self._recent = self._recent[0], self._recent[1] + tokens
         mean = tokens if self._mean is None else self._mean
         self._mean = mean + _MEAN_WEIGHT * (tokens - mean)
+
+    def take_back(self, tokens: int, since: float, now: float) -> None:
+        self._turn(now)
+        before, newest = self._recent
+        if self._mean is not None:
+            self._mean = max(0.0, self._mean - _MEAN_WEIGHT * tokens) / (1.0 - _MEAN_WEIGHT)
+        if since >= self._slot:
+            self._recent = before, max(0, newest - tokens)
+        elif since >= self._slot - _SLOT_S:
+            self._recent = max(0, before - tokens), newest
 
     def expected_wait_s(self, now: float, shards: int) -> float:
         """Seconds until a request let in now would start: as the oldest waits, or as long as the work before it takes.

@@ -108,6 +108,20 @@ def test_a_request_that_did_not_run_is_given_back_to_the_share() -> None:
     assert isinstance(limiter.ask(), Grant)
 
 
+def test_a_long_prompt_that_is_refused_after_all_makes_nobody_wait_for_it() -> None:
+    limiter = Limiter()
+    for half_second in range(60):  # a slow replica, seen at work
+        limiter.now += 0.5
+        limiter.admission.report(PressureReport(BACKEND, "r", 0.1, 0.5, 0, 1, 32, 50 * half_second))
+    limiter.admission.release(Release(limiter.ask(prompt=100).request_id, 100, 1))
+    grant = limiter.ask(prompt=30_000)
+    assert isinstance(grant, Grant)
+    assert isinstance(limiter.ask("heavy"), Refusal)
+    limiter.now += 0.3
+    limiter.admission.release(Release(grant.request_id, 0, 0, refused=True))
+    assert isinstance(limiter.ask("heavy"), Grant)
+
+
 def test_what_a_request_used_replaces_its_estimate_on_the_share() -> None:
     limiter = Limiter()
     limiter.reports(6, age_s=3.0)
