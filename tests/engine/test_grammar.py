@@ -265,6 +265,42 @@ def test_a_schema_that_need_not_be_strict_ignores_what_cannot_be_enforced(compil
     assert accepts(compiler.start(grammar), b"[1,1]")
 
 
+AGE = {"type": "object", "properties": {"age": {"type": "integer"}, "name": {"type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        AGE,
+        {**AGE, "required": ["age"]},
+        {**AGE, "additionalProperties": {"type": ["string", "integer"]}},
+        {"properties": AGE["properties"]},
+        {"anyOf": [AGE, {"type": "null"}]},
+        {"$defs": {"a": AGE}, "$ref": "#/$defs/a"},
+    ],
+    ids=str,
+)
+def test_a_property_is_held_to_its_schema_however_its_name_is_spelled(
+    compiler: GrammarCompiler, keywords: dict[str, object]
+) -> None:
+    good = ['{"age": 1}', '{"age": 1, "ages": "x"}', '{"age": 1, "ag": "x", "na\\n": 2}', '{"age": 1, "": "x", "é": 3}']
+    for text in good:
+        assert accepts(compiler.start(schema(**keywords)), text.encode()), text
+    for key in ("age", r"\u0061ge", r"a\u0067e", r"\u0061\u0067\u0065"):
+        assert not accepts(compiler.start(schema(**keywords)), f'{{"age": 1, "{key}": "x"}}'.encode()), key
+    if "$ref" not in keywords:
+        nested = schema(type="array", items=keywords)
+        assert accepts(compiler.start(nested), f"[{good[1]}]".encode())
+        assert not accepts(compiler.start(nested), b'[{"age": 1, "\\u0061ge": "x"}]')
+
+
+@pytest.mark.parametrize("text", [r"\ud83d", r"\ude00\ud83d", r"\ud83d\ude00"])
+def test_no_half_of_a_character_is_spelled_in_json(compiler: GrammarCompiler, text: str) -> None:
+    for grammar in (schema(type="object"), schema(enum=["x", {"a": "b"}]), Grammar(GrammarKind.JSON_OBJECT)):
+        assert not accepts(compiler.start(grammar), f'{{"a": "{text}"}}'.encode())
+        assert not accepts(compiler.start(grammar), f'{{"a{text}": "b"}}'.encode())
+
+
 def test_the_schema_that_allows_everything_is_a_schema(compiler: GrammarCompiler) -> None:
     assert accepts(compiler.start(Grammar(GrammarKind.JSON_SCHEMA, "true")), b"[1]")
 

@@ -85,7 +85,7 @@ def _text(calls: Mapping[str, Any], special: Mapping[str, int], name: str = "TEX
     first = _not_first(calls)
     never = [regex(t) for t in (*calls["never"], calls["optional"] if marker else "") if t]
     if first:
-        never += [f"{regex(t)}[{_BLANKS}]*[{regex(first)}]" for t in calls["shown"] if t not in special]
+        never += [f"{regex(t)}[{_BLANKS}]*[{regex(first)}]" for t in calls["shown"]]
     parts = ["/(?s:.+)/" if marker else "/(?s:.*)/"]
     if never:
         parts.append(f"~/(?s:.*)({'|'.join(never)})(?s:.*)/")

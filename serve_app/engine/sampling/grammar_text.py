@@ -18,6 +18,7 @@ from serve_app.engine.errors import UnsupportedGrammar
 from serve_app.engine.request import Grammar, GrammarKind
 from serve_app.engine.sampling import grammar_calls, lark
 from serve_app.engine.sampling.exact_schema import exact
+from serve_app.engine.sampling.json_keys import spelled_out
 
 _WHITE_SPACE = r"\n?[ \t]{0,20}"
 
@@ -80,7 +81,12 @@ def explain(complaint: str) -> str:
 
 
 def _options(strict: bool) -> dict[str, Any]:
-    return {"lenient": not strict, "whitespace_flexible": True, "whitespace_pattern": _WHITE_SPACE}
+    return {
+        "lenient": not strict,
+        "whitespace_flexible": True,
+        "whitespace_pattern": _WHITE_SPACE,
+        "json_allow_general_unicode_escapes": False,  # they could spell half a character
+    }
 
 
 def _schema(schema: Any, strict: bool) -> dict[str, Any]:
@@ -91,8 +97,8 @@ def _schema(schema: Any, strict: bool) -> dict[str, Any]:
         raise UnsupportedGrammar("a JSON schema must be an object, and one that allows something")
     if strict and _may_be_met_by_doubles(schema):
         raise UnsupportedGrammar("unsupported in the JSON schema: minProperties without additionalProperties: false")
-    told: dict[str, Any] = exact({key: value for key, value in schema.items() if key != "x-guidance"})
-    return told
+    plain = {key: value for key, value in schema.items() if key != "x-guidance"}
+    return dict(spelled_out(exact(plain)))
 
 
 def _may_be_met_by_doubles(schema: Any) -> bool:
