@@ -46,6 +46,7 @@ class Gateway:
     def __init__(self, args: GatewayArgs, limiters: list[DeploymentHandle], accounting: list[DeploymentHandle]) -> None:
         yield_to_models()
         backends, metrics = BackendHandles(), GatewayMetrics()
+        self._metrics = metrics
         ledger = AccountingShards([AccountingHandle(shard) for shard in accounting])
         keys = secrets.load(args.state_dir())
         # Serve builds the app before it hands over user_config; no request comes before both.
@@ -106,3 +107,4 @@ class Gateway:
         await tasks.finished(FINISH_S)
         # Last: whatever is left in the spool has its holds until this process ends and another takes both over.
         await self._leases.stop()
+        self._metrics.flush()

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from ray.serve.metrics import Counter, Gauge, Histogram
 
+from deployments.gathered import Gathered
+
 if TYPE_CHECKING:
     from serve_app.engine import EngineStats
 
@@ -16,6 +18,7 @@ class GatewayMetrics:
     """What the gateway counts; see serve_app.gateway.ports.Metrics."""
 
     def __init__(self) -> None:
+        self._gathered = Gathered()
         model = ("model",)
         self._requests = Counter("serve_app_requests", "Chat requests answered", ("model", "status"))
         self._refusals = Counter("serve_app_refusals", "Chat requests refused, by error code", ("reason",))
@@ -29,27 +32,31 @@ class GatewayMetrics:
 
     def request(self, model: str, status: int, seconds: float) -> None:
         """One request has been answered; 499 stands for a client that went away."""
-        self._requests.inc(1, {"model": model, "status": str(status)})
-        self._request_seconds.observe(seconds, {"model": model})
+        self._gathered.inc(self._requests, 1, ("model", model), ("status", str(status)))
+        self._gathered.observe(self._request_seconds, seconds, ("model", model))
 
     def refusal(self, reason: str) -> None:
         """One request has been refused."""
-        self._refusals.inc(1, {"reason": reason})
+        self._gathered.inc(self._refusals, 1, ("reason", reason))
 
     def first_token(self, model: str, seconds: float) -> None:
         """From the request's arrival to its first token."""
-        self._first_token.observe(seconds, {"model": model})
+        self._gathered.observe(self._first_token, seconds, ("model", model))
 
     def tokens(self, model: str, prompt: int, cached: int, completion: int) -> None:
         """Tokens of one billed request."""
         for counter, count in ((self._prompt, prompt), (self._cached, cached), (self._completion, completion)):
             if count:
-                counter.inc(count, {"model": model})
+                self._gathered.inc(counter, count, ("model", model))
 
     def settlement(self, outcome: str, seconds: float) -> None:
         """One settlement has become durable, or was refused."""
-        self._settlements.inc(1, {"outcome": outcome})
-        self._settlement_seconds.observe(seconds)
+        self._gathered.inc(self._settlements, 1, ("outcome", outcome))
+        self._gathered.observe(self._settlement_seconds, seconds)
+
+    def flush(self) -> None:
+        """Hands Ray what it has not been told yet; it is told twice a second."""
+        self._gathered.flush()
 
 
 class EngineMetrics:
