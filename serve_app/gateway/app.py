@@ -194,7 +194,7 @@ class RequestContext:
             nonlocal started
             starts = message["type"] in ("http.response.start", "websocket.http.response.start")
             started = started or starts
-            if starts and self._tag_responses:
+            if starts and (self._tag_responses or scope["type"] == "websocket"):  # which no server of ours tags
                 kept = [pair for pair in message["headers"] if pair[0].lower() != b"x-request-id"]
                 message["headers"] = [*kept, (b"x-request-id", request_id.encode("latin-1"))]
             await send(message)

@@ -26,7 +26,10 @@ defaults
     option idle-close-on-response
 frontend clients
     bind fd@{listener}
-    default_backend gateways
+    use_backend gateways if {{ path_beg / }}
+    default_backend nothing
+backend nothing
+    http-request return status 404 content-type text/plain string "nothing"
 backend gateways
     server gateway 127.0.0.1:{port}
 """

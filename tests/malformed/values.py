@@ -129,3 +129,6 @@ def rows() -> Iterator[Row]:
     ):
         crowd = partial(sent, valid(messages=messages))
         yield Row(name, crowd, 422, "messages", too_long, "context_length_exceeded")
+    for name, text in (("words", "the quick brown fox " * 200_000), ("one letter", "a" * 4_000_000)):
+        prompt = partial(sent, valid(messages=[_said("user", text)]))
+        yield Row(f"4 MB of {name}", prompt, 422, "messages", too_long, "context_length_exceeded", by_model=True)

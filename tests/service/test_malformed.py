@@ -1,0 +1,55 @@
+"""The whole service under malformed bodies and requests: each is answered in a second, and the next one is served."""
+
+from __future__ import annotations
+
+import time
+
+import httpx
+import pytest
+
+from tests.malformed import TABLE
+from tests.malformed.asked import Server, drips, wrong_cases, wrong_rows
+from tests.malformed.transport import cases
+from tests.service.harness import Service
+
+pytestmark = pytest.mark.service
+
+BLOCK = 100
+BODY_TIMEOUT_S = 2.0  # as configured for these tests
+
+
+@pytest.fixture
+def server(service: Service) -> Server:
+    port = httpx.URL(service.base_url).port
+    assert port is not None
+    return Server(port, service.account("malformed").key, BODY_TIMEOUT_S, is_balanced=True)
+
+
+def test_each_malformed_body_is_refused_in_a_second_and_the_next_request_is_served(server: Server) -> None:
+    for start in range(0, len(TABLE), BLOCK):
+        assert wrong_rows(server, TABLE[start : start + BLOCK]) == []
+        assert server.serves()
+
+
+def test_each_malformed_request_is_answered_or_closed_and_the_next_one_is_served(server: Server) -> None:
+    assert wrong_cases(server, cases(server.key)) == []
+
+
+def test_a_body_that_comes_byte_for_byte_is_408_however_steadily_it_comes(server: Server) -> None:
+    answer = drips(server, lambda: time.sleep(BODY_TIMEOUT_S / 10))
+    assert answer.status == 408
+    assert answer.error is not None
+    assert answer.error["code"] == "body_timeout"
+    assert server.serves()
+
+
+def test_refusals_cost_nothing(service: Service) -> None:
+    account = service.account("refused")
+    port = httpx.URL(service.base_url).port
+    assert port is not None
+    server = Server(port, account.key, BODY_TIMEOUT_S, is_balanced=True)
+    refused = [row for row in TABLE if row.status != 200 and (row.by_model or row.param is None)]
+    assert wrong_rows(server, refused) == []
+    view = account.settled(0)
+    assert view["usage"]["requests"] == 0
+    assert account.nano == 5 * 10**9
