@@ -69,6 +69,10 @@ class Model:
             async for event in events:
                 yield event
 
+    async def fingerprint(self) -> str:
+        """Of the weights: see serve_app.engine.loading.fingerprint."""
+        return self._engine.fingerprint
+
     def check_health(self) -> None:
         """Fails when the engine's thread has died, so that Serve replaces the replica."""
         if not self._engine.is_alive:

@@ -29,6 +29,7 @@ from serve_app.ledger.messages import Settlement
 TRANSPORT = (RayError, RayServeException, grpc.RpcError)
 # Serve's own choice, cloudpickle, takes up to four times as long and is for classes that the other side can't import.
 PICKLED = {"request_serialization": "pickle", "response_serialization": "pickle"}
+FINGERPRINT_S = 2.0  # a replica that is busy is not waited for: who lists models wants a list
 STATUS_S = 1.0  # the controller is asked for the status at most so often, whoever asks for it
 
 
@@ -102,6 +103,8 @@ class BackendHandles:
         self._status: dict[str, dict[str, Any]] = {}
         self._status_until = 0.0
         self._asking: asyncio.Task[None] | None = None
+        self._deployed: dict[str, float] = {}  # when each application was, in Unix seconds
+        self._fingerprints: dict[str, tuple[float, str]] = {}  # of a backend, with the time it was deployed at
 
     async def _handle(self, backend: str) -> DeploymentHandle:
         handle = self._handles.get(backend)
@@ -133,6 +136,25 @@ class BackendHandles:
         finally:
             response.cancel()
 
+    async def fingerprint(self, backend: str) -> str:
+        """See BackendPort. Replicas are asked once for each time that their application is deployed."""
+        status = (await self.status()).get(backend)
+        if status is None or not status["replicas"]:
+            raise BackendUnavailable(f"no replica of {backend} is ready")
+        deployed = self._deployed[backend]
+        known_at, known = self._fingerprints.get(backend, (0.0, ""))
+        if known_at == deployed:
+            return known
+        ask = (await self._handle(backend)).options(method_name="fingerprint", stream=False)
+        try:
+            async with asyncio.timeout(FINGERPRINT_S):
+                told: str = await _answer(ask.remote())
+        except Exception as error:  # an application of an older release, or none of ours, has no such method
+            raise BackendUnavailable(f"{backend} does not tell its fingerprint: {type(error).__name__}") from None
+        if status["status"] == "RUNNING":  # and no update is on its way, so that no older replica has answered
+            self._fingerprints[backend] = (deployed, told)
+        return told
+
     async def status(self) -> dict[str, dict[str, Any]]:
         """See BackendPort."""
         if time.monotonic() >= self._status_until:
@@ -157,4 +179,5 @@ class BackendHandles:
             }
             for name, application in report.applications.items()
         }
+        self._deployed = {name: one.last_deployed_time_s for name, one in report.applications.items()}
         self._status_until = time.monotonic() + STATUS_S

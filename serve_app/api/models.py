@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 RECOMMENDED_TEMPERATURES: Final[Mapping[str, Mapping[str, float]]] = {
@@ -25,10 +25,14 @@ def model_body(
     *,
     context_length: int,
     max_output_length: int,
+    fingerprints: Sequence[str],
     created: int = _CREATED,
     owned_by: str = "serve-app",
 ) -> dict[str, Any]:
-    """One identifier as `/models/{id}` shows it; lengths are in tokens, `created` in Unix seconds."""
+    """One identifier as `/models/{id}` shows it; lengths are in tokens, `created` in Unix seconds.
+
+    `fingerprints` are the `system_fingerprint`s that replies have now.
+    """
     return {
         "id": identifier,
         "object": "model",
@@ -37,6 +41,7 @@ def model_body(
         "context_length": context_length,
         "max_output_length": max_output_length,
         "recommended_temperatures": dict(RECOMMENDED_TEMPERATURES.get(identifier, {"default": 1.0})),
+        "system_fingerprints": list(fingerprints),
     }
 
 

@@ -17,7 +17,7 @@ from serve_app.backend.messages import BackendEvent, GenerateCall, Rejected, Rej
 from serve_app.backend.rejections import refused_prompt, refused_sampling
 from serve_app.backend.reply import Reply
 from serve_app.engine.errors import ContextLengthExceeded, EngineClosed, QueueFull
-from serve_app.engine.request import Event, Finished, FinishReason, GenerationRequest
+from serve_app.engine.request import Event, Finished, FinishReason, GenerationRequest, Started
 from serve_app.ledger.messages import Outcome, Settlement
 
 if TYPE_CHECKING:
@@ -86,6 +86,8 @@ class Replica:
         try:
             async with contextlib.aclosing(generate_choices(self._generate, request, call.n)) as events:
                 async for choice, event in events:
+                    if isinstance(event, Started):
+                        event = replace(event, fingerprint=self._engine.fingerprint)
                     for told in reply.take(choice, event):
                         yield told
                     if reply.is_over:

@@ -40,9 +40,11 @@ class Engine:
         settings: EngineSettings,
         *,
         chat: ChatRenderer | None = None,
+        fingerprint: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
+        self.fingerprint = fingerprint  # of what decides about replies; empty where nobody has told
         # One sequence alone must always fit the cache, or it could never finish.
         self.max_context = min(runner.class_bounds[-1], runner.num_blocks * settings.block_size)
         self._runner = runner
@@ -80,7 +82,8 @@ class Engine:
         vocabulary = Vocabulary(loaded.tokenizer)
         max_context = min(runner.class_bounds[-1], runner.num_blocks * settings.block_size)
         chat = ChatRenderer(loaded.tokenizer, max_context)
-        return cls(runner, vocabulary, loaded.eos_token_ids, settings, chat=chat, clock=clock)
+        eos, told = loaded.eos_token_ids, loaded.fingerprint
+        return cls(runner, vocabulary, eos, settings, chat=chat, fingerprint=told, clock=clock)
 
     @property
     def chat(self) -> ChatRenderer:

@@ -133,6 +133,7 @@ class Started:
 
     prompt_tokens: int
     cached_tokens: int  # of the prompt, not computed anew
+    fingerprint: str = ""  # of the weights and all else that decides about replies; empty where it is not told
 
 
 @dataclass(frozen=True, slots=True)

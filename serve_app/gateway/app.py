@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
@@ -17,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serve_app import __version__
 from serve_app.api import ApiError, balance_body, errors, headers, model_body, model_list, usage_body
 from serve_app.gateway.admin import admin_router
+from serve_app.gateway.catalogue import system_fingerprint
 from serve_app.gateway.exchange import ClientGone, Services
 from serve_app.gateway.identity import Authenticator
 from serve_app.gateway.openapi import documentation_router
@@ -83,7 +85,8 @@ def public_router(services: Services, authenticator: Authenticator, operations: 
     @router.get("/models")
     async def models(request: Request) -> JSONResponse:
         await authenticator.caller(request).identify()
-        return JSONResponse(model_list([describe(services, name) for name in services.catalogue.identifiers]))
+        shown = await asyncio.gather(*(describe(services, name) for name in services.catalogue.identifiers))
+        return JSONResponse(model_list(shown))
 
     @router.get("/models/{id}")
     async def model(request: Request, identifier: Annotated[str, Path(alias="id")]) -> JSONResponse:
@@ -92,7 +95,7 @@ def public_router(services: Services, authenticator: Authenticator, operations: 
             raise errors.not_found(
                 f"the model {identifier!r} does not exist; served are {', '.join(services.catalogue.identifiers)}"
             )
-        return JSONResponse(describe(services, identifier))
+        return JSONResponse(await describe(services, identifier))
 
     @router.get("/user/balance")
     async def balance(request: Request) -> JSONResponse:
@@ -143,10 +146,23 @@ def public_router(services: Services, authenticator: Authenticator, operations: 
     return router
 
 
-def describe(services: Services, identifier: str) -> dict[str, Any]:
-    """One identifier as `/models` shows it."""
-    model = services.catalogue[identifier]
-    return model_body(identifier, context_length=model.context_length, max_output_length=model.max_output)
+async def describe(services: Services, identifier: str) -> dict[str, Any]:
+    """One identifier as `/models` shows it. Backends that can't be asked now are left out of its fingerprints."""
+    model, backends = services.catalogue[identifier], services.catalogue.behind(identifier)
+
+    async def fingerprint(backend: str) -> str | None:
+        try:
+            return system_fingerprint(backend, await services.backends.fingerprint(backend))
+        except BackendUnavailable:
+            return None
+
+    told = await asyncio.gather(*map(fingerprint, backends))
+    return model_body(
+        identifier,
+        context_length=model.context_length,
+        max_output_length=model.max_output,
+        fingerprints=[one for one in told if one is not None],
+    )
 
 
 def _api_error(_: Request, error: Exception) -> Response:

@@ -37,3 +37,15 @@ class Catalogue:
         return tuple(
             dict.fromkeys(name for model in self._models.values() for name, weight in model.backends.items() if weight)
         )
+
+    def behind(self, identifier: str) -> tuple[str, ...]:
+        """The backends that can be chosen for one identifier."""
+        return tuple(name for name, weight in self._models[identifier].backends.items() if weight)
+
+
+def system_fingerprint(backend: str, fingerprint: str = "") -> str:
+    """`system_fingerprint` of a reply: changes when another backend answers, or the same one with other weights.
+
+    `fingerprint` is what a replica tells of its weights; empty where none has.
+    """
+    return f"fp_{backend}_{fingerprint}" if fingerprint else f"fp_{backend}"

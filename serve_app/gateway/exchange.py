@@ -21,7 +21,7 @@ from types import TracebackType
 from serve_app.api import ApiError, ChatRequest, errors
 from serve_app.backend.messages import BackendEvent, Ended, Rejected, Rejection, Said
 from serve_app.engine.request import Delta, Finished, FinishReason, Started
-from serve_app.gateway.catalogue import Catalogue
+from serve_app.gateway.catalogue import Catalogue, system_fingerprint
 from serve_app.gateway.coalesce import Unavailable
 from serve_app.gateway.generation import Generation, call_for
 from serve_app.gateway.identity import Caller
@@ -69,6 +69,7 @@ class Exchange:
         self._identifier = services.catalogue[chat.model]
         self.request_id = request_id
         self.backend = services.catalogue.choose(chat.model)
+        self.fingerprint = system_fingerprint(self.backend)  # more exactly, as soon as a replica has started
         self.grant: Grant | None = None
         self.replayed: bytes | None = None
         self.started_at = time.time()
@@ -145,6 +146,8 @@ class Exchange:
         if isinstance(first, Finished) and first.reason is FinishReason.DEADLINE:
             self._void()
             raise _waited_too_long()
+        if isinstance(first, Started):
+            self.fingerprint = system_fingerprint(self.backend, first.fingerprint)
 
     @staticmethod
     async def _answer(asked: Awaitable[Grant | Refusal]) -> Grant | Refusal:

@@ -70,6 +70,9 @@ class BackendPort(Protocol):
     def generate(self, backend: str, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
         """Streams one reply; closing the generator cancels it. Raises BackendUnavailable."""
 
+    async def fingerprint(self, backend: str) -> str:
+        """What tells the weights of a backend, as Started tells those of a reply. Raises BackendUnavailable."""
+
     async def status(self) -> dict[str, dict[str, Any]]:
         """Status and number of running replicas of each application. Raises BackendUnavailable."""
 

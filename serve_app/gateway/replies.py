@@ -163,7 +163,7 @@ class ChatReply(Response):
             id=exchange.request_id,
             created=int(exchange.started_at),
             model=chat.model,
-            fingerprint=fingerprint(exchange.backend),
+            fingerprint=exchange.fingerprint,
             choices=reply.choices(event.reason, chat.logprobs),
             usage=usage_of(event),
         )
@@ -179,7 +179,7 @@ class ChatReply(Response):
             id=exchange.request_id,
             created=int(exchange.started_at),
             model=chat.model,
-            fingerprint=fingerprint(exchange.backend),
+            fingerprint=exchange.fingerprint,
             include_usage=chat.include_usage,
         )
         keep_alive_s = self._services.settings.keep_alive_s
@@ -256,11 +256,6 @@ async def _disconnected(receive: Receive) -> None:
 def served(catalogue: Catalogue) -> dict[str, tuple[int, int]]:
     """Identifiers with context and output limits, as validation wants them."""
     return {name: (catalogue[name].context_length, catalogue[name].max_output) for name in catalogue.identifiers}
-
-
-def fingerprint(backend: str) -> str:
-    """`system_fingerprint`: changes when another backend answers."""
-    return f"fp_{backend}"
 
 
 def usage_of(finished: Finished) -> Usage:

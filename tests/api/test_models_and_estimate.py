@@ -13,8 +13,8 @@ from serve_app.api import balance_body, estimate_prompt_tokens, model_body, mode
 
 
 def test_models_show_lengths_and_recommended_temperatures() -> None:
-    chat = model_body("svc-chat", context_length=32768, max_output_length=4096)
-    coder = model_body("svc-coder", context_length=32768, max_output_length=4096)
+    chat = model_body("svc-chat", context_length=32768, max_output_length=4096, fingerprints=["fp_a"])
+    coder = model_body("svc-coder", context_length=32768, max_output_length=4096, fingerprints=["fp_a"])
     assert (chat["id"], chat["object"], chat["context_length"], chat["max_output_length"]) == (
         "svc-chat",
         "model",

@@ -24,6 +24,7 @@ class ScriptedEngine:
     """Says `script`: events, exceptions to raise, asyncio.Events to wait for. Renders one token a character."""
 
     max_context = 100
+    fingerprint = ""
 
     def __init__(self, *script: Any) -> None:
         self.script = script
@@ -251,3 +252,10 @@ async def test_a_settlement_that_fails_is_logged(caplog: pytest.LogCaptureFixtur
     await made.replica.drain()
     await asyncio.sleep(0)
     assert any(record.levelno == logging.ERROR for record in caplog.records)
+
+
+async def test_a_reply_begins_with_the_fingerprint_of_the_weights() -> None:
+    made = Made(Started(5, 0), Delta("x", 1), Finished(STOP, 5, 0, 1))
+    made.engine.fingerprint = "0123456789ab"
+    [begun, *_] = await made.all()
+    assert begun == Started(5, 0, "0123456789ab")

@@ -144,6 +144,7 @@ class FakeBackends:
         self.scripts: list[Script] = [Script(says("Hello", " world"))]
         self.calls: list[GenerateCall] = []
         self.running = 0
+        self.fingerprints: dict[str, str] = {}
         self.report: dict[str, dict[str, Any]] | None = {"fake": {"status": "RUNNING", "replicas": 1}}
 
     def play(self, *scripts: list[Any]) -> list[Script]:
@@ -166,6 +167,11 @@ class FakeBackends:
         finally:
             self.running -= 1
             script.closed.set()
+
+    async def fingerprint(self, backend: str) -> str:
+        if self.report is None or backend not in self.report:
+            raise BackendUnavailable("no replica")
+        return self.fingerprints.get(backend, "")
 
     async def status(self) -> dict[str, dict[str, Any]]:
         if self.report is None:

@@ -15,6 +15,7 @@ import torch
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.errors import ModelError, first_line
 from serve_app.engine.loading import checkpoint, gguf, hub, memory, placement, prepared, weights_cache
+from serve_app.engine.loading.fingerprint import fingerprint
 from serve_app.engine.loading.gguf import convert_gguf
 from serve_app.engine.loading.progress import Progress, Say
 from serve_app.engine.loading.quiet import quiet_transformers
@@ -41,6 +42,7 @@ class LoadedModel:
     tokenizer: Any
     eos_token_ids: frozenset[int]
     weights: llama.LlamaWeights | None = None
+    fingerprint: str = ""  # see serve_app.engine.loading.fingerprint
 
 
 def load(settings: EngineSettings, progress: Say = logger.info) -> LoadedModel:
@@ -53,11 +55,12 @@ def load(settings: EngineSettings, progress: Say = logger.info) -> LoadedModel:
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
     tokenizer = _load_tokenizer(source)
+    told = fingerprint(source.folder, settings.dtype)
     if settings.dtype == "int8":
         model, weights = _load_int8(source, settings, progress)
-        return LoadedModel(model, tokenizer, _eos_token_ids(model, tokenizer), weights)
+        return LoadedModel(model, tokenizer, _eos_token_ids(model, tokenizer), weights, told)
     model = _load_float(source, settings, progress)
-    return LoadedModel(model, tokenizer, _eos_token_ids(model, tokenizer))
+    return LoadedModel(model, tokenizer, _eos_token_ids(model, tokenizer), fingerprint=told)
 
 
 def prepare(settings: EngineSettings, progress: Say) -> None:

@@ -25,6 +25,9 @@ class Model(BaseModel):
     recommended_temperatures: dict[str, Annotated[float, Field(ge=0, le=2)]] = Field(
         description="By use; advice, not enforced."
     )
+    system_fingerprints: list[str] = Field(
+        description="What replies have as `system_fingerprint` now; empty while no backend answers."
+    )
 
 
 class ModelList(BaseModel):
