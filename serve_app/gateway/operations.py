@@ -27,6 +27,7 @@ from serve_app.ledger.messages import (
 from serve_app.limits.messages import AccountStatus, Status
 
 RETRY_S = 0.5
+_SOUGHT = frozenset({"account_id", "key_id", "model", "after"})  # arguments that are compared and never stored
 PAGE = 1000  # requests that an export reads at once: all that it ever keeps
 
 
@@ -66,6 +67,10 @@ class Operations:
         self.patience_s = patience_s  # how long a ledger that is away is waited for
 
     async def _call(self, operation: str, **arguments: Any) -> Any:
+        # PostgreSQL takes no NUL in a text, be it only to look for it. What is looked for instead is nobody's either.
+        for name in _SOUGHT & arguments.keys():
+            if isinstance(arguments[name], str):
+                arguments[name] = arguments[name].replace("\0", "\ufffd")
         # Every writing operation carries an idempotency key or sets a value: one that may have happened is repeated.
         try:
             async with asyncio.timeout(self.patience_s):

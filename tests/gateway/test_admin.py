@@ -286,3 +286,27 @@ async def test_models_show_prices_backends_and_what_is_missing(world: World, adm
 async def test_usage_refuses_what_it_cannot_group_by(admin: httpx.AsyncClient) -> None:
     refused(await admin.get("/admin/usage", params={"group_by": "moon"}), 422, "moon")
     refused(await admin.get("/admin/usage", params={"from": "2026-13-01"}), 422, "YYYY-MM-DD")
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/admin/accounts/%00", 404), ("/admin/accounts/a%00b/keys", 404), ("/admin/accounts/%00/grants", 404),
+        ("/admin/accounts?after=%00", 404), ("/admin/usage?account=%00&key=%00&model=%00", 200),
+        ("/admin/usage/requests?account=%00", 200), ("/admin/usage/export?model=%00", 200),
+        ("/admin/usage/requests?after=%00", 422), ("/admin/audit?account=%00", 200),
+    ],
+)  # fmt: skip
+async def test_a_nul_in_what_is_looked_for_finds_nothing_on_any_database(
+    world: World, admin: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, path: str, status: int
+) -> None:
+    call = world.accounting.call
+
+    async def as_postgresql(operation: str, arguments: dict[str, Any]) -> Any:
+        """SQLite takes a NUL in a text."""
+        if any("\0" in value for value in arguments.values() if isinstance(value, str)):
+            raise ValueError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
+        return await call(operation, arguments)
+
+    monkeypatch.setattr(world.accounting, "call", as_postgresql)
+    assert (await admin.get(path)).status_code == status
