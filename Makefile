@@ -3,9 +3,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CLIENTS := .clients
+NODE := tests/clients/node/node_modules
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup serve test test-slow test-fast lint bench-ledger bench-engine bench-engine-peers bench-gateway bench-gateway-peer bench-quality bench-limits bench-pressure chaos clean
+.PHONY: help setup serve test test-slow test-fast lint bench-ledger bench-engine bench-engine-peers bench-gateway bench-gateway-peer bench-quality bench-limits bench-pressure bench-overload chaos clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -16,13 +18,13 @@ setup: $(VENV)/.base ## virtual environment, dependencies, bundled model: all th
 serve: $(VENV)/.base ## start the service (PORT=8000, SERVE_APP_HOME=.serve-app); Ctrl-C stops it
 	@exec $(BIN)/python -m serve_app.launch
 
-test: $(VENV)/.test ## the whole everyday suite
+test: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the whole everyday suite
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
-test-slow: $(VENV)/.test ## what takes minutes: fifty prompts against transformers, soak over the model, long contexts
+test-slow: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## what takes minutes: fifty prompts against transformers, soak over the model, long contexts
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
-test-fast: $(VENV)/.test ## without the service: seconds
+test-fast: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## without the service: seconds
 	$(BIN)/python -m pytest -m "not service and not slow" $(ARGS)
 
 lint: $(VENV)/.lint ## ruff, mypy, import rules
@@ -56,11 +58,14 @@ bench-limits: $(VENV)/.base ## cost of one admission
 bench-pressure: $(VENV)/.bench ## a simulated day of thousands of accounts under pressure, some minutes (docs/benchmarks.md)
 	@$(BIN)/python -m bench.pressure --json .bench/pressure.json $(ARGS)
 
+bench-overload: $(VENV)/.bench ## the service with the bundled model under three times its load, two minutes, wants the machine for itself
+	@$(BIN)/python -m bench.overload --json .bench/overload.json $(ARGS)
+
 chaos: $(VENV)/.test ## five minutes of random kill -9 under load, then proof of the books (ARGS='--database postgresql')
 	@$(BIN)/python -m bench.chaos $(ARGS)
 
 clean: ## remove the virtual environment and caches; the state folder stays
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .import_linter_cache *.egg-info build
+	rm -rf $(VENV) $(CLIENTS) $(NODE) .pytest_cache .ruff_cache .mypy_cache .import_linter_cache *.egg-info build
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -76,6 +81,17 @@ $(VENV)/.base: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.test: pyproject.toml constraints.txt $(VENV)/.base
 	@$(PIP) install -q -c constraints.txt -e '.[test]'
 	@touch $@
+
+# Clients of the service, for its tests: they need other versions of packages than the service does.
+$(CLIENTS)/.installed: tests/clients/apart/requirements.txt | $(BIN)/python
+	@echo "serve-app: installing clients into $(CLIENTS), once; this takes a minute" >&2
+	@$(BIN)/python -m venv $(CLIENTS)/venv
+	@$(CLIENTS)/venv/bin/python -m pip --disable-pip-version-check install -q --no-compile -r tests/clients/apart/requirements.txt
+	@touch $@
+
+$(NODE)/.installed: tests/clients/node/package.json tests/clients/node/package-lock.json
+	@if command -v npm >/dev/null; then cd tests/clients/node && npm ci --no-audit --no-fund --loglevel=error && touch node_modules/.installed; \
+	  else echo "serve-app: there is no npm, so the tests of the SDK for Node are skipped" >&2; fi
 
 $(VENV)/.bench: pyproject.toml constraints.txt $(VENV)/.base
 	@$(PIP) install -q -c constraints.txt -e '.[bench]'

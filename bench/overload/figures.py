@@ -1,0 +1,132 @@
+"""What a run's requests say, without a clock: goodput, shares, times to the first token, and whether promises held."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+GOODPUT: Final = 0.9  # of what the service carries without overload
+SHARE_OFF: Final = 0.1  # of an account's share by weight
+MOST_TTFT_S: Final = 12.0  # p99 of admitted requests: four times the queueing delay that config.yaml aims at
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One request. Times are seconds of one monotonic clock; `first_at` is None where no token came."""
+
+    account: str
+    sent_at: float
+    ended_at: float
+    status: int  # 0: broken before a status came
+    tokens: int = 0  # of output, as billed; 0 unless it is complete
+    first_at: float | None = None
+    retry_after: bool = False  # a refusal that says when to come again
+    is_broken: bool = False  # a reply that ended without its usage
+
+
+def goodput(requests: Sequence[Sent], since: float, until: float) -> float:
+    """Tokens of output a second, of replies that ended complete between `since` and `until`."""
+    return sum(one.tokens for one in requests if since <= one.ended_at < until) / (until - since)
+
+
+def shares(requests: Sequence[Sent], since: float, until: float) -> dict[str, float]:
+    """Each account's part of the goodput."""
+    tokens: Counter[str] = Counter()
+    for one in requests:
+        if since <= one.ended_at < until:
+            tokens[one.account] += one.tokens
+    total = sum(tokens.values())
+    return {account: count / total for account, count in tokens.items()} if total else {}
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    """The smallest value that at least `part` of all do not exceed; NaN of none."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(part * len(ordered)) - 1)] if ordered else math.nan
+
+
+def summary(
+    requests: Sequence[Sent], weights: dict[str, int], capacity: float, since: float, until: float
+) -> dict[str, Any]:
+    """Everything of the overload, ready for JSON. `capacity` is the goodput of the service when it is just full."""
+    counted = [one for one in requests if since <= one.sent_at < until]
+    waits = [one.first_at - one.sent_at for one in counted if one.first_at is not None]
+    reached = goodput(requests, since, until)
+    found = shares(requests, since, until)
+    all_weights = sum(weights.values())
+    return {
+        "seconds": until - since,
+        "sent": len(counted),
+        "statuses": {str(status): count for status, count in sorted(Counter(one.status for one in counted).items())},
+        "refusals_without_retry_after": sum(one.status in (429, 503) and not one.retry_after for one in counted),
+        "broken": sum(one.is_broken for one in counted),
+        "goodput": reached,
+        "goodput_of_capacity": reached / capacity if capacity else 0.0,
+        "ttft_s": {name: percentile(waits, part) for name, part in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))},
+        "accounts": [
+            {
+                "account": account,
+                "weight": weight,
+                "by_weight": weight / all_weights,
+                "share": found.get(account, 0.0),
+                "off": found.get(account, 0.0) * all_weights / weight - 1,
+                "sent": sum(one.account == account for one in counted),
+                "served": sum(one.account == account and one.status == 200 for one in counted),
+            }
+            for account, weight in weights.items()
+        ],
+    }
+
+
+def promises(found: dict[str, Any]) -> list[tuple[str, str, bool]]:
+    """What was promised, what was found, and whether it holds."""
+    worst = max(found["accounts"], key=lambda one: abs(one["off"]))
+    others = sorted(set(found["statuses"]) - {"200", "429", "503"})
+    wait = found["ttft_s"]["p99"]
+    unsaid = found["refusals_without_retry_after"]
+    return [
+        (
+            f"goodput at least {GOODPUT:.0%} of what it carries without overload",
+            f"{found['goodput_of_capacity']:.0%}",
+            found["goodput_of_capacity"] >= GOODPUT,
+        ),
+        (
+            f"each account's share within {SHARE_OFF:.0%} of its weight",
+            f"{worst['account']} is off by {worst['off']:+.0%}",
+            abs(worst["off"]) <= SHARE_OFF,
+        ),
+        (f"p99 to the first token within {MOST_TTFT_S:g} s", f"{wait:.1f} s", wait <= MOST_TTFT_S),
+        (
+            "every refusal is 429 or 503 and says when to come again",
+            f"others: {', '.join(others) or 'none'}; without retry-after: {unsaid}",
+            not others and not unsaid,
+        ),
+        ("no reply that began breaks", f"{found['broken']} did", not found["broken"]),
+    ]
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """A run for people."""
+    found = results["overload"]
+    waits = found["ttft_s"]
+    lines = [
+        f"{results['times']:g} times the load that the service carries, for {found['seconds']:g} s: "
+        f"{results['capacity']:.0f} tokens/s without overload, {found['goodput']:.0f} under it. "
+        f"{found['sent']} requests: "
+        + ", ".join(f"{count} x {status}" for status, count in found["statuses"].items())
+        + f". First token of admitted ones: p50 {waits['p50']:.2f} s, p99 {waits['p99']:.2f} s.",
+        "",
+        "| account | weight | share by weight | share | off | served of sent |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {one['account']} | {one['weight']} | {one['by_weight']:.1%} | {one['share']:.1%} | {one['off']:+.1%} "
+        f"| {one['served']} of {one['sent']} |"
+        for one in found["accounts"]
+    ]
+    lines += ["", "| promise | found | |", "|---|---|---|"]
+    lines += [f"| {what} | {how} | {'holds' if kept else '**fails**'} |" for what, how, kept in promises(found)]
+    return "\n".join(lines)
