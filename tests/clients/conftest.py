@@ -11,6 +11,7 @@ from openai import AsyncOpenAI, OpenAI
 from tokenizers import Tokenizer
 
 from serve_app.bundled import ensure_bundled_model
+from tests.clients.capable import capable_engine
 from tests.clients.served import Served, bundled_engine, serve
 from tests.clients.ways import WAYS, Ask, asking
 
@@ -34,6 +35,13 @@ def service(tmp_path_factory: pytest.TempPathFactory, model_path: Path, home: Pa
         yield running
 
 
+@pytest.fixture(scope="session")
+def capable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The same with the scripted model of `tests.clients.capable`."""
+    with serve(tmp_path_factory.mktemp("capable"), capable_engine) as running:
+        yield running
+
+
 @pytest.fixture
 def client(service: Served) -> Iterator[OpenAI]:
     """The SDK, which refuses every answer that is not of its types."""
@@ -51,7 +59,11 @@ async def async_client(service: Served) -> AsyncIterator[AsyncOpenAI]:
         yield made
 
 
-@pytest.fixture(params=WAYS)
+# Two of the four are enough for every day.
+EVERY_DAY = ("whole", "streamed, async")
+
+
+@pytest.fixture(params=[way if way in EVERY_DAY else pytest.param(way, marks=pytest.mark.slow) for way in WAYS])
 def ask(request: pytest.FixtureRequest, client: OpenAI, async_client: AsyncOpenAI) -> Ask:
     """A request, whole or streamed, sync or async."""
     return asking(request.param, client, async_client)
