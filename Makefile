@@ -7,7 +7,7 @@ CLIENTS := .clients
 NODE := tests/clients/node/node_modules
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup serve test test-slow test-fast lint bench-ledger bench-engine bench-engine-peers bench-gateway bench-gateway-peer bench-quality bench-limits bench-pressure chaos clean
+.PHONY: help setup serve test test-slow test-fast lint bench-ledger bench-engine bench-engine-peers bench-gateway bench-gateway-peer bench-quality bench-limits bench-pressure bench-overload chaos clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -57,6 +57,9 @@ bench-limits: $(VENV)/.base ## cost of one admission
 
 bench-pressure: $(VENV)/.bench ## a simulated day of thousands of accounts under pressure, some minutes (docs/benchmarks.md)
 	@$(BIN)/python -m bench.pressure --json .bench/pressure.json $(ARGS)
+
+bench-overload: $(VENV)/.bench ## the service with the bundled model under three times its load, two minutes, wants the machine for itself
+	@$(BIN)/python -m bench.overload --json .bench/overload.json $(ARGS)
 
 chaos: $(VENV)/.test ## five minutes of random kill -9 under load, then proof of the books (ARGS='--database postgresql')
 	@$(BIN)/python -m bench.chaos $(ARGS)
