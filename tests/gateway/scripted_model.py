@@ -56,7 +56,9 @@ def ids_of(tokenizer: PreTrainedTokenizerFast, tokens: Seq[bytes]) -> list[int]:
 
 
 class ScriptedRunner:
-    """A model runner. Choice number c of a request says `scripts[c]`, then ends; `gate` holds the first token back.
+    """A model runner. Choice number c of a request says `scripts[c]`, then ends; `gate` holds steps back while clear.
+
+    With `turns`, each step takes one of them, and `steps` counts those that have begun.
 
     The token said is certain, the one after it in the vocabulary the runner-up by 20: their log-probabilities are
     whole numbers on every processor.
@@ -69,10 +71,15 @@ class ScriptedRunner:
         self.vocab_size = vocab_size
         self.gate = threading.Event()
         self.gate.set()
+        self.turns: threading.Semaphore | None = None
+        self.steps = 0
         self._scripts = scripts
 
     def execute(self, chunks: Seq[Chunk]) -> torch.Tensor:
         self.gate.wait(30)
+        self.steps += 1
+        if self.turns is not None:
+            self.turns.acquire(timeout=30)
         said = []
         for chunk in chunks:
             script = self._scripts[chunk.sequence.arrival % len(self._scripts)]
@@ -112,8 +119,16 @@ class ScriptedModel:
         world.backends.generate = generate  # type: ignore[method-assign]
         return self
 
+    @property
+    def running(self) -> int:
+        """Sequences that the engine has not finished."""
+        stats = self._engine.stats()
+        return stats.running + stats.waiting
+
     def close(self) -> None:
         self.runner.gate.set()
+        if self.runner.turns is not None:
+            self.runner.turns.release(1000)
         self._engine.close()
 
 
