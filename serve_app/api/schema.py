@@ -26,6 +26,7 @@ _FUNCTION_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TOKEN_ID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
 _MOST_STOPS: Final = 16
 _MOST_TOOLS: Final = 128
+_CROWDS: Final = ("content", "tool_calls")  # lists of a message whose items are a token each at least
 _TOKENS_OF_A_MESSAGE: Final = 3  # at least: in every chat template its role, its end and one of its own
 _SEED: Final = 2**63
 _MOST_TOP_K: Final = 1_000_000
@@ -128,8 +129,11 @@ def _refuse_crowds(parsed: Mapping[str, Any], served: ServedModels) -> None:
     """
     messages, tools = parsed.get("messages"), parsed.get("tools")
     longest = max((context for context, _ in served.values()), default=0)
-    if isinstance(messages, list) and len(messages) * _TOKENS_OF_A_MESSAGE > longest:
-        raise errors.context_length_exceeded(len(messages) * _TOKENS_OF_A_MESSAGE, longest)
+    if isinstance(messages, list):
+        found = (part for message in messages if isinstance(message, dict) for part in map(message.get, _CROWDS))
+        tokens = len(messages) * _TOKENS_OF_A_MESSAGE + sum(len(part) for part in found if isinstance(part, list))
+        if tokens > longest:
+            raise errors.context_length_exceeded(tokens, longest)
     if isinstance(tools, list) and len(tools) > _MOST_TOOLS:
         raise _invalid("tools", f"must be at most {_MOST_TOOLS}, but it has {len(tools)}")
 

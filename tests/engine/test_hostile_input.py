@@ -15,6 +15,7 @@ from serve_app.api import json_schemas
 from serve_app.engine import ChatRenderer
 from serve_app.engine.errors import ContextLengthExceeded, UnsupportedGrammar
 from serve_app.engine.request import Grammar, GrammarKind
+from serve_app.engine.sampling.detokenizer import StopFinder
 from serve_app.engine.sampling.grammar import GrammarCompiler
 from tests.malformed.row import Row
 from tests.malformed.schemas import LARGEST, rows
@@ -96,3 +97,12 @@ def test_a_long_prompt_is_refused_only_if_it_does_not_fit(tokenizer: Any, repeat
     text = repeated * (characters // len(repeated))
     tokens = len(whole.tokenize(text))
     assert len(ChatRenderer(tokenizer, tokens).tokenize(text)) == tokens
+
+
+def test_stop_strings_that_nearly_come_cost_no_more_than_others() -> None:
+    """By trying every length of every string, the 4,096th of these tokens would take a second."""
+    finder = StopFinder(["a" * 250_000, *("a" * (100 + number) + "b" * 200_000 for number in range(15))])
+    began = time.thread_time()
+    assert "".join(finder.push("a" * 8) for _ in range(4096)) == ""
+    assert finder.flush() == "a" * 8 * 4096
+    assert time.thread_time() - began < 4 * SOON_S

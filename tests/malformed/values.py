@@ -126,9 +126,16 @@ def rows() -> Iterator[Row]:
         ("100,000 messages", [USER] * 100_000),
         ("half a million numbers for messages", [3] * 500_000),
         ("no content 100,000 times", [_said("user", "")] * 100_000),
+        ("100,000 parts of nothing", [_said("user", [{"type": "text", "text": ""}] * 100_000)]),
+        ("40,000 calls", [_said("assistant", None, tool_calls=[{**_CALL, "type": "function"}] * 40_000)]),
     ):
         crowd = partial(sent, valid(messages=messages))
         yield Row(name, crowd, 422, "messages", too_long, "context_length_exceeded")
     for name, text in (("words", "the quick brown fox " * 200_000), ("one letter", "a" * 4_000_000)):
         prompt = partial(sent, valid(messages=[_said("user", text)]))
         yield Row(f"4 MB of {name}", prompt, 422, "messages", too_long, "context_length_exceeded", by_model=True)
+    outside = "outside this model's vocabulary"
+    for name, ids in (("an id beyond the vocabulary", ["9999999"]), ("100,000 ids", [str(n) for n in range(100_000)])):
+        biased = partial(sent, valid(logit_bias=dict.fromkeys(ids, 1)))
+        yield Row(f"a bias for {name}", biased, 422, "logit_bias", (outside,), by_model=True)
+    yield Row("stops of 250,000 characters", partial(sent, valid(stop=["x" * 250_000] * 15)), 200)

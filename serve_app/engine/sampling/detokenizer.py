@@ -199,24 +199,31 @@ class StopFinder:
     The first is the one that is complete first, of several that end together the longest: so it does not matter
     how the text is cut into pushes.
 
-    Holds at most the length of the longest stop string, so a push costs O(its text + that length).
+    Holds at most the length of the longest stop string. A push costs O(its text) for each stop string and a copy of
+    what is held, whatever the strings are: they come from clients (Knuth, Morris and Pratt, SIAM J. Comput. 6, 1977).
     """
 
     def __init__(self, stops: Seq[str]) -> None:
-        self._stops = tuple(s for s in stops if s)
+        self._matches = [_Match(stop) for stop in stops if stop]
+        self._begins = frozenset(match.stop[0] for match in self._matches)
         self._held = ""
         self.found = False
 
     def push(self, text: str) -> str:
         """Text that is safe to release. After a stop string was found, nothing is."""
-        if self.found or not self._stops:
+        if self.found or not self._matches:
             return "" if self.found else text
-        text = self._held + text
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            self.found, self._held = True, ""
-            return text[: min(found)[1]]
-        keep = max(self._overlap(text, stop) for stop in self._stops)
+        if not self._held and self._begins.isdisjoint(text):
+            return text
+        end = len(self._held)
+        text, new = self._held + text, text
+        for character in new:
+            end += 1
+            complete = [len(match.stop) for match in self._matches if match.push(character)]
+            if complete:
+                self.found, self._held = True, ""
+                return text[: end - max(complete)]
+        keep = max(match.length for match in self._matches)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -225,13 +232,35 @@ class StopFinder:
         held, self._held = self._held, ""
         return held
 
-    @staticmethod
-    def _overlap(text: str, stop: str) -> int:
-        """Length of the longest proper start of `stop` that `text` ends with."""
-        for length in range(min(len(text), len(stop) - 1), 0, -1):
-            if text.endswith(stop[:length]):
-                return length
-        return 0
+
+class _Match:
+    """How much of the start of one stop string the text ends with.
+
+    `_borders[n]` is the length of the longest start of the first n characters, short of all, that they also end with.
+    It grows with the longest match, so that a string of a megabyte costs nothing while the text is another.
+    """
+
+    __slots__ = ("_borders", "length", "stop")
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.length = 0
+        self._borders = [0, 0]
+
+    def push(self, character: str) -> bool:
+        """Whether this character completes the string; nothing may be pushed after that."""
+        self.length = self._longer(self.length, character)
+        if self.length == len(self.stop):
+            return True
+        if self.length == len(self._borders):
+            self._borders.append(self._longer(self._borders[-1], self.stop[self.length - 1]))
+        return False
+
+    def _longer(self, length: int, character: str) -> int:
+        stop, borders = self.stop, self._borders
+        while length and stop[length] != character:
+            length = borders[length]
+        return length + 1 if stop[length] == character else 0
 
 
 class MarkFinder:
