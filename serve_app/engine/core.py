@@ -18,6 +18,7 @@ from serve_app.engine.config import EngineSettings
 from serve_app.engine.delivery import Outbox
 from serve_app.engine.request import Event, FinishReason, Started
 from serve_app.engine.sampling import sampler
+from serve_app.engine.sampling.draw import Native
 from serve_app.engine.sampling.sampler import INVALID, SampledToken
 from serve_app.engine.scheduling.blocks import BlockAllocator
 from serve_app.engine.scheduling.fair_queue import FairQueue
@@ -76,6 +77,7 @@ class EngineCore:
 
     def __init__(self, runner: Runner, settings: EngineSettings, outbox: Outbox) -> None:
         self._runner = runner
+        self._native: Native | None = getattr(runner, "sampling", None)  # only compiled runners have one
         self._outbox = outbox
         fixed = settings.prefill_chunk_busy
         self._pacer = PrefillPacer(_LEAST_CHUNK, settings.prefill_chunk)
@@ -134,7 +136,8 @@ class EngineCore:
         logits = self._runner.execute(plan.chunks)
         if not sampling:
             return []
-        return sampler.sample(logits, [stream.sampling for stream, _ in sampling], [draft for _, draft in sampling])
+        states, drafts = [stream.sampling for stream, _ in sampling], [draft for _, draft in sampling]
+        return sampler.sample(logits, states, drafts, self._native)
 
     def commit(self, plan: StepPlan, sampled: Iterable[Seq[SampledToken]], seconds: float) -> None:
         """Take over a step's results, which took `seconds`. Those of a request that has left meanwhile are dropped."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 -- torch's own convention
@@ -26,11 +27,39 @@ DEAD_END = -2  # instead of a token where every logit is -inf: nothing is allowe
 BLOCK = 128  # tokens
 _BELOW_ONE = 1 - 1e-12  # keeps a target inside its sum whatever rounding does
 _LEAST_EXPONENT = -80.0
-_LEAST_WEIGHT = 1e-34  # above exp(-80); all that is below, in any vocabulary, is no part of a double's sum near 1
+LEAST_WEIGHT = 1e-34  # above exp(-80); all that is below, in any vocabulary, is no part of a double's sum near 1
 _LEAST_TEMPERATURE = 1e-5  # below, the division would overflow; the distribution is a single token by then
 
 
-def choose(logits: torch.Tensor, params: Seq[SamplingParams], uniform: Callable[[int, int], float]) -> list[int]:
+class Native(Protocol):
+    """The passes over all logits in one call, for machines that have it compiled."""
+
+    def draw(self, blocks: torch.Tensor, steepness: list[float], uniform: list[float]) -> FirstDraw:
+        """Draw from each row of contiguous float32 `blocks` (rows, blocks, `BLOCK`) by its random number in [0, 1).
+
+        Rows become their weights, exp((logit - the likeliest) * steepness), 0 to `LEAST_WEIGHT`. Those with a
+        steepness of 0 stay as they are, and their token is the first of the likeliest.
+        """
+
+
+class FirstDraw(NamedTuple):
+    """Of each row a token, `INVALID` or `DEAD_END`, and its weight (rows,); of each block the largest and the sum.
+
+    The last two are (rows, blocks), of weights where a row has them, else the largest logit and nothing.
+    """
+
+    tokens: torch.Tensor
+    drawn: torch.Tensor
+    peaks: torch.Tensor
+    sums: torch.Tensor
+
+
+def choose(
+    logits: torch.Tensor,
+    params: Seq[SamplingParams],
+    uniform: Callable[[int, int], float],
+    native: Native | None = None,
+) -> list[int]:
     """A token per row of float32 `logits` (rows, vocabulary), `INVALID` or `DEAD_END`; changes them in place.
 
     Filters apply in the order of transformers: temperature, top-k, top-p, min-p. Tokens as likely as the last one
@@ -38,14 +67,45 @@ def choose(logits: torch.Tensor, params: Seq[SamplingParams], uniform: Callable[
     random number in [0, 1) for that attempt.
     """
     blocks = as_blocks(logits)
+    if native is not None:
+        usual, peaks = _choose_natively(blocks, params, uniform, native)
+        return _choose_rest(blocks, peaks, params, uniform, usual, [p.top_k > 0 for p in params])
     peaks = blocks.amax(-1)
     best, block = peaks.max(-1)
     fine = blocks[torch.arange(len(blocks), device=logits.device), block]
     likeliest = block * BLOCK + fine.argmax(-1)
     usual = torch.where(best == -torch.inf, DEAD_END, torch.where(best.isfinite(), likeliest, INVALID)).tolist()
+    return _choose_rest(blocks, peaks, params, uniform, usual, [True] * len(params))
+
+
+def _choose_natively(
+    blocks: torch.Tensor, params: Seq[SamplingParams], uniform: Callable[[int, int], float], native: Native
+) -> tuple[list[int], torch.Tensor]:
+    """The tokens of all rows without top-k; of those with it the likeliest, and the peaks."""
+    drawing = [p.temperature > 0 and p.top_k <= 0 for p in params]
+    steepness = [s if draws else 0.0 for s, draws in zip(sharpness(params), drawing, strict=True)]
+    numbers = [uniform(row, 0) if draws else 0.0 for row, draws in enumerate(drawing)]
+    first = native.draw(blocks, steepness, numbers)
+    usual = first.tokens.tolist()
+    picky = [i for i, p in enumerate(params) if drawing[i] and usual[i] >= 0 and (p.top_p < 1 or p.min_p > 0)]
+    if picky:
+        _redraw(blocks, first.sums, first.peaks, first.tokens, first.drawn[:, None], params, picky, uniform)
+        usual = first.tokens.tolist()
+    return usual, first.peaks
+
+
+def _choose_rest(
+    blocks: torch.Tensor,
+    peaks: torch.Tensor,
+    params: Seq[SamplingParams],
+    uniform: Callable[[int, int], float],
+    usual: list[int],
+    open_: list[bool],
+) -> list[int]:
+    """`usual`, with a token drawn for each row that is `open_` and not greedy."""
     groups: dict[int, list[int]] = {}
     for row, (p, token) in enumerate(zip(params, usual, strict=True)):
-        if p.temperature > 0 and token >= 0:
+        if open_[row] and p.temperature > 0 and token >= 0:
             groups.setdefault(_bucket(p.top_k, peaks.shape[1]), []).append(row)
     for bucket, rows in groups.items():
         whole = len(rows) == len(usual)
@@ -101,47 +161,65 @@ def _top_k(
 
 
 def _weigh(blocks: torch.Tensor, peaks: torch.Tensor, params: Seq[SamplingParams]) -> tuple[torch.Tensor, torch.Tensor]:
-    """exp(logit / temperature), 1 for the likeliest and 0 below `_LEAST_WEIGHT`, in place; and that of the peaks."""
-    sharpness = _column([1 / max(p.temperature, _LEAST_TEMPERATURE) for p in params], blocks)
+    """exp(logit / temperature), 1 for the likeliest and 0 below `LEAST_WEIGHT`, in place; and that of the peaks."""
+    steepness = _column(sharpness(params), blocks)
     best = peaks.amax(-1, keepdim=True)
 
     def exp(logits: torch.Tensor, best: torch.Tensor, sharpness: torch.Tensor) -> torch.Tensor:
         # Where exp would underflow, -inf included, it is slower by an order of magnitude.
         weights = logits.sub_(best).mul_(sharpness).clamp_(min=_LEAST_EXPONENT).exp_()
-        return torch.threshold_(weights, _LEAST_WEIGHT, 0.0)
+        return torch.threshold_(weights, LEAST_WEIGHT, 0.0)
 
-    return exp(blocks, best[..., None], sharpness[..., None]), exp(peaks.clone(), best, sharpness)
+    return exp(blocks, best[..., None], steepness[..., None]), exp(peaks.clone(), best, steepness)
+
+
+def sharpness(params: Seq[SamplingParams]) -> list[float]:
+    """What each row's logits are multiplied by."""
+    return [1 / max(p.temperature, _LEAST_TEMPERATURE) for p in params]
 
 
 def _draw(
     weights: torch.Tensor, peaks: torch.Tensor, params: Seq[SamplingParams], uniform: Callable[[int, int], float]
 ) -> torch.Tensor:
     """An admissible token of each row of `weights` (rows, blocks, `BLOCK`) by its weight; (rows,) int64."""
-    device = weights.device
     sums = weights.sum(-1)
-    rows = torch.arange(len(weights), device=device)
+    rows = torch.arange(len(weights), device=weights.device)
     floor = _column([-1.0] * len(weights), weights)
     tokens, drawn = _invert(weights, rows, sums, floor, [uniform(i, 0) for i in range(len(weights))])
     picky = [i for i, p in enumerate(params) if p.top_p < 1 or p.min_p > 0]
-    if not picky:
-        return tokens
+    if picky:
+        _redraw(weights, sums, peaks, tokens, drawn, params, picky, uniform)
+    return tokens
+
+
+def _redraw(
+    weights: torch.Tensor,
+    sums: torch.Tensor,
+    peaks: torch.Tensor,
+    tokens: torch.Tensor,
+    drawn: torch.Tensor,
+    params: Seq[SamplingParams],
+    picky: list[int],
+    uniform: Callable[[int, int], float],
+) -> None:
+    """Draw again for those of the rows `picky` whose token is outside top-p or min-p, until none is; in `tokens`.
+
+    `drawn` (rows, 1) are the tokens' weights.
+    """
+    rows = torch.tensor(picky, device=weights.device)
     min_p = _column([params[i].min_p for i in picky], weights)
-    total = sums.double().sum(-1, keepdim=True)
     mass = _column([params[i].top_p if params[i].top_p < 1 else torch.inf for i in picky], weights).double()
-    if len(picky) < len(params):
-        rows, total, drawn = rows[picky], total[picky], drawn[picky]
-    mass = mass * total
-    live = picky
+    mass = mass * sums[rows].double().sum(-1, keepdim=True)
+    drawn, live = drawn[rows], picky
     for attempt in itertools.count(1):
         rejected, bound, above = judge(weights, peaks, rows, drawn, min_p, mass)
         again = rejected.nonzero()[:, 0]
         if not len(again):
-            return tokens
+            return
         rows, min_p, mass = rows[again], min_p[again], mass[again]
         live = [live[i] for i in again.tolist()]
         found, drawn = _invert(weights, rows, above[again], bound[again], [uniform(i, attempt) for i in live])
         tokens[rows] = found
-    raise AssertionError("unreachable")
 
 
 def judge(

@@ -17,7 +17,7 @@ import torch
 
 from serve_app.engine.request import MAX_TOP_LOGPROBS, SamplingParams
 from serve_app.engine.sampling import adjust
-from serve_app.engine.sampling.draw import DEAD_END, INVALID, choose
+from serve_app.engine.sampling.draw import DEAD_END, INVALID, Native, choose
 from serve_app.engine.sampling.grammar import GrammarState
 from serve_app.engine.sampling.logprobs import RawRows
 
@@ -103,7 +103,9 @@ class _Row(NamedTuple):
 
 
 @torch.inference_mode()
-def sample(logits: torch.Tensor, states: Seq[SamplerState], drafts: Seq[tuple[int, ...]]) -> list[list[SampledToken]]:
+def sample(
+    logits: torch.Tensor, states: Seq[SamplerState], drafts: Seq[tuple[int, ...]], native: Native | None = None
+) -> list[list[SampledToken]]:
     """Choose the tokens that follow each state's output, from float32 `logits` (rows, vocabulary), changed in place.
 
     State i owns the next 1 + len(drafts[i]) rows; row j was computed, and is sampled, as if draft[:j] had been
@@ -121,7 +123,7 @@ def sample(logits: torch.Tensor, states: Seq[SamplerState], drafts: Seq[tuple[in
     _adjust(logits, rows)
     _constrain(logits, states, drafts)
     params = [row.state.params for row in rows]
-    tokens = choose(logits, params, lambda i, attempt: rows[i].state.uniform(rows[i].position, attempt))
+    tokens = choose(logits, params, lambda i, attempt: rows[i].state.uniform(rows[i].position, attempt), native)
     logprobs = raw.of(tokens) if raw is not None else {}
     sampled: list[list[SampledToken]] = []
     start = 0

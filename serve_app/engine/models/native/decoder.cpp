@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "draw.h"
 #include "int8_matmul.h"
 
 struct Shape {
@@ -249,5 +250,6 @@ Decoder* native_decoder(const Shape* shape, const float* embedding, const float*
     return new Decoder{*shape, embedding, cos, sin, final_norm, layers, *head};
 }
 void native_run(Decoder* decoder, const Step* step) { decoder->run(*step); }
+void native_draw(const Draw* what) { draw(*what); }
 void native_free(Decoder* decoder) { delete decoder; }
 }

@@ -85,6 +85,17 @@ class Step(ctypes.Structure):
     )
 
 
+class Draw(ctypes.Structure):
+    """`Draw` of draw.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("logits", "peaks", "sums", "steepness", "uniform", "tokens", "drawn")),
+        *((name, ctypes.c_int64) for name in ("rows", "blocks")),
+        ("least", ctypes.c_float),
+        ("threads", ctypes.c_int32),
+    )
+
+
 def prepare(folder: Path, progress: Callable[[str], None]) -> None:
     """Compile ahead of time, into `folder`, what `load` will look for; does nothing if it is there or can't be made."""
     try:
@@ -179,6 +190,8 @@ def _bind(library: ctypes.CDLL) -> ctypes.CDLL:
     library.native_decoder.argtypes = [ctypes.c_void_p] * 7
     library.native_run.restype = None
     library.native_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.native_draw.restype = None
+    library.native_draw.argtypes = [ctypes.c_void_p]
     library.native_free.restype = None
     library.native_free.argtypes = [ctypes.c_void_p]
     return library

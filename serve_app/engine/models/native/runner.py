@@ -14,6 +14,7 @@ from serve_app.engine.config import EngineSettings
 from serve_app.engine.errors import ModelError
 from serve_app.engine.models.llama import LlamaWeights
 from serve_app.engine.models.native import library as native
+from serve_app.engine.models.native.draw import NativeDraw
 from serve_app.engine.models.quantize import Int8Weight
 from serve_app.engine.models.rope import RopeTable
 from serve_app.engine.scheduling.sequence import Chunk
@@ -59,6 +60,7 @@ class NativeRunner:
         self._library = library
         self._threads = settings.num_threads or torch.get_num_threads()
         self._kept_alive: list[object] = []
+        self.sampling = NativeDraw(library, self._threads)
         self.vocab_size = shape.vocab
         self.class_bounds = table.bounds
         self._table = table
