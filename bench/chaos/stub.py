@@ -39,8 +39,13 @@ def cached_tokens(prompt: int) -> int:
 class StubChat:
     """In the place of a chat template and a tokenizer."""
 
-    def render(self, messages: list[dict[str, Any]], continue_final: bool = False) -> list[int]:
-        return [0] * prompt_tokens(messages)
+    template = None
+
+    def text(self, messages: Sequence[dict[str, Any]], continue_final: bool = False, tools: Any = None) -> str:
+        return " ".join(message.get("content") or "" for message in messages)
+
+    def tokenize(self, text: str) -> list[int]:
+        return [0] * (PER_PROMPT + len(text.split()))
 
 
 class StubEngine:
@@ -48,6 +53,7 @@ class StubEngine:
 
     max_context = CONTEXT
     is_alive = True
+    fingerprint = ""
 
     def __init__(self) -> None:
         self.chat = StubChat()

@@ -22,7 +22,10 @@ from bench.chaos.schedule import KINDS, plan
 from bench.chaos.stand import PRICE_CACHED, PRICE_IN, PRICE_OUT, Shape, as_amount, as_nano, process_title
 from bench.chaos.stub import StubEngine, cached_tokens, prompt_tokens
 from deployments import strict_config
+from serve_app.backend.messages import Bill, GenerateCall
+from serve_app.backend.replica import Replica
 from serve_app.engine.request import Finished, FinishReason, GenerationRequest, SamplingParams
+from serve_app.ledger.messages import Price
 
 
 def row(number: int, **changes: Any) -> Row:
@@ -208,3 +211,16 @@ def test_help_says_what_holds_afterwards(capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(SystemExit):
         main(["--help"])
     assert "exactly once" in capsys.readouterr().out
+
+
+async def test_the_stub_answers_within_the_replica_that_models_have() -> None:
+    async def nobody(_: Any) -> None:
+        raise AssertionError("nobody is gone")
+
+    bill = Bill("acct_a", "key_a", "svc-chat", "stub", Price(270, 70, 1100))
+    messages = ({"role": "user", "content": "one two three"},)
+    call = GenerateCall("r1", messages, SamplingParams(max_tokens=6), 10**9, bill)
+    replica = Replica(StubEngine(), nobody)  # type: ignore[arg-type]
+    *_, last = [event async for event in replica.generate(call)]
+    assert isinstance(last, Finished)
+    assert (last.prompt_tokens, last.completion_tokens) == (prompt_tokens(messages), 6)
