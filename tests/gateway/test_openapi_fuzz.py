@@ -10,6 +10,7 @@ import asyncio
 import ipaddress
 import itertools
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -52,13 +53,21 @@ class Found:
 
 def closed(document: dict[str, Any]) -> dict[str, Any]:
     """The document with replies that have no fields but those that it tells."""
-    requests = {"ChatCompletionRequest", "Message", "SystemMessage", "UserMessage", "AssistantMessage", "ToolMessage"}
-    requests |= {"TextPart", "ToolCall", "CalledFunction", "StreamOptions", "ResponseFormat", "Tool", "Function"}
-    requests |= {"NamedTool", "FunctionName"}
-    for name, schema in document["components"]["schemas"].items():
-        if name not in requests | {"ChatCompletionEvent"} and "properties" in schema:
+    schemas = document["components"]["schemas"]
+    told_apart = {*reached(schemas, "ChatCompletionRequest", set()), "ChatCompletionEvent"}
+    for name, schema in schemas.items():
+        if name not in told_apart and "properties" in schema:
             schema["additionalProperties"] = False
     return document
+
+
+def reached(schemas: dict[str, Any], name: str, seen: set[str]) -> set[str]:
+    """A schema and all that it refers to."""
+    if name not in seen:
+        seen.add(name)
+        for other in re.findall(r'"#/components/schemas/(\w+)"', json.dumps(schemas[name])):
+            reached(schemas, other, seen)
+    return seen
 
 
 @pytest.fixture(autouse=True)

@@ -184,7 +184,7 @@ def test_a_value_of_another_type_is_refused_exactly_where_the_document_refuses_i
     assert VALIDATOR.is_valid(given) is (error is None or is_untold(error))
 
 
-@settings(max_examples=200, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 @given(OPERATION.as_strategy())
 def test_whatever_the_document_allows_is_taken_but_for_the_rules_that_it_tells_in_words(
     case: schemathesis.Case,
