@@ -192,7 +192,7 @@ class _Replica:
         if dt > 0:
             done = report.tokens_done - self._tokens_done
             if done >= 0:  # else it has started anew under its old name
-                self._measure(done / dt, dt, busy=self._busy and report.waiting > 0)
+                self._measure(done / dt, dt, busy=self._busy and _has_work(report))
         self._take(report, now)
 
     def pressure(self, tuning: Tuning) -> float:
@@ -206,11 +206,12 @@ class _Replica:
     def _measure(self, rate: float, dt: float, busy: bool) -> None:
         newest = 1.0 - exp(-dt / _RATE_S)
         self._rate += newest * (rate - self._rate)
-        if self._rate > self.capacity:
-            self.capacity = self._rate
-        elif busy:
+        if busy:
             # Only with work waiting is a low rate a sign of low capacity.
-            self.capacity += newest * (self._rate - self.capacity)
+            self.capacity += (newest if self.capacity else 1.0) * (rate - self.capacity)
+        if self.capacity:
+            # What one stream alone is served at tells nothing of what a replica can do; more than was known does.
+            self.capacity = max(self.capacity, self._rate)
 
     def _take(self, report: PressureReport, now: float) -> None:
         self.heard_at = now
@@ -219,7 +220,12 @@ class _Replica:
         self.kv_used = _sane(report.kv_used)
         self.queued_prefill = max(0, report.queued_prefill_tokens)
         self._tokens_done = report.tokens_done
-        self._busy = self.waiting > 0
+        self._busy = _has_work(report)
+
+
+def _has_work(report: PressureReport) -> bool:
+    """Whether more is there than what is being generated: requests that wait, or prompts to compute."""
+    return report.waiting > 0 or report.queued_prefill_tokens > 0
 
 
 def _lower_median(values: Iterable[float]) -> float:

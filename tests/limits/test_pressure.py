@@ -66,6 +66,36 @@ def test_a_backend_that_nobody_waits_for_restricts_nobody() -> None:
     assert backend.check() is None
 
 
+def test_a_long_prompt_on_a_backend_that_was_never_busy_makes_nobody_wait_for_it() -> None:
+    # It has served one stream at a time, at 120 tokens a second, and computes prompts at 5,000.
+    backend = Backend()
+    backend.goes_on(300, age_s=0.0, per_s=120, running=1)
+    backend.take(32_000)
+    assert backend.check("another") is None
+    left = 32_000
+    while left > 0:
+        backend.goes_on(0.5, age_s=0.0, per_s=5_000, queued_prefill_tokens=left, running=2)
+        assert backend.check("another") is None
+        left -= 2_500
+
+
+def test_what_is_known_of_a_backend_rises_with_what_it_is_seen_to_do_and_falls_only_while_work_waits() -> None:
+    backend = Backend()
+    backend.goes_on(60, age_s=0.0, per_s=120)
+    [load] = backend.shares.loads(backend.now)
+    assert load.capacity == 0, "never busy: nothing is known"
+    backend.goes_on(30, age_s=0.3, per_s=1_000)
+    [load] = backend.shares.loads(backend.now)
+    assert load.capacity == pytest.approx(1_000, rel=0.01)
+    backend.goes_on(60, age_s=0.0, per_s=3_000)
+    backend.goes_on(60, age_s=0.0, per_s=50)
+    [load] = backend.shares.loads(backend.now)
+    assert load.capacity == pytest.approx(3_000, rel=0.01)
+    backend.goes_on(60, age_s=0.3, per_s=500)
+    [load] = backend.shares.loads(backend.now)
+    assert load.capacity == pytest.approx(500, rel=0.01)
+
+
 def test_under_pressure_rates_are_in_proportion_to_the_weights() -> None:
     backend = Backend()
     backend.goes_on(6, age_s=3.0)
