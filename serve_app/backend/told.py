@@ -16,30 +16,25 @@ class ToldTokens:
     begins the first word of a reply is in its token alone, with the tokenizers that mark words by blanks.
 
     Where tokens do not spell the text byte by byte (special tokens have a name and no text, halves of a character
-    that never was completed become U+FFFD), every token goes at once.
+    that never was completed become U+FFFD), all that wait go with the text that shows it, and the next are in step.
     """
 
-    __slots__ = ("_ahead", "_aligned", "_may_drop", "_waiting")
+    __slots__ = ("_ahead", "_may_drop", "_waiting")
 
     def __init__(self) -> None:
         self._waiting: list[TokenLogprob] = []
         self._ahead = b""  # what the tokens so far spell beyond the text so far
-        self._aligned = True
         self._may_drop = True  # the reply's first blank is not known to be in the text
 
     def take(self, text: str, tokens: Sequence[TokenLogprob]) -> tuple[TokenLogprob, ...]:
         """The tokens to tell with this text, of those that came with it or before."""
         self._waiting += tokens
-        if self._aligned:
-            out = text.encode(errors="replace")
-            spelled = self._ahead + b"".join(token.raw for token in tokens)
-            if self._may_drop and not spelled.startswith(out) and spelled.startswith(b" " + out):
-                self._may_drop, spelled = False, spelled[1:]
-            if spelled.startswith(out):
-                self._ahead = spelled[len(out) :]
-                return self._take(self._begun())
-            self._aligned = False
-        return self._take(len(self._waiting))
+        out = text.encode(errors="replace")
+        spelled = self._ahead + b"".join(token.raw for token in tokens)
+        if self._may_drop and not spelled.startswith(out) and spelled.startswith(b" " + out):
+            self._may_drop, spelled = False, spelled[1:]
+        self._ahead = spelled[len(out) :] if spelled.startswith(out) else b""
+        return self._take(self._begun())
 
     def _begun(self) -> int:
         """How many of the waiting tokens have their first byte in the text."""

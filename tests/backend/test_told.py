@@ -98,3 +98,10 @@ def test_however_deltas_are_cut_the_same_tokens_are_told(
     assert [token.text for token in found] == [
         piece for piece, start in zip(pieces, starts, strict=True) if start < len(whole)
     ]
+
+
+def test_behind_a_token_without_text_no_token_of_a_stop_string_goes_either() -> None:
+    told = ToldTokens()  # the end-of-sequence token is ignored, stop is "##"
+    assert take(told, "a", "a") == [b"a"]
+    assert take(told, "b", "<eos>", "b") == [b"<eos>", b"b"]
+    assert take(told, "c", "c", "#", "#") == [b"c"]
