@@ -134,7 +134,7 @@ PARAMETERS: Final[Mapping[str, Schema]] = {
         "name": "idempotency-key",
         "in": "header",
         "description": "Makes retries of a request that is not streamed safe for 24 hours: once it has finished, the "
-        "same key and body get the same reply, which is billed once.",
+        "same key and body get the same reply, which is billed once. Streams ignore it.",
         "schema": {"type": "string", "pattern": f"^[!-~]{{1,{MAX_KEY_LENGTH}}}$"},
     },
     "ChangeKey": {
