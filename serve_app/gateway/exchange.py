@@ -220,11 +220,13 @@ class Exchange:
         assert self._generation is not None
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            try:
-                async with asyncio.timeout(None if deadline is None else max(0.0, deadline - time.monotonic())):
-                    event = await self._generation.next()
-            except TimeoutError:
-                return None
+            event = self._generation.ready()  # most often: a timeout costs more than what it would wait for
+            if event is None:
+                try:
+                    async with asyncio.timeout(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                        event = await self._generation.next()
+                except TimeoutError:
+                    return None
             if isinstance(event, Delta | Said) and self._progress.completion_tokens == 0:
                 self._services.metrics.first_token(self._chat.model, time.time() - self.started_at)
             self._count(event)

@@ -93,10 +93,17 @@ class Generation:
 
     async def next(self) -> BackendEvent:
         """Raises ApiError when the call has failed."""
+        event = self.ready()
+        return self._taken(await self._queue.get()) if event is None else event
+
+    def ready(self) -> BackendEvent | None:
+        """What `next` would answer without waiting; None where it would wait. Raises what `next` does."""
         if (first := self._first) is not None:
             self._first = None
             return first
-        event = await self._queue.get()
+        return None if self._queue.empty() else self._taken(self._queue.get_nowait())
+
+    def _taken(self, event: BackendEvent | BaseException) -> BackendEvent:
         if isinstance(event, BackendUnavailable):
             logger.warning("backend %s: %s", self._backend, event)
             raise errors.overloaded("the model lost this request or is starting: try again", retry_after_s=2)
