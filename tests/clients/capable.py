@@ -18,8 +18,11 @@ from serve_app.engine.sampling.detokenizer import Vocabulary
 from serve_app.engine.scheduling.sequence import Chunk
 from tests.gateway.scripted_model import EOS, tokenizer_of
 
-# The whole conversation as JSON, so that it can be read back. The tags in the comment tell how calls are written.
-TEMPLATE = "{# <tool_call></tool_call> #}{{ {'messages': messages, 'tools': tools | default(none)} | tojson }}"
+# The whole conversation as JSON, so that it can be read back. The tags in the comment tell how calls and reasoning are
+# written.
+TEMPLATE = (
+    "{# <tool_call></tool_call> <think></think> #}{{ {'messages': messages, 'tools': tools | default(none)} | tojson }}"
+)
 
 JOKE = {"setup": "Why did the cat sit on the laptop?", "punchline": "To keep an eye on the mouse."}
 
@@ -36,6 +39,8 @@ def answer(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, A
         return f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
     if "joke" in asked:
         return json.dumps(JOKE)
+    if "Think" in asked:
+        return "<think>\nTwice two is four.\n</think>\n\n4"
     return "The capital of France is Paris." if "France" in asked else "Hello! How can I help you?"
 
 
