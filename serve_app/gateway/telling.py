@@ -26,8 +26,9 @@ class Finish:
 
     def reason(self, reason: FinishReason) -> str:
         """The finish reason of a choice that the model or a limit has ended."""
-        called = self._last is not None and self._last is not Ending.CUT
-        return "tool_calls" if called and reason is FinishReason.STOP else reason.value
+        if self._last is Ending.CUT:
+            return "length"  # also where a stop string or the model itself cut it: clients must not run half a call
+        return "tool_calls" if self._last is not None and reason is FinishReason.STOP else reason.value
 
 
 class Chunks:

@@ -174,7 +174,7 @@ async def test_a_streamed_call_has_its_id_and_name_once_and_its_arguments_in_pie
     [
         (Ending.CUT, LENGTH, "length"),
         (Ending.COMPLETE, LENGTH, "length"),
-        (Ending.CUT, STOP, "stop"),
+        (Ending.CUT, STOP, "length"),
         (Ending.COMPLETE, STOP, "tool_calls"),
     ],
 )
