@@ -104,6 +104,15 @@ async def test_a_named_function_is_called_once_and_no_other(replica: Replica) ->
         jsonschema.validate(arguments, SCHEMAS[name])
 
 
+async def test_calls_that_must_be_made_are_not_repeated_until_the_budget_is_spent(replica: Replica) -> None:
+    nothing = {"type": "function", "function": {"name": "ping"}}
+    for seed in range(2):
+        sampling = SamplingParams(1000, temperature=0.0, seed=seed)
+        events = await ask(replica, a_call(sampling, tools=(nothing,), tool_choice="required"))
+        assert events[-1].reason is FinishReason.STOP
+        assert 1 <= len(calls_of(events)) <= 16
+
+
 async def test_a_call_that_is_cut_by_length_says_so(replica: Replica) -> None:
     call = a_call(SamplingParams(10, temperature=0.0), tools=(WEATHER,), tool_choice="required")
     events = await ask(replica, call)

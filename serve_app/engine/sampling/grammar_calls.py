@@ -13,6 +13,7 @@ from serve_app.engine.errors import UnsupportedGrammar
 from serve_app.engine.sampling import lark
 from serve_app.engine.sampling.lark import constant, regex, special_id
 
+MOST_CALLS = 16  # in one reply: small models repeat a call that costs them nothing until their budget is spent
 _BLANKS = r" \t\r\n"
 _LIKE_JSON = "{[`"  # what calls without a marker begin with, a fence around them included
 _OF_CALLS = ("name",), ("arguments", "parameters")  # a call without a marker has a key of each
@@ -57,7 +58,7 @@ def grammar(
 def _calls(calls: Mapping[str, Any], embed: Embed, special: Mapping[str, int]) -> list[str]:
     numbers = range(len(calls["alternatives"]))
     call = " | ".join(f"call_{number}" for number in numbers)
-    more = "" if calls["separator"] is None else f"({constant(calls['separator'], special)} more)*"
+    more = "" if calls["separator"] is None else f"({constant(calls['separator'], special)} more){{0,{MOST_CALLS - 1}}}"
     around = (constant(calls["opening"], special), "first", more, constant(calls["closing"], special))
     rules = [f"calls: {' '.join(part for part in around if part)}"]
     rules += [f"first: {call}", *([f"more: {call.replace('call_', 'next_')}"] if more else [])]
