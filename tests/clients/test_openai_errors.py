@@ -84,12 +84,13 @@ def test_a_wrong_key_is_an_authentication_error(make: Any, key: str) -> None:
 
 def test_an_empty_account_is_a_plain_402_that_is_not_tried_again(service: Served, make: Any) -> None:
     key = service.account(credit=0)
-    before = len(service.world.metrics.requests)
+    refusals = service.world.metrics.refusals
+    before = len(refusals)
     with pytest.raises(openai.APIStatusError) as refused:
         make(key, max_retries=2).chat.completions.create(**fields())
     assert type(refused.value) is openai.APIStatusError
     assert (refused.value.status_code, refused.value.code) == (402, "insufficient_balance")
-    assert len(service.world.metrics.requests) == before + 1
+    assert refusals[before:] == ["insufficient_balance"]
 
 
 def test_a_spent_rate_is_a_rate_limit_error_that_says_when(service: Served, make: Any) -> None:
