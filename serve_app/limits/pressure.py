@@ -10,7 +10,7 @@ from typing import Final
 from serve_app.limits.messages import Contract, PressureReport
 
 _STEP_S: Final = 0.25  # the level moves at most so often, however many replicas report
-_RATE_S: Final = 5.0  # time constant of a replica's measured rate
+_RATE_S: Final = 5.0  # time constant of a replica's measured rate; for so long it must have had work
 _MOST: Final = 2.0  # pressure above the target that still makes a difference, in targets
 _ACCELERATION_S: Final = 5.0  # after so long without any pressure the level rises twice as fast, after twice, thrice
 _ONSET: Final = 0.3  # of the capacity for an account of the default weight, when pressure begins
@@ -122,7 +122,7 @@ class Controller:
 
     @property
     def capacity(self) -> float:
-        """Tokens per second that the replicas together were seen to do with work waiting; 0 when not known yet.
+        """Tokens per second that the replicas together were seen to do; 0 when not known yet.
 
         A replica that was never busy is taken for one like the others.
         """
@@ -170,11 +170,13 @@ class _Replica:
     """What one replica last said, and how fast it was seen to work."""
 
     __slots__ = (
-        "_busy",
+        "_at_work",
         "_rate",
+        "_seen",
         "_tokens_done",
+        "_was_busy",
+        "_worked_s",
         "age_s",
-        "capacity",
         "heard_at",
         "kv_used",
         "queued_prefill",
@@ -182,17 +184,31 @@ class _Replica:
     )
 
     def __init__(self, report: PressureReport, now: float) -> None:
-        self.capacity = 0.0
         self._rate = 0.0
-        self._busy = False
+        self._seen = 0.0  # the highest rate, lower where work waited
+        self._was_busy = False
+        self._at_work = 0.0  # the rate while there was work, over the last such seconds
+        self._worked_s = 0.0
         self._take(report, now)
+
+    @property
+    def capacity(self) -> float:
+        """Tokens per second that it can do; 0 while it was never seen at work for long enough.
+
+        What one stream alone is served at tells nothing of what a replica can do: by it, a single long prompt would
+        seem to keep everybody waiting for minutes.
+        """
+        return max(self._seen, self._at_work) if self._worked_s >= _RATE_S else 0.0
 
     def update(self, report: PressureReport, now: float) -> None:
         dt = now - self.heard_at
         if dt > 0:
             done = report.tokens_done - self._tokens_done
             if done >= 0:  # else it has started anew under its old name
-                self._measure(done / dt, dt, busy=self._busy and _has_work(report))
+                self._measure(done / dt, dt, waited=self.waiting > 0 and report.waiting > 0)
+                if self._was_busy and _has_work(report):
+                    self._worked_s += dt
+                    self._at_work += max(dt / self._worked_s, 1.0 - exp(-dt / _RATE_S)) * (done / dt - self._at_work)
         self._take(report, now)
 
     def pressure(self, tuning: Tuning) -> float:
@@ -203,15 +219,14 @@ class _Replica:
             pressure = max(pressure, 1.0)
         return pressure
 
-    def _measure(self, rate: float, dt: float, busy: bool) -> None:
+    def _measure(self, rate: float, dt: float, waited: bool) -> None:
         newest = 1.0 - exp(-dt / _RATE_S)
         self._rate += newest * (rate - self._rate)
-        if busy:
+        if self._rate > self._seen:
+            self._seen = self._rate
+        elif waited:
             # Only with work waiting is a low rate a sign of low capacity.
-            self.capacity += (newest if self.capacity else 1.0) * (rate - self.capacity)
-        if self.capacity:
-            # What one stream alone is served at tells nothing of what a replica can do; more than was known does.
-            self.capacity = max(self.capacity, self._rate)
+            self._seen += newest * (self._rate - self._seen)
 
     def _take(self, report: PressureReport, now: float) -> None:
         self.heard_at = now
@@ -220,7 +235,7 @@ class _Replica:
         self.kv_used = _sane(report.kv_used)
         self.queued_prefill = max(0, report.queued_prefill_tokens)
         self._tokens_done = report.tokens_done
-        self._busy = _has_work(report)
+        self._was_busy = _has_work(report)
 
 
 def _has_work(report: PressureReport) -> bool:

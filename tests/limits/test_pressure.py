@@ -79,6 +79,17 @@ def test_a_long_prompt_on_a_backend_that_was_never_busy_makes_nobody_wait_for_it
         left -= 2_500
 
 
+def test_prompts_now_and_then_tell_what_a_quiet_backend_can_do() -> None:
+    backend = Backend()
+    for _ in range(20):
+        backend.goes_on(30, age_s=0.0, per_s=120, running=1)
+        backend.goes_on(1, age_s=0.0, per_s=4_000, queued_prefill_tokens=2_000)
+    backend.take(32_000)
+    assert backend.check("another") is None
+    [load] = backend.shares.loads(backend.now)
+    assert load.capacity == pytest.approx(4_000, rel=0.05)
+
+
 def test_what_is_known_of_a_backend_rises_with_what_it_is_seen_to_do_and_falls_only_while_work_waits() -> None:
     backend = Backend()
     backend.goes_on(60, age_s=0.0, per_s=120)
