@@ -170,3 +170,40 @@ async def test_an_ask_that_may_wait_goes_alone_when_no_other_comes() -> None:
     assert await asyncio.gather(calls.submit(1, company_s=0.001), calls.submit(2, company_s=60)) == [10, 20]
     assert other.calls == [[1, 2]]
     assert await calls.submit(3, company_s=0.001) == 30
+
+
+async def test_calls_keep_their_pace_and_who_comes_alone_does_not_wait_for_it() -> None:
+    other = Other()
+    loop = asyncio.get_running_loop()
+    began: list[float] = []
+
+    async def send(asks: list[int]) -> list[int]:
+        began.append(loop.time())
+        return await other(asks)
+
+    calls: Coalescer[int, int] = Coalescer(send, timeout_s=5, pace_s=0.05)
+    asked_at = loop.time()
+    assert await calls.submit(1) == 10
+    first = [calls.submit(number) for number in (2, 3)]  # too early for a call of their own
+    assert [await answer for answer in first] == [20, 30]
+    second = calls.submit(4)
+    third = calls.submit(5, company_s=0.01)
+    assert [await second, await third] == [40, 50]
+    assert other.calls == [[1], [2, 3], [4, 5]]
+    assert began[0] - asked_at < 0.05
+    assert began[1] - began[0] >= 0.049
+    assert began[2] - began[1] >= 0.049
+
+
+async def test_an_ask_that_comes_during_a_call_waits_for_the_pace_too() -> None:
+    gate = asyncio.Event()
+    other = Other(gate.wait)
+    calls: Coalescer[int, int] = Coalescer(other, timeout_s=5, pace_s=0.05)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    first = calls.submit(1)
+    await other.called.wait()
+    second = calls.submit(2)
+    gate.set()
+    assert [await first, await second] == [10, 20]
+    assert loop.time() - began >= 0.049
