@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Sequence
-from math import inf
 from typing import Generic, TypeVar
 
 from serve_app.gateway.tasks import detached
@@ -25,24 +24,15 @@ class Unavailable(Exception):
 class Coalescer(Generic[Ask, Answer]):
     """Calls `send` with lists of asks, one list at a time. Answers come in the order of the asks.
 
-    A failing or silent call fails the asks of its own list with Unavailable and no others. Calls begin at least
-    `pace_s` seconds apart: where one is much dearer than an ask, many asks at once then share few of them, and one
-    that comes alone still goes at once.
+    A failing or silent call fails the asks of its own list with Unavailable and no others.
     """
 
     def __init__(
-        self,
-        send: Callable[[list[Ask]], Awaitable[Sequence[Answer]]],
-        *,
-        timeout_s: float,
-        most: int = 256,
-        pace_s: float = 0.0,
+        self, send: Callable[[list[Ask]], Awaitable[Sequence[Answer]]], *, timeout_s: float, most: int = 256
     ) -> None:
         self._send = send
         self.timeout_s = timeout_s
         self._most = most
-        self._pace_s = pace_s
-        self._sent_at = -inf  # of the loop's clock, when the last call began
         self._waiting: list[tuple[Ask, asyncio.Future[Answer]]] = []
         self._drain: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -57,14 +47,10 @@ class Coalescer(Generic[Ask, Answer]):
         self._waiting.append((ask, future))
         if self._drain is not None and not self._drain.done():
             return future
-        now = loop.time()
-        due = max(now + company_s, self._sent_at + self._pace_s)
-        if due <= now:
+        if company_s <= 0:
             self._begin()
-        elif self._timer is None or due < self._timer.when():
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = loop.call_at(due, self._begin, context=contextvars.Context())
+        elif self._timer is None:
+            self._timer = loop.call_later(company_s, self._begin, context=contextvars.Context())
         return future
 
     def _begin(self) -> None:
@@ -77,11 +63,7 @@ class Coalescer(Generic[Ask, Answer]):
             self._drain = detached(self._run())
 
     async def _run(self) -> None:
-        clock = asyncio.get_running_loop().time
         while self._waiting:
-            if (early_s := self._sent_at + self._pace_s - clock()) > 0:
-                await asyncio.sleep(early_s)
-            self._sent_at = clock()
             batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
             try:
                 async with asyncio.timeout(self.timeout_s):

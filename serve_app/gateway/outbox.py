@@ -25,7 +25,6 @@ from serve_app.ledger.spool import Spool
 logger = logging.getLogger("ray.serve")
 
 RETRY_S = 0.1
-PACE_S = 0.004  # a transaction costs as much as ten settlements in it
 REPLAY_S = 0.5
 ADOPT_S = 1.0  # how long the spool of a gateway that died may lie unseen: its holds' leases must not run out before
 FULL = 0.9  # of the spool's bound: what is left is for the requests that run already
@@ -53,7 +52,7 @@ class Outbox:
         self._clock = clock
         shards = accounting.shards if isinstance(accounting, AccountingShards) else (accounting,)
         self._calls: list[Coalescer[Settlement, SettleAnswer]] = [
-            Coalescer(shard.settle, timeout_s=settle_timeout_s, pace_s=PACE_S) for shard in shards
+            Coalescer(shard.settle, timeout_s=settle_timeout_s) for shard in shards
         ]
         self._to_replay = asyncio.Event()
         self._replaying: asyncio.Task[None] | None = None
