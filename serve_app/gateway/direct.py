@@ -17,6 +17,7 @@ import socket
 import struct
 import sys
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
@@ -32,7 +33,7 @@ _CREDENTIALS: Final = struct.Struct("3i")  # process, user, group
 Methods = Mapping[str, Callable[..., Awaitable[Any]]]
 
 
-class _Frames(asyncio.Protocol):
+class _Frames(asyncio.Protocol, ABC):
     """One connection: bytes to frames and back."""
 
     def __init__(self) -> None:
@@ -68,9 +69,9 @@ class _Frames(asyncio.Protocol):
             del self._buffer[:end]
             self.received(frame)
 
+    @abstractmethod
     def received(self, frame: Any) -> None:
         """A whole frame has come."""
-        raise NotImplementedError
 
     def send(self, frame: Any) -> None:
         """Sends a frame, or nothing when the other side is gone."""
