@@ -15,7 +15,7 @@ import torch
 from serve_app.engine import ContextLengthExceeded, EngineClosed, QueueFull
 from serve_app.engine.engine import Engine
 from serve_app.engine.request import Delta, Finished, FinishReason, Started
-from tests.engine.fakes import POISON, FakeRunner, Inbox, MemoryRunner, SteppedEngine, fake_engine, request
+from tests.engine.fakes import FakeRunner, Inbox, fake_engine, request
 
 
 @pytest.fixture
@@ -423,89 +423,10 @@ def test_nan_from_the_model_ends_that_request_with_an_error(engine: Engine, runn
     assert other.wait() == Finished(FinishReason.STOP, 9, 0, 11)
 
 
-def test_a_request_past_its_deadline_ends_within_a_step_whether_it_runs_or_waits() -> None:
-    runner = FakeRunner(b"x" * 60)
-    engine = SteppedEngine(runner, max_running=1, speculation_rows=0)
-    runs = engine.submit(request("runs", deadline=10.0))
-    waits = engine.submit(request("waits", deadline=5.0))
-    patient = engine.submit(request("patient", deadline=1e9, max_tokens=3))
-    while engine.core.streams:
-        engine.step()
-        engine.now += 1.0
-    assert waits.events == [Finished(FinishReason.DEADLINE, 3, 0, 0)]
-    assert waits.first[Finished] == 5  # steps of a second each
-    assert runs.last == Finished(FinishReason.DEADLINE, 3, 0, 10)
-    assert runs.text == "x" * 10
-    assert patient.last.reason is FinishReason.LENGTH
-    assert engine.core.scheduler.allocator.num_used == 0
-
-
-def test_a_request_whose_first_token_is_late_ends_and_one_that_has_begun_is_never_cut() -> None:
-    runner = FakeRunner(b"x" * 60)
-    engine = SteppedEngine(runner, max_running=1, speculation_rows=0)
-    runs = engine.submit(request("runs", first_token_by=5.0, max_tokens=30))
-    waits = engine.submit(request("waits", first_token_by=5.0))
-    patient = engine.submit(request("patient", first_token_by=1e9, max_tokens=3))
-    while engine.core.streams:
-        engine.step()
-        engine.now += 1.0
-    assert waits.events == [Finished(FinishReason.DEADLINE, 3, 0, 0)]
-    assert waits.first[Finished] == 5  # steps of a second each
-    assert runs.last == Finished(FinishReason.LENGTH, 3, 0, 30)
-    assert patient.last.reason is FinishReason.LENGTH
-    assert engine.core.scheduler.allocator.num_used == 0
-
-
-def test_a_prompt_that_is_not_computed_by_its_deadline_ends_without_a_token() -> None:
-    engine = SteppedEngine(FakeRunner(b"x"), prefill_chunk=16, prefill_chunk_busy=16)
-    late = engine.submit(request("late", [1] * 90, first_token_by=3.0))
-    while engine.core.streams:
-        engine.step()
-        engine.now += 1.0
-    assert late.last == Finished(FinishReason.DEADLINE, 90, 0, 0)
-    assert engine.core.scheduler.allocator.num_used == 0
-
-
-def test_a_deadline_is_in_the_engine_clocks_seconds(runner: FakeRunner) -> None:
-    now = 50.0
-    engine = fake_engine(runner, clock=lambda: now)
-    try:
-        late, fine = Inbox(), Inbox()
-        engine.submit(request("late", deadline=50.0), late)
-        engine.submit(request("fine", deadline=51.0), fine)
-        assert (late.wait().reason, fine.wait().reason) == (FinishReason.DEADLINE, FinishReason.STOP)
-    finally:
-        engine.close()
-
-
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_weight_that_makes_no_sense_is_refused(engine: Engine, weight: float) -> None:
     with pytest.raises(ValueError, match="weight"):
         engine.submit(request(weight=weight), Inbox())
-
-
-def test_blocks_of_a_request_with_nan_are_cleared_before_another_gets_them() -> None:
-    runner = MemoryRunner(6, 4, (24,))
-    engine = SteppedEngine(runner)
-    spoilt = engine.submit(request("spoilt", [1] * 11 + [POISON], max_tokens=8))
-    engine.run()
-    assert spoilt.last.reason is FinishReason.ERROR
-    assert any(value != value for value in runner.slots)
-    others = [engine.submit(request(str(n), [n] * 7, max_tokens=5, ignore_eos=True)) for n in range(2)]
-    engine.run()
-    assert [other.last.reason for other in others] == [FinishReason.LENGTH] * 2
-
-
-def test_blocks_of_a_prompt_that_was_cancelled_half_read_are_cleared_too() -> None:
-    """Nobody has seen logits yet that would tell."""
-    runner = MemoryRunner(6, 4, (24,))
-    engine = SteppedEngine(runner, prefill_chunk=6)
-    engine.submit(request("spoilt", [1, 2, 3, POISON] + [1] * 12))
-    engine.step()
-    engine.abort("spoilt")
-    other = engine.submit(request("other", [5] * 14, max_tokens=8, ignore_eos=True))
-    engine.run()
-    assert other.last.reason is FinishReason.LENGTH
 
 
 def test_nothing_is_cleared_where_nothing_went_wrong(engine: Engine, runner: FakeRunner) -> None:
