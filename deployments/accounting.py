@@ -1,6 +1,6 @@
 """Usage accounting on Ray Serve: shards of one replica each, which write one ledger.
 
-The ledger orders its writers by itself; one process for an account's settlements is what lets many go in one commit.
+The ledger orders its writers by itself. One process for an account's settlements lets many share one commit.
 """
 
 from __future__ import annotations
@@ -9,11 +9,15 @@ from typing import Any
 
 from ray import serve
 
+from deployments.metrics import RayMetrics
 from deployments.priority import yield_to_models
-from serve_app.gateway.accounting import AccountingService
-from serve_app.gateway.direct import Server
-from serve_app.ledger import Ledger, LedgerUnavailable
-from serve_app.ledger.messages import Settled, Settlement, SettlementRejected
+from serve_app.accounting.accounting_service import AccountingService
+from serve_app.accounting.ledger import Ledger
+from serve_app.accounting.replies import ReplyQuota
+from serve_app.contracts import metrics
+from serve_app.contracts.books import Settlement
+from serve_app.contracts.commands import Command
+from serve_app.contracts.transport import Server
 from serve_app.settings import GatewayArgs
 
 
@@ -28,25 +32,38 @@ from serve_app.settings import GatewayArgs
     ray_actor_options={"num_cpus": 0},
 )
 class Accounting:
-    """Ray's side of serve_app.gateway.accounting."""
+    """Ray's side of AccountingService."""
 
     def __init__(self, settings: GatewayArgs) -> None:
         yield_to_models()
-        self._service = AccountingService(Ledger(settings.ledger_url()))
+        counted = RayMetrics()
+        counted.export_zeros(metrics.UNCOLLECTED)
+        timeout_s = settings.database_timeout_s
+        ledger = Ledger(
+            settings.ledger_url(),
+            wait_s=timeout_s / 2,
+            timeout_s=timeout_s,
+            currency=settings.currency,
+            reply_quota=ReplyQuota(settings.stored_replies, settings.stored_reply_bytes),
+        )
+        self._service = AccountingService(ledger, metrics=counted)
         self._service.start()
-        self._server = Server({"settle": self.settle, "call": self.call})
+        self._server = Server(self._service.answer)
 
     async def address(self) -> str | None:
-        """Where processes of this machine reach this one without Serve; see serve_app.gateway.line."""
+        """Where processes of this machine reach this one without Serve."""
         return await self._server.address()
 
-    async def settle(self, settlements: list[Settlement]) -> list[Settled | SettlementRejected | LedgerUnavailable]:
-        """See AccountingService."""
-        return await self._service.settle(settlements)
+    def check_health(self) -> None:
+        """Fails when a thread is stuck, so that Serve replaces the process; not because the database is away."""
+        self._service.check_health()
 
-    async def call(self, operation: str, arguments: dict[str, Any]) -> Any:
-        """See AccountingService."""
-        return await self._service.call(operation, arguments)
+    async def answer(self, message: list[Settlement] | Command[Any]) -> Any:
+        return await self._service.answer(message)
+
+    async def answer_replica(self, message: list[Settlement] | Command[Any]) -> Any:
+        """The only method for model replicas."""
+        return await self._service.answer_replica(message)
 
     async def __del__(self) -> None:
         """Commits what is waiting."""

@@ -1,4 +1,4 @@
-"""The FastAPI ingress: binds Ray handles, settings and secrets to serve_app.gateway."""
+"""The FastAPI ingress: binds Ray handles, settings and secrets to serve_app.gateway and serve_app.admin."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from deployments.metrics import GatewayMetrics
-from deployments.ports import AccountingHandle, BackendHandles, LimiterHandle
+from deployments.handles import AccountingHandle, BackendHandles, LimiterHandle
+from deployments.metrics import RayMetrics
 from deployments.priority import yield_to_models
-from serve_app import secrets
-from serve_app.gateway import tasks
+from serve_app import secret_files
+from serve_app.admin.auditing import record_prices
+from serve_app.admin.endpoint import AdminServices
+from serve_app.admin.routes import admin_router
+from serve_app.contracts import calls, metrics
+from serve_app.contracts.metrics import STATUSES
+from serve_app.contracts.spool import ORPHANS, Spool
 from serve_app.gateway.app import build_app
-from serve_app.gateway.catalogue import Catalogue
+from serve_app.gateway.authentication import Authenticator
+from serve_app.gateway.backends import Catalogue
 from serve_app.gateway.exchange import Services
-from serve_app.gateway.identity import Authenticator
-from serve_app.gateway.leases import Leases
-from serve_app.gateway.operations import Operations
-from serve_app.gateway.outbox import Outbox
-from serve_app.gateway.shards import AccountingShards, LimiterShards
-from serve_app.ledger.spool import Spool
+from serve_app.gateway.limiter_client import LimiterClient
+from serve_app.gateway.settlements import AccountingShards, Settlements
+from serve_app.model.orphans import Orphans
 from serve_app.settings import GatewayArgs, GatewaySettings, parse
 
 FINISH_S = 15.0  # longer than a settlement takes to reach the ledger or the spool
@@ -45,57 +48,72 @@ class Gateway:
 
     def __init__(self, args: GatewayArgs, limiters: list[DeploymentHandle], accounting: list[DeploymentHandle]) -> None:
         yield_to_models()
-        backends, metrics = BackendHandles(), GatewayMetrics()
-        self._metrics = metrics
-        ledger = AccountingShards([AccountingHandle(shard) for shard in accounting])
-        keys = secrets.load(args.state_dir())
-        # Serve builds the app before it hands over user_config; no request comes before both.
+        self._metrics = RayMetrics()
+        self._metrics.export_zeros(metrics.REFUSALS)
+        self._metrics.export_zeros(metrics.SETTLEMENTS)
+        backends = BackendHandles()
+        ledger = self._ledger = AccountingShards([AccountingHandle(shard) for shard in accounting])
+        keys = secret_files.load_secrets(args.state_dir())
+        # Serve builds the app before it hands over user_config; no request arrives before both.
         settings = GatewaySettings.model_construct(models={})
         holder = f"gateway-{uuid.uuid4().hex}"
-        spool = Spool(args.state_dir() / "spool", holder, max_bytes=settings.spool_max_bytes)
-        self._leases = LimiterShards(
-            [Leases(LimiterHandle(shard), holder, admit_timeout_s=settings.admit_timeout_s) for shard in limiters],
-            ledger,
+        limiter = LimiterClient(
+            [LimiterHandle(shard) for shard in limiters], holder, ledger, admit_timeout_s=settings.admit_timeout_s
         )
-        catalogue = Catalogue(settings, random.Random())
+        spools = args.state_dir() / "spool"
+        # Also the spools of replicas of this machine that have died.
+        self._orphans = Orphans(ledger.settle, Spool(spools, holder, suffix=ORPHANS, flushed=False), ledger.unsettled)
+        spool = Spool(spools, holder, max_bytes=settings.spool_max_bytes)
         self._services = Services(
             settings=settings,
-            catalogue=catalogue,
-            leases=self._leases,
-            outbox=Outbox(ledger, spool, metrics, self._leases, settle_timeout_s=settings.settle_timeout_s),
+            catalogue=Catalogue(settings, random.Random()),
+            limiter=limiter,
+            settlements=Settlements(ledger, spool, self._metrics, limiter, settle_timeout_s=settings.settle_timeout_s),
             backends=backends,
-            metrics=metrics,
+            metrics=self._metrics,
             orphan_delay_s=args.orphan_delay_s,
         )
-        self._operations = Operations(
-            ledger, self._leases, backends, catalogue, key_secret=keys.key_secret, currency=args.currency
+        self._authenticator = Authenticator(limiter, key_secret=keys.key_secret, operator_key=keys.operator_key)
+        self._admin = AdminServices(
+            self._authenticator,
+            ledger,
+            limiter,
+            backends,
+            catalogue=lambda: self._services.catalogue,
+            key_secret=keys.key_secret,
+            currency=args.currency,
         )
-        self._authenticator = Authenticator(self._leases, key_secret=keys.key_secret, operator_key=keys.operator_key)
 
-    def reconfigure(self, config: dict[str, Any]) -> None:
+    async def reconfigure(self, config: dict[str, Any]) -> None:
         """Applies `user_config` to requests that begin from now on."""
         settings = parse(GatewaySettings, config, "Gateway.user_config")
         services = self._services
         services.settings = settings
-        services.catalogue = self._operations.catalogue = Catalogue(settings, random.Random())
-        self._leases.admit_timeout_s = settings.admit_timeout_s
-        services.outbox.settle_timeout_s = settings.settle_timeout_s
-        services.outbox.spool_max_bytes = settings.spool_max_bytes
+        services.catalogue = Catalogue(settings, random.Random())
+        self._metrics.export_zeros(
+            metrics.REQUESTS, [(model, status) for model in settings.models for status in STATUSES]
+        )
+        services.limiter.admit_timeout_s = settings.admit_timeout_s
+        services.settlements.settle_timeout_s = settings.settle_timeout_s
+        services.settlements.spool.max_bytes = settings.spool_max_bytes
         self._authenticator.trusted_proxies = settings.trusted_proxies
+        self._admin.queries.per_minute = settings.queries_per_minute
+        record_prices(self._ledger, {name: model.price.per_token() for name, model in settings.models.items()})
 
     def check_health(self) -> None:
-        """Fails a gateway that was never told which models it serves."""
+        """Fails for a gateway without models to serve."""
         if not self._services.catalogue.identifiers:
             raise RuntimeError("Gateway.user_config: missing; it names the models (see config.yaml)")
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called once by Serve, after the constructor."""
-        self._leases.start()
-        self._services.outbox.start()
+        self._services.limiter.start()
+        self._services.settlements.start()
+        self._orphans.start()
         return build_app(
             self._services,
             self._authenticator,
-            self._operations,
+            [admin_router(self._admin)],
             on_stop=self._finish,
             # Serve's own middleware keeps or makes the request id and sets it on every response.
             tag_responses=False,
@@ -103,8 +121,10 @@ class Gateway:
 
     async def _finish(self) -> None:
         """Settles what clients that went away have used, before this process ends."""
-        await self._services.outbox.stop()
-        await tasks.finished(FINISH_S)
-        # Last: whatever is left in the spool has its holds until this process ends and another takes both over.
-        await self._leases.stop()
-        self._metrics.flush()
+        await self._services.settlements.stop()
+        await self._orphans.drain()
+        if await calls.wait_for_background(FINISH_S):
+            await self._services.settlements.close()
+        # Last: what is left in the spool has its holds until this process ends and another takes both over.
+        await self._services.limiter.stop()
+        self._metrics.flush_metrics()

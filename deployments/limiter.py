@@ -6,23 +6,23 @@ Several shards are several deployments of one replica each, so that each can be 
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from deployments.ports import AccountingHandle
+from deployments.handles import AccountingHandle
+from deployments.metrics import RayMetrics
 from deployments.priority import yield_to_models
-from serve_app.gateway.direct import Server
-from serve_app.gateway.limiter import LimiterService
-from serve_app.limits import Admission
+from serve_app.contracts.calls import boottime
+from serve_app.contracts.limiting import RECOVERY_S
+from serve_app.contracts.limits import Contract
+from serve_app.contracts.transport import Server
+from serve_app.limiter.admission import Admission
+from serve_app.limiter.limiter_service import LimiterService
+from serve_app.limiter.tenure import Tenure
 from serve_app.settings import GatewayArgs, LimiterSettings, parse
-
-# A gateway may speak to this limiter's predecessor for line.TRUST_S yet, and then has two heartbeats to announce its
-# open holds.
-RECOVERY_S = 2.5
 
 
 @serve.deployment(
@@ -31,40 +31,57 @@ RECOVERY_S = 2.5
     max_ongoing_requests=1000,
     health_check_period_s=1,
     graceful_shutdown_wait_loop_s=0.2,
-    health_check_timeout_s=10,
+    # Three in a row: a limiter that stands still has a successor before its lease ends.
+    health_check_timeout_s=4,
     ray_actor_options={"num_cpus": 0},
 )
 class Limiter:
-    """Ray's side of serve_app.gateway.limiter."""
-
-    def __init__(self, settings: GatewayArgs, accounting: DeploymentHandle) -> None:
+    def __init__(self, settings: GatewayArgs, accounting: DeploymentHandle, shard: int) -> None:
         yield_to_models()
+        books = AccountingHandle(accounting)
         admission = Admission(
-            clock=time.monotonic,
+            clock=boottime,
             rng=random.Random(),
-            default_contract=LimiterSettings().default_contract(),
+            default_contract=Contract(),
             lease_s=settings.lease_s,
             recovery_s=RECOVERY_S,
         )
-        self._service = LimiterService(admission, AccountingHandle(accounting), shards=settings.limiter_shards)
+        self._service = LimiterService(
+            admission,
+            books,
+            shards=settings.limiter_shards,
+            staleness_s=settings.key_staleness_s,
+            metrics=RayMetrics(),
+            clock=boottime,
+        )
+        self._service.tenure = Tenure(
+            self._service,
+            books,
+            shard=shard,
+            shards=settings.limiter_shards,
+            lasts_s=settings.limiter_lease_s + settings.outage_grace_s,
+        )
         self._service.start()
-        self._server = Server({"ask": self.ask})
+        self._server = Server(self._service.ask)
 
     async def address(self) -> str | None:
-        """Where processes of this machine reach this one without Serve; see serve_app.gateway.line."""
+        """Where processes of this machine reach this one without Serve."""
         return await self._server.address()
 
     def reconfigure(self, config: dict[str, Any]) -> None:
         """Applies `user_config`: the contract of accounts that have none of their own, and what pressure aims at."""
         settings = parse(LimiterSettings, config, "Limiter.user_config")
-        self._service.admission.shares.tuning = settings.pressure.tuning()
-        self._service.admission.default_contract = settings.default_contract()
+        self._service.admission.reconfigure(settings.contract, settings.pressure)
 
     def check_health(self) -> None:
-        """Fails a limiter that no longer hears of revocations, so that Serve replaces it."""
+        """Fails a limiter whose tasks stand still, so that Serve replaces it. One that waits for its ledger is well."""
         if not self._service.is_alive:
-            raise RuntimeError("a background task of the limiter has ended")
+            raise RuntimeError("a background task of the limiter has ended or stands still")
 
-    async def ask(self, asks: Sequence[Any]) -> list[Any]:
-        """See LimiterService."""
+    async def answer(self, asks: Sequence[Any]) -> list[Any]:
         return await self._service.ask(asks)
+
+    async def __del__(self) -> None:
+        """Lets a successor begin at once."""
+        await self._service.stop()
+        self._server.close()

@@ -1,4 +1,4 @@
-"""The autoscaling model replica: Ray's side of serve_app.backend.Replica."""
+"""The model replica as a deployment: an engine, and handles to limiter and accounting."""
 
 from __future__ import annotations
 
@@ -7,29 +7,55 @@ import contextlib
 import gc
 import logging
 import sys
-from collections.abc import AsyncGenerator
+import uuid
+from collections.abc import AsyncGenerator, Sequence
 
+import ray
 from ray import serve
+from ray.serve.handle import DeploymentHandle
 
-from deployments.metrics import EngineMetrics
-from deployments.ports import AccountingHandle
-from deployments.pressure import PressureTeller
-from serve_app.backend.dialect import Dialect
-from serve_app.backend.messages import BackendEvent, GenerateCall
-from serve_app.backend.replica import Replica
-from serve_app.bundled import cache_dir, ensure_bundled_model
-from serve_app.ledger.errors import LedgerUnavailable
-from serve_app.ledger.messages import Settlement, SettlementRejected
+from deployments.handles import LimiterHandle, ReplicaAccountingHandle
+from deployments.metrics import RayMetrics
+from serve_app import secret_files
+from serve_app.contracts import metrics
+from serve_app.contracts.books import Settlement
+from serve_app.contracts.calls import shard_name
+from serve_app.contracts.generation import BackendEvent, GenerateCall
+from serve_app.contracts.ports import SettleAnswer
+from serve_app.contracts.spool import ORPHANS, Spool, measure
+from serve_app.model.bundled import bundled_cache_dir, ensure_bundled_model
+from serve_app.model.dialect import Dialect
+from serve_app.model.orphans import Orphans
+from serve_app.model.pressure_reports import PressureReporter
+from serve_app.model.replica import Replica
 from serve_app.settings import ModelArgs, home_dir
 
 logger = logging.getLogger("ray.serve")
 
 REPORT_S = 0.5
 
-# The engine's thread waits so long for a loop that is busy handing out events, each time it wants to run Python again;
-# Python's own 5 ms are a third of a step.
+# How long the engine's thread waits for a busy loop each time it wants to run Python again; Python's default of 5 ms is
+# a third of a step.
 SWITCH_S = 0.0005
-ORPHAN_TRIES = 60
+
+
+async def settle(settlements: list[Settlement]) -> Sequence[SettleAnswer]:
+    """Settles calls that were cut, in the gateway's application."""
+    return await ReplicaAccountingHandle(await _gateway_handle("Accounting")).settle(settlements)
+
+
+async def unsettled(request_ids: tuple[str, ...]) -> list[str]:
+    """Those of these requests whose usage the ledger does not have."""
+    return await ReplicaAccountingHandle(await _gateway_handle("Accounting")).find_unsettled(request_ids)
+
+
+async def _limiter(shard: int) -> LimiterHandle:
+    return LimiterHandle(await _gateway_handle(shard_name("Limiter", shard)))
+
+
+async def _gateway_handle(deployment: str) -> DeploymentHandle:
+    # Asks the controller, and blocks.
+    return await asyncio.to_thread(serve.get_deployment_handle, deployment, app_name="gateway")
 
 
 @serve.deployment(
@@ -45,61 +71,56 @@ class Model:
     """One engine with its weights."""
 
     def __init__(self, settings: ModelArgs) -> None:
-        from serve_app.engine import Engine  # brings torch: only here, not where the application is built
+        secret_files.forget_environment()  # on a machine that runs everything, Ray gives it to all processes
+        from serve_app.engine.engine import Engine
+        from serve_app.engine.loading.placement import check_gpus
 
+        check_gpus(settings, ray.get_runtime_context().get_assigned_resources().get("GPU", 0))
         sys.setswitchinterval(SWITCH_S)
         if settings.model == "bundled":
             path = ensure_bundled_model(home_dir(), logger.info)
-            cache = settings.cache_dir or str(cache_dir(home_dir()))
+            cache = settings.cache_dir or str(bundled_cache_dir(home_dir()))
             settings = settings.model_copy(update={"model": str(path), "cache_dir": cache})
         self._engine = Engine.from_settings(settings, progress=logger.info)
         dialect = Dialect(self._engine.chat, settings.tool_format, settings.reasoning)
-        self._replica = Replica(self._engine, self._settle_orphan, dialect=dialect)
-        # What is there now stays: the collector need not look through it again and again in the middle of a step.
+        self._spool = Spool(home_dir() / "spool", f"replica-{uuid.uuid4().hex}", suffix=ORPHANS, flushed=False)
+        self._orphans = Orphans(settle, self._spool, unsettled)
+        self._orphans.start()
+        self._replica = Replica(self._engine, settle, orphans=self._orphans, dialect=dialect)
+        # What exists now stays: the collector must not go through it again in the middle of a step.
         gc.collect()
         gc.freeze()
-        self._metrics = EngineMetrics()
-        self._pressure = PressureTeller()
+        self._metrics = RayMetrics()
+        context = serve.get_replica_context()
+        self._pressure = PressureReporter(context.app_name, context.replica_id.unique_id, _limiter)
         self._report = asyncio.get_running_loop().create_task(self._report_forever())
 
     async def generate(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
-        """Streams one reply; see serve_app.backend.Replica."""
-        # A cut stream ends here: without the `aclosing`, the engine would go on until a garbage collection.
+        # A cut stream ends here: without `aclosing`, the engine would go on until a garbage collection.
         async with contextlib.aclosing(self._replica.generate(call)) as events:
             async for event in events:
                 yield event
 
     async def fingerprint(self) -> str:
-        """Of the weights: see serve_app.engine.loading.fingerprint."""
         return self._engine.fingerprint
 
     def check_health(self) -> None:
-        """Fails when the engine's thread has died, so that Serve replaces the replica."""
+        """Fails when the engine has lost its thread or its device, so that Serve replaces the replica."""
         if not self._engine.is_alive:
-            raise RuntimeError("the engine's thread has ended")
-
-    async def _settle_orphan(self, settlement: Settlement) -> None:
-        """Tries for a minute: Accounting may be restarting too."""
-        for attempt in range(ORPHAN_TRIES):
-            try:
-                handle = await asyncio.to_thread(serve.get_deployment_handle, "Accounting", app_name="gateway")
-                accounting = AccountingHandle(handle)
-                [answer] = await accounting.settle([settlement])
-                if isinstance(answer, LedgerUnavailable):
-                    raise answer
-                if isinstance(answer, SettlementRejected):
-                    logger.error("the ledger refuses %r: %s", settlement, answer.message)
-                return
-            except Exception:
-                if attempt == ORPHAN_TRIES - 1:
-                    raise
-                await asyncio.sleep(1)
+            raise RuntimeError(self._engine.failure or "the engine's thread has ended")
 
     async def _report_forever(self) -> None:
         while True:
             stats = self._engine.stats()
-            self._metrics.report(stats)
-            await self._pressure.tell(stats)
+            self._metrics.set(metrics.RUNNING, stats.running)
+            self._metrics.set(metrics.WAITING, stats.waiting)
+            self._metrics.set(metrics.KV_BLOCKS_USED, stats.kv_blocks_used)
+            self._metrics.set(metrics.KV_BLOCKS_TOTAL, stats.kv_blocks_total)
+            waiting, size, age_s = await asyncio.to_thread(measure, self._spool)
+            self._metrics.set(metrics.SPOOL_SETTLEMENTS, waiting, "replica")
+            self._metrics.set(metrics.SPOOL_BYTES, size, "replica")
+            self._metrics.set(metrics.SPOOL_AGE, age_s, "replica")
+            await self._pressure.send_report(stats)
             await asyncio.sleep(REPORT_S)
 
     async def __del__(self) -> None:

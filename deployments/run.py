@@ -1,7 +1,6 @@
 """The Ray driver of a one-machine service: `python -m deployments.run CONFIG`, started by serve_app.launch.
 
-Validates the file strictly, starts a local Ray, and hands over to `serve run`; SIGINT and SIGTERM shut both down in
-order.
+It validates the file, starts a local Ray and runs `serve run`. SIGINT and SIGTERM shut both down in order.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ import ray
 from ray.serve.scripts import run as serve_run
 
 from deployments import strict_config
-from serve_app.settings import SettingsError
+from serve_app import secret_files
+from serve_app.settings import GatewayArgs, SettingsError, parse
 
 
 def main() -> int:
@@ -31,7 +31,9 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="only validate the config")
     options = parser.parse_args()
     try:
-        strict_config.load(options.config)
+        config = strict_config.load_config(options.config)
+        if not options.check:
+            check_state(config)
     except SettingsError as error:
         print(error, file=sys.stderr)
         return 2
@@ -47,7 +49,7 @@ def main() -> int:
         log_to_driver=False,
         logging_level=logging.WARNING,
     )
-    # ray.init has set a handler of its own for SIGTERM that leaves Serve, and so HAProxy, behind.
+    # ray.init sets its own handler for SIGTERM, which would leave Serve and HAProxy running.
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGINT, _interrupt)
     try:
@@ -59,6 +61,15 @@ def main() -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         ray.shutdown()
     return 0
+
+
+def check_state(config: dict[str, Any]) -> None:
+    """Raises SettingsError for secrets or a database address that the gateway's processes would refuse."""
+    for application in config["applications"]:
+        if application["import_path"] == strict_config.GATEWAY:
+            args = parse(GatewayArgs, application.get("args") or {}, "args")
+            args.ledger_url()
+            secret_files.load_secrets(args.state_dir())
 
 
 def _interrupt(number: int, frame: Any) -> None:

@@ -1,7 +1,7 @@
 """Every setting of the service, typed and validated: an unknown key or a bad value names its path and stops.
 
-Builder arguments (`args` in config.yaml) need a restart of their application; `user_config` of a deployment is applied
-to the running service.
+A change of an application's `args` restarts it. A change of a deployment's `user_config` applies to the running
+service.
 """
 
 from __future__ import annotations
@@ -11,31 +11,33 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from serve_app.contracts.limits import Contract
+from serve_app.contracts.money import Price, price_per_million
 from serve_app.engine.config import EngineSettings
-from serve_app.ledger.messages import Price
-from serve_app.ledger.money import price_per_million
-from serve_app.limits.messages import Contract
-from serve_app.limits.pressure import Tuning
-from serve_app.tools import FAMILIES
+from serve_app.limiter.pressure import Tuning
+from serve_app.model.tools.format_table import TOOL_FORMATS
 
 Settings = TypeVar("Settings", bound=BaseModel)
+UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")  # pydantic's types of error, of models and dataclasses
 
 
 class SettingsError(ValueError):
-    """A setting is wrong; the message names its path, one problem a line."""
+    """Wrong settings; the message has one line for each, beginning with its path."""
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+Seconds = Annotated[float, Field(gt=0)]
 PerMillion = Annotated[str, Field(description="price per million tokens, at most three decimals")]
 
 
 class PriceSettings(_Strict):
-    """Prices per million tokens in the service's currency, as decimal strings."""
+    """Prices in the service's currency, as decimal strings."""
 
     input: PerMillion
     cached_input: PerMillion
@@ -44,16 +46,16 @@ class PriceSettings(_Strict):
     @field_validator("input", "cached_input", "output", mode="before")
     @classmethod
     def _as_text(cls, value: Any) -> Any:
-        # YAML reads 0.27 as a float; its shortest decimal is what the operator wrote.
+        # YAML reads 0.27 as a float; its shortest decimal is the text that the operator wrote.
         return str(Decimal(repr(value))) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
     @field_validator("input", "cached_input", "output")
     @classmethod
-    def _exact(cls, value: str) -> str:
+    def _check_decimals(cls, value: str) -> str:
         price_per_million(value)
         return value
 
-    def price(self) -> Price:
+    def per_token(self) -> Price:
         """In nano-units per token."""
         return Price(
             input=price_per_million(self.input),
@@ -63,7 +65,7 @@ class PriceSettings(_Strict):
 
 
 class IdentifierSettings(_Strict):
-    """One model identifier that clients see, and what stands behind it."""
+    """One model identifier that clients see, and its backends."""
 
     backends: dict[str, Annotated[int, Field(ge=0)]]  # application name -> weight
     price: PriceSettings
@@ -81,66 +83,53 @@ class GatewaySettings(_Strict):
     """`user_config` of the Gateway deployment."""
 
     models: Annotated[dict[str, IdentifierSettings], Field(min_length=1)]
-    admit_timeout_s: Annotated[float, Field(gt=0)] = 10.0  # a limiter that is restarting is waited for so long
-    settle_timeout_s: Annotated[float, Field(gt=0)] = 10.0  # then the settlement goes to the spool
-    queue_timeout_s: Annotated[float, Field(gt=0)] = 120.0  # from admission to the first token's prefill
-    keep_alive_s: Annotated[float, Field(gt=0)] = 10.0
-    early_reply_s: Annotated[float, Field(gt=0)] = 3.0  # a reply that is not streamed is begun after so long
-    line_feed_s: Annotated[float, Field(gt=0)] = 1.0  # and from then on sends a line feed so often until it is complete
+    admit_timeout_s: Seconds = 10.0  # how long to wait for a limiter that restarts
+    settle_timeout_s: Seconds = 0.5  # a last chunk waits so long for the ledger, then its settlement goes to the spool
+    queue_timeout_s: Seconds = 120.0  # from admission to the first token's prefill
+    keep_alive_s: Seconds = 10.0
+    early_reply_s: Seconds = 3.0  # after so long a reply that is not streamed begins
+    line_feed_s: Seconds = 1.0  # from then on it sends a line feed so often, until it is complete
     max_body_bytes: Annotated[int, Field(ge=1024)] = 4 * 1024 * 1024
-    body_timeout_s: Annotated[float, Field(gt=0)] = 30.0  # a request's body is complete after so long, or refused
+    max_body_items: Annotated[int, Field(ge=1000)] = 100_000  # values in one body
+    body_timeout_s: Seconds = 30.0  # a request whose body is not complete by then is rejected
+    # Bytes of all bodies that are being read and parsed. One key may have an eighth, or one body of the longest.
+    bodies_max_bytes: Annotated[int, Field(ge=1024 * 1024)] = 128 * 1024 * 1024
     spool_max_bytes: Annotated[int, Field(ge=4096)] = 64 * 1024 * 1024
+    # Of one API key to /models and /user, in each gateway; an account has four times as many. Chat is not counted.
+    queries_per_minute: Annotated[int, Field(ge=1)] = 60
     # How many proxies in front append to x-forwarded-for. Ray Serve's HAProxy does not, a Kubernetes ingress is 1.
     trusted_proxies: Annotated[int, Field(ge=0, le=16)] = 0
-
-
-class ContractSettings(_Strict):
-    """Limits of an account that has none of its own."""
-
-    rpm: Annotated[int, Field(ge=1)] = 600
-    tpm: Annotated[int, Field(ge=1)] = 1_000_000
-    concurrency: Annotated[int, Field(ge=1)] = 64
-    weight: Annotated[int, Field(ge=1, le=1_000_000)] = 100  # share under pressure, beside the other accounts'
-
-
-class PressureSettings(_Strict):
-    """How limits follow what replicas have to do. See serve_app.limits.pressure."""
-
-    target_s: Annotated[float, Field(gt=0, le=60)] = 0.75  # queueing delay to keep
-    prefill_target_s: Annotated[float, Field(gt=0, le=600)] = 3.0  # work in queued prompts to keep, in seconds
-    kv_target: Annotated[float, Field(gt=0, le=1)] = 0.95  # KV use from which limits do not rise while requests wait
-    floor: Annotated[float, Field(gt=0, le=1)] = 0.001  # of its contract, which every account keeps
-    burst_s: Annotated[float, Field(gt=0, le=60)] = 6.0  # an account may be ahead of its share by so many seconds
-    deadline_s: Annotated[float, Field(gt=0)] = 120.0  # a wait of a third of it is answered with 503 at once
-    silent_s: Annotated[float, Field(ge=1)] = 3.0  # a replica that has not reported for so long is forgotten
-
-    def tuning(self) -> Tuning:
-        """As the limiter wants it."""
-        return Tuning(**self.model_dump())
 
 
 class LimiterSettings(_Strict):
     """`user_config` of the Limiter deployment and of each of its shards."""
 
-    contract: ContractSettings = ContractSettings()
-    pressure: PressureSettings = PressureSettings()
-
-    def default_contract(self) -> Contract:
-        """As the limiter wants it."""
-        return Contract(**self.contract.model_dump())
+    contract: Contract = Contract()  # of accounts without limits of their own
+    pressure: Tuning = Tuning()  # how limits follow the load of the replicas
 
 
 class GatewayArgs(_Strict):
     """`args` of the gateway application."""
 
     home: Path | None = None  # state folder; default: SERVE_APP_HOME, else .serve-app in the working directory
-    database_url: str | None = None  # default: SERVE_APP_DATABASE_URL, else SQLite in the state folder
+    # Default: SERVE_APP_DATABASE_URL, else (on one machine: `keeps_local_state`) SQLite in the state folder.
+    database_url: str | None = None
+    # An operation on PostgreSQL that takes longer is given up, and its connection closed. Below what a commit may take.
+    database_timeout_s: Annotated[float, Field(ge=2, le=20)] = 10.0
     currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = "USD"
-    lease_s: Annotated[float, Field(gt=1)] = 10.0  # holds of a gateway that is silent for so long are dropped
-    orphan_delay_s: Annotated[float, Field(gt=0)] = 2.0  # a replica settles for a dead gateway after so long
-    # Processes that share the accounts, each account belonging to one. Changed with the service stopped.
+    lease_s: Annotated[float, Field(gt=1)] = 10.0  # a gateway that is silent for so long loses its holds
+    # A successor waits for so long for a limiter of which nothing is heard; its gateways need half of that to post
+    # their holds. While the ledger is away the holder of the lease goes on for `outage_grace_s` longer.
+    limiter_lease_s: Annotated[float, Field(ge=10)] = 20.0
+    outage_grace_s: Annotated[float, Field(ge=0)] = 0.0
+    key_staleness_s: Annotated[float, Field(ge=1)] = 5.0  # keys get 503 when no change could be read for so long
+    orphan_delay_s: Seconds = 2.0  # a replica settles for a dead gateway after so long
+    # Processes among which the accounts are divided. Change limiter_shards only while the service is stopped.
     limiter_shards: Annotated[int, Field(ge=1, le=64)] = 1
     accounting_shards: Annotated[int, Field(ge=1, le=64)] = 1
+    # What one account keeps for retries under idempotency keys, at most a day; the oldest replies leave first.
+    stored_replies: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    stored_reply_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024
 
     @model_validator(mode="after")
     def _lease_outlives_orphans(self) -> GatewayArgs:
@@ -150,28 +139,41 @@ class GatewayArgs(_Strict):
         return self
 
     def state_dir(self) -> Path:
-        """The state folder, which exists afterwards."""
+        """The state folder; makes it."""
         path = self.home or home_dir()
         path.mkdir(parents=True, exist_ok=True)
         return path
 
     def ledger_url(self) -> str:
-        """The ledger's SQLAlchemy URL."""
-        configured = self.database_url or os.environ.get("SERVE_APP_DATABASE_URL")
-        return configured or f"sqlite:///{self.state_dir().absolute() / 'ledger.db'}"
+        """The ledger's SQLAlchemy URL. Raises SettingsError for none on a cluster, and for a template's placeholder."""
+        configured = self.database_url or os.environ.get("SERVE_APP_DATABASE_URL", "").strip()
+        if configured:
+            if is_placeholder(configured):
+                raise SettingsError(
+                    "SERVE_APP_DATABASE_URL: still the placeholder of a template; write the database's address: "
+                    "postgresql+psycopg://USER:PASSWORD@HOST:5432/DATABASE"
+                )
+            return configured
+        if not keeps_local_state():
+            # SQLite would be a ledger of this node's own, and lost with its disk.
+            raise SettingsError(
+                "SERVE_APP_DATABASE_URL: not set; write the address of the PostgreSQL database that holds the ledger, "
+                "or set SERVE_APP_LOCAL_STATE=1 if the whole service runs on this one machine"
+            )
+        return f"sqlite:///{self.state_dir().absolute() / 'ledger.db'}"
 
 
 class ModelArgs(EngineSettings):
     """`args` of a model application: the engine's settings. `model: bundled` is the model that ships with it."""
 
-    tool_format: str = "auto"  # how it writes tool calls, a name of serve_app.tools.FAMILIES; its template tells
-    reasoning: Literal["auto", "none"] = "auto"  # whether reasoning is told apart from the text; its template tells
+    tool_format: str = "auto"  # how it writes tool calls, a name in TOOL_FORMATS; auto: by its template
+    reasoning: Literal["auto", "none"] = "auto"  # whether reasoning is separated from the text; auto: by its template
 
     @field_validator("tool_format")
     @classmethod
-    def _known(cls, value: str) -> str:
-        if value != "auto" and value not in FAMILIES:
-            raise ValueError(f"must be auto or one of {', '.join(FAMILIES)}")
+    def _check_tool_format(cls, value: str) -> str:
+        if value != "auto" and value not in TOOL_FORMATS:
+            raise ValueError(f"must be auto or one of {', '.join(TOOL_FORMATS)}")
         return value
 
 
@@ -180,13 +182,47 @@ def home_dir() -> Path:
     return Path(os.environ.get("SERVE_APP_HOME") or ".serve-app").expanduser().absolute()
 
 
-def parse(kind: type[Settings], raw: Any, where: str) -> Settings:
-    """Validates `raw`; raises SettingsError that names each bad path below `where`."""
+def keeps_local_state() -> bool:
+    """Whether secrets and ledger may be files of this machine: SERVE_APP_LOCAL_STATE is 1, as the launcher sets it.
+
+    Nothing else shows it for certain: a cluster's first node is alone for a while, too.
+    """
+    return os.environ.get("SERVE_APP_LOCAL_STATE") == "1"
+
+
+def is_placeholder(value: str) -> bool:
+    """Whether a secret or an address is what a template has in its place, such as REPLACE_ME or change-me."""
+    letters = "".join(filter(str.isalnum, value)).casefold()
+    return any(word in letters for word in ("replaceme", "changeme"))
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The content of a config file, not validated. Raises SettingsError."""
     try:
-        return kind.model_validate(raw)
+        config = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise SettingsError(f"{path}: there is no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(config, dict):
+        raise SettingsError(f"{path}: must be a mapping with `applications`")
+    return config
+
+
+def parse(kind: type[Settings], raw: Any, where: str) -> Settings:
+    """Validates `raw`. Raises SettingsError that names each unknown key and bad value by its path below `where`."""
+    try:
+        return kind.model_validate(raw, extra="forbid")
     except ValidationError as error:
-        lines = [
-            f"{'.'.join([where, *map(str, problem['loc'])])}: {problem['msg']}"
-            for problem in error.errors(include_url=False, include_context=False)
-        ]
-        raise SettingsError("\n".join(lines)) from None
+        raise SettingsError("\n".join(problem_lines(error, where))) from None
+
+
+def problem_lines(error: ValidationError, *where: str) -> list[str]:
+    """One line for each problem."""
+    return [
+        f"{'.'.join([*where, *map(str, problem['loc'])])}: "
+        + ("unknown key" if problem["type"] in UNKNOWN_KEY else problem["msg"])
+        for problem in error.errors(include_url=False, include_context=False)
+    ]

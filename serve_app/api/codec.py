@@ -1,19 +1,29 @@
-"""JSON on the wire: strict parsing in, valid UTF-8 out."""
+"""JSON on the wire: bytes to an object, the object to typed fields, and values back to valid UTF-8."""
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, Final, NoReturn, TypeVar
 
-from pydantic_core import from_json
+from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError, from_json
 
 from serve_app.api import errors
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _encode_str = json.JSONEncoder(ensure_ascii=False).encode
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
-# What a body begins with that was encoded as something else.
+MOST_ITEMS: Final = 100_000  # of a body; 32768 tokens of any conversation have fewer
+_MOMENT_BYTES: Final = 64 * 1024
+_MOMENT_ITEMS: Final = 500
+_PIECE: Final = 64 * 1024
+_NO_STRUCTURE: Final = bytes(set(range(256)) - set(b",[{"))
+
+# How a body begins that is encoded as something else.
 _NOT_UTF8: Final = (
     (b"\xef\xbb\xbf", "It begins with a byte order mark: send UTF-8 without one."),
     (b"\xff\xfe", "It looks like UTF-16: send UTF-8."),
@@ -22,7 +32,7 @@ _NOT_UTF8: Final = (
     (b"--", "It looks like a form with parts: send JSON."),
 )
 
-# What the parser complains of, and what to do about it.
+# Words of the parser's message, and what to change.
 _HINTS: Final = (
     ("recursion limit", "Arrays and objects may be nested 200 deep."),
     ("out of range", "A number may have 4300 digits."),
@@ -38,19 +48,64 @@ _HINTS: Final = (
 _PLACE: Final = re.compile(r"line (\d+) column (\d+)$")
 _NO_NUMBERS: Final = (b"NaN", b"Infinity", b"-Infinity")
 
-# Inside a JSON string these are plain characters, but some clients cut a stream into lines with a splitter that
-# takes them for line ends (Python's str.splitlines among them).
+# Plain characters inside a JSON string, but some clients split a stream into lines at them (Python's str.splitlines).
 _LINE_ENDS: Final = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
+# Pydantic's kinds of error.
+_EXPECTED: Final = {
+    "string_type": "a string",
+    "int_type": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "an array",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "string_or_parts": "a string or an array of text parts",
+    "string_or_array": "a string or an array of strings",
+    "string_or_object": "a string or an object",
+}
 
-def parse_object(raw: bytes, max_bytes: int) -> dict[str, Any]:
-    """The JSON object in `raw`.
+# The chosen one of several types. Pydantic puts it into an error's path, which is not for clients.
+_BRANCHES: Final = ("<string>", "<array>", "<object>")
 
-    Refuses what RFC 8259 does not allow, NaN and Infinity, surrogates that stand alone and nesting deeper than 200
-    levels. Of a repeated member the last counts. Raises InvalidFormatError with the place and what was found there.
+
+def parses_in_a_moment(raw: bytes) -> bool:
+    """Whether a body is so small that parsing and checking it takes a millisecond or two, whatever it has."""
+    return len(raw) <= _MOMENT_BYTES and len(raw.translate(None, _NO_STRUCTURE)) <= _MOMENT_ITEMS
+
+
+def has_more_items(raw: bytes, most: int) -> bool:
+    """Whether JSON text has more than `most` items: brackets and commas outside of strings, by which its values grow.
+
+    Exact for valid JSON and for what precedes the first fault. Takes milliseconds, and in pieces of under one: parsing
+    a million items would stop all threads for a second.
+    """
+    if len(raw.translate(None, _NO_STRUCTURE)) <= most:  # strings and all
+        return False
+    items, is_inside, is_escaped = 0, False, False
+    for start in range(0, len(raw), _PIECE):
+        piece = raw[start + is_escaped : start + _PIECE].replace(rb"\\", b"")
+        is_escaped = piece.endswith(b"\\")  # the last character of the piece escapes the next piece's first
+        parts = piece.replace(rb"\"", b"").split(b'"')
+        outside = parts[1::2] if is_inside else parts[::2]
+        is_inside ^= len(parts) % 2 == 0
+        items += len(b"".join(outside).translate(None, _NO_STRUCTURE))
+        if items > most:
+            return True
+    return False
+
+
+def parse_object(raw: bytes, max_bytes: int, max_items: int = MOST_ITEMS) -> dict[str, Any]:
+    """The JSON object in `raw`. Of a repeated member the last counts.
+
+    Raises ApiError (400) for a body that is too large or has too many items, before it is parsed; then, with the place
+    and what was found there, for all that RFC 8259 does not allow, NaN and Infinity, surrogates that stand alone and
+    nesting deeper than 200 levels.
     """
     if len(raw) > max_bytes:
         raise errors.body_too_large(max_bytes)
+    if has_more_items(raw, max_items):
+        raise errors.invalid_format(f"The body has more than {max_items} values. Send shorter arrays and objects.")
     if not raw.strip():
         raise errors.invalid_format("The body is empty: expected a JSON object.")
     try:
@@ -59,12 +114,12 @@ def parse_object(raw: bytes, max_bytes: int) -> dict[str, Any]:
         hint = _hint(raw, str(error))
         raise errors.invalid_format(f"The body is not valid JSON: {error}. {hint}") from None
     if not isinstance(parsed, dict):
-        raise errors.invalid_format(f"The body must be a JSON object, but it is {describe(parsed)}.")
+        raise errors.invalid_format(f"The body must be a JSON object, but it is {describe_value(parsed)}.")
     return parsed
 
 
 def _hint(raw: bytes, complaint: str) -> str:
-    """What to change in a body that is no JSON."""
+    """What to change in a body that is not JSON."""
     for mark, hint in _NOT_UTF8:
         if raw.startswith(mark):
             return hint
@@ -83,7 +138,78 @@ def _hint(raw: bytes, complaint: str) -> str:
     return "Expected one JSON object."
 
 
-def describe(value: object) -> str:
+class Shape(BaseModel):
+    """A JSON object whose members have types. Types are strict: true is no number, and 1.0 is no integer."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, use_attribute_docstrings=True)
+
+
+class FirstFault(FailFast):
+    """Stops at a list's first bad item: a body of a million of them must not cost a million error reports."""
+
+    __hash__ = object.__hash__  # pydantic's own cannot be a member of a union
+
+
+def keywords(**more: Any) -> Any:
+    """Keywords of JSON Schema for the OpenAPI document, beside those of a field's type."""
+    return Field(json_schema_extra=more)
+
+
+def either(error: str) -> Discriminator:
+    """For a union of types that are tagged as in `_BRANCHES`; `error` is the kind of error for any other type."""
+    return Discriminator(_branch, custom_error_type=error, custom_error_message=error)
+
+
+def _branch(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "<string>"
+    if isinstance(value, list):
+        return "<array>"
+    return "<object>" if isinstance(value, dict) else None
+
+
+def missing(field: str) -> NoReturn:
+    """Raised by a validator: `field` of the object at hand is missing."""
+    raise PydanticCustomError("missing_field", "missing", {"field": field})
+
+
+def wrong_type(kind: str, field: str, value: Any) -> NoReturn:
+    """Raised by a validator: `field` of the object at hand is not of the type that `_EXPECTED` has for `kind`."""
+    raise PydanticCustomError(kind, "type", {"field": field, "input": value})
+
+
+def typed(kind: type[ModelT], parsed: Mapping[str, Any]) -> ModelT:
+    """The object with its types checked. Raises ApiError (400) for the first field that is missing or wrong."""
+    try:
+        return kind.model_validate(parsed)
+    except ValidationError as error:
+        raise _as_api_error(error.errors(include_url=False)[0]) from None
+
+
+def _as_api_error(error: ErrorDetails) -> errors.ApiError:
+    context = error.get("ctx", {})
+    path = [step for step in error["loc"] if step not in _BRANCHES]
+    field = _dotted([*path, context["field"]] if "field" in context else path)
+    found = context.get("input", error["input"])
+    kind = error["type"]
+    if kind in ("missing", "missing_field") or found is None:
+        return errors.invalid_format(f"{field} is missing (null counts as missing): it is required here.", field)
+    expected = _EXPECTED.get(kind, "another type")
+    return errors.invalid_format(f"{field} must be {expected}, but it is {describe_value(found)}.", field)
+
+
+def _dotted(path: list[Any]) -> str:
+    text = ""
+    for step in path:
+        if isinstance(step, int):
+            text += f"[{step}]"
+        else:
+            step = step if len(step) <= 60 and step.isprintable() else quote(step)
+            text += f".{step}" if text else step
+    return text
+
+
+def describe_value(value: object) -> str:
     """A JSON value in a few words for an error message: its type, and the value itself when it is short."""
     if value is None:
         return "null"
@@ -105,7 +231,7 @@ def quote(text: str) -> str:
     return _encode_str(text if len(text) <= 40 else text[:37] + "...")
 
 
-def encode(value: Any) -> bytes:
+def encode_json(value: Any) -> bytes:
     """JSON without spaces, as UTF-8. A lone surrogate becomes U+FFFD, a pair of them the character that it spells."""
     return _utf8(_encode(value))
 
@@ -116,7 +242,7 @@ def encode_text(text: str) -> bytes:
 
 
 def encode_line(value: Any) -> bytes:
-    """JSON as `encode` has it, without anything that a line splitter could take for a line end."""
+    """As `encode_json`, without anything that a line splitter could take for a line end."""
     return _utf8(_unbroken(_encode(value)))
 
 

@@ -1,36 +1,40 @@
-"""Bounds of the JSON schemas in a request: within them a grammar is compiled in a fraction of a second.
+"""Bounds of JSON schemas, checked before a schema reaches the grammar engine.
 
-What a schema says is for the grammar engine to understand or refuse. These bounds come before it, because a schema of
-a hundred characters can keep it busy for a minute, and a thread that compiles can't be stopped.
+What a schema says is for the grammar engine to understand or reject. The bounds come before it, because a schema of a
+hundred characters can keep it busy for a minute, and a thread that compiles can't be stopped. Within the bounds a
+grammar is compiled in a fraction of a second.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any, Final
 
 from serve_app.api import errors
-from serve_app.api.codec import encode
+from serve_app.api.codec import encode_json, quote
 
 MOST_BYTES: Final = 64 * 1024  # of one schema as JSON without spaces
 MOST_BYTES_OF_TOOLS: Final = 128 * 1024  # of the parameters of all tools together
 MOST_LEVELS: Final = 64  # of arrays and objects in one another
 MOST_PROPERTIES: Final = 400  # of one object, since each that may be left out multiplies what may follow
 MOST_CHARACTERS: Final = 10_000  # of one text: a constant, a pattern, a name
+MOST_REPEATED: Final = 10_000  # characters of a pattern when each repetition is written out as often as it counts
+MOST_LEAST: Final = 10**9  # of minLength, minItems, minProperties
 # A grammar counts remainders: of the least common multiple where several numbers hold at once.
 MOST_REMAINDERS: Final = 10_000
 _GREATEST: Final = sys.float_info.max
+_LEAST: Final = ("minLength", "minItems", "minProperties")
+
+_COUNT: Final = re.compile(r"\{(\d{1,12})(?:,(\d{0,12}))?\}")
 
 
-def check(field: str, schema: dict[str, Any]) -> int:
-    """Checks the bounds of one schema and answers its size in bytes.
-
-    Raises InvalidParametersError (422) that names the field and the bound.
-    """
-    size = len(encode(schema))
+def check_schema(field: str, schema: dict[str, Any]) -> int:
+    """The size of a schema in bytes. Raises ApiError (422), which names the field and the bound."""
+    size = len(encode_json(schema))
     if size > MOST_BYTES:
         raise _beyond(field, f"is a JSON schema of {size} bytes, and at most {MOST_BYTES} are possible")
     remainders = 1
@@ -44,6 +48,7 @@ def check(field: str, schema: dict[str, Any]) -> int:
             if abs(value) > _GREATEST:
                 raise _beyond(field, "has a number that is too large for a JSON schema")
         elif isinstance(value, dict):
+            _check_repetitions(field, value)
             for keyword in ("properties", "required"):
                 if isinstance(value.get(keyword), dict | list) and len(value[keyword]) > MOST_PROPERTIES:
                     found = f"{len(value[keyword])} {keyword}"
@@ -55,12 +60,20 @@ def check(field: str, schema: dict[str, Any]) -> int:
     return size
 
 
-def check_tools(tools: list[tuple[str, dict[str, Any] | None]]) -> None:
-    """Checks the parameters of all tools, each with the name of its field. Raises InvalidParametersError (422)."""
-    total = sum(check(field, schema) for field, schema in tools if schema is not None)
-    if total > MOST_BYTES_OF_TOOLS:
-        found = f"parameters of {total} bytes, and at most {MOST_BYTES_OF_TOOLS} are possible for all tools together"
-        raise _beyond("tools", f"have {found}")
+def _check_repetitions(field: str, schema: dict[str, Any]) -> None:
+    patterns = [schema.get("pattern"), *(schema["patternProperties"] if _has_patterns(schema) else ())]
+    for pattern in patterns:
+        if isinstance(pattern, str) and repeated_size(pattern) > MOST_REPEATED:
+            what = f"more than {MOST_REPEATED} characters when its repetitions are written out"
+            raise _beyond(field, f"has a pattern of {what}, {quote(pattern)}: repeat less, or use maxLength")
+    for keyword in _LEAST:
+        least = schema.get(keyword)
+        if isinstance(least, int | float) and least > MOST_LEAST:
+            raise _beyond(field, f"has a {keyword} of {least:g}, and at most {MOST_LEAST} are possible")
+
+
+def _has_patterns(schema: dict[str, Any]) -> bool:
+    return isinstance(schema.get("patternProperties"), dict)
 
 
 def _walk(schema: Any) -> Iterator[tuple[int, Any]]:
@@ -86,5 +99,49 @@ def _remainders(divisor: Any) -> int:
     return max(1, abs(digits))
 
 
-def _beyond(field: str, what: str) -> errors.InvalidParametersError:
-    return errors.invalid_parameters(f"{field} {what}.", field)
+def repeated_size(pattern: str) -> int:
+    """About how many characters the regular expression has when `{2,5}` is written out as five times, nested ones too.
+
+    `MOST_REPEATED` + 1 for more than that. The grammar engine's work grows with it.
+    """
+    sizes, last, at = [0], 0, 0  # of the open groups, and of the piece before
+    while at < len(pattern):
+        text = pattern[at]
+        if text == "{" and (count := _COUNT.match(pattern, at)):
+            last *= max(1, *(int(number) for number in count.groups() if number))
+            at = count.end()
+        elif text == ")" and len(sizes) > 1:
+            last += sizes.pop()
+            at += 1
+        else:
+            sizes[-1] += last
+            last = 1
+            at = _end_of_class(pattern, at) if text == "[" else at + (2 if text == "\\" else 1)
+            if text == "(":
+                sizes.append(0)
+                last = 0
+                at += 2 * pattern.startswith("?:", at)
+        if last > MOST_REPEATED:
+            return MOST_REPEATED + 1
+    return min(MOST_REPEATED + 1, last + sum(sizes))
+
+
+def _end_of_class(pattern: str, at: int) -> int:
+    """Behind the class of characters that begins at `at`; classes may be in one another."""
+    depth = 0
+    while at < len(pattern):
+        text = pattern[at]
+        at += 2 if text == "\\" else 1
+        if text == "[":
+            depth += 1
+            at += pattern.startswith("^", at)
+            at += pattern.startswith("]", at)  # which stands for itself
+        elif text == "]":
+            depth -= 1
+            if not depth:
+                break
+    return at
+
+
+def _beyond(field: str, rule: str) -> errors.ApiError:
+    return errors.invalid_parameters(f"{field} {rule}.", field)

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from itertools import islice
 from typing import Annotated, Any
 
 import typer
 
-from serve_app.cli.amounts import IdempotencyKey, amount_of, fresh_key
 from serve_app.cli.command import Session, command
-from serve_app.cli.errors import usage_error
-from serve_app.cli.expiry import METAVAR, expiry_of
-from serve_app.cli.limits import LIMITS, LimitOption, WeightOption, limits_of
+from serve_app.cli.output import UsageError
+from serve_app.cli.values import EXPIRY, AccountLimits, parse_expiry, parse_limits, plain_amount
+from serve_app.contracts.limits import ACCOUNT_LIMITS
 
-app = typer.Typer(help="Open accounts, add funds, set limits.")
+app = typer.Typer(name="accounts", help="Open accounts, add funds, set limits.")
 
 AccountId = Annotated[str, typer.Argument(metavar="ACCOUNT_ID", help="Id as `accounts list` shows it.")]
 GrantOption = Annotated[bool, typer.Option("--grant", help="Granted, not paid for.")]
 ExpiryOption = Annotated[
-    str | None, typer.Option(metavar=METAVAR, help="When the grant expires; a day counts to its end, UTC.")
+    str | None, typer.Option(metavar=EXPIRY, help="When the grant expires; a day counts to its end, UTC.")
+]
+IdempotencyKey = Annotated[
+    str | None, typer.Option(metavar="KEY", help="Repeat an earlier attempt without doing it twice.")
 ]
 
 
@@ -32,30 +33,28 @@ ExpiryOption = Annotated[
         "serve-app accounts create Trial --credit 2 --grant --expires 30d --rpm 60",
     ),
 )
-def create(
+def create_account(
     session: Session,
     name: Annotated[str, typer.Argument(metavar="NAME", help="A name for people.")],
+    *,
     credit: Annotated[str | None, typer.Option(metavar="AMOUNT", help="Funds to start with.")] = None,
     grant: GrantOption = False,
     expires: ExpiryOption = None,
-    rpm: LimitOption = None,
-    tpm: LimitOption = None,
-    concurrency: LimitOption = None,
-    weight: WeightOption = None,
+    limits: AccountLimits,
     idempotency_key: IdempotencyKey = None,
 ) -> None:
     """Open an account."""
     body: dict[str, Any] = {"name": name}
     if credit is not None:
-        body |= {"credit": amount_of(credit)} | booking(grant, expires)
+        body |= {"credit": plain_amount(credit)} | credit_fields(grant, expires)
     elif grant or expires is not None:
-        raise usage_error("--grant and --expires say how --credit is booked: give --credit as well")
-    given = {"rpm": rpm, "tpm": tpm, "concurrency": concurrency, "weight": weight}
-    body |= {limit: value for limit, value in limits_of(given, word="default").items() if value is not None}
-    account = session.client.post(
-        "accounts", body=body, idempotency_key=idempotency_key or fresh_key(), repeat_with=repeat_with(body, expires)
+        raise UsageError("--grant and --expires say how --credit is booked: give --credit as well")
+    own = parse_limits(limits, word="default")
+    body |= {limit: value for limit, value in own.items() if value is not None}
+    account = session.client.book(
+        "accounts", body=body, idempotency_key=idempotency_key, repeat_with=expiry_to_repeat(body)
     )
-    show_account(session, account, note=f"Next: serve-app keys create {account['id']}")
+    print_account(session, account, note=f"Next: serve-app keys create {account['id']}")
 
 
 @command(app, "list")
@@ -64,7 +63,7 @@ def list_accounts(
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
 ) -> None:
     """List accounts."""
-    accounts = list(islice(session.client.accounts(), limit))
+    accounts = session.client.first_rows("accounts", limit=limit)
     session.out.table(
         {"data": accounts},
         ("id", "name", "status", "balance", "held", "currency", "requests", "charged"),
@@ -73,22 +72,23 @@ def list_accounts(
                 a["id"],
                 a["name"],
                 a["status"],
-                a.get("available", a["balance"]),
+                _available(a),
                 a["held"],
                 a["currency"],
-                a["usage"]["requests"],
-                a["usage"]["charged"],
+                use["requests"],
+                use["charged"],
             )
             for a in accounts
+            for use in [a["usage"]]
         ],
         empty="No accounts yet. Next: serve-app accounts create NAME --credit 5",
     )
 
 
 @command(app, "show")
-def show(session: Session, account_id: AccountId) -> None:
+def show_account(session: Session, account_id: AccountId) -> None:
     """Show balance, limits and usage of one account."""
-    show_account(session, session.client.get("accounts", account_id))
+    print_account(session, session.client.api_get("accounts", account_id))
 
 
 @command(
@@ -99,23 +99,20 @@ def show(session: Session, account_id: AccountId) -> None:
         "serve-app accounts limits ACCOUNT_ID --concurrency default",
     ),
 )
-def limits(
+def set_limits(
     session: Session,
     account_id: AccountId,
-    rpm: LimitOption = None,
-    tpm: LimitOption = None,
-    concurrency: LimitOption = None,
-    weight: WeightOption = None,
+    limits: AccountLimits,
     default: Annotated[
-        list[str] | None, typer.Option(metavar="|".join((*LIMITS, "weight")), help="Back to the service's default.")
+        list[str] | None, typer.Option(metavar="|".join(ACCOUNT_LIMITS), help="Back to the service's default.")
     ] = None,
 ) -> None:
     """Set an account's limits: requests and tokens per minute, requests at once, weight. Those not given stay."""
-    given = {"rpm": rpm, "tpm": tpm, "concurrency": concurrency, "weight": weight}
-    changes = limits_of(given, default, word="default")
+    changes = parse_limits(limits, default or (), word="default")
     if not changes:
-        raise usage_error("nothing to change: give --rpm, --tpm, --concurrency, --weight or --default")
-    show_account(session, session.client.patch("accounts", account_id, "limits", body=changes))
+        options = ", ".join(f"--{limit}" for limit in ACCOUNT_LIMITS)
+        raise UsageError(f"nothing to change: give {options} or --default")
+    print_account(session, session.client.api_patch("accounts", account_id, "limits", body=changes))
 
 
 @command(app, "suspend")
@@ -125,24 +122,23 @@ def suspend(
     resume: Annotated[bool, typer.Option("--resume", help="Let a suspended account in again.")] = False,
 ) -> None:
     """Refuse all of an account's requests, until it is resumed."""
-    show_account(session, session.client.post("accounts", account_id, "resume" if resume else "suspend"))
+    print_account(session, session.client.api_post("accounts", account_id, "resume" if resume else "suspend"))
 
 
-def booking(grant: bool, expires: str | None) -> dict[str, Any]:
-    """How a credit is booked, as the API takes it. Raises a usage error for a top-up that expires."""
+def credit_fields(grant: bool, expires: str | None) -> dict[str, str]:
+    """How a credit is booked, as the API takes it. Raises UsageError for a top-up that expires."""
     if expires is not None and not grant:
-        raise usage_error("--expires is for grants: what was paid for never expires; give --grant as well")
+        raise UsageError("--expires is for grants: what was paid for never expires; give --grant as well")
     body = {"kind": "grant" if grant else "top_up"}
-    return body | ({} if expires is None else {"expires_at": expiry_of("--expires", expires, datetime.now(UTC))})
+    return body | ({} if expires is None else {"expires_at": parse_expiry(expires, datetime.now(UTC))})
 
 
-def repeat_with(body: dict[str, Any], expires: str | None) -> str:
-    """The expiry as a time: a duration would mean another one when it is typed again."""
-    return f"--expires {body['expires_at']}" if expires is not None else ""
+def expiry_to_repeat(body: dict[str, Any]) -> str:
+    """The expiry as a time: a duration would end later when it is typed again."""
+    return f"--expires {body['expires_at']}" if "expires_at" in body else ""
 
 
-def show_account(session: Session, account: dict[str, Any], *, note: str = "") -> None:
-    """Print one account."""
+def print_account(session: Session, account: dict[str, Any], *, note: str = "") -> None:
     session.out.record(account, _fields(account), note=note)
 
 
@@ -151,19 +147,17 @@ def _fields(account: dict[str, Any]) -> Iterator[tuple[str, object]]:
     yield "id", account["id"]
     yield "name", account["name"]
     yield "status", account["status"]
-    yield "balance", f"{account.get('available', account['balance'])} {currency}"
+    yield "balance", f"{_available(account)} {currency}"
     yield "  topped up", f"{account['topped_up']} {currency}"
     yield "  granted", f"{account['granted']} {currency}"
     for grant in account.get("expiring", ()):
         yield "    expiring", f"{grant['left']} {currency} at {grant['expires_at']}"
-    if account.get("available", account["balance"]) != account["balance"]:
+    if _available(account) != account["balance"]:
         yield "  expired", f"a part of the grants; {account['balance']} {currency} are on the books still"
     yield "  held", f"{account['held']} {currency}"
-    for limit in LIMITS:
-        yield limit, _limit(account, limit)
-    if "weight" in account:
-        own = account["contract"].get("weight")
-        yield "weight", f"{account['weight']:,}" + ("" if own is not None else " (default)")
+    for limit in ACCOUNT_LIMITS:
+        if limit in account or limit in account["limits"]:
+            yield limit, _limit_text(account, limit)
     yield "requests", usage["requests"]
     yield "prompt tokens", f"{usage['prompt_tokens']:,} ({usage['cached_tokens']:,} cached)"
     yield "completion tokens", usage["completion_tokens"]
@@ -171,9 +165,15 @@ def _fields(account: dict[str, Any]) -> Iterator[tuple[str, object]]:
     yield "created", account["created_at"]
 
 
-def _limit(account: dict[str, Any], name: str) -> str:
-    """A limit, whether it is the account's own, and what pressure leaves of it now."""
-    limit = account["limits"][name]
-    now = account.get("effective", {}).get(name, limit)
-    text = f"{limit:,}" + ("" if account["contract"].get(name) is not None else " (default)")
-    return text if now >= limit else f"{text}, {now:,} under the present load"
+def _available(account: dict[str, Any]) -> str:
+    """The balance without what has expired."""
+    available: str = account.get("available", account["balance"])
+    return available
+
+
+def _limit_text(account: dict[str, Any], limit: str) -> str:
+    """A limit, whether it is the service's default, and what pressure leaves of it now."""
+    value = account["limits"].get(limit, account.get(limit))  # the API has the weight beside `limits`
+    effective = account.get("effective", {}).get(limit, value)
+    text = f"{value:,}" + ("" if account["contract"].get(limit) is not None else " (default)")
+    return text if effective >= value else f"{text}, {effective:,} under the present load"

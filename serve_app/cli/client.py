@@ -1,10 +1,11 @@
-"""The service's admin API over HTTP: the only thing that the commands talk to."""
+"""The service's admin API over HTTP."""
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Callable, Iterator
-from types import TracebackType
+from collections.abc import Iterator, Mapping
+from itertools import chain, islice
 from typing import Any
 from urllib.parse import quote
 
@@ -12,13 +13,14 @@ import httpx
 
 from serve_app import __version__
 from serve_app.cli.connection import Connection
-from serve_app.cli.errors import CommandError
+from serve_app.cli.output import CommandError
 
 TIMEOUT_S = 30.0
 RETRY_DELAYS_S = (0.1, 0.4)
 PAGE_SIZE = 200
 
 Json = dict[str, Any]
+Query = Mapping[str, str | int | None]
 
 
 class AdminClient:
@@ -28,11 +30,10 @@ class AdminClient:
     key) are repeated after a lost connection; others only when the service was never reached.
     """
 
-    def __init__(self, connection: Connection, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, connection: Connection) -> None:
         self.url = connection.url
         self._connection = connection
-        self._sleep = sleep
-        # A proxy from the environment has no business between this machine and itself.
+        # A proxy from the environment must not stand between this machine and itself.
         self._http = httpx.Client(
             timeout=TIMEOUT_S,
             trust_env=not connection.is_local,
@@ -42,60 +43,58 @@ class AdminClient:
     def __enter__(self) -> AdminClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._http.close()
 
-    def get(self, *path: str, **query: str | int | None) -> Json:
-        """Read. Query values of None are left out; a trailing underscore frees a Python keyword (`from_`)."""
-        given = {name.rstrip("_"): str(value) for name, value in query.items() if value is not None}
-        return self._call("GET", path, query=given, repeatable=True)
+    def api_get(self, *path: str, query: Query | None = None) -> Json:
+        """Read. Query values of None are left out."""
+        given = {name: str(value) for name, value in (query or {}).items() if value is not None}
+        return self._exchange("GET", path, query=given, repeatable=True)
 
-    def post(
-        self, *path: str, body: Json | None = None, idempotency_key: str | None = None, repeat_with: str = ""
-    ) -> Json:
-        """Create or book. Repeated after a lost connection only with an idempotency key.
+    def api_post(self, *path: str, body: Json | None = None) -> Json:
+        return self._exchange("POST", path, body=body or {})
 
-        `repeat_with` are options that a person who repeats it by hand has to give as they were meant this time.
+    def book(self, *path: str, body: Json, idempotency_key: str | None, repeat_with: str = "") -> Json:
+        """Move money: POST with an idempotency key, a new one if None is given.
+
+        `repeat_with` are options that an operator has to give in this form to repeat the command by hand.
         """
         try:
-            return self._call("POST", path, body=body or {}, idempotency_key=idempotency_key)
+            return self._exchange("POST", path, body=body, idempotency_key=idempotency_key or secrets.token_hex(16))
         except CommandError as error:
             if repeat_with and error.code == "connection_lost":
                 error.message += f"; give {repeat_with}"
             raise
 
-    def patch(self, *path: str, body: Json) -> Json:
+    def api_patch(self, *path: str, body: Json) -> Json:
         """Set the given fields, leaving the others."""
-        return self._call("PATCH", path, body=body, repeatable=True)
+        return self._exchange("PATCH", path, body=body, repeatable=True)
 
-    def delete(self, *path: str) -> Json:
-        """Revoke: doing it twice is the same as once."""
-        return self._call("DELETE", path, repeatable=True)
+    def api_delete(self, *path: str) -> Json:
+        return self._exchange("DELETE", path, repeatable=True)
 
-    def accounts(self) -> Iterator[Json]:
-        """Every account, page after page."""
-        for page in self.pages("accounts", limit=PAGE_SIZE):
-            yield from page
-
-    def pages(self, *path: str, limit: int, **query: str | int | None) -> Iterator[list[Json]]:
-        """Page after page of up to `limit` rows; no more than one is kept."""
+    def pages(self, *path: str, page_size: int, query: Query) -> Iterator[list[Json]]:
+        """Page after page of up to `page_size` rows; only one is kept in memory."""
         after: str | int | None = None
         while True:
-            page = self.get(*path, limit=limit, after=after, **query)
+            page = self.api_get(*path, query={**query, "limit": page_size, "after": after})
             yield page["data"]
             after = page.get("next")
             if after is None:
                 return
 
+    def first_rows(self, *path: str, limit: int | None, query: Query | None = None) -> list[Json]:
+        """The first `limit` rows, or all."""
+        page_size = PAGE_SIZE if limit is None else min(limit, PAGE_SIZE)
+        return list(islice(chain.from_iterable(self.pages(*path, page_size=page_size, query=query or {})), limit))
+
     def probe(self, path: str) -> tuple[int, float]:
         """Status and seconds of an open route such as `/ready`, without the operator key."""
         start = time.perf_counter()
-        response = self._send(httpx.Request("GET", self.url + path), repeatable=False)
+        response = self._send_with_retries(httpx.Request("GET", self.url + path), repeatable=False)
         return response.status_code, time.perf_counter() - start
 
-    def _call(
+    def _exchange(
         self,
         method: str,
         path: tuple[str, ...],
@@ -112,24 +111,34 @@ class AdminClient:
             headers["idempotency-key"] = idempotency_key
         url = self.url + "/admin/" + "/".join(quote(part, safe="") for part in path)
         request = self._http.build_request(method, url, params=query or None, json=body, headers=headers)
-        response = self._send(request, repeatable=repeatable or idempotency_key is not None)
+        response = self._send_with_retries(request, repeatable=repeatable or idempotency_key is not None)
         if not response.is_success:
-            raise _refusal(response, self.url)
-        return _document(response, self.url)
+            raise _reported_error(response, self.url)
+        try:
+            document = response.json()
+        except ValueError:
+            document = None
+        if not isinstance(document, dict):
+            raise CommandError(
+                f"{self.url} did not answer with JSON: is a serve-app service there?",
+                code="not_serve_app",
+                status=response.status_code,
+            )
+        return document
 
-    def _send(self, request: httpx.Request, *, repeatable: bool) -> httpx.Response:
+    def _send_with_retries(self, request: httpx.Request, *, repeatable: bool) -> httpx.Response:
         for delay in (*RETRY_DELAYS_S, None):
             try:
                 return self._http.send(request)
             except httpx.TransportError as error:
                 unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
                 if delay is None or not (repeatable or unsent):
-                    raise _unreachable(error, request, self.url) from None
-            self._sleep(delay)
+                    raise _transport_error(error, request, self.url) from None
+            time.sleep(delay)
         raise AssertionError("the last attempt returns or raises")
 
 
-def _unreachable(error: httpx.TransportError, request: httpx.Request, url: str) -> CommandError:
+def _transport_error(error: httpx.TransportError, request: httpx.Request, url: str) -> CommandError:
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         reason = str(error) or "it did not answer"
         if "CERTIFICATE" in reason.upper():
@@ -147,7 +156,7 @@ def _unreachable(error: httpx.TransportError, request: httpx.Request, url: str) 
     return CommandError(f"{url} {what}: {advice}", code="connection_lost")
 
 
-def _refusal(response: httpx.Response, url: str) -> CommandError:
+def _reported_error(response: httpx.Response, url: str) -> CommandError:
     """The service's own error, in one line."""
     status = response.status_code
     request_id = response.headers.get("x-request-id")
@@ -171,17 +180,3 @@ def _refusal(response: httpx.Response, url: str) -> CommandError:
     elif status >= 500:
         message = f"the service failed with {status}: {message} (request {request_id or 'without an id'})"
     return CommandError(message, code=code, status=status, request_id=request_id)
-
-
-def _document(response: httpx.Response, url: str) -> Json:
-    try:
-        document = response.json()
-    except ValueError:
-        document = None
-    if not isinstance(document, dict):
-        raise CommandError(
-            f"{url} did not answer with JSON: is a serve-app service there?",
-            code="not_serve_app",
-            status=response.status_code,
-        )
-    return document

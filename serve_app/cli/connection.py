@@ -1,23 +1,60 @@
-"""Which service a command talks to, with which operator key, and as whom. Pure: the environment is handed in."""
+"""Which service a command talks to, with which operator key, and as whom."""
 
 from __future__ import annotations
 
+import getpass
+import os
+import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Annotated
 from urllib.parse import urlsplit
 
-from serve_app.cli.errors import CommandError, usage_error
+import typer
 
-MOST_OPERATOR = 100  # characters that the service takes
+from serve_app.cli.output import CommandError, UsageError
+
+MAX_OPERATOR = 100  # characters; the service accepts no more
+
+
+@dataclass(frozen=True)
+class SharedOptions:
+    """The options of every command, as they were typed."""
+
+    url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Address of the service. [SERVE_APP_URL, else http://127.0.0.1:$PORT]"),
+    ] = None
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--operator-key-file",
+            metavar="FILE",
+            help="File with the operator key. [SERVE_APP_OPERATOR_KEY, else SERVE_APP_HOME/secrets/operator-key]",
+        ),
+    ] = None
+    operator: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Who you are, for the audit log. [SERVE_APP_OPERATOR, else user@host]"),
+    ] = None
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="Send keys over plain HTTP to another machine. [SERVE_APP_INSECURE=1]"),
+    ] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
+
+    def over(self, earlier: SharedOptions) -> SharedOptions:
+        """These options where they were typed, else those typed before the command's name."""
+        return SharedOptions(*(getattr(self, option.name) or getattr(earlier, option.name) for option in fields(self)))
 
 
 @dataclass(frozen=True)
 class Connection:
-    """Where the service answers (`url`), where its local state lies (`home`), and how the operator key is found.
+    """The service's address (`url`), its local state folder (`home`), and where the operator key is.
 
-    `operator` is how the audit log names who typed the command: what they say of themselves, beside the key's print.
+    `operator` is the name for the audit log: what operators say of themselves. The log has the key's fingerprint too.
     """
 
     url: str
@@ -25,103 +62,115 @@ class Connection:
     key_file: Path
     key_in_environment: str | None
     operator: str = ""
+    insecure: bool = False
 
     @property
     def is_local(self) -> bool:
         """Whether the address is this machine's own."""
-        host = urlsplit(self.url).hostname or ""
-        if host == "localhost":
-            return True
-        try:
-            return ip_address(host).is_loopback
-        except ValueError:
-            return False
+        return _is_local(self.url)
 
     @property
     def key_is_from_home(self) -> bool:
         """Whether the operator key is the one that the service wrote into its own state folder."""
-        return self.key_in_environment is None and self.key_file == home_key_file(self.home)
+        return self.key_in_environment is None and self.key_file == _key_file(self.home)
 
     def operator_key(self) -> str:
-        """Read the operator key. Raises CommandError, naming the places that were looked in."""
+        """Read the operator key, to send it to `url`.
+
+        Raises CommandError that names where it was looked for, or that the way there is open to readers.
+        """
+        check_way(self.url, "the operator key", self.insecure)
         if self.key_in_environment is not None:
-            return _printable(self.key_in_environment, "SERVE_APP_OPERATOR_KEY")
+            return _checked_key(self.key_in_environment, "SERVE_APP_OPERATOR_KEY")
         try:
             key = self.key_file.read_text(encoding="utf-8").strip()
         except FileNotFoundError:
-            raise CommandError(
+            problem = (
                 f"no operator key: {self.key_file} does not exist; start the service once (`make serve`), "
-                "set SERVE_APP_OPERATOR_KEY, or pass --operator-key-file",
-                code="no_operator_key",
-            ) from None
+                "set SERVE_APP_OPERATOR_KEY, or pass --operator-key-file"
+            )
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not text"
-            raise CommandError(
-                f"can't read the operator key from {self.key_file}: {reason}", code="no_operator_key"
-            ) from None
-        if not key:
-            raise CommandError(f"no operator key: {self.key_file} is empty", code="no_operator_key")
-        return _printable(key, str(self.key_file))
+            problem = f"can't read the operator key from {self.key_file}: {reason}"
+        else:
+            if key:
+                return _checked_key(key, str(self.key_file))
+            problem = f"no operator key: {self.key_file} is empty"
+        raise CommandError(problem, code="no_operator_key")
 
 
-def resolve(
-    url: str | None,
-    key_file: Path | None,
-    environment: Mapping[str, str],
-    folder: Path,
-    *,
-    operator: str | None = None,
-    somebody: str = "",
-) -> Connection:
+def resolve(options: SharedOptions, environment: Mapping[str, str], folder: Path) -> Connection:
     """Apply the defaults: options first, then the environment, then the state folder near `folder`.
 
-    `somebody` is the operator's name when none is given. An empty variable counts as unset. `--operator-key-file` wins
-    over SERVE_APP_OPERATOR_KEY: what is typed is meant.
+    An empty variable counts as unset. `--operator-key-file` wins over SERVE_APP_OPERATOR_KEY.
     """
-    home = _home(environment, folder)
-    address = url or environment.get("SERVE_APP_URL") or f"http://127.0.0.1:{environment.get('PORT') or '8000'}"
-    parts = urlsplit(address)
+    near = folder / ".serve-app"
+    if environment.get("SERVE_APP_HOME"):
+        home = Path(environment["SERVE_APP_HOME"]).expanduser()
+    else:
+        home = near if near.is_dir() else Path.home() / ".serve-app"
+    url = options.url or environment.get("SERVE_APP_URL") or f"http://127.0.0.1:{environment.get('PORT') or '8000'}"
+    parts = urlsplit(url)
     try:
-        complete = parts.scheme in ("http", "https") and parts.hostname is not None and parts.port != 0
-    except ValueError:  # a port that isn't one
-        complete = False
-    if not complete:
-        raise usage_error(f"{address!r} is not an address: it must look like http://127.0.0.1:8000 or https://host")
+        is_complete = parts.scheme in ("http", "https") and parts.hostname is not None and parts.port != 0
+    except ValueError:  # the port is not a number
+        is_complete = False
+    if not is_complete:
+        raise UsageError(f"{url!r} is not an address: it must look like http://127.0.0.1:8000 or https://host")
+    operator = (options.operator or environment.get("SERVE_APP_OPERATOR") or "").strip()
     return Connection(
-        url=address.rstrip("/"),
+        url=url.rstrip("/"),
         home=home,
-        key_file=key_file or home_key_file(home),
-        key_in_environment=None if key_file else environment.get("SERVE_APP_OPERATOR_KEY") or None,
-        operator=_operator(operator or environment.get("SERVE_APP_OPERATOR"), somebody),
+        key_file=options.key_file or _key_file(home),
+        key_in_environment=None if options.key_file else environment.get("SERVE_APP_OPERATOR_KEY") or None,
+        operator=_checked_operator(operator) if operator else _user_at_host(),
+        insecure=options.insecure or environment.get("SERVE_APP_INSECURE") == "1",
     )
 
 
-def home_key_file(home: Path) -> Path:
-    """Where the service keeps the operator key that it made for itself."""
+def check_way(url: str, secret: str, insecure: bool) -> None:
+    """Raises CommandError when `secret` would cross a network that can read it."""
+    if urlsplit(url).scheme == "http" and not insecure and not _is_local(url):
+        raise CommandError(
+            f"{url} is plain HTTP to another machine, which would show {secret} to the network: use https://, "
+            "forward a port to this machine, or pass --insecure (SERVE_APP_INSECURE=1) if the network is yours",
+            code="insecure",
+        )
+
+
+def _is_local(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _key_file(home: Path) -> Path:
+    """Where the service keeps the operator key that it made."""
     return home / "secrets" / "operator-key"
 
 
-def _home(environment: Mapping[str, str], folder: Path) -> Path:
-    named = environment.get("SERVE_APP_HOME")
-    if named:
-        return Path(named).expanduser()
-    near = folder / ".serve-app"
-    return near if near.is_dir() else Path.home() / ".serve-app"
-
-
-def _operator(given: str | None, somebody: str) -> str:
-    """A name that goes into a header: one that is given must fit, one that was found is made to."""
-    if given is None or not given.strip():
-        fitting = somebody.encode("ascii", "backslashreplace").decode()
-        return "".join(char if char.isprintable() else "?" for char in fitting).strip()[:MOST_OPERATOR]
-    name = given.strip()
-    if not (name.isascii() and name.isprintable()) or len(name) > MOST_OPERATOR:
-        raise usage_error(f"--operator {name!r}: must be 1 to {MOST_OPERATOR} printable ASCII characters")
+def _checked_operator(name: str) -> str:
+    if not (name.isascii() and name.isprintable()) or len(name) > MAX_OPERATOR:
+        raise UsageError(f"--operator {name!r}: must be 1 to {MAX_OPERATOR} printable ASCII characters")
     return name
 
 
-def _printable(key: str, source: str) -> str:
-    """A key goes into a header: refuse what can't, without showing it."""
+def _user_at_host() -> str:
+    """The default name of the operator, made fit for a header."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a container may run as a user without a name
+        user = f"uid-{os.getuid()}"
+    name = f"{user}@{socket.gethostname()}".encode("ascii", "backslashreplace").decode()
+    return "".join(char if char.isprintable() else "?" for char in name).strip()[:MAX_OPERATOR]
+
+
+def _checked_key(key: str, source: str) -> str:
+    """The key, if it fits into a header. The error does not show it."""
     key = key.strip()
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise CommandError(f"the operator key from {source} holds characters that no key has", code="no_operator_key")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import unquote, urlsplit
@@ -11,18 +13,19 @@ import typer
 
 import serve_app
 from serve_app.cli.command import Session, command
-from serve_app.cli.errors import CommandError, usage_error
+from serve_app.cli.connection import check_way
+from serve_app.cli.output import CommandError, UsageError
 
 if TYPE_CHECKING:
     from grafana_client import GrafanaApi
 
-app = typer.Typer(help="Grafana dashboards.")
+app = typer.Typer(name="dashboards", help="Grafana dashboards.")
 
 TIMEOUT_S = 10.0
 
 
 @command(app, "push")
-def push(
+def push_dashboards(
     session: Session,
     grafana: Annotated[str, typer.Option(metavar="URL", help="Address of Grafana; may hold user:password@.")],
     token: Annotated[
@@ -38,12 +41,29 @@ def push(
     ] = None,
 ) -> None:
     """Create or overwrite every dashboard in dashboards/ and print its address."""
-    origin, prefix, login = _address(grafana)
-    boards = _load(source or _default_folder())
-    credential = _token(token, token_file) or login
+    origin, prefix, login = _address_parts(grafana)
+    boards = _read_dashboards(source or _default_folder())
+    credential = _read_token(token, token_file) or login
     if credential is None:
-        raise usage_error("Grafana wants --token, --token-file, GRAFANA_TOKEN, or user:password in the address")
-    pushed = _guarded(origin + prefix, lambda: _push(origin, prefix, credential, boards, folder, datasource))
+        raise UsageError("Grafana wants --token, --token-file, GRAFANA_TOKEN, or user:password in the address")
+    check_way(origin + prefix, "Grafana's credential", session.connection.insecure)
+    from grafana_client import GrafanaApi
+
+    pushed = []
+    with _grafana_errors(origin + prefix):
+        # grafana-client puts the path in front of `api`, so it must end with a slash.
+        api = GrafanaApi.from_url(f"{origin}{prefix}/", credential=credential, timeout=TIMEOUT_S)
+        folder_uid = _folder_uid(api, folder)
+        selected = _datasource(api, datasource) if datasource is not None else None
+        for board in boards:
+            payload = {
+                "dashboard": _prepared(board, selected),
+                "folderUid": folder_uid,
+                "overwrite": True,
+                "message": f"serve-app {serve_app.__version__}",
+            }
+            response = api.dashboard.update_dashboard(payload)
+            pushed.append({"title": board["title"], "uid": response["uid"], "url": origin + response["url"]})
     session.out.table(
         {"data": pushed},
         ("dashboard", "address"),
@@ -52,35 +72,8 @@ def push(
     )
 
 
-def _push(
-    origin: str,
-    prefix: str,
-    credential: str | tuple[str, str],
-    boards: list[dict[str, Any]],
-    folder: str,
-    datasource: str | None,
-) -> list[dict[str, Any]]:
-    from grafana_client import GrafanaApi
-
-    # grafana-client pastes the path in front of `api`, so it must end with a slash.
-    api = GrafanaApi.from_url(f"{origin}{prefix}/", credential=credential, timeout=TIMEOUT_S)
-    folder_uid = _folder(api, folder)
-    source = _datasource(api, datasource) if datasource is not None else None
-    pushed = []
-    for board in boards:
-        payload = {
-            "dashboard": _prepared(board, source),
-            "folderUid": folder_uid,
-            "overwrite": True,
-            "message": f"serve-app {serve_app.__version__}",
-        }
-        answer = api.dashboard.update_dashboard(payload)
-        pushed.append({"title": board["title"], "uid": answer["uid"], "url": origin + answer["url"]})
-    return pushed
-
-
 def _prepared(board: dict[str, Any], source: dict[str, Any] | None) -> dict[str, Any]:
-    """The dashboard as Grafana wants it: no id (the uid decides), and the chosen data source selected."""
+    """The dashboard for Grafana: without an id (the uid decides), with the given data source selected."""
     variables = board["templating"]["list"]
     if source is not None:
         selected = {"text": source["name"], "value": source["uid"], "selected": True}
@@ -88,7 +81,7 @@ def _prepared(board: dict[str, Any], source: dict[str, Any] | None) -> dict[str,
     return {**board, "id": None, "templating": {**board["templating"], "list": variables}}
 
 
-def _folder(api: GrafanaApi, title: str) -> str:
+def _folder_uid(api: GrafanaApi, title: str) -> str:
     for folder in api.folder.get_all_folders():
         if folder["title"] == title:
             return str(folder["uid"])
@@ -104,12 +97,13 @@ def _datasource(api: GrafanaApi, name: str) -> dict[str, Any]:
     raise CommandError(f"Grafana has no Prometheus data source {name!r}; it has: {known}", code="no_datasource")
 
 
-def _guarded(url: str, work: Any) -> list[dict[str, Any]]:
-    """Run `work`, turning what grafana-client and its HTTP library raise into one line without the credential."""
+@contextlib.contextmanager
+def _grafana_errors(url: str) -> Iterator[None]:
+    """Turns what grafana-client and its HTTP library raise into one line without the credential."""
     from grafana_client.client import GrafanaException, GrafanaTimeoutError
 
     try:
-        return list(work())
+        yield
     except GrafanaTimeoutError:
         raise CommandError(f"Grafana at {url} did not answer within {TIMEOUT_S:.0f} s", code="unreachable") from None
     except GrafanaException as error:
@@ -125,11 +119,11 @@ def _guarded(url: str, work: Any) -> list[dict[str, Any]]:
         raise CommandError(
             f"{url} does not answer like Grafana: check the address and its path", code="grafana"
         ) from None
-    except OSError:  # what the HTTP library raises for a connection that can't be made is an OSError
+    except OSError:  # of which the HTTP library's errors of connection are subclasses
         raise CommandError(f"no Grafana at {url}: check the address", code="unreachable") from None
 
 
-def _address(url: str) -> tuple[str, str, tuple[str, str] | None]:
+def _address_parts(url: str) -> tuple[str, str, tuple[str, str] | None]:
     """Split an address into origin, path prefix, and the login that it may hold."""
     parts = urlsplit(url)
     try:
@@ -137,13 +131,13 @@ def _address(url: str) -> tuple[str, str, tuple[str, str] | None]:
     except ValueError:
         port = None
     if port is None or parts.scheme not in ("http", "https") or not parts.hostname:
-        raise usage_error("--grafana must look like http://127.0.0.1:3000 or https://grafana.example.com/path")
+        raise UsageError("--grafana must look like http://127.0.0.1:3000 or https://grafana.example.com/path")
     login = (unquote(parts.username), unquote(parts.password)) if parts.username and parts.password else None
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return f"{parts.scheme}://{host}{port}", parts.path.rstrip("/"), login
 
 
-def _token(token: str | None, token_file: Path | None) -> str | None:
+def _read_token(token: str | None, token_file: Path | None) -> str | None:
     """The token; a file that is named wins over the environment."""
     if token_file is None:
         return token or None
@@ -162,7 +156,7 @@ def _default_folder() -> Path:
     return beside if beside.is_dir() else Path("dashboards")
 
 
-def _load(folder: Path) -> list[dict[str, Any]]:
+def _read_dashboards(folder: Path) -> list[dict[str, Any]]:
     files = sorted(folder.glob("*.json"))
     if not files:
         raise CommandError(f"no dashboards in {folder}: name their folder with --from", code="no_dashboards")

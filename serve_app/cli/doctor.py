@@ -8,23 +8,29 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import typer
 
 from serve_app.cli.client import AdminClient, Json
 from serve_app.cli.command import Session, command
 from serve_app.cli.connection import Connection
-from serve_app.cli.errors import CommandError
+from serve_app.cli.output import CommandError
 
 MIN_PYTHON = (3, 11)
 MIN_MEMORY_GIB = 2.0
 MIN_DISK_GIB = 2.0
 GIB = 1024**3
+LOG = "look at the service's log"
+
+T = TypeVar("T")
+
+app = typer.Typer()
 
 
 @dataclass(frozen=True)
 class Check:
-    """One finding. `status` is `ok`, `fail`, or `skip` where an earlier failure leaves nothing to look at."""
+    """One line. `status` is `ok`, `fail`, or `skip` where an earlier failure leaves nothing to check."""
 
     name: str
     status: str
@@ -32,11 +38,7 @@ class Check:
     hint: str = ""
 
 
-def register(app: typer.Typer) -> None:
-    """Add `doctor` to the command line's root."""
-    command(app, "doctor")(doctor)
-
-
+@command(app, "doctor")
 def doctor(session: Session) -> None:
     """Check this machine and the service. Works while the service is down. Exit code 1 if a check fails."""
     checks = [*machine_checks(session.connection), *service_checks(session.client, session.connection)]
@@ -58,8 +60,7 @@ def machine_checks(connection: Connection) -> Iterator[Check]:
     version = ".".join(map(str, sys.version_info[:3]))
     yield _judge("python", sys.version_info[:2] >= MIN_PYTHON, version, "install Python 3.11 or newer")
     if not connection.is_local:
-        for name in ("memory", "disk", "state folder", "secrets"):
-            yield Check(name, "skip", "the service runs on another machine")
+        yield from _skipped("the service runs on another machine", "memory", "disk", "state folder", "secrets")
         return
     yield _memory()
     yield _disk(connection.home)
@@ -98,25 +99,34 @@ def state_checks(connection: Connection) -> Iterator[Check]:
 
 def service_checks(client: AdminClient, connection: Connection) -> Iterator[Check]:
     """The address, the open routes, the operator key, every identifier, the ledger."""
-    try:
-        status, seconds = client.probe("/health")
-    except CommandError as failure:
-        yield Check("address", "fail", failure.message, "start the service (`make serve`) or set --url")
-        for name in ("health", "ready", "operator key", "models", "ledger"):
-            yield Check(name, "skip", "the service can't be reached")
+    health = _attempt("address", lambda: client.probe("/health"), "start the service (`make serve`) or set --url")
+    if isinstance(health, Check):
+        yield health
+        yield from _skipped("the service can't be reached", "health", "ready", "operator key", "models", "ledger")
         return
+    status, seconds = health
     yield Check("address", "ok", connection.url)
-    yield _judge("health", status == 200, f"{status} in {seconds * 1000:.0f} ms", "look at the service's log")
-    yield _probe_ready(client)
-    models = _ask("operator key", lambda: client.get("models"), "pass the right key with --operator-key-file")
+    yield _judge("health", status == 200, f"{status} in {seconds * 1000:.0f} ms", LOG)
+    ready = _attempt("ready", lambda: client.probe("/ready"), LOG)
+    if not isinstance(ready, Check):
+        hint = f"no replica is ready yet: wait, then {LOG}"
+        ready = _judge("ready", ready[0] == 200, str(ready[0]), hint)
+    yield ready
+    models = _attempt("operator key", lambda: client.api_get("models"), "pass the right key with --operator-key-file")
     if isinstance(models, Check):
         yield models
-        for name in ("models", "ledger"):
-            yield Check(name, "skip", "the operator key is not accepted")
+        yield from _skipped("the operator key is not accepted", "models", "ledger")
         return
     yield Check("operator key", "ok", "accepted")
     yield from model_checks(models)
-    yield _ledger(client)
+    # Some seconds from the last checkpoint on: the books may be too long for more.
+    report = _attempt("ledger", lambda: client.api_get("ledger", "check"), LOG)
+    if not isinstance(report, Check):
+        so_far = " so far; run `serve-app ledger check` for the rest" if report.get("next") else ""
+        detail = f"{report['entries']:,} journal entries, {len(report['problems'])} problems{so_far}"
+        sound = not report["problems"] and (report["ok"] or bool(so_far))
+        report = _judge("ledger", sound, detail, "run `serve-app ledger check` for the problems")
+    yield report
 
 
 def model_checks(models: Json) -> Iterator[Check]:
@@ -128,22 +138,6 @@ def model_checks(models: Json) -> Iterator[Check]:
         served = any(b["weight"] > 0 and (b["replicas"] or 0) > 0 for b in model["backends"])
         hint = "look at the backend's log; a replica needs up to a minute to load"
         yield _judge(f"model {model['id']}", served, states or "no backend", hint)
-
-
-def _probe_ready(client: AdminClient) -> Check:
-    try:
-        status, _ = client.probe("/ready")
-    except CommandError as failure:
-        return Check("ready", "fail", failure.message, "look at the service's log")
-    return _judge("ready", status == 200, str(status), "no replica is ready yet: wait, then look at the service's log")
-
-
-def _ledger(client: AdminClient) -> Check:
-    report = _ask("ledger", lambda: client.get("ledger", "check"), "look at the service's log")
-    if isinstance(report, Check):
-        return report
-    detail = f"{report['entries']:,} journal entries, {len(report['problems'])} problems"
-    return _judge("ledger", report["ok"], detail, "run `serve-app ledger check` for the problems")
 
 
 def _memory() -> Check:
@@ -165,11 +159,16 @@ def _mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def _ask(name: str, call: Callable[[], Json], hint: str) -> Json | Check:
+def _attempt(name: str, call: Callable[[], T], hint: str) -> T | Check:
     try:
         return call()
     except CommandError as failure:
         return Check(name, "fail", failure.message, hint)
+
+
+def _skipped(reason: str, *names: str) -> Iterator[Check]:
+    for name in names:
+        yield Check(name, "skip", reason)
 
 
 def _judge(name: str, passed: bool, detail: str, hint: str) -> Check:

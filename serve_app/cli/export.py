@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
+import signal
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, TextIO
@@ -12,47 +17,30 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from serve_app.cli.command import Session, command
-from serve_app.cli.errors import usage_error
-from serve_app.cli.output_file import whole_file
-from serve_app.cli.progress import Progress
-from serve_app.cli.usage import (
-    COUNTS,
-    GROUPS,
-    AccountFilter,
-    FirstDay,
-    KeyFilter,
-    LastDay,
-    ModelFilter,
-    groups_of,
-    period_of,
+from serve_app.cli.output import CommandError, UsageError
+from serve_app.cli.usage import COUNTS, GROUPS, Filters, app, parse_filters, parse_groups
+from serve_app.contracts.exports import FORMATS, REQUEST_COLUMNS
+
+PAGE_SIZE = 1000  # requests; no more are in memory at once
+PATIENCE_S = 2.0  # an export that is done by then prints no progress
+TERMINAL_S = 0.5  # between two reports of progress
+LOG_S = 10.0
+
+Pages = Iterable[list[dict[str, Any]]]
+
+
+@command(
+    app,
+    "export",
+    examples=(
+        "serve-app usage export --from 2026-11-01 --to 2026-11-30 --output nov.csv",
+        "serve-app usage export --account ACCOUNT_ID --format json | jq '.[].charged'",
+        "serve-app usage export --group-by day,account --from 2026-11-01",
+    ),
 )
-from serve_app.exports import FORMATS, REQUEST_COLUMNS
-
-PAGE_SIZE = 1000  # requests, all that is kept at once
-
-Pages = Iterator[list[dict[str, Any]]]
-
-
-def register(app: typer.Typer) -> None:
-    """Add `export` to the group of `serve-app usage`."""
-    command(
-        app,
-        "export",
-        examples=(
-            "serve-app usage export --from 2026-11-01 --to 2026-11-30 --output nov.csv",
-            "serve-app usage export --account ACCOUNT_ID --format json | jq '.[].charged'",
-            "serve-app usage export --group-by day,account --from 2026-11-01",
-        ),
-    )(export)
-
-
-def export(
+def export_usage(
     session: Session,
-    account: AccountFilter = None,
-    key: KeyFilter = None,
-    model: ModelFilter = None,
-    first: FirstDay = None,
-    last: LastDay = None,
+    filters: Filters,
     group_by: Annotated[
         str | None, typer.Option(metavar=",".join(GROUPS), help="Sums, one row for each, instead of requests.")
     ] = None,
@@ -70,23 +58,21 @@ def export(
     only_json = session.out.as_json and output == "-"
     form = form or ("json" if only_json else "csv")
     if form not in FORMATS:
-        raise usage_error(f"--format {form}: must be {' or '.join(FORMATS)}")
+        raise UsageError(f"--format {form}: must be {' or '.join(FORMATS)}")
     if only_json and form != "json":
-        raise usage_error("--json and --format csv contradict each other on standard output: give --output FILE")
-    first, last = period_of(first, last)
-    query = {"account": account, "key": key, "model": model, "from_": first, "to": last}
+        raise UsageError("--json and --format csv contradict each other on standard output: give --output FILE")
+    query = parse_filters(filters)
     if group_by is None:
         columns: tuple[str, ...] = REQUEST_COLUMNS
-        pages: Pages = session.client.pages("usage", "requests", limit=PAGE_SIZE, **query)
+        pages: Pages = session.client.pages("usage", "requests", page_size=PAGE_SIZE, query=query)
     else:
-        groups = groups_of(group_by)
+        groups = parse_groups(group_by)
         columns = (*(GROUPS[name] for name in groups), *COUNTS, "charged")
-        pages = _sums(session, {**query, "group_by": ",".join(groups)})
-    place: AbstractContextManager[TextIO] = nullcontext(sys.stdout) if output == "-" else whole_file(Path(output))
-    with place as file:
-        # Under --json standard error is for one JSON object, should it fail.
-        progress = Progress(sys.stderr, "rows", quiet=session.out.as_json)
-        rows, charged = _write(file, form, columns, pages, progress)
+        pages = _sums(session, query | {"group_by": ",".join(groups)})
+    with contextlib.nullcontext(sys.stdout) if output == "-" else _complete_file(Path(output)) as file:
+        # With --json, standard error is for the JSON object of a failure.
+        progress = Progress(sys.stderr, quiet=session.out.as_json)
+        rows, charged = _write_all(file, form, columns, pages, progress)
     if output != "-":
         session.out.record(
             {"file": output, "format": form, "rows": rows, "charged": f"{charged:f}"},
@@ -95,20 +81,99 @@ def export(
 
 
 def _sums(session: Session, query: dict[str, str | None]) -> Pages:
-    yield session.client.get("usage", **query)["data"]
+    yield session.client.api_get("usage", query=query)["data"]
 
 
-def _write(file: TextIO, form: str, columns: tuple[str, ...], pages: Pages, progress: Progress) -> tuple[int, Decimal]:
-    """Write page by page; how many rows there were and what they were charged together."""
-    made = FORMATS[form](columns)
+def _write_all(
+    file: TextIO, form: str, columns: tuple[str, ...], pages: Pages, progress: Progress
+) -> tuple[int, Decimal]:
+    """Write page by page. Returns the number of rows and the sum of their charges."""
+    encoder = FORMATS[form](columns)
     charged = Decimal(0)
     try:
-        file.write(made.head())
+        file.write(encoder.head())
         for page in pages:
-            file.write(made.rows(page))
+            file.write(encoder.rows(page))
             charged += sum(Decimal(row["charged"]) for row in page)
-            progress.add(len(page))
-        file.write(made.tail())
+            progress.count_rows(len(page))
+        file.write(encoder.tail())
         return progress.count, charged
     finally:
-        progress.close()
+        progress.erase()
+
+
+class Progress:
+    """Counts, and prints the count from time to time: over the same line on a terminal, line by line elsewhere."""
+
+    def __init__(self, stream: TextIO, *, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._on_terminal = stream.isatty()
+        self._next = math.inf if quiet else clock() + PATIENCE_S
+        self._shown = False
+        self.count = 0
+
+    def count_rows(self, count: int) -> None:
+        self.count += count
+        now = self._clock()
+        if now < self._next:
+            return
+        self._next = now + (TERMINAL_S if self._on_terminal else LOG_S)
+        line = f"{self.count:,} rows …"
+        self._stream.write(f"\r{line}" if self._on_terminal else f"{line}\n")
+        self._stream.flush()
+        self._shown = True
+
+    def erase(self) -> None:
+        """Remove the count from the terminal's line."""
+        if self._shown and self._on_terminal:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+
+@contextlib.contextmanager
+def _complete_file(path: Path) -> Iterator[TextIO]:
+    """A new text file in UTF-8, readable by its owner alone, that appears under its name only when it is complete.
+
+    It is written beside its place, flushed to disk, then moved. Until then an older file of that name stays; after an
+    error or a signal nothing is left behind. Raises CommandError.
+    """
+    if path.is_dir():
+        raise CommandError(f"{path} is a folder: name a file in it", code="output")
+    with _interruptible():
+        try:
+            descriptor, draft = tempfile.mkstemp(prefix=f".{path.name[:100]}-", suffix=".part", dir=path.parent)
+        except OSError as error:
+            raise _write_error(path, error) from None
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, path)
+        except BaseException as error:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(draft)
+            if isinstance(error, OSError):
+                raise _write_error(path, error) from None
+            raise
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C and SIGTERM raise KeyboardInterrupt. Else they would end the process before the draft is removed."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    # A signal that is ignored (nohup, a job in the background) stays ignored.
+    kept = {number: signal.getsignal(number) for number in numbers}
+    changed = {number: handler for number, handler in kept.items() if handler not in (signal.SIG_IGN, None)}
+    for number in changed:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in changed.items():
+            signal.signal(number, handler)
+
+
+def _write_error(path: Path, error: OSError) -> CommandError:
+    return CommandError(f"can't write {path}: {error.strerror or error}", code="output")

@@ -9,32 +9,31 @@ from typing import Annotated, Any
 import typer
 
 from serve_app.cli.accounts import AccountId
-from serve_app.cli.amounts import amount_of
 from serve_app.cli.command import Session, command
-from serve_app.cli.errors import usage_error
-from serve_app.cli.expiry import METAVAR, expiry_of
-from serve_app.cli.limits import LIMITS, limits_of
+from serve_app.cli.output import UsageError
+from serve_app.cli.values import EXPIRY, KEY_LIMIT_OPTIONS, parse_expiry, parse_limits, plain_amount
+from serve_app.contracts.limits import KEY_LIMITS
 
-app = typer.Typer(help="Create, list, change and revoke API keys.")
+app = typer.Typer(name="keys", help="Create, list, change and revoke API keys.")
 
 PERIODS = ("day", "month")
 
 KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="Id as `keys list` shows it.")]
-NameOption = Annotated[str | None, typer.Option(metavar="NAME", help="Where the key is used.")]
-ModelOption = Annotated[
-    list[str] | None, typer.Option("--model", metavar="MODEL|any", help="May use this model; repeat it for more.")
-]
-KeyLimit = Annotated[
-    str | None, typer.Option(metavar="N|none", help="Of the key itself, beside the account's; `none`: only those.")
-]
-BudgetOption = Annotated[
-    str | None, typer.Option(metavar="AMOUNT|none", help="What may be charged to the key in a day or month, UTC.")
-]
-PeriodOption = Annotated[str | None, typer.Option("--per", metavar="day|month", help="When the budget renews.")]
-ExpiryOption = Annotated[
-    str | None,
-    typer.Option(metavar=f"{METAVAR}|never", help="Refused from then on; a day counts to its end, UTC."),
-]
+TERMS = {
+    "name": Annotated[str | None, typer.Option(metavar="NAME", help="Where the key is used.")],
+    "model": Annotated[
+        list[str] | None, typer.Option(metavar="MODEL|any", help="May use this model; repeat it for more.")
+    ],
+    **KEY_LIMIT_OPTIONS,
+    "budget": Annotated[
+        str | None, typer.Option(metavar="AMOUNT|none", help="What may be charged to the key in a day or month, UTC.")
+    ],
+    "per": Annotated[str | None, typer.Option(metavar="day|month", help="When the budget renews.")],
+    "expires": Annotated[
+        str | None, typer.Option(metavar=f"{EXPIRY}|never", help="Refused from then on; a day counts to its end, UTC.")
+    ],
+}
+Terms = Annotated[dict[str, Any], TERMS]
 
 
 @command(
@@ -46,29 +45,16 @@ ExpiryOption = Annotated[
         "serve-app keys create ACCOUNT_ID --name ci --budget 2.50 --per day",
     ),
 )
-def create(
-    session: Session,
-    account_id: AccountId,
-    name: NameOption = None,
-    model: ModelOption = None,
-    rpm: KeyLimit = None,
-    tpm: KeyLimit = None,
-    concurrency: KeyLimit = None,
-    budget: BudgetOption = None,
-    per: PeriodOption = None,
-    expires: ExpiryOption = None,
-) -> None:
+def create_key(session: Session, account_id: AccountId, terms: Terms) -> None:
     """Make an API key. It is shown this once: the service keeps a digest only."""
-    terms = _terms(model, rpm, tpm, concurrency, budget, per, expires)
-    if (terms.get("budget") is None) != (per is None):
-        raise usage_error("--budget and --per belong together: --budget 2.50 --per day")
-    body = {field: value for field, value in terms.items() if value is not None}
-    if name is not None:
-        body["name"] = name
-    key = session.client.post("accounts", account_id, "keys", body=body)
+    fields = _fields_of(terms)
+    if (fields.get("budget") is None) != ("per" not in terms):
+        raise UsageError("--budget and --per belong together: --budget 2.50 --per day")
+    body = {name: value for name, value in fields.items() if value is not None}
+    key = session.client.api_post("accounts", account_id, "keys", body=body)
     session.out.record(
         key,
-        [("key", key["key"]), *(field for field in _fields(key) if field[0] not in ("hint", "status", "created"))],
+        [("key", key["key"]), *(row for row in _key_rows(key) if row[0] not in ("hint", "status", "created"))],
         note="Keep the key now: it can't be shown again.",
     )
 
@@ -76,7 +62,7 @@ def create(
 @command(app, "list")
 def list_keys(session: Session, account_id: AccountId) -> None:
     """List an account's API keys."""
-    keys = session.client.get("accounts", account_id, "keys")["data"]
+    keys = session.client.api_get("accounts", account_id, "keys")["data"]
     session.out.table(
         {"data": keys},
         ("id", "name", "hint", "status", "models", "limits", "spent", "created", "expires", "revoked"),
@@ -94,79 +80,58 @@ def list_keys(session: Session, account_id: AccountId) -> None:
         "serve-app keys update KEY_ID --model any --budget none --expires never",
     ),
 )
-def update(
-    session: Session,
-    key_id: KeyId,
-    name: NameOption = None,
-    model: ModelOption = None,
-    rpm: KeyLimit = None,
-    tpm: KeyLimit = None,
-    concurrency: KeyLimit = None,
-    budget: BudgetOption = None,
-    per: PeriodOption = None,
-    expires: ExpiryOption = None,
-) -> None:
+def change_key(session: Session, key_id: KeyId, terms: Terms) -> None:
     """Change what a key may do, within a second everywhere. What is not given stays."""
-    changes = _terms(model, rpm, tpm, concurrency, budget, per, expires)
-    if name is not None:
-        changes["name"] = name
+    changes = _fields_of(terms)
     if not changes:
-        raise usage_error(
-            "nothing to change: give --name, --model, --rpm, --tpm, --concurrency, --budget, --per or --expires"
-        )
-    key = session.client.patch("keys", key_id, body=changes)
-    session.out.record(key, _fields(key))
+        *options, last = (f"--{option}" for option in TERMS)
+        raise UsageError(f"nothing to change: give {', '.join(options)} or {last}")
+    key = session.client.api_patch("keys", key_id, body=changes)
+    session.out.record(key, _key_rows(key))
 
 
 @command(app, "revoke")
-def revoke(session: Session, key_id: KeyId) -> None:
+def revoke_key(session: Session, key_id: KeyId) -> None:
     """Revoke an API key. Requests with it are refused from then on."""
-    key = session.client.delete("keys", key_id)
+    key = session.client.api_delete("keys", key_id)
     session.out.record(
         key,
         [("id", key["id"]), ("name", key.get("name")), ("status", key["status"]), ("revoked", key.get("revoked_at"))],
     )
 
 
-def _terms(
-    models: list[str] | None,
-    rpm: str | None,
-    tpm: str | None,
-    concurrency: str | None,
-    budget: str | None,
-    per: str | None,
-    expires: str | None,
-) -> dict[str, Any]:
-    """What was given, as the API takes it; None takes a bound away. Raises a usage error."""
-    terms: dict[str, Any] = {}
-    if models:
+def _fields_of(terms: dict[str, Any]) -> dict[str, Any]:
+    """The fields of the API's request; None takes a bound away. Raises UsageError."""
+    fields: dict[str, Any] = {"name": terms["name"]} if "name" in terms else {}
+    if models := terms.get("model"):
         if "any" in models and len(models) > 1:
-            raise usage_error("--model any and another --model contradict each other")
-        terms["models"] = None if models == ["any"] else models
-    terms |= limits_of({"rpm": rpm, "tpm": tpm, "concurrency": concurrency}, word="none")
+            raise UsageError("--model any and another --model contradict each other")
+        fields["models"] = None if models == ["any"] else models
+    fields |= parse_limits({limit: terms[limit] for limit in KEY_LIMITS if limit in terms}, word="none")
+    budget, per, expires = terms.get("budget"), terms.get("per"), terms.get("expires")
     if per is not None and per not in PERIODS:
-        raise usage_error(f"--per {per}: must be {' or '.join(PERIODS)}")
+        raise UsageError(f"--per {per}: must be {' or '.join(PERIODS)}")
     if budget == "none":
         if per is not None:
-            raise usage_error("--budget none and --per contradict each other")
-        terms |= {"budget": None, "budget_period": None}
+            raise UsageError("--budget none and --per contradict each other")
+        fields |= {"budget": None, "budget_period": None}
     elif budget is not None:
-        terms["budget"] = amount_of(budget)
+        fields["budget"] = plain_amount(budget)
     if per is not None:
-        terms["budget_period"] = per
+        fields["budget_period"] = per
     if expires is not None:
-        terms["expires_at"] = None if expires == "never" else expiry_of("--expires", expires, datetime.now(UTC))
-    return terms
+        fields["expires_at"] = None if expires == "never" else parse_expiry(expires, datetime.now(UTC))
+    return fields
 
 
-def _fields(key: dict[str, Any]) -> Iterator[tuple[str, object]]:
+def _key_rows(key: dict[str, Any]) -> Iterator[tuple[str, object]]:
     yield "id", key["id"]
     yield "name", key.get("name")
     yield "hint", key.get("hint")
     yield "account", key["account_id"]
     yield "status", key.get("status")
     yield "models", ", ".join(key.get("models") or ()) or "any"
-    for name in LIMITS:
+    for name in KEY_LIMITS:
         own = (key.get("limits") or {}).get(name)
         yield name, f"{own:,}" if own is not None else "the account's"
     if key.get("budget") is not None:
@@ -178,17 +143,12 @@ def _fields(key: dict[str, Any]) -> Iterator[tuple[str, object]]:
 
 def _row(key: dict[str, Any]) -> tuple[object, ...]:
     own = key.get("limits") or {}
-    limits = ", ".join(f"{name} {own[name]:,}" for name in LIMITS if own.get(name) is not None)
+    limits = ", ".join(f"{name} {own[name]:,}" for name in KEY_LIMITS if own.get(name) is not None)
     spent = f"{key['spent']} of {key['budget']} a {key['budget_period']}" if key.get("budget") is not None else None
     return (
-        key["id"],
-        key.get("name"),
-        key.get("hint"),
-        key["status"],
+        *(key.get(field) for field in ("id", "name", "hint", "status")),
         ", ".join(key.get("models") or ()) or "any",
         limits or None,
         spent,
-        key["created_at"],
-        key.get("expires_at"),
-        key.get("revoked_at"),
+        *(key.get(field) for field in ("created_at", "expires_at", "revoked_at")),
     )

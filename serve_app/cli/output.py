@@ -1,4 +1,4 @@
-"""What the commands print: one JSON document, or a table for people; errors as one line on standard error."""
+"""What the commands print: one JSON document, or a table for people; an error as one line on standard error."""
 
 from __future__ import annotations
 
@@ -8,10 +8,33 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from serve_app.cli.errors import CommandError
-
-# Wider than any row: what goes into a file or a pipe is never cut or wrapped.
+# Wider than any row: output into a file or a pipe is never cut or wrapped.
 _PIPE_COLUMNS = 1000
+
+
+class CommandError(Exception):
+    """A command that can't be done: `message` says what to do, `code` is a fixed word for scripts.
+
+    `status` and `request_id` come from the service's response where there was one.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, code: str, status: int | None = None, request_id: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.status = status
+        self.request_id = request_id
+
+
+class UsageError(CommandError):
+    """A wrong command line. It has the exit code of an unknown option."""
+
+    exit_code = 2
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="usage")
 
 
 @dataclass(frozen=True)
@@ -23,11 +46,11 @@ class Output:
     def table(
         self, document: Any, columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str, footer: str = ""
     ) -> None:
-        """Print `document` as JSON, or `rows` under `columns`; `empty` says that there are none."""
+        """Print `document` as JSON, or `rows` under `columns`, or `empty` when there are no rows."""
         if self.as_json:
             self.json(document)
             return
-        cells = [[_cell(value) for value in row] for row in rows]
+        cells = [[_printable(value) for value in row] for row in rows]
         if not cells:
             self.line(empty)
             return
@@ -48,7 +71,7 @@ class Output:
         if self.as_json:
             self.json(document)
             return
-        pairs = [(name, _cell(value)) for name, value in fields]
+        pairs = [(name, _printable(value)) for name, value in fields]
         width = max(len(name) for name, _ in pairs)
         for name, value in pairs:
             self.line(f"{name.ljust(width)}   {value}")
@@ -56,19 +79,19 @@ class Output:
             self.line(note)
 
     def json(self, document: Any) -> None:
-        """Print one JSON document."""
         sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
 
     def line(self, text: str) -> None:
-        """Print one line for people."""
         sys.stdout.write(text + "\n")
 
     def failure(self, failure: CommandError) -> None:
         """Print a failure on standard error: a JSON object, or one line."""
-        if self.as_json:
-            sys.stderr.write(json.dumps(failure.document(), ensure_ascii=False) + "\n")
-        else:
-            sys.stderr.write(f"error: {_cell(failure.message)}\n")
+        if not self.as_json:
+            sys.stderr.write(f"error: {_printable(failure.message)}\n")
+            return
+        fields = {name: getattr(failure, name) for name in ("message", "code", "status", "request_id")}
+        error = {name: value for name, value in fields.items() if value is not None}
+        sys.stderr.write(json.dumps({"error": error}, ensure_ascii=False) + "\n")
 
     def _rich(self, renderable: Any) -> None:
         from rich.console import Console
@@ -77,12 +100,12 @@ class Output:
         console = Console(width=None if on_terminal else _PIPE_COLUMNS, markup=False, highlight=False, emoji=False)
         with console.capture() as capture:
             console.print(renderable)
-        # Rich pads every line to the table's width; a pipe has no use for that.
+        # Rich pads every line to the table's width; a pipe does not need that.
         sys.stdout.write("".join(line.rstrip() + "\n" for line in capture.get().splitlines()))
 
 
-def _cell(value: object) -> str:
-    """A value on one line; names come from people, so control characters are shown, not obeyed."""
+def _printable(value: object) -> str:
+    """A value on one line. Names come from people: control characters are shown, not obeyed."""
     if value is None:
         return "–"
     text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

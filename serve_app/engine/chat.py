@@ -9,27 +9,27 @@ from typing import Any
 
 from serve_app.engine.errors import ContextLengthExceeded
 
-_LONG = 8  # characters for each token of the context: twice as many as everyday text has
+_LONG = 8  # characters per token of the context: twice as many as everyday text has
 _PIECE = 16_384  # characters
 
 
 class ChatRenderer:
-    """Messages in, token ids out. Safe to call from several threads, which do tokenize at the same time.
+    """Messages in, token ids out. Safe to call from several threads, which tokenize in parallel.
 
-    `max_context` (tokens), where given, lets `render` refuse a text that can't fit without tokenizing it.
+    With `max_context` (tokens), a text that can't fit is refused without being tokenized.
     """
 
     def __init__(self, tokenizer: Any, max_context: int | None = None) -> None:
         self._tokenizer = tokenizer
         self._max_context = max_context
-        # A token never stands for more UTF-8 bytes than its own text has, so this bounds a text's tokens from below.
+        # A token stands for at most as many UTF-8 bytes as its own text has, so this bounds a text's tokens from below.
         self._longest_token = max(len(str(token).encode()) for token in tokenizer.get_vocab())
         self._core = getattr(tokenizer, "backend_tokenizer", None)
         self._lock = threading.Lock()
 
     @property
     def template(self) -> str | None:
-        """The Jinja text that `text` uses for tools; a tokenizer may have another one for all else."""
+        """The Jinja template that `text` uses for tools; a tokenizer may have another one for all else."""
         templates = getattr(self._tokenizer, "chat_template", None)
         if not isinstance(templates, dict):
             return templates
@@ -37,7 +37,7 @@ class ChatRenderer:
 
     @property
     def special_names(self) -> frozenset[str]:
-        """The names of the special tokens, which the text of a reply leaves out unless they are asked for."""
+        """Names of the special tokens; the text of a reply leaves them out unless `SamplingParams.shown` has them."""
         added = getattr(self._tokenizer, "added_tokens_decoder", {}).values()
         return frozenset(self._tokenizer.all_special_tokens) | {str(token) for token in added if token.special}
 
@@ -58,12 +58,12 @@ class ChatRenderer:
     ) -> str:
         """The conversation as the template writes it, ready for the assistant's turn.
 
-        `developer` counts as `system`, a content of None as empty. With `continue_final` the last message is left
-        open and the reply continues it. `tools` is the template's variable of that name.
+        `developer` counts as `system`, a content of None as empty. With `continue_final` the last message stays open
+        and the reply continues it. `tools` is the template's variable of that name.
 
         Raises:
-            ContextLengthExceeded: the text is too long to fit, whatever its tokens are.
-            ValueError: no messages, or the template refuses them.
+            ContextLengthExceeded: the text is too long to fit, however it is tokenized.
+            ValueError: there are no messages, or the template refuses them.
         """
         if not messages:
             raise ValueError("there are no messages")
@@ -84,18 +84,18 @@ class ChatRenderer:
                     **more,
                 )
             )
-        except Exception as error:  # jinja's own errors, and whatever a template raises
+        except Exception as error:  # jinja's errors, and any that a template raises
             raise ValueError(f"the model's chat template refuses these messages: {error}") from error
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text that already holds its special tokens.
 
         Raises:
-            ContextLengthExceeded: the text is too long to fit, whatever its tokens are.
+            ContextLengthExceeded: the text is too long to fit.
         """
         self._refuse_oversized(len(text.encode()))
         self._refuse_overlong(text)
-        if self._core is not None:  # the library's own call is not thread-safe, its core is, and frees the lock
+        if self._core is not None:  # thread-safe, and it releases the GIL; the tokenizer's own call is not thread-safe
             return list(self._core.encode(text, add_special_tokens=False).ids)
         with self._lock:
             return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -115,9 +115,9 @@ class ChatRenderer:
             raise ContextLengthExceeded(at_least, self._max_context)
 
     def _refuse_overlong(self, text: str) -> None:
-        """Refuses a text that is far too long after as much of it as shows that: 4 MB of words would take 10 s.
+        """Tokenize a very long text piece by piece, only until it is certainly too long: 4 MB of words take 10 s.
 
-        A cut between two pieces changes no more than the word that it falls into, a few tokens of many thousand.
+        A cut between two pieces changes only the word that it falls into, a few tokens of many thousands.
         """
         if self._max_context is None or self._core is None or len(text) <= _LONG * self._max_context:
             return
@@ -129,7 +129,7 @@ class ChatRenderer:
 
 
 def _clean(value: Any) -> Any:
-    """The same without halves of surrogate pairs: JSON can carry them, but they are no text and no tokenizer's."""
+    """The same without halves of surrogate pairs: JSON can carry them, but no tokenizer accepts them."""
     match value:
         case str():
             return value.encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""What the engine does in a step, without threads, locks or a clock of its own: plan, compute, commit.
+"""One step of the engine, without threads, locks or a clock: plan, compute, commit.
 
 `engine` runs it on a thread; tests run it step by step.
 """
@@ -7,25 +7,24 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from serve_app.contracts.generation import Event, FinishReason, Started
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.delivery import Outbox
-from serve_app.engine.request import Event, FinishReason, Started
+from serve_app.engine.output_stream import OutputStream
 from serve_app.engine.sampling import sampler
-from serve_app.engine.sampling.draw import Native
-from serve_app.engine.sampling.sampler import INVALID, SampledToken
+from serve_app.engine.sampling.draw import INVALID, Native
+from serve_app.engine.sampling.sampler import SampledToken
 from serve_app.engine.scheduling.blocks import BlockAllocator
 from serve_app.engine.scheduling.fair_queue import FairQueue
 from serve_app.engine.scheduling.pacing import PrefillPacer
 from serve_app.engine.scheduling.scheduler import Scheduler
-from serve_app.engine.scheduling.sequence import Chunk, Sequence, SequenceStatus, StepPlan
-from serve_app.engine.stream import Stream
+from serve_app.engine.scheduling.sequence import Chunk, SequenceStatus, StepPlan, TokenSequence
 
 logger = logging.getLogger(__name__)
 
@@ -33,46 +32,50 @@ _LEAST_CHUNK = 16  # prompt tokens beside streams: deep in a long context fewer 
 
 
 class Runner(Protocol):
-    """What the engine needs of a model runner; see `runner.ModelRunner`."""
+    """A model with its KV cache; `models.choose_runner` makes one. Belongs to one thread."""
 
     num_blocks: int
-    class_bounds: tuple[int, ...]
+    class_bounds: tuple[int, ...]  # see `rope`
 
     @property
     def vocab_size(self) -> int:
         """Width of the logits."""
 
-    def execute(self, chunks: Seq[Chunk]) -> torch.Tensor:
-        """Compute the chunks' tokens; float32 logits, `num_logits` rows a chunk, in order."""
+    def execute(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+        """Compute the chunks' tokens; return float32 logits (n, vocabulary): `num_logits` rows per chunk, in order.
 
-    def clear_blocks(self, blocks: Seq[int]) -> None:
-        """Zero KV blocks that may hold NaN."""
+        K and V of all tokens are in the cache afterwards; the caller advances `num_computed`. The next call may
+        overwrite the logits.
+        """
+
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
+        """Overwrite KV blocks that may hold NaN with zeros."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A moment of the engine. Counters run from its start."""
+    """The engine at one moment. Counters run from its start."""
 
     running: int
     waiting: int
     kv_blocks_total: int
     kv_blocks_used: int
-    oldest_wait_s: float  # of the requests that wait for their first turn; 0 when none does
+    oldest_wait_s: float  # of the requests that wait for their first turn; 0 if none waits
     queued_prefill_tokens: int
     steps: int
     tokens_produced: int
     preemptions: int
-    kv_blocks_cached: int  # reusable, but free to be taken
-    prefix_hit_tokens: int  # tokens of prompts that were not computed anew
-    drafted: int = 0  # tokens that were guessed and verified
-    accepted: int = 0  # of these, the ones that were right
-    prompt_tokens: int = 0  # of the prompts that began, cached ones too
+    kv_blocks_cached: int  # free, but with reusable content
+    prefix_hit_tokens: int  # prompt tokens found in the cache
+    drafted: int = 0  # guessed and verified tokens
+    accepted: int = 0  # of these, the right ones
+    prompt_tokens: int = 0  # of the prompts that began, with cached tokens
 
 
 class EngineCore:
-    """The live requests and the decisions about them. Events go to `outbox`; whoever calls delivers them.
+    """The live requests and the decisions about them. Events go to `outbox`; the caller delivers them.
 
-    One at a time may call; `compute` alone touches nothing that the others use, and may run beside them.
+    Calls must not overlap, except that `compute` may run beside all others: it shares no state with them.
     """
 
     def __init__(self, runner: Runner, settings: EngineSettings, outbox: Outbox) -> None:
@@ -87,34 +90,35 @@ class EngineCore:
             max_waiting=settings.max_waiting,
             prefill_chunk=settings.prefill_chunk,
             busy_chunk=self._pacer.chunk if fixed is None else lambda rows: fixed,
+            long_chunk=self._pacer.idle_chunk if fixed is None else None,
             class_bounds=runner.class_bounds,
             prefix_reuse=settings.prefix_reuse,
             speculation_rows=settings.speculation_rows,
             queue=FairQueue(settings.fair_prompt_weight, settings.fair_output_weight),
         )
-        self.streams: dict[Sequence, Stream] = {}
-        self.by_id: dict[str, Sequence] = {}
-        self._earliest = math.inf  # no request ends for a deadline before this, seconds
+        self.streams: dict[TokenSequence, OutputStream] = {}
+        self.by_id: dict[str, TokenSequence] = {}
+        self._earliest_deadline = math.inf  # seconds; no request ends for its deadline before this
         self._steps = 0
         self._tokens_produced = 0
         self._prompt_tokens = 0
         self._drafted = 0
         self._accepted = 0
 
-    def add(self, stream: Stream) -> None:
+    def add(self, stream: OutputStream) -> None:
         """Queue a request; see `Scheduler.add` for what it raises."""
         sequence = stream.sequence
         self.scheduler.add(sequence)
         self.streams[sequence] = stream
         self.by_id[sequence.request_id] = sequence
-        self._earliest = min(self._earliest, _due(sequence))
+        self._earliest_deadline = min(self._earliest_deadline, _deadline(sequence))
 
     def plan(self, now: float) -> StepPlan:
-        """Drop requests whose deadline has passed by `now`, seconds, and decide what the next step computes."""
-        if now >= self._earliest:
-            for sequence in [s for s in self.streams if _due(s) <= now]:
+        """End requests whose deadline has passed at `now`, in seconds, and decide what the next step computes."""
+        if now >= self._earliest_deadline:
+            for sequence in [s for s in self.streams if _deadline(s) <= now]:
                 self.finish(sequence, FinishReason.DEADLINE)
-            self._earliest = min(map(_due, self.streams), default=math.inf)
+            self._earliest_deadline = min(map(_deadline, self.streams), default=math.inf)
         try:
             plan = self.scheduler.schedule(lambda sequence, limit: self.streams[sequence].guess(limit))
         except Exception:
@@ -126,8 +130,8 @@ class EngineCore:
             self._emit(sequence, Started(sequence.num_prompt, sequence.cached_tokens))
         return plan
 
-    def compute(self, plan: StepPlan, streams: Seq[Stream]) -> list[list[SampledToken]]:
-        """Run the model: the next tokens of each chunk that samples. `streams` are those of the plan's chunks."""
+    def compute(self, plan: StepPlan, streams: Sequence[OutputStream]) -> list[list[SampledToken]]:
+        """Run the model; return the next tokens of each chunk that samples. `streams` belong to the plan's chunks."""
         if plan.to_clear:
             self._runner.clear_blocks(plan.to_clear)
         sampling = [(stream, chunk.draft) for stream, chunk in zip(streams, plan.chunks, strict=True) if chunk.samples]
@@ -139,8 +143,8 @@ class EngineCore:
         states, drafts = [stream.sampling for stream, _ in sampling], [draft for _, draft in sampling]
         return sampler.sample(logits, states, drafts, self._native)
 
-    def commit(self, plan: StepPlan, sampled: Iterable[Seq[SampledToken]], seconds: float) -> None:
-        """Take over a step's results, which took `seconds`. Those of a request that has left meanwhile are dropped."""
+    def commit(self, plan: StepPlan, sampled: Iterable[Sequence[SampledToken]], seconds: float) -> None:
+        """Apply the results of a step that took `seconds`; those of a request that has ended meanwhile are dropped."""
         self._steps += 1
         self._observe(plan, seconds)
         remaining = iter(sampled)
@@ -155,10 +159,10 @@ class EngineCore:
             stream = self.streams[sequence]
             if chunk.draft:
                 self._drafted += len(chunk.draft)
-                self._accepted += stream.judge(chunk.draft, entries)
+                self._accepted += stream.verify(chunk.draft, entries)
             accepted = stream.accept(entries)
             self._tokens_produced += accepted.produced
-            self.scheduler.computed(chunk, accepted.produced)
+            self.scheduler.computed(chunk, accepted.produced, billed=accepted.reason is not FinishReason.ERROR)
             if accepted.delta is not None:
                 self._emit(sequence, accepted.delta)
             if accepted.reason is FinishReason.ERROR and entries[-1].token == INVALID:
@@ -167,29 +171,27 @@ class EngineCore:
                 self.finish(sequence, accepted.reason)
 
     def fail(self, plan: StepPlan) -> None:
-        """End the requests of a step that raised; what it may have written is not handed on."""
+        """End the requests of a step that raised; blocks that it may have written are not reused uncleared."""
         self.scheduler.allocator.suspect(plan.to_clear)
         for chunk in plan.chunks:
             self.finish(chunk.sequence, FinishReason.ERROR)
 
-    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a request wherever it is; harmless if it has ended."""
+    def finish(self, sequence: TokenSequence, reason: FinishReason) -> None:
+        """End a request; no effect if it has ended."""
         stream = self.streams.pop(sequence, None)
         if stream is None:
             return
         del self.by_id[sequence.request_id]
-        self.scheduler.finish(sequence)
+        self.scheduler.finish(sequence, billed=reason is not FinishReason.ERROR)
         self._outbox.put(sequence.request_id, stream.sink, stream.finished(reason))
 
     def finish_all(self, reason: FinishReason) -> None:
-        """End every request."""
         for sequence in list(self.streams):
             self.finish(sequence, reason)
 
     def stats(self, now: float) -> EngineStats:
-        """This moment, `now` in seconds."""
         scheduler, allocator = self.scheduler, self.scheduler.allocator
-        # One that gave its slot back has been served: its age says nothing about the queue.
+        # A preempted request was served before: its age says nothing about the queue.
         oldest = min((s.arrival_time for s in scheduler.waiting if not s.started), default=None)
         return EngineStats(
             running=len(scheduler.running),
@@ -213,14 +215,11 @@ class EngineCore:
         prompt_tokens = plan.num_tokens - sum(chunk.length for chunk in decoding)
         self._pacer.observe(len(decoding), prompt_tokens, seconds)
 
-    def _emit(self, sequence: Sequence, event: Event) -> None:
+    def _emit(self, sequence: TokenSequence, event: Event) -> None:
         self._outbox.put(sequence.request_id, self.streams[sequence].sink, event)
 
 
-def _due(sequence: Sequence) -> float:
-    """When the sequence ends for a deadline if nothing comes of it until then, in the clock's seconds."""
-    request = sequence.request
-    due = math.inf if request.deadline is None else request.deadline
-    if request.first_token_by is None or sequence.num_output:
-        return due
-    return min(due, request.first_token_by)
+def _deadline(sequence: TokenSequence) -> float:
+    """Seconds on the clock at which the sequence ends if it has no token by then."""
+    first_token_by = sequence.request.first_token_by
+    return math.inf if first_token_by is None or sequence.num_output else first_token_by

@@ -1,23 +1,20 @@
-"""Hands events from the engine's thread to whoever waits for them."""
+"""Delivers events from the engine's thread to the coroutines that wait for them."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
 from collections.abc import Callable
 
-from serve_app.engine.request import Delta, Event
-
-logger = logging.getLogger(__name__)
+from serve_app.contracts.generation import Delta, Event
 
 
 class LoopSink:
     """Events of one request on their way to a coroutine of `loop`.
 
-    Deltas that come within `interval_s()` seconds of the last one are joined before they leave the engine's thread:
-    whoever waits is woken a few times a second, not once a token. The first one and every other event goes at once.
+    Deltas that come within `interval_s()` seconds of the last one are joined before they leave the engine's thread, so
+    the coroutine wakes a few times a second and not for each token. The first text and all other events leave at once.
     """
 
     __slots__ = ("events", "interval_s", "loop", "sent_at", "waiting")
@@ -27,10 +24,10 @@ class LoopSink:
         self.interval_s = interval_s
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.waiting: list[Event] = []
-        self.sent_at = -math.inf  # when the last delta went
+        self.sent_at = -math.inf  # time of the last delta
 
     def add(self, event: Event) -> None:
-        """Keep an event; a delta becomes part of the one before it."""
+        """Keep an event; a delta is joined with the delta before it."""
         last = self.waiting[-1] if self.waiting else None
         if isinstance(event, Delta) and isinstance(last, Delta):
             self.waiting[-1] = Delta(last.text + event.text, event.completion_tokens, last.tokens + event.tokens)
@@ -38,57 +35,42 @@ class LoopSink:
             self.waiting.append(event)
 
     def is_due(self, now: float) -> bool:
-        """Whether what is kept should go now."""
         only_a_delta = len(self.waiting) == 1 and isinstance(self.waiting[0], Delta)
         return not only_a_delta or now - self.sent_at >= self.interval_s()
 
-    def take(self, now: float) -> list[Event]:
-        """All that is kept, in order."""
+    def pop_due(self, now: float) -> list[Event]:
+        """Remove and return all kept events, in order."""
         events, self.waiting = self.waiting, []
-        if any(isinstance(event, Delta) for event in events):
+        if any(isinstance(event, Delta) and event.text for event in events):
             self.sent_at = now
         return events
-
-
-Sink = Callable[[Event], None] | LoopSink
 
 
 class Outbox:
     """Collects a step's events and delivers them. Belongs to the engine's thread.
 
-    `on_lost(request_id)` is called for a request whose receiver is gone or has raised.
+    `on_lost(request_id)` is called for a request whose loop is closed.
     """
 
     def __init__(self, on_lost: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._on_lost = on_lost
         self._clock = clock
-        self._pending: list[tuple[str, Callable[[Event], None], Event]] = []
-        self._sinks: dict[LoopSink, str] = {}  # those with something to deliver, and their requests
+        self._sinks: dict[LoopSink, str] = {}  # sinks with events to deliver → their requests
 
-    def put(self, request_id: str, sink: Sink, event: Event) -> None:
+    def put(self, request_id: str, sink: LoopSink, event: Event) -> None:
         """Keep an event for the next delivery."""
-        if isinstance(sink, LoopSink):
-            sink.add(event)
-            self._sinks[sink] = request_id
-        else:
-            self._pending.append((request_id, sink, event))
+        sink.add(event)
+        self._sinks[sink] = request_id
 
     def deliver(self) -> None:
-        """Deliver in order what is due; a loop is woken once for all its events: each wake-up is a system call."""
-        pending, self._pending = self._pending, []
-        for request_id, receive, event in pending:
-            try:
-                receive(event)
-            except Exception:
-                logger.exception("The receiver of request %s failed; the request is aborted.", request_id)
-                self._on_lost(request_id)
+        """Send what is due, in order. Each wake-up is a system call, so a loop is woken once for all its events."""
         if not self._sinks:
             return
         now = self._clock()
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[str, LoopSink, list[Event]]]] = {}
         for sink, request_id in list(self._sinks.items()):
             if sink.is_due(now):
-                by_loop.setdefault(sink.loop, []).append((request_id, sink, sink.take(now)))
+                by_loop.setdefault(sink.loop, []).append((request_id, sink, sink.pop_due(now)))
                 del self._sinks[sink]
         for loop, batch in by_loop.items():
             try:

@@ -1,4 +1,4 @@
-"""The engine: one thread that schedules, runs the model, samples and hands events to callers."""
+"""The engine: one thread that schedules, runs the model, samples and delivers events."""
 
 from __future__ import annotations
 
@@ -8,28 +8,32 @@ import logging
 import math
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 
+from serve_app.contracts.generation import Event, Finished, FinishReason
 from serve_app.engine.chat import ChatRenderer
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.core import EngineCore, EngineStats, Runner
-from serve_app.engine.delivery import LoopSink, Outbox, Sink
-from serve_app.engine.errors import ContextLengthExceeded, EngineClosed
+from serve_app.engine.delivery import LoopSink, Outbox
+from serve_app.engine.device_faults import free_cached_memory, is_device_lost, is_out_of_memory
+from serve_app.engine.errors import ContextLengthExceeded, DeviceLost, EngineClosed, first_line
+from serve_app.engine.grammar.compiler import GrammarCompiler
 from serve_app.engine.loading import loader
-from serve_app.engine.models.runners import create_runner
-from serve_app.engine.request import Event, Finished, FinishReason, GenerationRequest
-from serve_app.engine.sampling.detokenizer import Vocabulary
-from serve_app.engine.sampling.grammar import GrammarCompiler
-from serve_app.engine.scheduling.sequence import Sequence
-from serve_app.engine.stream import Stream
+from serve_app.engine.models.choose_runner import create_runner
+from serve_app.engine.output_stream import OutputStream
+from serve_app.engine.request import GenerationRequest
+from serve_app.engine.scheduling.sequence import StepPlan, TokenSequence
+from serve_app.engine.text.detokenizer import Vocabulary
 
 logger = logging.getLogger(__name__)
+
+MOST_FAILURES = 5  # computations in a row, after which the device is taken for lost whatever its errors say
 
 
 class Engine:
     """Serves many requests at once over one model. All methods may be called from any thread.
 
-    `clock` gives seconds and only ever rises: deadlines, waiting times and what steps take are measured by it.
+    `clock` returns seconds and never falls: deadlines, waiting times and the durations of steps are measured by it.
     """
 
     def __init__(
@@ -44,8 +48,8 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
-        self.fingerprint = fingerprint  # of what decides about replies; empty where nobody has told
-        # One sequence alone must always fit the cache, or it could never finish.
+        self.fingerprint = fingerprint  # of everything that decides about replies; empty if unknown
+        # One sequence alone must always fit into the cache, or it could never finish.
         self.max_context = min(runner.class_bounds[-1], runner.num_blocks * settings.block_size)
         self._runner = runner
         self._vocabulary = vocabulary
@@ -58,7 +62,9 @@ class Engine:
         self._aborts: set[str] = set()
         self._arrivals = itertools.count()
         self._closing = False
-        # Guards all of the above; never held while the model runs or events are delivered.
+        self._failures = 0  # computations that failed since the last one that did not
+        self.failure: str | None = None  # why the engine has ended by itself
+        # Guards all of the above; not held while the model runs or events are delivered.
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -72,7 +78,7 @@ class Engine:
         progress: Callable[[str], None] = logger.info,
         clock: Callable[[], float] = time.monotonic,
     ) -> Engine:
-        """Load the model that the settings name and start an engine on it; `progress` hears how far loading is.
+        """Load the model of the settings and start an engine on it; `progress` receives lines about the loading.
 
         Raises:
             ModelError: see `loader.load`.
@@ -82,43 +88,36 @@ class Engine:
         vocabulary = Vocabulary(loaded.tokenizer)
         max_context = min(runner.class_bounds[-1], runner.num_blocks * settings.block_size)
         chat = ChatRenderer(loaded.tokenizer, max_context)
-        eos, told = loaded.eos_token_ids, loaded.fingerprint
-        return cls(runner, vocabulary, eos, settings, chat=chat, fingerprint=told, clock=clock)
+        eos, fingerprint = loaded.eos_token_ids, loaded.fingerprint
+        return cls(runner, vocabulary, eos, settings, chat=chat, fingerprint=fingerprint, clock=clock)
 
     @property
     def chat(self) -> ChatRenderer:
-        """Renders messages for this engine's model."""
         if self._chat is None:
             raise ValueError("this engine was built without a chat renderer")
         return self._chat
 
     @property
     def is_alive(self) -> bool:
-        """Whether the engine takes requests: it was not closed and its thread has not died."""
+        """Whether the engine accepts requests: it was not closed, and has lost neither its thread nor its device."""
         return self._thread.is_alive() and not self._closing
-
-    def submit(self, request: GenerationRequest, on_event: Callable[[Event], None]) -> None:
-        """Queue a request. `on_event` is called on the engine's thread and must be quick; `Finished` is its last.
-
-        Raises:
-            ValueError: the prompt is empty, a live request has the same id, or a parameter makes no sense.
-            UnsupportedGrammar: a ValueError too: the grammar can't be held to.
-            ContextLengthExceeded: the prompt leaves no room for a token of output.
-            QueueFull: too many requests wait.
-            EngineClosed: the engine was closed.
-        """
-        self._submit(request, on_event)
 
     async def generate(
         self, request: GenerationRequest, interval_s: Callable[[], float] = lambda: 0.0
     ) -> AsyncGenerator[Event, None]:
         """Queue a request and yield its events; `Finished` is the last. Closing the generator aborts the request.
 
-        Deltas that come within `interval_s()` seconds of the last one are joined; the first one goes at once. Raises
-        the errors of `submit`, when the first event is asked for.
+        Deltas that come within `interval_s()` seconds of the last one are joined; the first one leaves at once.
+
+        Raises, at the first event:
+            ValueError: the prompt is empty, a live request has the same id, or a parameter is out of its range.
+            UnsupportedGrammar: a ValueError too: the engine can't enforce the grammar.
+            ContextLengthExceeded: the prompt leaves no room for a token of output.
+            QueueFull: too many requests wait.
+            EngineClosed: the engine was closed.
         """
-        if request.sampling.grammar is not None:  # may take a second, which the loop has not got
-            await asyncio.to_thread(self._grammars.check, request.sampling.grammar)
+        if request.sampling.grammar is not None:
+            await self._grammars.prepare(request.sampling.grammar, request.tenant)
         sink = LoopSink(asyncio.get_running_loop(), interval_s)
         self._submit(request, sink)
         finished = False
@@ -139,7 +138,6 @@ class Engine:
                 self._work.notify()
 
     def stats(self) -> EngineStats:
-        """A consistent picture of this moment."""
         with self._lock:
             return self._core.stats(self._clock())
 
@@ -152,7 +150,7 @@ class Engine:
             self._thread.join()
             self._grammars.close()
 
-    def _submit(self, request: GenerationRequest, sink: Sink) -> None:
+    def _submit(self, request: GenerationRequest, sink: LoopSink) -> None:
         prompt, params = request.prompt_token_ids, request.sampling
         if not prompt:
             raise ValueError("the prompt is empty")
@@ -165,10 +163,10 @@ class Engine:
         if min(prompt) < 0 or max(prompt) >= vocab:
             raise ValueError("the prompt holds ids outside the vocabulary")
         max_output = min(params.max_tokens, self.settings.max_output, room)
-        sequence = Sequence(request, next(self._arrivals), self._clock(), max_output)
+        sequence = TokenSequence(request, next(self._arrivals), self._clock(), max_output)
         rows = self.settings.speculation_rows
-        grammar = None if params.grammar is None else self._grammars.start(params.grammar)
-        stream = Stream(sequence, self._vocabulary, vocab, self._eos_token_ids, sink, rows, grammar)
+        grammar = None if params.grammar is None else self._grammars.start_grammar(params.grammar)
+        stream = OutputStream(sequence, self._vocabulary, vocab, self._eos_token_ids, sink, rows, grammar)
         with self._lock:
             if self._closing:
                 raise EngineClosed("The engine is closed.")
@@ -182,9 +180,12 @@ class Engine:
         try:
             while self._step():
                 pass
-        except BaseException:
+        except DeviceLost as error:
+            logger.critical("The engine ends: %s", error)
+            self.failure, reason = str(error), FinishReason.ERROR
+        except BaseException as error:
             logger.critical("The engine's thread died.", exc_info=True)
-            reason = FinishReason.ERROR
+            self.failure, reason = f"the engine's thread died: {first_line(error)}", FinishReason.ERROR
             raise
         finally:
             with self._lock:
@@ -199,26 +200,55 @@ class Engine:
                 self._work.wait()
             if self._closing:
                 return False
-            self._take_aborts()
+            self._finish_aborted()
             plan = self._core.plan(self._clock())
             streams = [self._core.streams[chunk.sequence] for chunk in plan.chunks]
         self._outbox.deliver()
         if plan.chunks:
-            began = self._clock()
-            try:
-                sampled = self._core.compute(plan, streams)
-                seconds = self._clock() - began
-                with self._lock:
-                    self._take_aborts()
-                    self._core.commit(plan, sampled, seconds)
-            except Exception:
-                logger.exception("A step of %d tokens failed; its requests end with an error.", plan.num_tokens)
-                with self._lock:
-                    self._core.fail(plan)
+            self._run_plan(plan, streams)
             self._outbox.deliver()
         return True
 
-    def _take_aborts(self) -> None:
+    def _run_plan(self, plan: StepPlan, streams: Sequence[OutputStream]) -> None:
+        """Compute a plan and apply its results; one that lacks memory is computed in halves.
+
+        What fails ends with an error. Raises DeviceLost when nothing more can be computed.
+        """
+        began = self._clock()
+        try:
+            sampled = self._core.compute(plan, streams)
+            seconds = self._clock() - began
+            with self._lock:
+                self._finish_aborted()
+                self._core.commit(plan, sampled, seconds)
+            self._failures = 0
+            return
+        except Exception as error:
+            if is_device_lost(error):
+                logger.exception("The device has failed.")
+                raise DeviceLost(f"the device is lost: {first_line(error)}") from error
+            halves = plan.halves() if is_out_of_memory(error) else ()
+            if halves:
+                logger.warning("A step of %d tokens lacks memory: %s", plan.num_tokens, first_line(error))
+            else:
+                logger.exception("A step of %d tokens failed; its requests end with an error.", plan.num_tokens)
+        # The exception is gone by now, and with it what its frames held of the device's memory.
+        if halves:
+            free_cached_memory()
+            for half in halves:
+                with self._lock:
+                    half = half.still_running()
+                    streams = [self._core.streams[chunk.sequence] for chunk in half.chunks]
+                if half.chunks:
+                    self._run_plan(half, streams)
+            return
+        with self._lock:
+            self._core.fail(plan)
+        self._failures += 1
+        if self._failures >= MOST_FAILURES:
+            raise DeviceLost(f"{self._failures} computations in a row have failed")
+
+    def _finish_aborted(self) -> None:
         for request_id in self._aborts:
             if request_id in self._core.by_id:
                 self._core.finish(self._core.by_id[request_id], FinishReason.ABORT)

@@ -1,7 +1,9 @@
-"""How often the keys that come from one address may turn out wrong, before they are refused without looking them up.
+"""What a key costs that the limiter does not know: when it is looked up, and what its sender is answered.
 
-A key that is right is never refused for what others behind the same address send: a key that is known is not asked
-about here at all, and one that is not known yet has a way in that guesses have not: it comes again.
+Every well-formed key is looked up, whatever others at its address have sent, so that a right key is never refused for
+what a neighbour does: many addresses are one where no proxy writes them down. Look-ups can't be used up, because one
+query to the ledger answers for all keys that wait. An address that has sent too many wrong keys has its next unknown
+keys looked up at the next beat, all in one query, so that it can't choose how many queries there are.
 """
 
 from __future__ import annotations
@@ -11,12 +13,10 @@ from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from typing import Any, Final
 
-from serve_app.limits import Bucket
+from serve_app.contracts.rates import Bucket
 
-FREE: Final = 20  # wrong keys of one address in a minute
-# As many look-ups more are for keys that come a second time. Guessing gives no reason to send a key twice; a client
-# whose neighbour guesses was told to come back, and does.
-SECOND_TIME: Final = 10
+FREE: Final = 20  # wrong keys of one address in a minute that are answered with 401
+BEAT_S: Final = 0.02
 WRONG_FOR_S: Final = 60.0  # a key that the ledger did not know is not looked up again for so long
 MOST_ADDRESSES: Final = 10_000
 MOST_KEYS: Final = 20_000  # of each kind: about 4 MB
@@ -26,20 +26,9 @@ _ROUNDING: Final = 1e-6  # of a key
 class Verdict(Enum):
     """What to do with a key that is not known."""
 
-    LOOK_UP = auto()  # and tell by `looked_up` what came of it
-    WAIT = auto()  # for the look-ups of this address that are in flight: how they end decides
-    WRONG = auto()  # it was looked up a moment ago: 401
-    REFUSE = auto()  # 429
-
-
-class _Address:
-    """Wrong keys as a bucket that drains `FREE` of them a minute, and look-ups whose end is not known yet."""
-
-    __slots__ = ("bucket", "in_flight")
-
-    def __init__(self) -> None:
-        self.bucket = Bucket(FREE)
-        self.in_flight = 0
+    LOOK_UP = auto()  # and report the result with `looked_up`
+    LOOK_UP_AT_BEAT = auto()  # as well, together with all others of the next BEAT_S
+    WRONG = auto()  # it was looked up a moment ago
 
 
 class WrongKeys:
@@ -54,59 +43,39 @@ class WrongKeys:
         self._clock = clock
         self._most_addresses = most_addresses
         self._most_keys = most_keys
-        self._addresses: dict[str, _Address] = {}
-        self._right: dict[str, None] = {}  # digests, as all that follow
+        self._addresses: dict[str, Bucket] = {}  # wrong keys; drains `FREE` of them a minute
+        self.right_keys: dict[str, None] = {}  # digests, as those that follow
         self._wrong: dict[str, float] = {}  # until when it is taken for wrong
-        self._refused: dict[str, None] = {}  # unseen: the next time is its second
 
     def verdict(self, address: str, digest: str) -> Verdict:
-        """What to do with a key that the limiter does not know. LOOK_UP counts until `looked_up` is called."""
-        now = self._clock()
-        if self._wrong.get(digest, 0.0) > now:
+        """What to do with a key that the limiter does not know."""
+        if self._wrong.get(digest, 0.0) > self._clock():
             return Verdict.WRONG
-        known = self._address(address)
-        if digest in self._right:
-            # The limiter has forgotten it, by a restart: that must not cost its owner anything.
-            known.in_flight += 1
+        # A right key that the limiter has forgotten, by a restart: that must not cost its owner anything.
+        if digest in self.right_keys or self._room(address) > 0:
             return Verdict.LOOK_UP
-        bound = FREE + SECOND_TIME if digest in self._refused else FREE
-        room = bound - known.bucket.used(now) + _ROUNDING
-        if room >= known.in_flight + 1:
-            known.in_flight += 1
-            return Verdict.LOOK_UP
-        if room >= 1:
-            return Verdict.WAIT
-        _remember(self._refused, digest, None, self._most_keys)
-        return Verdict.REFUSE
+        return Verdict.LOOK_UP_AT_BEAT
 
-    def looked_up(self, address: str, digest: str, wrong: bool) -> None:
-        """Ends what LOOK_UP began: the key is wrong, or it is right or could not be looked up."""
-        known = self._address(address)
-        known.in_flight = max(0, known.in_flight - 1)
-        if not wrong:
-            return
-        now = self._clock()
-        known.bucket.charge(now, known.bucket.cost_s(1))
-        self._right.pop(digest, None)
-        _remember(self._wrong, digest, now + WRONG_FOR_S, self._most_keys)
+    def looked_up(self, digest: str, wrong: bool) -> None:
+        """The result of a look-up: the key is wrong, or it is right or could not be looked up."""
+        if wrong:
+            self.right_keys.pop(digest, None)
+            _remember_bounded(self._wrong, digest, self._clock() + WRONG_FOR_S, self._most_keys)
 
     def right(self, digest: str) -> None:
-        """A key has let a request in: it may be looked up whenever the limiter has forgotten it."""
-        if digest not in self._right:
-            _remember(self._right, digest, None, self._most_keys)
+        """A key has let a request in: it is looked up at once whenever the limiter has forgotten it."""
+        _remember_bounded(self.right_keys, digest, None, self._most_keys)
 
     def count(self, address: str) -> float:
-        """Counts a key that is wrong without a look-up; 0, or the seconds to wait when there were too many."""
-        known = self._address(address)
-        now = self._clock()
-        if known.bucket.used(now) + 1 > FREE + _ROUNDING:
+        """Counts a wrong key; 0, or the seconds to wait when there were too many."""
+        if self._room(address) <= 0:
             return self.wait_s(address)
-        known.bucket.charge(now, known.bucket.cost_s(1))
+        self._bucket(address).charge(self._clock(), 1)
         return 0.0
 
     def wait_s(self, address: str) -> float:
         """Seconds until another wrong key of this address would be answered as one; 1 to 60."""
-        bucket = self._address(address).bucket
+        bucket = self._bucket(address)
         over = bucket.used(self._clock()) + 1 - FREE
         return min(60.0, max(1.0, bucket.cost_s(over))) if over > 0 else 1.0
 
@@ -115,13 +84,17 @@ class WrongKeys:
         """How many are remembered."""
         return len(self._addresses)
 
-    def _address(self, address: str) -> _Address:
-        known = self._addresses.pop(address, None) or _Address()
-        _remember(self._addresses, address, known, self._most_addresses)
+    def _room(self, address: str) -> int:
+        """How many more wrong keys the address may send now."""
+        return int(FREE - self._bucket(address).used(self._clock()) + _ROUNDING)
+
+    def _bucket(self, address: str) -> Bucket:
+        known = self._addresses.pop(address, None) or Bucket(FREE)
+        _remember_bounded(self._addresses, address, known, self._most_addresses)
         return known
 
 
-def _remember(table: dict[str, Any], key: str, value: Any, most: int) -> None:
+def _remember_bounded(table: dict[str, Any], key: str, value: Any, most: int) -> None:
     """Puts `key` at the end, and drops from the front what is too much."""
     table.pop(key, None)
     table[key] = value
@@ -132,12 +105,12 @@ def _remember(table: dict[str, Any], key: str, value: Any, most: int) -> None:
 def client_address(peer: str | None, forwarded_for: Iterable[str], trusted_proxies: int) -> str:
     """Where a request comes from, as far as it can't be chosen by who sends it; IPv6 by its /64, which one client has.
 
-    `peer` is the connection's other end as the server tells it, `forwarded_for` the values of `x-forwarded-for` in
+    `peer` is the connection's other end as the server sees it, `forwarded_for` the values of `x-forwarded-for` in
     their order. `trusted_proxies` is how many proxies before this process append to that header: the client is the
     entry which the outermost of them has written. Ray Serve's own HAProxy does not write it and is not counted; a
     Kubernetes ingress or a cloud balancer in front does.
 
-    Without trusted proxies the header is whatever the client has written, and uvicorn may have taken `peer` from it
+    Without trusted proxies the client writes the header as it likes, and uvicorn may have taken `peer` from it
     (it does so for connections from this machine, HAProxy's among them). All such requests count as one address.
     """
     hops = [hop.strip() for value in forwarded_for for hop in value.split(",") if hop.strip()]

@@ -1,4 +1,4 @@
-"""What must hold before anything starts. Each failure is one line that says what to do."""
+"""Checks before anything starts. Each failure is one line that says what to do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import fcntl
 import os
 import shutil
 import socket
-import sys
 from pathlib import Path
 from typing import IO
 
@@ -21,39 +20,31 @@ class LaunchError(Exception):
     """The service can't start; the message is one line for the person at the terminal."""
 
 
-def check_python() -> None:
-    """Raises LaunchError below Python 3.11."""
-    if sys.version_info < (3, 11):  # noqa: UP036 -- run by whatever Python there is
-        found = ".".join(map(str, sys.version_info[:3]))
-        raise LaunchError(f"Python 3.11 or newer is needed, this is {found}: run make with PYTHON=python3.11")
-
-
 def check_port(port: int) -> None:
-    """Raises LaunchError when something listens on the port."""
     if not 1 <= port <= 65535:
         raise LaunchError(f"PORT must be from 1 to 65535, not {port}")
     if not is_free(port):
         raise LaunchError(f"port {port} is taken: stop what listens there or choose another with PORT=…")
 
 
-def check_memory(least: int = LEAST_MEMORY, available: int | None = None) -> None:
-    """Raises LaunchError when less than `least` bytes of memory are available."""
-    there = psutil.virtual_memory().available if available is None else available
-    if there < least:
+def check_free_memory(least: int = LEAST_MEMORY, available: int | None = None) -> None:
+    if available is None:
+        available = psutil.virtual_memory().available
+    if available < least:
         raise LaunchError(
-            f"too little memory: {there / GIB:.1f} GiB are available, {least / GIB:.1f} GiB are needed: close something"
+            f"too little memory: {available / GIB:.1f} GiB are available, {least / GIB:.1f} GiB are needed: "
+            "close something"
         )
 
 
-def check_disk(home: Path, least: int = LEAST_DISK) -> None:
-    """Raises LaunchError when the state folder's disk is nearly full."""
+def check_free_disk(home: Path, least: int = LEAST_DISK) -> None:
     free = shutil.disk_usage(home).free
     if free < least:
         raise LaunchError(f"{home} has {free / GIB:.1f} GiB of free disk, {least / GIB:.0f} GiB are needed")
 
 
 def prepare_home(home: Path) -> None:
-    """Makes the state folder. Raises LaunchError when it can't be written."""
+    """Makes the state folder."""
     try:
         for folder in (home, home / "logs", home / "run"):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -65,7 +56,7 @@ def prepare_home(home: Path) -> None:
 
 
 def lock_home(home: Path) -> IO[str]:
-    """Holds the state folder for this process. Raises LaunchError when another service runs on it."""
+    """Locks the state folder for this process, until the returned file is closed."""
     file = (home / "run" / "lock").open("a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

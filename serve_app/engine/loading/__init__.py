@@ -1,1 +1,1 @@
-"""Gets models into memory: folders, hub names and GGUF files, placed, quantized and cached."""
+"""Models into memory: folders, hub, GGUF, placement, the int8 cache."""

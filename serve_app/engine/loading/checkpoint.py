@@ -1,13 +1,14 @@
-"""A model's folder: what is wrong with it, said in one line before a library fails on it, and what its weights are."""
+"""A model's folder: checks with one-line errors before a library fails on it, its weights, and its fingerprint."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from serve_app import __version__
 from serve_app.engine.errors import ModelError
 
 INDEX = "model.safetensors.index.json"
@@ -23,22 +24,16 @@ _TOKENIZERS = (
 )
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """One tensor of a checkpoint, as its file's header tells."""
-
-    name: str
-    shape: tuple[int, ...]
-    elements: int
-    bytes: int
+_SAMPLES: Final = 16  # of each file, spread evenly: fine-tuning changes all of the weights, and files have gigabytes
+_SAMPLE_BYTES: Final = 64 * 1024
+_BESIDE_WEIGHTS: Final = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 
 def check(folder: Path) -> None:
-    """Find what is wrong with a model folder. Reads the headers of the weights, not the weights.
+    """Check a model folder; of the weights only the headers are read.
 
     Raises:
-        ModelError: no folder, no model, an adapter alone, no or damaged or missing weights, no tokenizer.
+        ModelError: no folder, no model, an adapter alone, missing or damaged weights, no tokenizer.
     """
     if not folder.is_dir():
         raise ModelError(f"{folder} is neither a folder nor a .gguf file: check the setting 'model'.")
@@ -54,10 +49,10 @@ def check(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that hold the weights: those of the index if there is one, else the only one.
+    """The safetensors files with the weights: the only one, else those of the index.
 
     Raises:
-        ModelError: there are none, or the index names one that is missing.
+        ModelError: there are none, or the index names a missing one.
     """
     single = folder / "model.safetensors"
     if single.is_file():
@@ -77,29 +72,49 @@ def weight_files(folder: Path) -> list[Path]:
     raise ModelError(_no_weights(folder))
 
 
-def stored_tensors(folder: Path) -> Iterator[StoredTensor]:
-    """What the weights' files hold, from their headers.
+def tensor_sizes(folder: Path) -> dict[str, int]:
+    """The number of elements of each tensor in the weights' files, from their headers.
 
     Raises:
         ModelError: as `weight_files`.
     """
+    sizes: dict[str, int] = {}
     for path in weight_files(folder):
-        with path.open("rb") as file:  # the format: eight bytes of length, then JSON
+        with path.open("rb") as file:  # eight bytes of length, then JSON
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        for name, about in header.items():
-            if name == "__metadata__":
-                continue
-            shape, (begin, end) = tuple(about["shape"]), about["data_offsets"]
-            elements = 1
-            for size in shape:
-                elements *= size
-            yield StoredTensor(name, shape, elements, end - begin)
+        sizes |= {name: math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"}
+    return sizes
 
 
 def identity_files(folder: Path) -> list[Path]:
-    """The files that a model's weights and shape depend on."""
+    """The files that decide about a model's weights and shape."""
     index = [folder / INDEX] if (folder / INDEX).is_file() else []
     return [folder / "config.json", *index, *weight_files(folder)]
+
+
+def fingerprint(folder: Path, dtype: str) -> str:
+    """Twelve hex digits of everything that decides about replies: weights, tokenizer, template, type, this release.
+
+    The same on every machine that has the same files. Files are read in samples, so weights that differ only in a few
+    places may have the same fingerprint.
+
+    Raises:
+        ModelError: as `weight_files`.
+        OSError: a file is missing.
+    """
+    digest = hashlib.sha256(f"{__version__} {dtype}".encode())
+    others = [folder / name for name in _BESIDE_WEIGHTS if (folder / name).is_file()]
+    for path in [*identity_files(folder), *others]:
+        size = path.stat().st_size
+        digest.update(f"\0{path.name} {size}\0".encode())
+        with path.open("rb") as file:
+            if size <= _SAMPLES * _SAMPLE_BYTES:
+                digest.update(file.read())
+                continue
+            for sample in range(_SAMPLES):
+                file.seek((size - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:12]
 
 
 def _no_config(folder: Path) -> str:

@@ -9,19 +9,19 @@ import tempfile
 from pathlib import Path
 
 from serve_app.engine.errors import ModelError, first_line
-from serve_app.engine.loading import memory, prepared
-from serve_app.engine.loading.progress import Say
-from serve_app.engine.loading.quiet import quiet_transformers
-from serve_app.engine.loading.sources import gguf_slot
+from serve_app.engine.loading import prepared
+from serve_app.engine.loading.placement import require_memory
+from serve_app.engine.loading.prepared import gguf_slot
+from serve_app.engine.loading.progress import Say, quiet_transformers
 
 _GIB = 2**30
 
 
 def converted(gguf_path: Path, cache: Path, say: Say) -> Path:
-    """The folder below `cache` with the converted model, converting it if this version of the file was not yet.
+    """The folder below `cache` with the converted model; converts this version of the file on the first call.
 
-    Several processes may ask at once: one converts, the others wait for it. A folder made from an earlier version of
-    the same file is removed.
+    Of several processes one converts and the others wait for it. A folder made from an earlier version of the same
+    file is removed.
 
     Raises:
         ModelError: as `convert_gguf`, or the cache can't be written.
@@ -29,11 +29,11 @@ def converted(gguf_path: Path, cache: Path, say: Say) -> Path:
     path = gguf_path.absolute()
     try:
         slot = gguf_slot(path, cache)
-        if slot.path.is_dir():  # it appears in one piece
+        if slot.path.is_dir():  # complete, since it is renamed into place
             return slot.path
         prepared.make_folder(slot.folder)
         with prepared.only_one(slot.lock, say, path.name):
-            for left_over in slot.folder.glob(f".{slot.stem}-*"):  # of a killed process; the lock is ours
+            for left_over in slot.folder.glob(f".{slot.stem}-*"):  # of a killed process, since we hold the lock
                 shutil.rmtree(left_over, ignore_errors=True)
             if not slot.path.is_dir():
                 convert_gguf(path, slot.path, say)
@@ -49,7 +49,7 @@ def converted(gguf_path: Path, cache: Path, say: Say) -> Path:
 def convert_gguf(gguf_path: Path, out_dir: Path, progress: Say) -> None:
     """Convert a GGUF file into a folder of safetensors at `out_dir`, which appears only when it is complete.
 
-    Needs the model's size in float32 as memory and disk. A folder already at `out_dir` is replaced.
+    Needs the model's size in float32 as memory and as disk. Replaces a folder at `out_dir`.
 
     Raises:
         ModelError: the file is missing, damaged, too large for memory or disk, or of an unknown architecture.
@@ -57,7 +57,7 @@ def convert_gguf(gguf_path: Path, out_dir: Path, progress: Say) -> None:
     if not gguf_path.is_file():
         raise ModelError(f"There is no GGUF file at {gguf_path}.")
     architecture, size = _describe(gguf_path)
-    memory.require(size, f"converting {gguf_path.name}", "choose a smaller model, or convert it on a larger machine")
+    require_memory(size, f"converting {gguf_path.name}", "choose a smaller model, or convert it on a larger machine")
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     if (free := shutil.disk_usage(out_dir.parent).free) < size:
         raise ModelError(
@@ -69,7 +69,7 @@ def convert_gguf(gguf_path: Path, out_dir: Path, progress: Say) -> None:
     work = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}-", dir=out_dir.parent))
     try:
         progress(f"Converting {gguf_path.name} ({size / _GIB:.1f} GiB as float32), once; this may take minutes")
-        # The GGUF reader draws a progress bar that no switch of the library turns off.
+        # No switch of the library turns off the GGUF reader's progress bar.
         with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
             source = {"gguf_file": gguf_path.name}
             model = AutoModelForCausalLM.from_pretrained(
@@ -93,7 +93,7 @@ def convert_gguf(gguf_path: Path, out_dir: Path, progress: Say) -> None:
 
 
 def _describe(gguf_path: Path) -> tuple[str, int]:
-    """The file's architecture, and the bytes of its tensors in float32. Reads no tensor.
+    """The file's architecture, and the bytes of its tensors in float32; reads no tensor.
 
     Raises:
         ModelError: it is no GGUF file, or it is cut short.

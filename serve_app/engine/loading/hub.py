@@ -1,4 +1,4 @@
-"""A model by its name on the Hugging Face hub: its files are brought into the hub's local cache."""
+"""Fetches a model by its name on the Hugging Face hub into the hub's local cache."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from serve_app.engine.errors import ModelError, first_line
 from serve_app.engine.loading.progress import Progress, Say
 
-# Not what many repositories hold as well: pickled weights, those of other frameworks, a second copy in one file.
+# Many repositories also hold pickled weights, weights of other frameworks, or a second copy in one file.
 _FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 _NOT = ["*/*", "consolidated*.safetensors"]
 
 
 def fetch(name: str, say: Say) -> Path:
-    """The local folder of the model `name`; what is missing there is downloaded, what is cached serves offline too.
+    """The local folder of the model `name`; missing files are downloaded, and cached ones serve offline too.
 
     `HF_HOME`, `HF_TOKEN`, `HF_ENDPOINT` and `HF_HUB_OFFLINE` have their usual meaning.
 
@@ -45,7 +45,7 @@ def fetch(name: str, say: Say) -> Path:
             f"There is no folder {name}, and the hub has no public model of that name: check 'model', "
             "or set HF_TOKEN if it is private."
         ) from error
-    except LocalEntryNotFoundError as error:  # also what is raised for a cached snapshot that is not complete
+    except LocalEntryNotFoundError as error:  # raised for an incomplete cached snapshot, too
         raise ModelError(
             f"There is no folder {name}, and the hub can't be reached for the model of that name, "
             f"which is not in the local cache ({_reason(error)}): check the network, or name a folder."
@@ -57,7 +57,7 @@ def fetch(name: str, say: Say) -> Path:
 
 
 def _reason(error: BaseException) -> str:
-    """Why, in a few words: the innermost cause is the one that a person can do something about."""
+    """The innermost cause in a few words: it is the one that a user can change."""
     cause = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
@@ -65,7 +65,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _bar(name: str, say: Say) -> type[Any]:
-    """A progress bar for the hub's client that says lines instead of drawing."""
+    """A progress bar class for the hub's client that sends lines instead of drawing."""
     from tqdm.std import tqdm  # type: ignore[import-untyped]
 
     progress = Progress(say, f"Fetching {name}", 1)

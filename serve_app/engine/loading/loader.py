@@ -1,4 +1,4 @@
-"""Gets a model into memory: finds its files, prepares what is prepared once, loads and places the weights."""
+"""Loads a model into memory: finds its files, prepares them once, loads and places the weights."""
 
 from __future__ import annotations
 
@@ -14,15 +14,11 @@ import torch
 
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.errors import ModelError, first_line
-from serve_app.engine.loading import checkpoint, gguf, hub, memory, placement, prepared, weights_cache
-from serve_app.engine.loading.fingerprint import fingerprint
-from serve_app.engine.loading.gguf import convert_gguf
-from serve_app.engine.loading.progress import Progress, Say
-from serve_app.engine.loading.quiet import quiet_transformers
-from serve_app.engine.loading.sources import Source, int8_slot
-from serve_app.engine.models import llama
-
-__all__ = ["LoadedModel", "convert_gguf", "load", "prepare"]
+from serve_app.engine.loading import checkpoint, gguf, hub, placement, prepared, weights_cache
+from serve_app.engine.loading.prepared import Source, int8_slot
+from serve_app.engine.loading.progress import Progress, Say, quiet_transformers
+from serve_app.engine.models import llama_weights
+from serve_app.engine.models.llama_weights import LlamaWeights
 
 logger = logging.getLogger(__name__)
 
@@ -33,38 +29,39 @@ _GIB = 2**30
 class LoadedModel:
     """A model, its tokenizer, and the tokens that end a reply.
 
-    With `dtype: int8`, `weights` holds the decoder (its matrices in int8, all else in float32), and `model` has no
-    weights: it lies on the meta device and is there for its configuration, its rotary embedding (whose buffers are
-    real, and on the weights' device) and its generation defaults.
+    With `dtype: int8`, `weights` holds the decoder (matrices in int8, all else in float32). `model` is then on the
+    meta device, without weights; it has the configuration, the rotary embedding (its buffers are real and on the
+    weights' device) and the generation defaults.
     """
 
     model: Any
     tokenizer: Any
     eos_token_ids: frozenset[int]
-    weights: llama.LlamaWeights | None = None
-    fingerprint: str = ""  # see serve_app.engine.loading.fingerprint
+    weights: LlamaWeights | None = None
+    fingerprint: str = ""  # see `checkpoint.fingerprint`
 
 
 def load(settings: EngineSettings, progress: Say = logger.info) -> LoadedModel:
-    """Load the model that the settings name and place it by `device_map`; `progress` hears how far that is.
+    """Load the model of the settings and place it by `device_map`; `progress` receives lines about it.
 
     Raises:
-        ModelError: no such model, a damaged or unsuitable one, too little memory; one line, with the remedy.
+        ModelError: no such model, a damaged or unsuitable one, or too little memory.
     """
     source = locate(settings, progress)
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
     tokenizer = _load_tokenizer(source)
-    told = fingerprint(source.folder, settings.dtype)
+    fingerprint = checkpoint.fingerprint(source.folder, settings.dtype)
+    weights = None
     if settings.dtype == "int8":
         model, weights = _load_int8(source, settings, progress)
-        return LoadedModel(model, tokenizer, _eos_token_ids(model, tokenizer), weights, told)
-    model = _load_float(source, settings, progress)
-    return LoadedModel(model, tokenizer, _eos_token_ids(model, tokenizer), fingerprint=told)
+    else:
+        model = _load_float(source, settings, progress)
+    return LoadedModel(model, tokenizer, _eos_token_ids(model, tokenizer), weights, fingerprint)
 
 
 def prepare(settings: EngineSettings, progress: Say) -> None:
-    """Do what `load` does only once, ahead of time and on the CPU: fetch, convert, quantize.
+    """Do the parts of `load` that are done once, ahead of time and on the CPU: fetch, convert, quantize.
 
     Raises:
         ModelError: as `load`.
@@ -76,12 +73,12 @@ def prepare(settings: EngineSettings, progress: Say) -> None:
 
 
 def locate(settings: EngineSettings, say: Say) -> Source:
-    """The folder of the model that the settings name, fetched or converted if need be, and checked.
+    """The checked folder of the settings' model, after it was fetched or converted if necessary.
 
     Raises:
-        ModelError: there is none, it is damaged, its devices don't exist or have too little memory.
+        ModelError: there is none, it is damaged, or its devices don't exist or have too little memory.
     """
-    placement.check(settings)
+    placement.check_devices(settings)
     name = settings.model
     path = Path(name).expanduser()
     if path.is_file() and path.suffix.lower() == ".gguf":
@@ -93,7 +90,7 @@ def locate(settings: EngineSettings, say: Say) -> Source:
     else:
         folder = hub.fetch(name, say)
     checkpoint.check(folder)
-    memory.check(name, checkpoint.stored_tensors(folder), settings)
+    placement.check_memory(name, checkpoint.tensor_sizes(folder), settings)
     return Source(str(path.absolute()) if path.exists() else name, folder)
 
 
@@ -122,7 +119,7 @@ def _load_float(source: Source, settings: EngineSettings, say: Say, dtype: str |
                 dtype=dtype or settings.dtype,
                 use_safetensors=True,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # refused below, with the names
+                ignore_mismatched_sizes=True,  # `_check_report` names them
                 **places,
             )
     _check_report(source, report, say)
@@ -132,7 +129,7 @@ def _load_float(source: Source, settings: EngineSettings, say: Say, dtype: str |
 
 
 def _check_report(source: Source, report: dict[str, Any], say: Say) -> None:
-    """Refuse a model of which transformers has made up a part: it fills in what the files lack with random numbers.
+    """Refuse a model with missing weights, which transformers replaces with random numbers.
 
     Raises:
         ModelError: the files don't hold what config.json describes.
@@ -147,37 +144,37 @@ def _check_report(source: Source, report: dict[str, Any], say: Say) -> None:
         say(f"{len(extra)} weights of {source.name} are not used by models of its type, {extra[0]} for one")
 
 
-def _load_int8(source: Source, settings: EngineSettings, say: Say) -> tuple[Any, llama.LlamaWeights]:
-    """A model without weights, and the int8 weights from the cache; the float model is loaded only to fill that."""
+def _load_int8(source: Source, settings: EngineSettings, say: Say) -> tuple[Any, LlamaWeights]:
+    """A model without weights, and int8 weights from the cache; the float model is loaded only to fill the cache."""
     device = placement.single_device(settings)
     model = _empty_model(source)
     quantized = getattr(model.config, "quantization_config", None) is not None
-    if (reason := "it is quantized already" if quantized else llama.why_not(model)) is not None:
+    if (reason := "it is quantized already" if quantized else llama_weights.why_not(model)) is not None:
         raise ModelError(f"dtype int8 is not for {source.name} ({reason}): set dtype to float32 or bfloat16.")
     slot = int8_slot(source, prepared.cache_dir(settings.cache_dir))
     weights = weights_cache.load_or_build(
-        slot, llama.shape_of(model.config), device, lambda: _quantize(source, settings, say), say
+        slot, llama_weights.shape_of(model.config), device, lambda: _quantize(source, settings, say), say
     )
     model.model.rotary_emb.to(device)
     return model, weights
 
 
-def _quantize(source: Source, settings: EngineSettings, say: Say) -> llama.LlamaWeights:
-    """Quantize the float model, as it is stored, on the CPU. Its files are mapped, so it takes no memory of its own."""
+def _quantize(source: Source, settings: EngineSettings, say: Say) -> LlamaWeights:
+    """Quantize the float model, as it is stored, on the CPU. Its files are mapped, so it needs no memory of its own."""
     say(f"Preparing int8 weights of {source.name}, once")
     stored = _load_float(source, settings.model_copy(update={"device_map": "cpu"}), say, dtype="auto")
     counter = Progress(say, f"Quantizing {source.name}", len(stored.model.layers))
-    return llama.take_weights(stored, int8=True, on_layer=counter.at)
+    return llama_weights.extract_weights(stored, int8=True, on_layer=counter.at)
 
 
 def _empty_model(source: Source) -> Any:
-    """The model on the meta device: everything but weights."""
+    """The model on the meta device, without weights."""
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     with quiet_transformers(), _one_line(f"Can't load the model {source.name}"):
         config = AutoConfig.from_pretrained(source.folder)
-        with init_empty_weights():  # buffers, such as the rotary frequencies, are computed for real
+        with init_empty_weights():  # buffers such as the rotary frequencies are real
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         model.tie_weights()
         if (source.folder / "generation_config.json").is_file():
@@ -187,7 +184,7 @@ def _empty_model(source: Source) -> Any:
 
 @contextlib.contextmanager
 def _one_line(what: str) -> Iterator[None]:
-    """Turn whatever a library raises into a ModelError that begins with `what`."""
+    """Turn any error of a library into a ModelError that begins with `what`."""
     try:
         yield
     except ModelError:
@@ -202,5 +199,5 @@ def _eos_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset(i for i in (*own, tokenizer.eos_token_id) if i is not None)
 
 
-# Tokenizers run in the caller's thread here; the library's own pool would fight torch's for the cores.
+# Tokenizers run in the caller's thread here; the library's own pool would compete with torch's for the cores.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

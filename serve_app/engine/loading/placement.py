@@ -1,29 +1,34 @@
-"""Where a model's layers go: what `device_map` may say here, what goes to disk, and where a placed model computes."""
+"""The devices of a model: which ones `device_map` may name, whether it fits, where it computes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
-from serve_app.engine.config import EngineSettings
+from serve_app.engine.config import INT8_REMEDY, EngineSettings
 from serve_app.engine.errors import ModelError
 
+_GIB = 2**30
+_ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes
 _SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
-def check(settings: EngineSettings) -> None:
-    """Find out whether every device that the settings name exists.
+def check_devices(settings: EngineSettings) -> None:
+    """Check that every device in the settings exists.
 
     Raises:
-        ModelError: a name that means nothing, or a device that this machine lacks.
+        ModelError: an unknown name, or a device that this machine lacks.
     """
     wanted = settings.device_map
     if isinstance(wanted, str):
         if wanted not in _SPREAD:
             _check_device(wanted)
     else:
-        if "" in wanted and len(wanted) > 1:  # accelerate would put everything there, what is elsewhere included
+        if "" in wanted and len(wanted) > 1:  # accelerate would put everything there, also the parts named beside it
             raise ModelError(
                 "device_map names '' (the whole model) beside parts of it: name every part, "
                 "as model.embed_tokens, model.layers.0, model.norm, lm_head."
@@ -36,34 +41,49 @@ def check(settings: EngineSettings) -> None:
             _check_device(int(key) if str(key).isdigit() else key)
 
 
-def single_device(settings: EngineSettings) -> torch.device:
-    """The one device that int8 weights go to; a spread over a machine without CUDA devices is its CPU.
+def check_gpus(settings: EngineSettings, asked: float) -> None:
+    """Check that a process that was given `asked` GPUs has one, if the settings leave the devices to accelerate.
 
     Raises:
-        ModelError: the settings ask for several.
+        ModelError: torch finds none, so that the model would be loaded into the CPU's memory and compute there.
+    """
+    if asked > 0 and settings.device_map in _SPREAD and not torch.cuda.is_available():
+        raise ModelError(
+            f"The replica has {asked:g} GPU (num_gpus), and torch finds no CUDA device: check the driver and "
+            "CUDA_VISIBLE_DEVICES, or set device_map to cpu and num_gpus to 0 to compute on the CPU."
+        )
+
+
+def single_device(settings: EngineSettings) -> torch.device:
+    """The one device of int8 weights, the CPU; `auto` and its like mean it on a machine without CUDA devices.
+
+    Raises:
+        ModelError: the settings name several, or a GPU.
     """
     wanted = settings.device_map
+    device = None
     if isinstance(wanted, str) and wanted not in _SPREAD:
-        return torch.device(wanted)
-    if isinstance(wanted, str) and not torch.cuda.is_available():
-        return torch.device("cpu")
-    if isinstance(wanted, dict) and list(wanted) == [""] and wanted[""] != "disk":
-        return torch.device(wanted[""])
-    raise ModelError(
-        f"dtype int8 places a model on one device, and device_map is {wanted!r}: "
-        "set device_map to cpu or cuda:0, or dtype to bfloat16."
-    )
+        device = torch.device(wanted)
+    elif isinstance(wanted, str) and not torch.cuda.is_available():
+        device = torch.device("cpu")
+    elif isinstance(wanted, dict) and list(wanted) == [""] and wanted[""] != "disk":
+        device = torch.device(wanted[""])
+    if device is None or device.type != "cpu":
+        raise ModelError(
+            f"dtype int8 places a model on one device, the CPU, and device_map is {wanted!r}: {INT8_REMEDY}."
+        )
+    return device
 
 
 def may_use_disk(settings: EngineSettings) -> bool:
-    """Whether weights may stay on disk, to be read whenever their layer runs."""
+    """Whether weights may stay on disk, to be read each time their layer runs."""
     if isinstance(settings.device_map, str):
         return settings.device_map in _SPREAD
     return "disk" in settings.device_map.values()
 
 
 def arguments(settings: EngineSettings) -> dict[str, Any]:
-    """The settings as `from_pretrained` takes them."""
+    """The settings as arguments of `from_pretrained`."""
     limits = settings.max_memory
     return {
         "device_map": settings.device_map,
@@ -73,10 +93,10 @@ def arguments(settings: EngineSettings) -> dict[str, Any]:
 
 
 def offloaded_bytes(model: Any, settings: EngineSettings) -> int:
-    """Bytes of a placed model's weights that lie elsewhere than where they are used, brought there for each step.
+    """Bytes of a placed model's weights that are copied to their device for each step.
 
     Raises:
-        ModelError: some weights have no place at all.
+        ModelError: some weights have no place.
     """
     total = 0
     for name, module in model.named_modules():
@@ -91,7 +111,7 @@ def offloaded_bytes(model: Any, settings: EngineSettings) -> int:
 
 
 def execution_device(model: Any) -> torch.device:
-    """Where a placed model takes its input: its embedding's device, or the one that an offloaded one is brought to."""
+    """The device of a placed model's input: its embedding's, or the one that an offloaded embedding is copied to."""
     embedding = model.get_input_embeddings()
     if not embedding.weight.is_meta:
         return torch.device(embedding.weight.device)
@@ -122,3 +142,77 @@ def _check_device(wanted: int | str) -> None:
         found = f"cuda:0 to cuda:{there - 1}" if there else "no CUDA device"
         raise ModelError(f"There is no device {device}: torch finds {found} here; change device_map.")
     raise ModelError(f"Devices of type {device.type} are not supported: set device_map to cpu or cuda:0.")
+
+
+def weight_bytes(sizes: Mapping[str, int], dtype: str) -> int:
+    """Bytes of a model's weights, of `sizes` elements by name, once they are loaded as `dtype`.
+
+    With `int8`, matrices have a byte per weight; the embedding is float32, and if it is the output matrix too, it has
+    an int8 copy.
+    """
+    if dtype != "int8":
+        return sum(sizes.values()) * _ITEM[dtype]
+    tied = not any(name.endswith("lm_head.weight") for name in sizes)
+    of_embedding = _ITEM["float32"] + tied
+    return sum(size * (of_embedding if "embed_tokens" in name else 1) for name, size in sizes.items())
+
+
+def check_memory(name: str, sizes: Mapping[str, int], settings: EngineSettings, available: int | None = None) -> None:
+    """Check that weights and KV cache fit into the one device that they are placed on.
+
+    `available` is in bytes, by default the device's free memory. Models spread over several devices are not checked:
+    accelerate plans them against each device's memory.
+
+    Raises:
+        ModelError: names the available and the needed memory, and the settings to change.
+    """
+    if not isinstance(settings.device_map, str):
+        return
+    if settings.device_map == "cpu":
+        there, where = available_memory() if available is None else available, "memory"
+        remedy = "lower kv_cache_memory" + ("" if settings.dtype == "int8" else ", set dtype: int8")
+    elif settings.device_map.startswith("cuda"):
+        there = cuda_memory(settings.device_map) if available is None else available
+        where = f"memory on {settings.device_map}"
+        remedy = "lower kv_cache_memory, set device_map: auto" + ("" if settings.dtype != "float32" else " or bfloat16")
+    else:
+        return
+    weights = weight_bytes(sizes, settings.dtype)
+    needed = weights + settings.kv_cache_memory
+    if needed > there:
+        raise ModelError(
+            f"Too little {where}: {there / _GIB:.1f} GiB are available, {needed / _GIB:.1f} GiB are needed "
+            f"({weights / _GIB:.1f} for the weights of {name} as {settings.dtype}, "
+            f"{settings.kv_cache_memory / _GIB:.1f} for kv_cache_memory): {remedy} or choose a smaller model."
+        )
+
+
+def require_memory(needed: int, task: str, remedy: str, available: int | None = None) -> None:
+    """Check that a task's memory, in bytes, is available.
+
+    Raises:
+        ModelError: names the available and the needed memory, and the remedy.
+    """
+    there = available_memory() if available is None else available
+    if needed > there:
+        raise ModelError(
+            f"Too little memory: {there / _GIB:.1f} GiB are available, {task} needs {needed / _GIB:.1f} GiB: {remedy}."
+        )
+
+
+def available_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that this process can still allocate: of the machine, or of its container's limit if that is less."""
+    free = psutil.virtual_memory().available
+    try:
+        limit = int((cgroup / "memory.max").read_text())
+        used = int((cgroup / "memory.current").read_text())
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        # Cached files count as used but can be dropped, as in Kubernetes' measure of a working set.
+        return min(free, max(0, limit - used + int(stat.get("inactive_file", 0))))
+    except (OSError, ValueError):  # no cgroup v2, or no limit
+        return free
+
+
+def cuda_memory(device: str) -> int:
+    """Free bytes of a CUDA device, `cuda` or `cuda:N`, which must exist."""
+    return int(torch.cuda.mem_get_info(torch.device(device))[0])

@@ -1,6 +1,6 @@
-"""The folder of things that are prepared once from a model's files: where it is, what a thing is called, who makes it.
+"""The cache of files that are prepared once from a model's files: its place, their names, the locks for making them.
 
-Free of torch, so that a launcher can ask cheaply whether something is ready.
+Does not import torch, so that a launcher can check cheaply whether a model is prepared.
 """
 
 from __future__ import annotations
@@ -17,11 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from serve_app.engine.config import EngineSettings
+from serve_app.engine.errors import ModelError
+from serve_app.engine.loading.checkpoint import identity_files
 from serve_app.engine.loading.progress import Say
+
+# Of the file with int8 weights. The version rises when its layout or the rounding of weights changes.
+INT8_FORMAT = "serve-app int8 weights, version 1"
 
 
 def cache_dir(setting: str | None = None) -> Path:
-    """The setting, else `cache` in SERVE_APP_HOME, else `serve-app` in the user's cache folder (XDG). May not exist."""
+    """The setting, else `cache` in SERVE_APP_HOME, else `serve-app` in the user's cache folder (XDG); may not exist."""
     if setting is not None:
         return Path(setting).expanduser().absolute()
     if home := os.environ.get("SERVE_APP_HOME"):
@@ -31,7 +37,7 @@ def cache_dir(setting: str | None = None) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A place in the cache for what is made from one model; another version of the model has another place."""
+    """A place in the cache for a file or folder made from one version of a model's files."""
 
     folder: Path
     stem: str  # the same for all versions of one model
@@ -40,28 +46,27 @@ class Slot:
 
     @classmethod
     def of(cls, folder: Path, name: str, identity: str, suffix: str) -> Slot:
-        """For the model called `name` (its path, or its name on the hub), whose files are described by `identity`."""
+        """`name` is the model's path or its name on the hub; `identity` describes its files."""
         readable = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(name).name).strip(".-")[:60] or "model"
         return cls(folder, f"{readable}-{hashlib.sha256(name.encode()).hexdigest()[:8]}", identity, suffix)
 
     @property
     def path(self) -> Path:
-        """Where it lies once it is made."""
         return self.folder / f"{self.stem}-{self.identity[:16]}{self.suffix}"
 
     @property
     def lock(self) -> Path:
-        """The file that whoever makes it holds a lock on."""
+        """Locked by the process that makes it."""
         return self.folder / f".{self.stem}{self.suffix}.lock"
 
     def outdated(self) -> list[Path]:
-        """What was made from earlier versions of the model's files."""
+        """The paths made from earlier versions of the model's files."""
         versions = self.folder.glob(f"{self.stem}-{'[0-9a-f]' * 16}{self.suffix}")
         return sorted(path for path in versions if path != self.path)
 
 
 def identity_of(paths: Iterable[Path], extra: str = "") -> str:
-    """A digest of the files' names, sizes and times of change, and of the whole content of small JSON files.
+    """A digest of the files' names, sizes and times of change, and of the whole content of JSON files.
 
     Raises:
         OSError: a file is missing.
@@ -77,7 +82,7 @@ def identity_of(paths: Iterable[Path], extra: str = "") -> str:
 
 
 def make_folder(folder: Path) -> Path:
-    """Create the folder, readable by its owner alone, as its parents where they are missing too; return it.
+    """Create the folder and its missing parents, readable by the owner alone; return it.
 
     Raises:
         OSError: it can't be created or written.
@@ -92,9 +97,9 @@ def make_folder(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def only_one(path: Path, say: Say, what: str) -> Iterator[None]:
-    """Hold an exclusive lock on `path`; the system drops it with the process, so no stale lock stays behind.
+    """Hold an exclusive lock on `path`; the system drops it with the process, so no stale lock remains.
 
-    While another process or thread holds it, `say` hears that it is preparing `what`, and this waits.
+    While another process or thread holds it, this sends one line about `what` to `say` and waits.
 
     Raises:
         OSError: the file can't be created, or its file system has no locks.
@@ -110,9 +115,9 @@ def only_one(path: Path, say: Say, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_folder(parent: Path) -> Iterator[Path]:
-    """A new folder below `parent` for this process alone, in use until the process ends; removed here if still empty.
+    """A new folder below `parent` for this process, kept until the process ends; removed at exit if it is empty.
 
-    Those that ended processes have left are removed: their locks are free.
+    Folders of ended processes are removed: their locks are free.
 
     Raises:
         OSError: it can't be created.
@@ -135,9 +140,49 @@ def own_folder(parent: Path) -> Iterator[Path]:
             _held.append(lock)
 
 
-_held: list[IO[str]] = []  # locks of `own_folder` that last as long as the process
+_held: list[IO[str]] = []  # locks of `own_folder`, kept as long as the process
 
 
-def bytes_in(folder: Path) -> int:
-    """Bytes of all files below a folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model's files."""
+
+    name: str  # an absolute path, or a name on the hub: the same for all versions of the model
+    folder: Path
+
+
+def gguf_slot(path: Path, cache: Path) -> Slot:
+    """The place of the folder converted from a GGUF file; OSError if there is no such file."""
+    path = path.absolute()
+    return Slot.of(cache / "gguf", str(path), identity_of([path]), "")
+
+
+def int8_slot(source: Source, cache: Path) -> Slot:
+    """The place of the model's int8 weights.
+
+    Raises:
+        ModelError: the folder has no weights.
+        OSError: it has no config.json.
+    """
+    identity = identity_of(identity_files(source.folder), INT8_FORMAT)
+    return Slot.of(cache / "int8", source.name, identity, ".safetensors")
+
+
+def is_ready(settings: EngineSettings) -> bool:
+    """Whether everything that `loader.prepare` makes is prepared.
+
+    Hub names count as ready, and so do paths without a model: the loader asks the network and reports errors.
+    """
+    path, cache = Path(settings.model).expanduser().absolute(), cache_dir(settings.cache_dir)
+    try:
+        if path.is_file():
+            folder = gguf_slot(path, cache).path
+            if not folder.is_dir():
+                return path.suffix.lower() != ".gguf"
+        elif path.is_dir():
+            folder = path
+        else:
+            return True
+        return settings.dtype != "int8" or int8_slot(Source(str(path), folder), cache).path.is_file()
+    except (ModelError, OSError):
+        return True

@@ -1,7 +1,7 @@
-"""Int8 weights kept in a file: quantized once, then mapped into memory by every replica on the machine.
+"""Int8 weights in a file: quantized once, then mapped into memory by every replica on the machine.
 
 The file is safetensors, so nothing in it can run. Its metadata holds the format's version, the identity of the model's
-files and a CRC-32 of each tensor. It appears in one piece. Replicas that map it share its pages.
+files and a CRC-32 of each tensor. It is renamed into place when complete. Replicas that map it share its pages.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import torch
 
 from serve_app.engine.errors import first_line
 from serve_app.engine.loading import prepared
+from serve_app.engine.loading.prepared import INT8_FORMAT
 from serve_app.engine.loading.progress import Progress, Say
-from serve_app.engine.loading.sources import INT8_FORMAT
-from serve_app.engine.models.llama import LlamaLayer, LlamaShape, LlamaWeights
+from serve_app.engine.models.llama_weights import LlamaLayer, LlamaShape, LlamaWeights
 from serve_app.engine.models.quantize import Int8Weight
 
 _GIB = 2**30
@@ -31,16 +31,16 @@ _MATRICES = frozenset({"qkv", "output", "gate_up", "down"})
 
 
 class Unusable(Exception):
-    """A cache file that can't be used; the message says why."""
+    """A cache file that can't be used; the message names the reason."""
 
 
 def load_or_build(
     slot: prepared.Slot, shape: LlamaShape, device: torch.device, build: Callable[[], LlamaWeights], say: Say
 ) -> LlamaWeights:
-    """The weights from the slot's file, built and written first where that is missing, damaged or another model's.
+    """The weights from the slot's file, which is built first if it is missing, damaged or of another model.
 
-    Several processes may ask at once: one builds, the others wait and read. Where nothing can be written, the built
-    weights are returned and one line says so.
+    Of several processes one builds, the others wait and read. If the file can't be written, the built weights are
+    returned, and `say` receives a line about it.
     """
     if slot.path.is_file():
         try:
@@ -57,9 +57,9 @@ def load_or_build(
                 "set cache_dir to a folder that can be written"
             )
             return to_device(build(), device)
-        for left_over in slot.folder.glob(f".{slot.stem}-writing-*"):  # of a killed process; the lock is ours
+        for left_over in slot.folder.glob(f".{slot.stem}-writing-*"):  # of a killed process, since we hold the lock
             left_over.unlink(missing_ok=True)
-        if slot.path.is_file():  # of another process, meanwhile, or the one found unusable
+        if slot.path.is_file():  # written by another process meanwhile, or unusable as before
             with contextlib.suppress(Unusable):
                 return read(slot, shape, device, say)
         weights = build()
@@ -70,8 +70,8 @@ def load_or_build(
             return to_device(weights, device)
         for path in slot.outdated():
             path.unlink(missing_ok=True)
-        del weights  # mapped from the file instead, the pages are shared
-        total = prepared.bytes_in(slot.folder)
+        del weights  # mapped from the file instead, so that the pages are shared
+        total = sum(path.stat().st_size for path in slot.folder.rglob("*") if path.is_file())
         say(
             f"Int8 weights are ready in {slot.path} ({slot.path.stat().st_size / _GIB:.2f} GiB; "
             f"{total / _GIB:.2f} GiB in all in that folder)"
@@ -84,7 +84,7 @@ def load_or_build(
 
 
 def write(slot: prepared.Slot, weights: LlamaWeights) -> None:
-    """Write the weights to the slot's file, which appears only when everything is on the disk.
+    """Write the weights to the slot's file, which appears only when all of it is on the disk.
 
     Raises:
         OSError: no room, or no permission.
@@ -109,10 +109,10 @@ def write(slot: prepared.Slot, weights: LlamaWeights) -> None:
 
 
 def read(slot: prepared.Slot, shape: LlamaShape, device: torch.device, say: Say) -> LlamaWeights:
-    """Map the slot's weights into memory (on a CPU; elsewhere, copy them there) after checking every byte.
+    """Check every byte of the slot's weights and map them into memory; for other devices than the CPU, copy them.
 
     Raises:
-        Unusable: not such a file, of another version, another model's, cut short or damaged.
+        Unusable: not such a file, of another version or another model, cut short, or damaged.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -141,16 +141,15 @@ def read(slot: prepared.Slot, shape: LlamaShape, device: torch.device, say: Say)
 
 
 def to_device(weights: LlamaWeights, device: torch.device) -> LlamaWeights:
-    """The same weights on a device."""
     tensors = {name: tensor.to(device) for name, tensor in _named(weights)}
     return _assemble(weights.shape, tensors)
 
 
 def _named(weights: LlamaWeights) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor with its name in the file, all that is not int8 as float32, which is what runners compute in.
+    """Every tensor with its name in the file; those that are not int8 are float32, the type that runners compute in.
 
-    So the embedding takes more of the disk than a half-precision checkpoint's, but none of the runners' own memory:
-    its pages are shared, and only the rows of tokens that occur are ever read again.
+    So the embedding needs more disk than in a half-precision checkpoint, but no memory of the runners: its pages are
+    shared, and only the rows of tokens that occur are read again.
     """
     yield "embedding", weights.embedding.float().contiguous()
     yield "final_norm", weights.final_norm.float()

@@ -1,1 +1,0 @@
-"""Forward passes: the runners, their weights and caches; `runners` chooses."""

@@ -1,8 +1,8 @@
-"""Int8 weights and activations: a scale for each row of a matrix, a scale for every 64 activations of a token.
+"""Int8 weights and activations: one scale per row of a matrix, one scale per 64 activations of a token.
 
-Both are symmetric in -127 .. 127 and a group's products are added up exactly in 32 bits, so nothing saturates on any
-processor and a result does not depend on what else is in the batch. One scale for all of a token's activations costs
-three times the quality: a few large ones flatten the rest (docs/benchmarks.md has the figures).
+Both are symmetric in -127 .. 127, and a group's products are added exactly in 32 bits. So nothing saturates on any
+processor, and a result does not depend on the rest of the batch. One scale for all of a token's activations costs
+three times the quality, because a few large ones flatten the rest (figures in docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ class Int8Weight:
 
     @property
     def shape(self) -> torch.Size:
-        """Of the matrix: (out, in)."""
         return self.values.shape
 
 
@@ -35,7 +34,7 @@ def quantize_rows(matrix: torch.Tensor) -> Int8Weight:
     """Round each row to 255 levels of its largest magnitude; a row of zeros has the scale 0."""
     values = torch.empty(matrix.shape, dtype=torch.int8, device=matrix.device)
     scales = torch.empty(matrix.shape[0], device=matrix.device)
-    # In slices: an output matrix may be gigabytes, and each operation would make another float32 one of it.
+    # In slices: an output matrix may have gigabytes, and each operation would make a float32 copy of it.
     for begin in range(0, matrix.shape[0], _SLICE):
         rows = matrix[begin : begin + _SLICE].detach().float()
         scale = rows.abs().amax(dim=1) / LEVELS
@@ -45,9 +44,9 @@ def quantize_rows(matrix: torch.Tensor) -> Int8Weight:
 
 
 def linear(x: torch.Tensor, weight: Int8Weight) -> torch.Tensor:
-    """`x` (rows, in) times the matrix, with `x` rounded to int8: the pure torch form of the native kernel.
+    """`x` (rows, in) times the matrix, with `x` rounded to int8: the native kernel in pure torch.
 
-    The float32 product of rounded values gives what integer arithmetic gives, up to float32's own rounding.
+    The float32 product of rounded values equals integer arithmetic up to float32's rounding.
     """
     return F.linear(round_activations(x), weight.values.to(x.dtype)) * weight.scales.to(x.dtype)
 

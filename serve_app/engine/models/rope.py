@@ -1,13 +1,14 @@
 """Contexts longer than the model was trained for, without one request changing another's frequencies.
 
-Transformers' `dynamic` rope follows the longest sequence of a batch. Here every sequence belongs to a length class
-of its own instead: up to the model's context it keeps the model's frequencies, bit for bit; beyond, it takes the
-dynamic-NTK base (bloc97, 2023; `_compute_dynamic_ntk_parameters` in transformers) of its class's upper bound, with a
-factor of 1: on the bundled model its perplexity from 7,168 to 10,240 tokens is 2 to 3 % lower than with a factor of 2
-and 10 % lower than with 4; on repetitive text at 14,000 tokens, where the untouched frequencies fall apart (351), it
-is 2. Beyond 16,384 tokens nothing has been measured. The class follows from the length alone, so neither batch nor
-preemption changes a result; a sequence that outgrows its class while decoding is computed anew in the next one (the
-scheduler's preemption path).
+Transformers' `dynamic` rope depends on the longest sequence of a batch. Here every sequence has a length class of its
+own. Up to the model's context it keeps the model's frequencies, bit for bit. Beyond, it has the dynamic-NTK base
+(bloc97, 2023; `_compute_dynamic_ntk_parameters` in transformers) of its class's upper bound, with a factor of 1: on
+the bundled model the perplexity from 7,168 to 10,240 tokens is 2 to 3 % lower than with a factor of 2 and 10 % lower
+than with 4; on repetitive text at 14,000 tokens it is 2, and 351 with the model's frequencies. Beyond 16,384 tokens
+nothing has been measured.
+
+The class follows from the length alone, so neither batch nor preemption changes a result. A sequence that outgrows
+its class while decoding is computed again in the next class (the scheduler preempts it).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def class_bounds(trained_context: int, max_context: int) -> tuple[int, ...]:
-    """Most tokens of each length class: the trained context, then doublings, the last cut to `max_context`."""
+    """Most tokens of each length class: the trained context, then doublings, the last limited to `max_context`."""
     bounds = [min(trained_context, max_context)]
     while bounds[-1] < max_context:
         bounds.append(min(bounds[-1] * 2, max_context))
@@ -37,10 +38,10 @@ def ntk_inverse_frequencies(base: float, dim: int, trained_context: int, length:
 
 
 class LengthClassRope(nn.Module):
-    """Stands in for a model's rotary embedding and rotates each token by its own sequence's frequencies.
+    """Replaces a model's rotary embedding; rotates each token by its own sequence's frequencies.
 
-    The runner sets `token_classes`, shape (T,), before a forward pass; None means that all are of class 0, which
-    calls the model's own module untouched.
+    The runner sets `token_classes`, shape (T,), before a forward pass; None means class 0 for all, which calls the
+    model's own module.
     """
 
     def __init__(self, inner: nn.Module, bounds: Sequence[int], base: float) -> None:
@@ -54,7 +55,7 @@ class LengthClassRope(nn.Module):
         self.token_classes: torch.Tensor | None = None
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin, each (1, T, dim), for `position_ids` of shape (1, T)."""
+        """Cos and sin, each (1, T, dim), for `position_ids` of shape (1, T)."""
         if self.token_classes is None:
             return self.inner(x, position_ids)
         # The same product, element by element, as in the model's own module: class 0 stays bit-identical here too.
@@ -67,7 +68,7 @@ class LengthClassRope(nn.Module):
 
 
 def own_context(config: object) -> int:
-    """Tokens that the model handles with frequencies that don't depend on the batch."""
+    """The longest context for which the model's frequencies don't depend on the batch."""
     trained = int(getattr(config, "max_position_embeddings", None) or 2**31)
     parameters = getattr(config, "rope_parameters", None) or {}
     if parameters.get("rope_type") in ("dynamic", "longrope"):
@@ -77,7 +78,7 @@ def own_context(config: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RopePlan:
-    """How far a model's rope reaches: the bounds of its length classes, ascending, and what they are made from."""
+    """The bounds of a model's length classes, ascending, and the values that they are made from."""
 
     bounds: tuple[int, ...]
     name: str  # of the model's own rotary module; "" if it has none
@@ -85,10 +86,10 @@ class RopePlan:
 
 
 def plan(model: nn.Module, max_context: int) -> RopePlan:
-    """Decide the length classes of a model whose rotary module is its own.
+    """Decide the length classes of a model that has its own rotary module.
 
-    Only plain rope is extended. A model with a rope of another kind keeps its own context, so the last bound may be
-    below `max_context`.
+    Only plain rope is extended. A model with another kind of rope keeps its own context, so the last bound may be below
+    `max_context`.
     """
     config = model.config
     trained = own_context(config)
@@ -103,7 +104,7 @@ def plan(model: nn.Module, max_context: int) -> RopePlan:
 
 
 def install(model: nn.Module, max_context: int) -> tuple[int, ...]:
-    """Prepare a model's own code for `max_context` tokens; return the bounds of its length classes, see `plan`."""
+    """Prepare a model's own code for `max_context` tokens; return the bounds of its length classes."""
     uninstall(model)
     chosen = plan(model, max_context)
     if chosen.base is not None:
@@ -113,20 +114,20 @@ def install(model: nn.Module, max_context: int) -> tuple[int, ...]:
 
 
 def uninstall(model: nn.Module) -> None:
-    """Give a model its own rotary modules back, which an earlier runner has replaced."""
+    """Restore a model's own rotary modules, which an earlier runner has replaced."""
     for name, module in list(model.named_modules()):
         if isinstance(module, LengthClassRope):
             _replace(model, name, module.inner)
 
 
 class RopeTable:
-    """Cos and sin of every position that a model can have, without the model: for forward passes of our own.
+    """Cos and sin of every position that a model can have, for the engine's own forward passes.
 
-    The length classes lie one below the other. Each row holds the first half of what the model's module gives for
-    that position, bit for bit; the second half is the same.
+    The length classes follow each other. Each row holds the first half of the model's own values for that position,
+    bit for bit; the second half is the same.
     """
 
-    SLACK = 64  # positions beyond a class's bound that have rows: draft tokens may reach past it
+    SLACK = 64  # positions beyond a class's bound that have rows, for draft tokens
 
     def __init__(self, model: nn.Module, max_context: int, dtype: torch.dtype) -> None:
         """Compute the tables on the rotary module's device.
@@ -149,7 +150,7 @@ class RopeTable:
         parts: list[tuple[torch.Tensor, torch.Tensor]] = []
         rows = 0
         for number, bound in enumerate(self.bounds):
-            # The slack of class 0 must not be seen by modules whose frequencies follow the longest position.
+            # No slack for modules whose frequencies depend on the longest position.
             length = bound if chosen.base is None else bound + self.SLACK
             if isinstance(module, LengthClassRope):
                 module.token_classes = torch.full((length,), number, device=device) if number else None
@@ -164,12 +165,11 @@ class RopeTable:
 
     @property
     def dim(self) -> int:
-        """Size of the part of a head that is rotated."""
+        """Size of the rotated part of a head."""
         return 2 * self.cos.shape[1]
 
     def row(self, length_class: int, position: int) -> int:
-        """The row of a position in a sequence of some length class; past the class's end, which only a draft token
-        that can't be kept may be, its last row."""
+        """The row of a position in a length class; beyond its end, where no draft token is kept, its last row."""
         return self._first_rows[length_class] + min(position, self._lengths[length_class] - 1)
 
 

@@ -1,1 +1,0 @@
-"""From logits to text: sampling, penalties, grammars, log-probabilities, detokenizing."""

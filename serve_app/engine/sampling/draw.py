@@ -1,51 +1,50 @@
 """Draws one token per row of logits by temperature, top-k, top-p and min-p, without sorting any row.
 
-A row is cut into blocks. The token is the one where the cumulative weight, first over the blocks and then within one
-of them, passes a random number. Whether it lies within top-p and min-p is asked only after it was drawn: the weight
-of all likelier tokens answers that, and lies in few blocks. A token that lies outside is thrown away with everything
-that is no likelier, and the row draws again from the rest. Each draw is from a set that holds all admissible tokens,
-in proportion to their weights, so the first admissible one has exactly their distribution.
+A row is cut into blocks. The drawn token is the one at which the cumulative weight, first over the blocks and then
+within one of them, passes a random number. Top-p and min-p are checked only after a token was drawn: the check needs
+the weight of all likelier tokens, which lie in few blocks. A token outside is rejected together with all tokens that
+are no likelier, and the row draws again from the rest. Each draw is from a set that holds all admissible tokens, in
+proportion to their weights, so the first admissible token has exactly their distribution.
 
-Nothing that is computed for a row depends on the other rows, not even by rounding.
+No result of a row depends on the other rows, not even by rounding.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 -- torch's own convention
 
-from serve_app.engine.request import SamplingParams
+from serve_app.contracts.generation import SamplingParams
 
-INVALID = -1  # instead of a token where the logits hold NaN or +inf
-DEAD_END = -2  # instead of a token where every logit is -inf: nothing is allowed
+INVALID = -1  # instead of a token if the logits hold NaN or +inf
+DEAD_END = -2  # instead of a token if every logit is -inf: no token is allowed
 
 BLOCK = 128  # tokens
-_BELOW_ONE = 1 - 1e-12  # keeps a target inside its sum whatever rounding does
+_BELOW_ONE = 1 - 1e-12  # keeps a target inside its sum under any rounding
 _LEAST_EXPONENT = -80.0
-LEAST_WEIGHT = 1e-34  # above exp(-80); all that is below, in any vocabulary, is no part of a double's sum near 1
-_LEAST_TEMPERATURE = 1e-5  # below, the division would overflow; the distribution is a single token by then
+LEAST_WEIGHT = 1e-34  # above exp(-80); smaller weights, in any vocabulary, don't change a double's sum near 1
+_LEAST_TEMPERATURE = 1e-5  # below it the division would overflow; the distribution is a single token there
 
 
 class Native(Protocol):
-    """The passes over all logits in one call, for machines that have it compiled."""
+    """All passes over the logits in one call, for machines with the compiled library."""
 
     def draw(self, blocks: torch.Tensor, steepness: list[float], uniform: list[float]) -> FirstDraw:
         """Draw from each row of contiguous float32 `blocks` (rows, blocks, `BLOCK`) by its random number in [0, 1).
 
-        Rows become their weights, exp((logit - the likeliest) * steepness), 0 to `LEAST_WEIGHT`. Those with a
-        steepness of 0 stay as they are, and their token is the first of the likeliest.
+        Rows become weights, exp((logit - maximum) * steepness), and 0 up to `LEAST_WEIGHT`. Rows with a steepness of 0
+        stay as they are, and their token is the first of the likeliest.
         """
 
 
 class FirstDraw(NamedTuple):
-    """Of each row a token, `INVALID` or `DEAD_END`, and its weight (rows,); of each block the largest and the sum.
+    """Of each row a token, `INVALID` or `DEAD_END`, and its weight, (rows,); of each block maximum and sum of weights.
 
-    The last two are (rows, blocks), of weights where a row has them, else the largest logit and nothing.
+    The last two are (rows, blocks). A row without weights has the largest logit as its maximum, and no sum.
     """
 
     tokens: torch.Tensor
@@ -56,15 +55,15 @@ class FirstDraw(NamedTuple):
 
 def choose(
     logits: torch.Tensor,
-    params: Seq[SamplingParams],
+    params: Sequence[SamplingParams],
     uniform: Callable[[int, int], float],
     native: Native | None = None,
 ) -> list[int]:
-    """A token per row of float32 `logits` (rows, vocabulary), `INVALID` or `DEAD_END`; changes them in place.
+    """A token, `INVALID` or `DEAD_END` per row of float32 `logits` (rows, vocabulary), which change in place.
 
     Filters apply in the order of transformers: temperature, top-k, top-p, min-p. Tokens as likely as the last one
-    that a filter keeps are kept too; greedy rows take the first of equals. `uniform(row, attempt)` is the row's
-    random number in [0, 1) for that attempt.
+    that a filter keeps are kept too; greedy rows use the first of equals. `uniform(row, attempt)` is the row's random
+    number in [0, 1) for that attempt.
     """
     blocks = as_blocks(logits)
     if native is not None:
@@ -79,9 +78,9 @@ def choose(
 
 
 def _choose_natively(
-    blocks: torch.Tensor, params: Seq[SamplingParams], uniform: Callable[[int, int], float], native: Native
+    blocks: torch.Tensor, params: Sequence[SamplingParams], uniform: Callable[[int, int], float], native: Native
 ) -> tuple[list[int], torch.Tensor]:
-    """The tokens of all rows without top-k; of those with it the likeliest, and the peaks."""
+    """The tokens of rows without top-k, the likeliest tokens of rows with it, and the peaks."""
     drawing = [p.temperature > 0 and p.top_k <= 0 for p in params]
     steepness = [s if draws else 0.0 for s, draws in zip(sharpness(params), drawing, strict=True)]
     numbers = [uniform(row, 0) if draws else 0.0 for row, draws in enumerate(drawing)]
@@ -97,7 +96,7 @@ def _choose_natively(
 def _choose_rest(
     blocks: torch.Tensor,
     peaks: torch.Tensor,
-    params: Seq[SamplingParams],
+    params: Sequence[SamplingParams],
     uniform: Callable[[int, int], float],
     usual: list[int],
     open_: list[bool],
@@ -124,7 +123,7 @@ def _choose_rest(
 
 
 def as_blocks(logits: torch.Tensor) -> torch.Tensor:
-    """(rows, vocabulary) as (rows, blocks, `BLOCK`), padded with -inf where the vocabulary is no multiple of it."""
+    """(rows, vocabulary) as (rows, blocks, `BLOCK`), padded with -inf to a multiple of `BLOCK`."""
     if padding := -logits.shape[-1] % BLOCK:
         logits = F.pad(logits, (0, padding), value=-torch.inf)
     return logits.unflatten(-1, (-1, BLOCK))
@@ -140,9 +139,9 @@ def top_blocks(blocks: torch.Tensor, peaks: torch.Tensor, count: int) -> tuple[t
 
 
 def _bucket(top_k: int, num_blocks: int) -> int:
-    """In how many blocks to look for the top k tokens; 0 where k does not limit.
+    """Number of blocks that hold the top k tokens; 0 if k does not limit.
 
-    A function of the row alone: what is equally likely must not be told apart by the neighbours' k.
+    A function of the row alone: the neighbours' k must not decide among equally likely tokens.
     """
     if not 0 < top_k < num_blocks * BLOCK:
         return 0
@@ -152,7 +151,7 @@ def _bucket(top_k: int, num_blocks: int) -> int:
 def _top_k(
     blocks: torch.Tensor, peaks: torch.Tensor, top_k: list[int], bucket: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of each row the blocks with its top k tokens, all others -inf; these blocks' peaks and numbers."""
+    """Each row's blocks with its top k tokens, all others -inf; the peaks and numbers of these blocks."""
     part, numbers = top_blocks(blocks, peaks, bucket)
     most = min(max(top_k), part.shape[1] * BLOCK)
     k = torch.tensor(top_k, device=blocks.device)[:, None].clamp_(max=most)
@@ -160,28 +159,30 @@ def _top_k(
     return part.masked_fill_(part < least[..., None], -torch.inf), peaks.gather(1, numbers), numbers
 
 
-def _weigh(blocks: torch.Tensor, peaks: torch.Tensor, params: Seq[SamplingParams]) -> tuple[torch.Tensor, torch.Tensor]:
-    """exp(logit / temperature), 1 for the likeliest and 0 below `LEAST_WEIGHT`, in place; and that of the peaks."""
+def _weigh(
+    blocks: torch.Tensor, peaks: torch.Tensor, params: Sequence[SamplingParams]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """exp(logit / temperature), 1 for the likeliest and 0 below `LEAST_WEIGHT`, in place; and the same of the peaks."""
     steepness = _column(sharpness(params), blocks)
     best = peaks.amax(-1, keepdim=True)
 
     def exp(logits: torch.Tensor, best: torch.Tensor, sharpness: torch.Tensor) -> torch.Tensor:
-        # Where exp would underflow, -inf included, it is slower by an order of magnitude.
+        # exp is slower by an order of magnitude where it underflows, -inf included.
         weights = logits.sub_(best).mul_(sharpness).clamp_(min=_LEAST_EXPONENT).exp_()
         return torch.threshold_(weights, LEAST_WEIGHT, 0.0)
 
     return exp(blocks, best[..., None], steepness[..., None]), exp(peaks.clone(), best, steepness)
 
 
-def sharpness(params: Seq[SamplingParams]) -> list[float]:
-    """What each row's logits are multiplied by."""
+def sharpness(params: Sequence[SamplingParams]) -> list[float]:
+    """The factor of each row's logits: 1 / temperature."""
     return [1 / max(p.temperature, _LEAST_TEMPERATURE) for p in params]
 
 
 def _draw(
-    weights: torch.Tensor, peaks: torch.Tensor, params: Seq[SamplingParams], uniform: Callable[[int, int], float]
+    weights: torch.Tensor, peaks: torch.Tensor, params: Sequence[SamplingParams], uniform: Callable[[int, int], float]
 ) -> torch.Tensor:
-    """An admissible token of each row of `weights` (rows, blocks, `BLOCK`) by its weight; (rows,) int64."""
+    """An admissible token of each row of `weights` (rows, blocks, `BLOCK`), drawn by weight; (rows,) int64."""
     sums = weights.sum(-1)
     rows = torch.arange(len(weights), device=weights.device)
     floor = _column([-1.0] * len(weights), weights)
@@ -198,11 +199,11 @@ def _redraw(
     peaks: torch.Tensor,
     tokens: torch.Tensor,
     drawn: torch.Tensor,
-    params: Seq[SamplingParams],
+    params: Sequence[SamplingParams],
     picky: list[int],
     uniform: Callable[[int, int], float],
 ) -> None:
-    """Draw again for those of the rows `picky` whose token is outside top-p or min-p, until none is; in `tokens`.
+    """Draw again for the rows in `picky` whose token is outside top-p or min-p, until none is; changes `tokens`.
 
     `drawn` (rows, 1) are the tokens' weights.
     """
@@ -212,7 +213,7 @@ def _redraw(
     mass = mass * sums[rows].double().sum(-1, keepdim=True)
     drawn, live = drawn[rows], picky
     for attempt in itertools.count(1):
-        rejected, bound, above = judge(weights, peaks, rows, drawn, min_p, mass)
+        rejected, bound, above = check_drawn(weights, peaks, rows, drawn, min_p, mass)
         again = rejected.nonzero()[:, 0]
         if not len(again):
             return
@@ -222,7 +223,7 @@ def _redraw(
         tokens[rows] = found
 
 
-def judge(
+def check_drawn(
     weights: torch.Tensor,
     peaks: torch.Tensor,
     rows: torch.Tensor,
@@ -230,15 +231,15 @@ def judge(
     min_p: torch.Tensor,
     mass: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Which of the rows named drew a token outside min-p or outside the nucleus (top-p, arXiv 1904.09751).
+    """Check the drawn tokens of `rows` against min-p and the nucleus (top-p, arXiv 1904.09751).
 
-    `drawn` (n, 1) are the drawn tokens' weights; `mass` (n, 1) is p times the row's whole weight, inf without top-p.
-    Returns the rejected (n,), for each a bound (n, 1) that the weight of every admissible token exceeds, and what
-    lies above that bound in each block (n, blocks).
+    `drawn` (n, 1) are their weights; `mass` (n, 1) is p times the row's whole weight, inf without top-p. Returns which
+    are rejected (n,), a bound (n, 1) that the weight of every admissible token exceeds, and the weight above that
+    bound in each block (n, blocks).
     """
     least = torch.nextafter(min_p, torch.full_like(min_p, -1.0))
     bound = torch.where(drawn < min_p, least, drawn)
-    # A peak may be rounded otherwise than the same token's weight.
+    # A peak may be rounded differently from the same token's weight.
     hot = peaks[rows] > bound * (1 - 1e-6)
     above = torch.zeros(hot.shape, device=weights.device)
     index, block = hot.nonzero(as_tuple=True)
@@ -252,10 +253,10 @@ def judge(
 def _invert(
     weights: torch.Tensor, rows: torch.Tensor, sums: torch.Tensor, floor: torch.Tensor, uniform: list[float]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the cumulative weight of what lies above `floor` passes the random numbers, for the rows named.
+    """The tokens (n,) at which the cumulative weight above `floor` passes the random numbers, and their weights (n, 1).
 
-    `sums` (n, blocks) is that weight of each block. Returns the tokens (n,) and their weights (n, 1). In two levels,
-    since a running sum over the whole vocabulary costs more than all the rest.
+    For the given `rows`; `sums` (n, blocks) is the weight above `floor` of each block. Two levels, since a running sum
+    over the whole vocabulary costs more than all the rest.
     """
     edges = sums.double().cumsum(-1)
     target = torch.tensor(uniform, dtype=torch.double, device=weights.device)[:, None] * edges[:, -1:] * _BELOW_ONE

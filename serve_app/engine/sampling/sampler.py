@@ -1,32 +1,31 @@
 """Chooses the next tokens of all requests in one vectorised pass and verifies drafts with them.
 
 The random number of a token is a hash of the request's seed and the token's position. So a request gets the same
-tokens alone and in any batch, with drafts and without.
+tokens alone and in any batch, with and without drafts.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from serve_app.engine.request import MAX_TOP_LOGPROBS, SamplingParams
-from serve_app.engine.sampling import adjust
-from serve_app.engine.sampling.draw import DEAD_END, INVALID, Native, choose
-from serve_app.engine.sampling.grammar import GrammarState
-from serve_app.engine.sampling.logprobs import RawRows
+from serve_app.contracts.generation import SamplingParams
+from serve_app.engine.grammar.compiler import GrammarState
+from serve_app.engine.sampling import logits_processing
+from serve_app.engine.sampling.draw import Native, as_blocks, choose, top_blocks
 
-__all__ = ["DEAD_END", "INVALID", "SampledToken", "SamplerState", "sample"]
+_MAX_TOP_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """A chosen token. `logprob` and `top`, likeliest first, are of the raw logits and only there when asked for."""
+    """A chosen token. `logprob` and `top`, likeliest first, are of the raw logits, and present only on request."""
 
     token: int
     logprob: float | None = None
@@ -34,47 +33,48 @@ class SampledToken:
 
 
 class SamplerState:
-    """One request's sampling: its parameters, its seed and what it has produced.
+    """One request's sampling: its parameters, its seed and its output so far.
 
-    `eos_token_ids` are banned below `min_tokens`, and always under `ignore_eos`. `vocab` is the width of the logits.
-    `grammar` is stronger than all else: where it allows banned tokens alone, one of them is taken.
+    `eos_token_ids` are banned below `min_tokens`, and always with `ignore_eos`. `vocab` is the width of the logits.
+    `grammar` is stronger than bans: if it allows only banned tokens, one of them is chosen.
 
     Raises:
-        ValueError: a bias is for a token outside the vocabulary, or too many log-probabilities are asked for.
+        ValueError: a bias is for a token outside the vocabulary, or `logprobs` is out of range.
     """
 
     def __init__(
         self,
         params: SamplingParams,
-        prompt: Seq[int],
+        prompt: Sequence[int],
         eos_token_ids: frozenset[int],
         vocab: int,
         grammar: GrammarState | None = None,
     ) -> None:
-        if any(not 0 <= token < vocab for token, _ in params.logit_bias):
-            raise ValueError("logit_bias holds ids outside the vocabulary")
-        if params.logprobs is not None and not 0 <= params.logprobs <= MAX_TOP_LOGPROBS:
-            raise ValueError(f"logprobs must be from 0 to {MAX_TOP_LOGPROBS}")
+        if (outside := next((token for token, _ in params.logit_bias if not 0 <= token < vocab), None)) is not None:
+            where = f"outside this model's vocabulary of {vocab} tokens, 0 to {vocab - 1}"
+            raise ValueError(f"logit_bias has the token id {outside}, which is {where}")
+        if params.logprobs is not None and not 0 <= params.logprobs <= _MAX_TOP_LOGPROBS:
+            raise ValueError(f"logprobs must be from 0 to {_MAX_TOP_LOGPROBS}")
         self.params = params
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
         self.grammar = grammar
         self.position = 0
-        self.tally: adjust.Tally | None = None
+        self.tally: logits_processing.Tally | None = None
         if params.repetition_penalty != 1.0:
-            self.tally = adjust.Tally(prompt)
+            self.tally = logits_processing.Tally(prompt)
         elif params.frequency_penalty or params.presence_penalty:
-            self.tally = adjust.Tally()
-        eos = [(t, adjust.BAN) for t in sorted(eos_token_ids) if t < vocab]
-        self._free = adjust.biases(params.logit_bias)
-        self._held = adjust.biases([*params.logit_bias, *eos])
+            self.tally = logits_processing.Tally()
+        eos = [(t, logits_processing.BAN) for t in sorted(eos_token_ids) if t < vocab]
+        self._free = logits_processing.biases(params.logit_bias)
+        self._held = logits_processing.biases([*params.logit_bias, *eos])
 
     @property
     def complete(self) -> bool:
-        """Whether the grammar is complete: the reply ends here, whatever `min_tokens` says."""
+        """Whether the grammar is complete: the reply ends here, even below `min_tokens`."""
         return self.grammar is not None and self.grammar.finished
 
     def biases(self, position: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens whose logits change at that position of the output, and by how much; bans are `adjust.BAN`."""
+        """Tokens whose logits change at that position of the output, and the amounts."""
         return self._held if self.params.ignore_eos or position < self.params.min_tokens else self._free
 
     def uniform(self, position: int, attempt: int = 0) -> float:
@@ -83,7 +83,6 @@ class SamplerState:
         return (int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) >> 11) / 2**53
 
     def advance(self, token: int) -> None:
-        """Take note of a token of output."""
         self.position += 1
         if self.tally is not None:
             self.tally.add(token)
@@ -92,7 +91,7 @@ class SamplerState:
 
 
 class _Row(NamedTuple):
-    """One row of logits: a state, and the draft tokens that are taken to have been accepted before."""
+    """One row of logits: a state, and the draft tokens that count as accepted before it."""
 
     state: SamplerState
     draft: tuple[int, ...]
@@ -102,26 +101,65 @@ class _Row(NamedTuple):
         return self.state.position + len(self.draft)
 
 
+class _RawRows:
+    """The rows of `logits` that need log-probabilities, as they are before sampling changes them.
+
+    `wanted` maps such rows to the number of likeliest tokens that they need beside the chosen one.
+    """
+
+    def __init__(self, logits: torch.Tensor, wanted: dict[int, int]) -> None:
+        self._rows = list(wanted)
+        self._raw = logits[self._rows].log_softmax(-1)
+        self._tops = self._find_tops(list(wanted.values()))
+
+    def _find_tops(self, counts: list[int]) -> list[tuple[tuple[int, float], ...]]:
+        if not any(counts):
+            return [()] * len(counts)
+        blocks = as_blocks(self._raw)
+        peaks = blocks.amax(-1)
+        # The same number for each row, so that among equals a row gets the same tokens in any batch.
+        part, numbers = top_blocks(blocks, peaks, min(_MAX_TOP_LOGPROBS, peaks.shape[1]))
+        names = numbers[..., None] * blocks.shape[-1] + torch.arange(blocks.shape[-1], device=numbers.device)
+        top = part.flatten(1).topk(min(_MAX_TOP_LOGPROBS, part[0].numel()))
+        values, tokens = top.values.tolist(), names.flatten(1).gather(1, top.indices).tolist()
+        return [
+            tuple(sorted(zip(t, v, strict=True), key=lambda pair: (-pair[1], pair[0])))[:n]
+            for t, v, n in zip(tokens, values, counts, strict=True)
+        ]
+
+    def of(self, tokens: Sequence[int]) -> dict[int, tuple[float, tuple[tuple[int, float], ...]]]:
+        """By row: the chosen token's log-probability, and the likeliest tokens with theirs.
+
+        `tokens` has an entry for all rows; the result of an entry below 0 has no meaning.
+        """
+        chosen = torch.tensor([[max(tokens[row], 0)] for row in self._rows], device=self._raw.device)
+        values = self._raw.gather(1, chosen)[:, 0].tolist()
+        return {row: (value, top) for row, value, top in zip(self._rows, values, self._tops, strict=True)}
+
+
 @torch.inference_mode()
 def sample(
-    logits: torch.Tensor, states: Seq[SamplerState], drafts: Seq[tuple[int, ...]], native: Native | None = None
+    logits: torch.Tensor,
+    states: Sequence[SamplerState],
+    drafts: Sequence[tuple[int, ...]],
+    native: Native | None = None,
 ) -> list[list[SampledToken]]:
     """Choose the tokens that follow each state's output, from float32 `logits` (rows, vocabulary), changed in place.
 
-    State i owns the next 1 + len(drafts[i]) rows; row j was computed, and is sampled, as if draft[:j] had been
-    accepted. Its entry holds the sampled tokens up to and including the first that differs from the draft: exactly
-    what sampling one token a step would have given. Nothing is advanced.
+    State i owns the next 1 + len(drafts[i]) rows; row j is sampled as if draft[:j] had been accepted. Its entry holds
+    the sampled tokens up to and including the first that differs from the draft: exactly the tokens that sampling one
+    token per step gives. States are not advanced.
 
-    Order: repetition, frequency and presence penalty, biases and bans, grammar, then as `draw.choose` has it. An
-    entry ends at `INVALID`, where the logits hold NaN, and at `DEAD_END`, where the grammar allows nothing because its
-    engine failed.
+    Order: repetition, frequency and presence penalty, biases and bans, grammar, then the order of `draw.choose`. An
+    entry ends at `draw.INVALID` (the logits hold NaN) and at `draw.DEAD_END` (the grammar allows no token, because
+    its engine failed).
     """
     logits = logits.contiguous()
     rows = [_Row(s, d[:j]) for s, d in zip(states, drafts, strict=True) for j in range(1 + len(d))]
     wanted = {i: row.state.params.logprobs for i, row in enumerate(rows) if row.state.params.logprobs is not None}
-    raw = RawRows(logits, wanted) if wanted else None
-    _adjust(logits, rows)
-    _constrain(logits, states, drafts)
+    raw = _RawRows(logits, wanted) if wanted else None
+    _penalise_and_bias(logits, rows)
+    _mask(logits, states, drafts)
     params = [row.state.params for row in rows]
     tokens = choose(logits, params, lambda i, attempt: rows[i].state.uniform(rows[i].position, attempt), native)
     logprobs = raw.of(tokens) if raw is not None else {}
@@ -138,7 +176,7 @@ def sample(
     return sampled
 
 
-def _adjust(logits: torch.Tensor, rows: Seq[_Row]) -> None:
+def _penalise_and_bias(logits: torch.Tensor, rows: Sequence[_Row]) -> None:
     penalised = []
     biased = []
     for i, row in enumerate(rows):
@@ -147,11 +185,11 @@ def _adjust(logits: torch.Tensor, rows: Seq[_Row]) -> None:
         tokens, amounts = row.state.biases(row.position)
         if len(tokens):
             biased.append((i, tokens, amounts))
-    adjust.penalise(logits, penalised)
-    adjust.add(logits, biased)
+    logits_processing.penalise(logits, penalised)
+    logits_processing.add(logits, biased)
 
 
-def _constrain(logits: torch.Tensor, states: Seq[SamplerState], drafts: Seq[tuple[int, ...]]) -> None:
+def _mask(logits: torch.Tensor, states: Sequence[SamplerState], drafts: Sequence[tuple[int, ...]]) -> None:
     rows: list[int] = []
     masks = []
     start = 0
@@ -161,4 +199,4 @@ def _constrain(logits: torch.Tensor, states: Seq[SamplerState], drafts: Seq[tupl
             masks.append(state.grammar.masks(draft))
         start += 1 + len(draft)
     if masks:
-        adjust.mask(logits, rows, torch.cat(masks))
+        logits_processing.mask(logits, rows, torch.cat(masks))

@@ -1,1 +1,0 @@
-"""Decides what each step computes: queues, fair shares, KV blocks, prefixes and guesses; no torch."""

@@ -1,28 +1,52 @@
-"""Which KV blocks are whose, and which hold a known prefix that another sequence can take over. Pure Python.
+"""The allocation of KV blocks, and the index of known prefixes that other sequences can reuse. Pure Python.
 
 Automatic prefix reuse as in vLLM and SGLang's RadixAttention (arXiv 2312.07104): a full block has a key that names its
-content and everything before it (see `prefix`). Blocks keep their content after their sequences have ended, and are
-taken for something else only when no other block is free: least recently used first, and never a block before those
-that continue it, since they can't be found without it.
+content and everything before it. Blocks keep their content after their sequences have ended. They are evicted only
+when no other block is free: least recently used first, and never before the blocks that continue them, since those
+can't be found without them.
+
+K and V of a token depend on all tokens before it and on its rotary frequencies. So a block's key is the hash of the
+key before it and the block's own tokens, and the chain starts from the sequence's length class (see `rope`) and its
+tenant. K and V don't depend on the tenant; but a faster reply, or a prompt billed as cached, would tell one account
+what another has sent. Within an account everything is shared. Keys are 256 bits of BLAKE2b: no two contents with the
+same key can be found even on purpose, so a hit needs no comparison of tokens.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+_KEY_BYTES = 32
+
+
+def root_key(tenant: str, length_class: int) -> bytes:
+    """The start of the chain of a tenant's sequences of one length class."""
+    return blake2b(f"{length_class}:{tenant}".encode(errors="surrogatepass"), digest_size=_KEY_BYTES).digest()
+
+
+def extend_chain(chain: list[bytes], tokens: Sequence[int], block_size: int, num_blocks: int) -> None:
+    """Append the keys of blocks up to the `num_blocks`-th of `tokens`; `chain` holds the root, then a key per block."""
+    done = len(chain) - 1
+    packed = array("I", tokens[done * block_size : num_blocks * block_size])
+    for begin in range(0, len(packed), block_size):
+        content = packed[begin : begin + block_size].tobytes()
+        chain.append(blake2b(chain[-1] + content, digest_size=_KEY_BYTES).digest())
 
 
 class OutOfBlocks(Exception):
-    """Fewer blocks are free than were asked for; nothing was allocated."""
+    """Fewer blocks are free than requested; nothing was allocated."""
 
 
 class BlockAllocator:
     """Blocks 0 .. `num_blocks` - 1 with reference counts, and an index of those whose content is known.
 
-    A block is in use (somebody holds a reference), cached (nobody does, but its content can be found) or empty. Two
-    blocks of the index never have the same key, and whoever holds a block of the index holds all those before it: that
-    makes the order in which references are dropped the order of eviction. Every operation is O(blocks named).
+    A block is in use (it has a reference), cached (no reference, but its content can be found) or empty.
+
+    Invariants: two blocks of the index never have the same key; a holder of an indexed block holds all blocks before
+    it. So the order in which references are dropped is the order of eviction. Every operation is O(blocks named).
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -45,59 +69,58 @@ class BlockAllocator:
 
     @property
     def num_cached(self) -> int:
-        """Blocks that nobody holds but whose content can still be found."""
         return len(self._cached)
 
     @property
     def num_used(self) -> int:
-        """Blocks that some sequence holds; one that several hold counts once."""
+        """Blocks in use; a shared one counts once."""
         return self.num_blocks - self.num_free
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that `num_tokens` tokens take."""
+        """Blocks that `num_tokens` tokens need."""
         return -(-num_tokens // self.block_size)
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` free blocks, each with one reference; cached ones lose their content.
+        """Return `count` free blocks, each with one reference; cached ones lose their content.
 
         Raises:
             OutOfBlocks: fewer are free.
         """
         if count > self.num_free:
             raise OutOfBlocks
-        taken = [self._empty.pop() if self._empty else self._evict() for _ in range(count)]
-        for block in taken:
+        blocks = [self._empty.pop() if self._empty else self._evict() for _ in range(count)]
+        for block in blocks:
             self._references[block] = 1
         if self._suspects:
-            self._to_clear += self._suspects.intersection(taken)
-            self._suspects.difference_update(taken)
-        return taken
+            self._to_clear += self._suspects.intersection(blocks)
+            self._suspects.difference_update(blocks)
+        return blocks
 
     def suspect(self, blocks: Iterable[int]) -> None:
-        """Note that blocks may hold NaN: before they hold anything else they have to be cleared."""
+        """Note that blocks may hold NaN: they have to be cleared before their next use."""
         self._suspects.update(blocks)
 
-    def take_uncleared(self) -> tuple[int, ...]:
-        """The suspect blocks that were allocated since the last call, for the caller to clear before they are used."""
+    def pop_uncleared(self) -> tuple[int, ...]:
+        """Return the suspect blocks allocated since the last call; the caller clears them before it uses them."""
         uncleared, self._to_clear = tuple(self._to_clear), []
         return uncleared
 
     def freed_by(self, table: Iterable[int]) -> int:
-        """How many blocks become free when one holder of `table` lets go of it."""
+        """Number of blocks that become free when one holder of `table` releases it."""
         return sum(self._references[block] == 1 for block in table)
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
-        """The blocks of the longest run of `keys`, from the first, that the index knows. Takes no reference."""
-        found: list[int] = []
+        """The blocks of the longest indexed run of `keys`, from the first key. Adds no reference."""
+        blocks: list[int] = []
         for key in keys:
             block = self._index.get(key)
             if block is None:
                 break
-            found.append(block)
-        return found
+            blocks.append(block)
+        return blocks
 
     def num_in_use(self, blocks: Iterable[int]) -> int:
-        """How many of `blocks` somebody holds: to share these takes nothing from `num_free`."""
+        """Number of `blocks` in use: sharing these does not reduce `num_free`."""
         return sum(self._references[block] > 0 for block in blocks)
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -113,31 +136,45 @@ class BlockAllocator:
                 del self._cached[block]
             self._references[block] += 1
 
-    def publish(self, table: Seq[int], index: int, key: bytes) -> int:
-        """Let others find `table[index]`, a block of a running sequence whose tokens have all been computed.
+    def publish(self, table: Sequence[int], index: int, key: bytes) -> int:
+        """Add `table[index]`, a fully computed block of a running sequence, to the index.
 
-        Returns the block to use in its place: itself, or one published before with the same content, which takes over
-        its reference. A block is not published where the one before it was not, because nobody could find it.
+        Returns the block to use in its place: itself, or an indexed block with the same content, which takes over its
+        reference. A block whose predecessor is not indexed is not indexed either, because it could not be found. A key
+        that it has already is replaced.
         """
         block = table[index]
         if index and self._keys[table[index - 1]] is None:
             return block
+        old = self._keys[block]
+        if old is not None:
+            del self._index[old]
+            self._keys[block] = None
         same = self._index.get(key)
         if same is None:
             self._index[key] = block
             self._keys[block] = key
             return block
         self.share([same])
-        self.release([block])
+        self.free([block])
         return same
 
-    def release(self, blocks: Seq[int]) -> None:
+    def withdraw(self, blocks: Sequence[int]) -> None:
+        """Remove the last blocks of a running sequence from the index, back to one that another holds too."""
+        for block in reversed(blocks):
+            if self._references[block] > 1:
+                return
+            key, self._keys[block] = self._keys[block], None
+            if key is not None:
+                del self._index[key]
+
+    def free(self, blocks: Sequence[int]) -> None:
         """Drop a reference to each block of a sequence, in the sequence's order.
 
         Raises:
-            ValueError: nobody holds a block.
+            ValueError: a block has no reference.
         """
-        for block in reversed(blocks):  # the last is evicted first: without those before it nobody can use it
+        for block in reversed(blocks):  # the last is evicted first: it is of no use without those before it
             if self._references[block] == 0:
                 raise ValueError(f"block {block} is already free")
             self._references[block] -= 1
@@ -149,7 +186,7 @@ class BlockAllocator:
                 self._cached[block] = None
 
     def forget(self) -> None:
-        """Make all contents impossible to find; blocks in use stay so, and nothing that continues them is published."""
+        """Empty the index. Blocks in use stay in use, and nothing that continues them is indexed."""
         self._empty += self._cached
         self._cached.clear()
         self._index.clear()

@@ -1,101 +1,105 @@
-"""A waiting queue that shares the engine among tenants: the Virtual Token Counter of arXiv 2401.00588.
+"""Fairness among tenants: the order of waiting requests, and the division of a step's work.
 
-Each tenant has a counter of the service it got: tokens computed of its prompts plus tokens of output, weighted, and
-divided by the tenant's own weight (`GenerationRequest.weight`): one of weight 2 gets twice as much. The tenant with
-the lowest counter is next. Who comes back after a pause is lifted to the lowest counter of those who wait,
-so nobody saves up service; who waits all the time gets within 2·max(w_p·L, w_o·M) of what any other such tenant gets,
-over any stretch of time, where L is the longest prompt and M the most tokens that run at once. Nothing idles for it:
-whenever anybody waits, somebody is next.
+The queue is the Virtual Token Counter of arXiv 2401.00588. Each tenant has a counter of the service it received:
+computed prompt tokens plus output tokens, each with its weight, divided by the tenant's own weight
+(`GenerationRequest.weight`; weight 2 receives twice as much). The tenant with the lowest counter is next.
+
+A tenant that returns after a pause is lifted to the lowest counter among the waiting tenants, so a pause saves up no
+service. Tenants that wait all the time receive service within 2·max(w_p·L, w_o·M) of each other over any stretch of
+time, where L is the longest prompt and M the most tokens that run at once. The queue never leaves a slot idle while
+a request waits.
 """
 
 from __future__ import annotations
 
+import bisect
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from serve_app.engine.scheduling.sequence import Sequence
-from serve_app.engine.scheduling.waiting import FifoQueue
+from serve_app.engine.scheduling.sequence import TokenSequence
 
 
 @dataclass(slots=True)
 class _Service:
-    """What a tenant got."""
+    """What one tenant received."""
 
     counter: float = 0.0  # weighted tokens
     last_admission: int = -1
 
 
 class FairQueue:
-    """First come, first served within a tenant; the least served tenant first. Keyed by `sequence.request.tenant`.
+    """Least served tenant first; first come, first served within a tenant (`sequence.request.tenant`).
 
-    `prompt_weight` and `output_weight` are what one token counts. Service is remembered of `remembered` tenants, those
-    charged last; a forgotten one is lifted like a new one. `peek` and `pop` are O(waiting tenants).
+    `prompt_weight` and `output_weight` are the costs of one token. The queue remembers the service of the `remembered`
+    tenants charged last; a forgotten tenant is lifted like a new one. `peek` and `pop` are O(waiting tenants).
     """
 
     def __init__(self, prompt_weight: float = 1.0, output_weight: float = 2.0, remembered: int = 10_000) -> None:
         self.prompt_weight = prompt_weight
         self.output_weight = output_weight
         self._remembered = remembered
-        self._queues: dict[str, FifoQueue] = {}  # none of them empty
+        self._queues: dict[str, list[TokenSequence]] = {}  # by tenant, each by arrival, none of them empty
         self._services: OrderedDict[str, _Service] = OrderedDict()  # by last charge or return
         self._last_to_leave = ""
         self._admissions = 0
 
-    def restore(self, sequence: Sequence) -> None:
-        """Put back a sequence that was popped, before its tenant's later ones. It was served: nothing is lifted."""
-        self._queues.setdefault(sequence.request.tenant, FifoQueue()).restore(sequence)
-
-    def push(self, sequence: Sequence) -> None:
-        """Add a sequence behind its tenant's others."""
+    def push(self, sequence: TokenSequence) -> None:
+        """Add a new sequence behind its tenant's others."""
         tenant = sequence.request.tenant
         if tenant not in self._queues:
-            # With nobody waiting, the one who left last stands for those who run.
+            # If no tenant waits, the one that left last stands for those that run.
             waiting = self._queues or (self._last_to_leave,)
             floor = min(self._service(other).counter for other in waiting)
             service = self._service(tenant)
             service.counter = max(service.counter, floor)
-            self._queues[tenant] = FifoQueue()
             self._remember(tenant)
-        self._queues[tenant].push(sequence)
+        self.restore(sequence)
 
-    def peek(self) -> Sequence | None:
-        """The oldest sequence of the tenant served least, None when empty."""
-        heads = (head for queue in self._queues.values() if (head := queue.peek()) is not None)
-        return min(heads, key=self._turn, default=None)
+    def restore(self, sequence: TokenSequence) -> None:
+        """Put back a popped sequence, before its tenant's later ones. It was served, so its counter is not lifted."""
+        bisect.insort(self._queues.setdefault(sequence.request.tenant, []), sequence, key=_arrival)
 
-    def pop(self) -> Sequence:
-        """Remove and return what `peek` shows; IndexError when empty. The caller charges what it computes."""
+    def peek(self) -> TokenSequence | None:
+        """The oldest sequence of the least served tenant, None when empty."""
+        return min((queue[0] for queue in self._queues.values()), key=self._turn, default=None)
+
+    def pop(self) -> TokenSequence:
+        """Remove and return what `peek` returns; IndexError when empty. The caller charges what it computes."""
         sequence = self.peek()
         if sequence is None:
             raise IndexError("pop from an empty queue")
         self._service(sequence.request.tenant).last_admission = self._admissions
         self._admissions += 1
-        self.remove(sequence)
+        self.withdraw(sequence)
         return sequence
 
-    def remove(self, sequence: Sequence) -> None:
-        """Take out a sequence; KeyError if it is not here."""
+    def withdraw(self, sequence: TokenSequence) -> None:
+        """Remove a sequence; KeyError if it is not in the queue."""
         tenant = sequence.request.tenant
-        self._queues[tenant].remove(sequence)
-        if not self._queues[tenant]:
+        queue = self._queues[tenant]
+        index = bisect.bisect_left(queue, sequence.arrival, key=_arrival)
+        if index == len(queue) or queue[index] is not sequence:
+            raise KeyError(sequence.request_id)
+        del queue[index]
+        if not queue:
             del self._queues[tenant]
             self._last_to_leave = tenant
 
-    def charge(self, sequence: Sequence, *, prompt_tokens: int = 0, output_tokens: int = 0) -> None:
-        """Count service against the sequence's tenant, whether it has others waiting or not."""
+    def count_served(self, sequence: TokenSequence, *, prompt_tokens: int = 0, output_tokens: int = 0) -> None:
+        """Count service for the sequence's tenant, also while it has no other sequence waiting."""
         tenant = sequence.request.tenant
         cost = self.prompt_weight * prompt_tokens + self.output_weight * output_tokens
         self._service(tenant).counter += cost / sequence.request.weight
         self._remember(tenant)
 
     def has_share(self, tenant: str, places: int) -> bool:
-        """Whether `tenant` waits with less than its even share of `places` among those who wait, itself included."""
+        """Whether `tenant` holds less than its even share of `places` among the waiting tenants and itself."""
         own = self._queues.get(tenant)
         return (len(own) if own else 0) < places // (len(self._queues) + (own is None))
 
     def most_served(self, claimant: str, tenants: Iterable[str]) -> str | None:
-        """Of `tenants` the one with the highest counter; None where `claimant`'s is higher still."""
+        """The one of `tenants` with the highest counter; None if `claimant`'s is higher still."""
         most = max(tenants, key=lambda tenant: self._service(tenant).counter, default=None)
         if most is None or self._service(most).counter < self._service(claimant).counter:
             return None
@@ -104,11 +108,11 @@ class FairQueue:
     def __len__(self) -> int:
         return sum(len(queue) for queue in self._queues.values())
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __iter__(self) -> Iterator[TokenSequence]:
         return (sequence for queue in self._queues.values() for sequence in queue)
 
-    def _turn(self, head: Sequence) -> tuple[float, int, int]:
-        # Among equals the one whose last turn is longest ago: a tenant just lifted goes before those it was lifted to.
+    def _turn(self, head: TokenSequence) -> tuple[float, int, int]:
+        # Among equals the tenant whose last turn is longest ago: a lifted tenant goes before the one it was lifted to.
         service = self._service(head.request.tenant)
         return service.counter, service.last_admission, head.arrival
 
@@ -119,3 +123,76 @@ class FairQueue:
         self._services.move_to_end(tenant)
         while len(self._services) > self._remembered:
             self._services.popitem(last=False)
+
+
+def _arrival(sequence: TokenSequence) -> int:
+    return sequence.arrival
+
+
+def share_evenly(needs: Sequence[int], budget: int) -> list[int]:
+    """Max-min fair shares: none above its need, and none below another unless its need is smaller.
+
+    One exception: if there is any budget, the first gets at least 1, so that it never starves.
+    """
+    shares = [0] * len(needs)
+    order = sorted(range(len(needs)), key=lambda i: needs[i])
+    for done, index in enumerate(order):
+        shares[index] = min(needs[index], budget // (len(needs) - done))
+        budget -= shares[index]
+    if needs and needs[0] and not shares[0] and any(shares):
+        shares[shares.index(max(shares))] -= 1
+        shares[0] = 1
+    return shares
+
+
+def share_prefill(remaining: Sequence[int], budget: int) -> list[int]:
+    """Divide prefill tokens among one tenant's prompts; `remaining` lists the oldest first.
+
+    The oldest gets at least half, so that it always advances. The rest goes to the prompts nearest to their first
+    token, so that a short question does not wait behind a book. What they leave goes to the oldest.
+    """
+    if not remaining:
+        return []
+    shares = [0] * len(remaining)
+    shares[0] = min(remaining[0], budget if len(remaining) == 1 else -(-budget // 2))
+    left = budget - shares[0]
+    for index in sorted(range(1, len(remaining)), key=lambda i: remaining[i]):
+        shares[index] = min(remaining[index], left)
+        left -= shares[index]
+    shares[0] += min(remaining[0] - shares[0], left)
+    return shares
+
+
+def share_prefill_among_tenants(
+    prompts: Sequence[tuple[str, int]], budget: int, streaming: Container[str] = ()
+) -> list[int]:
+    """Divide a step's prefill tokens among `prompts`, (tenant, tokens that remain), oldest first.
+
+    Tenants share evenly, so that one tenant's many prompts do not slow down another's only one. Two thirds go to
+    tenants that are not `streaming`, since they see no output yet. Within a tenant, `share_prefill` divides.
+    """
+    members: dict[str, list[int]] = {}
+    for index, (tenant, _) in enumerate(prompts):
+        members.setdefault(tenant, []).append(index)
+    needs = {tenant: sum(prompts[i][1] for i in indices) for tenant, indices in members.items()}
+    silent = [tenant for tenant in needs if tenant not in streaming]
+    others = [tenant for tenant in needs if tenant in streaming]
+    rest = budget - sum(needs[tenant] for tenant in others)
+    first = min(sum(needs[tenant] for tenant in silent), max(budget * 2 // 3, rest)) if others else budget
+    shares = [0] * len(prompts)
+    for tenants, part in ((silent, first), (others, budget - first)):
+        for tenant, share in zip(tenants, share_evenly([needs[t] for t in tenants], part), strict=True):
+            indices = members[tenant]
+            for index, tokens in zip(indices, share_prefill([prompts[i][1] for i in indices], share), strict=True):
+                shares[index] = tokens
+    return shares
+
+
+def limit_long_prompts(prompts: Sequence[tuple[str, int]], limit: int) -> list[tuple[str, int]]:
+    """Of prompts with more than `limit` tokens left, the oldest of each tenant, and `limit` tokens of them together.
+
+    `prompts` as in `share_prefill_among_tenants`; each of the others keeps what it needs.
+    """
+    long = {tenant: index for index, (tenant, tokens) in reversed(list(enumerate(prompts))) if tokens > limit}
+    parts = dict(zip(long.values(), share_evenly([limit] * len(long), limit), strict=True))
+    return [(tenant, tokens if tokens <= limit else parts.get(i, 0)) for i, (tenant, tokens) in enumerate(prompts)]

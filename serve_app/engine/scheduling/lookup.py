@@ -1,38 +1,38 @@
-"""Guesses what a sequence says next from where it said the same before: speculation without a draft model.
+"""Guesses a sequence's next tokens from an earlier occurrence of its last tokens: speculation without a draft model.
 
-The last tokens are looked for further up in prompt and output, and what followed them there is the guess (LLMA, arXiv
+The search goes through prompt and output; the tokens after the earlier occurrence are the guess (LLMA, arXiv
 2304.04487). The model verifies it in one step (speculative decoding, arXiv 2211.17192), so a wrong guess costs a wider
-step and never a different text. Pure Python.
+step and never changes the text. Pure Python.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
-_SHORTEST = 2  # tokens that must agree before what followed them is worth a guess
-_LONGEST = 4  # more of them tell no better which place is meant
-_CANDIDATES = 16  # places looked at for a longer agreement, latest first
+_SHORTEST = 2  # tokens that must agree before the tokens after them are worth a guess
+_LONGEST = 4  # a longer agreement makes no better guess
+_CANDIDATES = 16  # places compared for a longer agreement, latest first
 _FIRST_GUESS = 2
 _LONGEST_PAUSE = 64
 
 
 class PairIndex:
-    """Where each pair of neighbouring tokens has ended before: the hash chains of LZ77 over a growing sequence.
+    """For each pair of neighbouring tokens, its earlier ends: the hash chains of LZ77 over a growing sequence.
 
-    `tokens` is the sequence's own list, which may only grow. A token costs one dictionary entry at most, about 100
-    bytes, when it is first looked past; a look-up is O(1).
+    `tokens` is the sequence's own list, which may only grow. A token costs at most one dictionary entry, about 100
+    bytes; a look-up is O(1).
     """
 
     def __init__(self, tokens: list[int]) -> None:
         self._tokens = tokens
-        self._latest: dict[int, int] = {}  # pair → where it ended last
-        self._before = array("i", [-1] if tokens else [])  # place → where the pair that ends there ended before
+        self._latest: dict[int, int] = {}  # pair → its latest end
+        self._before = array("i", [-1] if tokens else [])  # end of a pair → its end before that
 
     def continuation(self, count: int) -> tuple[int, ...]:
-        """What followed the longest earlier occurrence of the last tokens, the latest among equals; maybe nothing.
+        """The `count` tokens after the longest earlier occurrence of the last tokens; none if there is none.
 
-        `count` tokens of it, or none. An occurrence that runs into the end is a cycle, and is continued as one.
+        Among equally long ones the latest counts. An occurrence that runs into the end is a cycle and is repeated.
         """
         self._catch_up()
         tokens, end = self._tokens, len(self._tokens) - 1
@@ -68,9 +68,9 @@ class PairIndex:
 
 
 class GuessLength:
-    """How many tokens are worth guessing next, judged by how the last guesses fared: 0 to `most`.
+    """The length of the next guess, 0 to `most`, from the results of the last guesses.
 
-    Twice as many as last time when all were right, else one more than were right. When none was, the next guess waits,
+    It doubles when all tokens were right, else it is one more than were right. When none was right, guesses pause,
     each time twice as long: text that never repeats itself costs one row in every 64 steps.
     """
 
@@ -81,14 +81,14 @@ class GuessLength:
         self._pause = 0
 
     def next(self) -> int:
-        """Tokens to guess in this step; a pause gets shorter with every call."""
+        """Tokens to guess in this step; each call shortens a pause."""
         if self._pause:
             self._pause -= 1
             return 0
         return self._length
 
-    def judge(self, guessed: int, right: int) -> None:
-        """Learn that the first `right` of `guessed` tokens, at least one, were what the model said."""
+    def learn(self, guessed: int, right: int) -> None:
+        """Learn that the model confirmed the first `right` of `guessed` >= 1 tokens."""
         if right:
             self._misses = 0
             self._length = min(self._most, 2 * self._length if right == guessed else right + 1)
@@ -106,9 +106,8 @@ class PromptLookup:
         self._length = GuessLength(most)
 
     def guess(self, limit: int) -> tuple[int, ...]:
-        """At most `limit` tokens that may come next."""
         return self._index.continuation(min(limit, self._length.next()))
 
-    def judge(self, guess: Seq[int], right: int) -> None:
-        """Learn how many tokens of a guess that was verified were right."""
-        self._length.judge(len(guess), right)
+    def learn(self, guess: Sequence[int], right: int) -> None:
+        """Learn how many tokens of a verified guess were right."""
+        self._length.learn(len(guess), right)

@@ -1,37 +1,44 @@
-"""Decides what each step computes: continuous batching with chunked prefill, preemption by recompute, and guesses.
+"""Decides what each step computes: continuous batching, chunked prefill, preemption by recompute, guesses.
 
 Pure Python: no torch, no clock, no threads, so that every decision can be tested in microseconds. Continuous
 batching follows Orca (OSDI '22), chunked prefill Sarathi-Serve (arXiv 2403.02310), fairness the Virtual Token Counter
-(arXiv 2401.00588) with one addition: it can take back a slot (see `_yielding_to`).
+(arXiv 2401.00588) with one addition: a tenant can claim a slot of another (see `_yielding_to`).
 """
 
 from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 
+from serve_app.contracts.fairness import count_fairly
 from serve_app.engine.errors import QueueFull
-from serve_app.engine.scheduling.blocks import BlockAllocator
-from serve_app.engine.scheduling.prefix import extend_chain, root_key
-from serve_app.engine.scheduling.sequence import Chunk, Sequence, SequenceStatus, StepPlan
-from serve_app.engine.scheduling.shares import share_evenly, share_prefill_among_tenants
-from serve_app.engine.scheduling.waiting import FifoQueue, WaitingQueue
+from serve_app.engine.scheduling.blocks import BlockAllocator, extend_chain, root_key
+from serve_app.engine.scheduling.fair_queue import (
+    FairQueue,
+    limit_long_prompts,
+    share_evenly,
+    share_prefill_among_tenants,
+)
+from serve_app.engine.scheduling.sequence import Chunk, SequenceStatus, StepPlan, TokenSequence
 
-Guess = Callable[[Sequence, int], tuple[int, ...]]  # at most so many tokens that may follow a sequence's last
+Guess = Callable[[TokenSequence, int], tuple[int, ...]]  # (sequence, limit) → tokens that may follow its last one
 
-_OVERFLOW = 2  # times `max_waiting` wait at most, those let in beyond it for their tenants' shares included
+_ALWAYS_COUNTS = 4  # chunks of a tenant's queued prompts
+_OVERFLOW = 2  # times `max_waiting` wait at most, with those accepted beyond it for their tenants' shares
 
 
 class Scheduler:
-    """Holds the waiting and the running sequences and hands out one `StepPlan` per step.
+    """Holds the waiting and the running sequences and makes one `StepPlan` per step.
 
-    `prefill_chunk` are the prompt tokens of a step while nothing decodes; `busy_chunk(rows)` says how many fit beside
-    `rows` decoding sequences, and 0 puts them off. `speculation_rows` bounds what guesses add to a step: so many rows
-    beside one decoding sequence, one less for each further one, since a batch fills the matrices without guesses.
-    `class_bounds` are the most tokens a sequence may have in each length class (see `rope`), ascending; the last is
-    the context length.
+    - `prefill_chunk`: prompt tokens of a step while nothing decodes.
+    - `long_chunk()`: those of longer prompts among them, so that one that takes seconds does not hold up another
+      account's; None: no such limit.
+    - `busy_chunk(rows)`: prompt tokens beside `rows` decoding sequences; 0 postpones them.
+    - `speculation_rows`: rows of guesses beside one decoding sequence, one less for each further one, since a batch
+      fills the matrices without guesses.
+    - `class_bounds`: the most tokens of a sequence in each length class (see `rope`), ascending; the last one is the
+      context length.
     """
 
     def __init__(
@@ -42,21 +49,23 @@ class Scheduler:
         max_waiting: int,
         prefill_chunk: int,
         busy_chunk: Callable[[int], int],
-        class_bounds: Seq[int] = (),
+        long_chunk: Callable[[], int] | None = None,
+        class_bounds: Sequence[int] = (),
         prefix_reuse: bool = True,
         speculation_rows: int = 0,
-        queue: WaitingQueue | None = None,
+        queue: FairQueue | None = None,
     ) -> None:
         self.allocator = allocator
         self.max_running = max_running
         self.max_waiting = max_waiting
         self.prefill_chunk = prefill_chunk
         self.busy_chunk = busy_chunk
+        self.long_chunk = long_chunk
         self.class_bounds = tuple(class_bounds)
         self.prefix_reuse = prefix_reuse
         self.speculation_rows = speculation_rows
-        self.waiting: WaitingQueue = queue if queue is not None else FifoQueue()
-        self.running: list[Sequence] = []  # by arrival
+        self.waiting = FairQueue() if queue is None else queue
+        self.running: list[TokenSequence] = []  # by arrival
         self.num_preemptions = 0
         self.prefix_hit_tokens = 0
 
@@ -67,18 +76,22 @@ class Scheduler:
 
     @property
     def queued_prefill_tokens(self) -> int:
-        """Tokens to compute before every sequence here has its next token; decoding ones aside.
+        """Tokens to compute before every sequence that does not decode yet has its next token, in a fair queue.
 
-        An upper bound: what a waiting sequence will find in the cache is not known before it is admitted.
+        A tenant that has queued much more than the others does not hold them up: what it has beyond twice their mean
+        does not count. An upper bound: the cached prefix of a waiting sequence is known only when it is admitted.
         """
-        return sum(s.num_pending for s in self.waiting) + sum(s.num_pending for s in self.running if not s.is_decoding)
+        queued: Counter[str] = Counter()
+        for sequence in (*self.waiting, *(s for s in self.running if not s.is_decoding)):
+            queued[sequence.request.tenant] += sequence.num_pending
+        return int(count_fairly(queued.values(), _ALWAYS_COUNTS * self.prefill_chunk))
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: TokenSequence) -> None:
         """Queue a sequence.
 
         Raises:
-            QueueFull: `max_waiting` sequences wait beyond those that free slots will take in the next step, and the
-                tenant has its share of them.
+            QueueFull: `max_waiting` sequences wait beyond those that get a free slot in the next step, and the tenant
+                already has its share of the places.
         """
         excess = self.num_waiting - max(0, self.max_running - len(self.running)) - self.max_waiting
         if excess >= 0 and (
@@ -89,89 +102,99 @@ class Scheduler:
         self.waiting.push(sequence)
 
     def schedule(self, guess: Guess | None = None) -> StepPlan:
-        """Admit, preempt and allocate; return the chunks to compute, decoding sequences first.
+        """Start, preempt and allocate; return the chunks to compute, decoding sequences first.
 
-        Every chunk's blocks are allocated when this returns. The plan is empty only when nothing is runnable.
+        The blocks of all chunks are allocated. The plan is empty only when no sequence can run.
         """
-        preempted_before = self.num_preemptions
         self._move_to_longer_class()
         self._grow_decodes()
-        started = self._admit()
-        # After admission, because a preempted sequence that finds all its blocks again decodes at once.
+        started = self._start_waiting()
+        # After admission: a preempted sequence that finds all its blocks again decodes at once.
         decodes = [s for s in self.running if s.is_decoding]
         prefills = [s for s in self.running if not s.is_decoding]
         budget = self.prefill_chunk
         if decodes and prefills:
             budget = self.busy_chunk(len(decodes))
         streaming = {s.request.tenant for s in decodes}
-        shares = share_prefill_among_tenants([(s.request.tenant, s.num_pending) for s in prefills], budget, streaming)
+        needs = [(s.request.tenant, s.num_pending) for s in prefills]
+        if not decodes and self.long_chunk is not None:
+            needs = limit_long_prompts(needs, self.long_chunk())
+        shares = share_prefill_among_tenants(needs, budget, streaming)
         guesses = self._guess(decodes, guess)
         chunks = [Chunk(s, s.num_computed, 1 + len(g), g) for s, g in zip(decodes, guesses, strict=True)]
         chunks += [Chunk(s, s.num_computed, n) for s, n in zip(prefills, shares, strict=True) if n]
         for chunk in chunks:
-            chunk.sequence.unproven = True
-        preempted = self.num_preemptions - preempted_before
-        return StepPlan(tuple(chunks), tuple(started), preempted, self.allocator.take_uncleared())
+            chunk.sequence.num_written = max(chunk.sequence.num_written, chunk.start + chunk.length)
+        return StepPlan(tuple(chunks), tuple(started), self.allocator.pop_uncleared())
 
-    def computed(self, chunk: Chunk, produced: int = 0) -> None:
-        """Note that a chunk of a running sequence went through the model: the blocks that it filled can be found.
+    def computed(self, chunk: Chunk, produced: int = 0, *, billed: bool = True) -> None:
+        """Note that a running sequence's chunk was computed, and add the blocks that it filled to the index.
 
-        The `produced` tokens that came of it are in the sequence by now. Those of the draft that are among them were
-        computed with it; the others' K and V will be overwritten, and the blocks taken for them are free again.
+        The `produced` tokens that it gave are in the sequence already. K and V of confirmed draft tokens are kept;
+        those of the others will be overwritten, and their blocks are released.
+
+        A prompt's blocks are found by others only from its first token on: until then it can be cancelled free of
+        charge, and others would be billed the cached price for what nobody has paid. So it is with a request that is
+        not `billed`, since this step has failed it.
         """
         sequence = chunk.sequence
         sequence.num_computed = chunk.end + _agreement(chunk.draft, sequence.tokens[chunk.end : chunk.end + produced])
         if produced:
-            self.waiting.charge(sequence, output_tokens=produced)
+            self.waiting.count_served(sequence, output_tokens=produced)
         if produced or chunk.samples:
-            sequence.num_proven, sequence.unproven = sequence.num_computed, False
+            sequence.num_proven = sequence.num_written = sequence.num_computed
         if chunk.draft:
             kept = self.allocator.blocks_for(len(sequence.tokens))
-            self.allocator.release(sequence.block_table[kept:])
+            self.allocator.free(sequence.block_table[kept:])
             del sequence.block_table[kept:]
+        if billed and (sequence.num_output or chunk.samples):  # the latter: the first token ends the reply
+            sequence.num_published = self._publish(sequence, lambda key: key)
+
+    def _publish(self, sequence: TokenSequence, key_of: Callable[[bytes], bytes]) -> int:
+        """Add computed blocks to the index; return how many full ones there are. `key_of` gives each block's key."""
         if not self.prefix_reuse:
-            return
+            return 0
         full = sequence.num_computed // self.allocator.block_size
         extend_chain(sequence.chain, sequence.tokens, self.allocator.block_size, full)
         for index in range(sequence.num_published, full):
-            key = sequence.chain[index + 1]
+            key = key_of(sequence.chain[index + 1])
             sequence.block_table[index] = self.allocator.publish(sequence.block_table, index, key)
-        sequence.num_published = full
+        return full
 
-    def finish(self, sequence: Sequence) -> None:
-        """Take a sequence out, wherever it is, and free its blocks. Harmless if it has already finished."""
+    def finish(self, sequence: TokenSequence, *, billed: bool = True) -> None:
+        """Remove a sequence and free its blocks; no effect if it has already finished.
+
+        What it has computed and nobody else uses is found no more if it is not `billed`.
+        """
+        if not billed:
+            self.allocator.withdraw(sequence.block_table[sequence.cached_tokens // self.allocator.block_size :])
         if sequence.status is SequenceStatus.RUNNING:
             self.running.remove(sequence)
         elif sequence.status is SequenceStatus.WAITING:
-            self.waiting.remove(sequence)
+            self.waiting.withdraw(sequence)
         self._free(sequence)
         sequence.status = SequenceStatus.FINISHED
 
-    def condemn(self, sequence: Sequence) -> None:
-        """Take out a sequence whose logits held NaN: it may lie in any block that led there, so nobody finds one."""
-        sequence.num_proven, sequence.unproven = 0, True
+    def condemn(self, sequence: TokenSequence) -> None:
+        """Remove a sequence whose logits held NaN. Any block it used may hold NaN, so the whole index is emptied."""
+        sequence.num_proven, sequence.num_written = 0, len(sequence.block_table) * self.allocator.block_size
         self.allocator.forget()
         self.finish(sequence)
 
-    def live(self) -> list[Sequence]:
-        """Every sequence that has not finished."""
-        return [*self.running, *self.waiting]
-
     def _length_class(self, num_tokens: int) -> int:
-        """A function of the length alone, so that preemption never changes what a sequence computes."""
+        """A function of the length alone, so that preemption never changes a result."""
         return bisect.bisect_left(self.class_bounds, num_tokens)
 
     def _move_to_longer_class(self) -> None:
-        # Keys that were rotated by other frequencies are of no use: the sequence is computed anew. That happens at
-        # most once per class in a sequence's life.
+        # Keys rotated by other frequencies are of no use, so the sequence is computed again: at most once per class.
         for sequence in [s for s in self.running if self._length_class(len(s.tokens)) != s.length_class]:
             self._preempt(sequence)
 
     def _grow_decodes(self) -> None:
-        """Give each decoding sequence room for its next token, oldest first; the youngest pay for it.
+        """Allocate room for each decoding sequence's next token, oldest first; preempt the youngest where it lacks.
 
-        The youngest of the tenant with the most running, so that a flood makes room for itself. Never the oldest of
-        all while another runs: so it ends, and then the next.
+        That is the youngest of the tenant that runs most, so that a flood makes room for itself. The oldest of all is
+        never preempted while another runs, so it ends, and then the next.
         """
         for sequence in list(self.running):
             if sequence.status is not SequenceStatus.RUNNING or not sequence.is_decoding:
@@ -183,11 +206,11 @@ class Scheduler:
             if sequence.status is SequenceStatus.RUNNING:
                 sequence.block_table += self.allocator.allocate(missing)
 
-    def _admit(self) -> list[Sequence]:
-        """Let in what fits, in the queue's order; the first that does not fit waits, and all behind it."""
+    def _start_waiting(self) -> list[TokenSequence]:
+        """Start what fits, in the queue's order; the first that does not fit waits, and so do all behind it."""
         started = []
         while (sequence := self.waiting.peek()) is not None:
-            # Also where no slot is free, since one may be made free for it.
+            # Also without a free slot, since another sequence may yield.
             found = self._find_prefix(sequence)
             yielding = self._yielding_to(sequence, found)
             if yielding is None:
@@ -199,36 +222,36 @@ class Scheduler:
             self.allocator.share(found)  # before allocating, which could evict them
             needed = self.allocator.blocks_for(len(sequence.tokens))
             sequence.block_table = found + self.allocator.allocate(needed - len(found))
-            sequence.num_published = len(found)
-            sequence.num_computed = sequence.num_proven = len(found) * self.allocator.block_size
+            sequence.num_computed = len(found) * self.allocator.block_size
+            sequence.num_proven = sequence.num_written = sequence.num_computed
             sequence.status = SequenceStatus.RUNNING
             bisect.insort(self.running, sequence, key=lambda s: s.arrival)
             if not sequence.started:
                 sequence.started = True
                 sequence.cached_tokens = sequence.num_computed
                 self.prefix_hit_tokens += sequence.cached_tokens
-                # Once, for what has to be computed; neither a hit nor a second run after preemption is the tenant's.
-                self.waiting.charge(sequence, prompt_tokens=sequence.num_prompt - sequence.cached_tokens)
+                # Once, for what has to be computed: the tenant pays for neither a hit nor a second run.
+                self.waiting.count_served(sequence, prompt_tokens=sequence.num_prompt - sequence.cached_tokens)
                 started.append(sequence)
         return started
 
-    def _fits(self, sequence: Sequence, found: list[int], leaving: Seq[Sequence] = ()) -> bool:
-        """Whether a waiting sequence, whose first blocks were `found`, can run once `leaving` have left."""
+    def _fits(self, sequence: TokenSequence, found: list[int], leaving: Sequence[TokenSequence] = ()) -> bool:
+        """Whether a waiting sequence, with cached blocks `found`, can run once `leaving` have left."""
         running = len(self.running) - len(leaving)
         free = self.allocator.num_free + sum(self.allocator.freed_by(s.block_table) for s in leaving)
         taken = self.allocator.blocks_for(len(sequence.tokens)) - self.allocator.num_in_use(found)
-        # One block per running sequence stays free for its growth, else the newcomer is preempted at once.
+        # One block per running sequence stays free for its growth, else the new one is preempted at once.
         return running < self.max_running and taken + running <= free
 
-    def _yielding_to(self, claimant: Sequence, found: list[int]) -> list[Sequence] | None:
-        """Who makes room for a waiting sequence: nobody where it fits, None where it has to wait.
+    def _yielding_to(self, claimant: TokenSequence, found: list[int]) -> list[TokenSequence] | None:
+        """The sequences that make room for a waiting one: none if it fits, None if it has to wait.
 
-        A tenant that has nothing running may take the place of others that run more than their even share of slots or
-        blocks and were served no less; else one tenant's long replies could hold all slots for minutes. The youngest
-        of the most served tenant go first, and no tenant's last. What is claimed is one slot and at most an even share
-        of the blocks, and nobody yields twice: so there are never more of these preemptions than requests.
+        A tenant with nothing running may replace others that run more than their even share of slots or blocks and
+        were served no less; else one tenant's long replies could hold all slots for minutes. The youngest sequences of
+        the most served tenant yield first, but never a tenant's last. A claim is one slot and at most an even share
+        of the blocks, and a sequence yields once at most: so these preemptions never outnumber the requests.
         """
-        leaving: list[Sequence] = []
+        leaving: list[TokenSequence] = []
         tenant = claimant.request.tenant
         slots = Counter(s.request.tenant for s in self.running)
         held: Counter[str] = Counter()
@@ -248,8 +271,11 @@ class Scheduler:
             held[most] -= len(youngest[most].block_table)
         return leaving
 
-    def _find_prefix(self, sequence: Sequence) -> list[int]:
-        """Blocks that hold a waiting sequence's first tokens. One token is left to compute at least, for its logits."""
+    def _find_prefix(self, sequence: TokenSequence) -> list[int]:
+        """Cached blocks of a waiting sequence's first tokens; at least one token is left to compute, for its logits.
+
+        Those that anyone may find, whose number it notes, and then those that the sequence left when it was preempted.
+        """
         length_class = self._length_class(len(sequence.tokens))
         if not sequence.chain or length_class != sequence.length_class:
             sequence.chain = [root_key(sequence.request.tenant, length_class)]
@@ -258,10 +284,15 @@ class Scheduler:
             return []
         limit = (len(sequence.tokens) - 1) // self.allocator.block_size
         extend_chain(sequence.chain, sequence.tokens, self.allocator.block_size, limit)
-        return self.allocator.find(sequence.chain[1 : limit + 1])
+        keys = sequence.chain[1 : limit + 1]
+        found = self.allocator.find(keys)
+        sequence.num_published = len(found)
+        if sequence.started and not sequence.num_output:
+            found += self.allocator.find(sequence.own_key(key) for key in keys[len(found) :])
+        return found
 
-    def _guess(self, decodes: Seq[Sequence], guess: Guess | None) -> list[tuple[int, ...]]:
-        """What is verified beside each decoding sequence's next token. Nobody is preempted for it."""
+    def _guess(self, decodes: Sequence[TokenSequence], guess: Guess | None) -> list[tuple[int, ...]]:
+        """The guess that is verified beside each decoding sequence's next token. Guesses never preempt."""
         rows = self.speculation_rows + 1 - len(decodes)
         if guess is None or rows < 1:
             return [()] * len(decodes)
@@ -269,38 +300,44 @@ class Scheduler:
         shares = share_evenly([len(tokens) for tokens in wanted], rows)
         return [self._place(s, tokens[:n]) for s, tokens, n in zip(decodes, wanted, shares, strict=True)]
 
-    def _room(self, sequence: Sequence) -> int:
-        """Tokens of a guess that could all be kept: beyond, they'd exceed the reply or its length class."""
+    def _room(self, sequence: TokenSequence) -> int:
+        """The longest guess that stays within the reply's limit and the sequence's length class."""
         room = sequence.max_output - sequence.num_output - 1
         if self.class_bounds:
             room = min(room, self.class_bounds[sequence.length_class] - len(sequence.tokens))
         return max(0, room)
 
-    def _place(self, sequence: Sequence, guess: tuple[int, ...]) -> tuple[int, ...]:
-        """Find room for a guess's K and V, or for its first tokens."""
+    def _place(self, sequence: TokenSequence, guess: tuple[int, ...]) -> tuple[int, ...]:
+        """Allocate blocks for a guess; return as much of it as they hold."""
         held = len(sequence.block_table)
         missing = self.allocator.blocks_for(len(sequence.tokens) + len(guess)) - held
         missing = min(missing, self.allocator.num_free)
         sequence.block_table += self.allocator.allocate(missing)
         return guess[: (held + missing) * self.allocator.block_size - len(sequence.tokens)]
 
-    def _preempt(self, sequence: Sequence) -> None:
-        """Send a running sequence back. What it has produced becomes part of its prefill: nothing is repeated."""
+    def _preempt(self, sequence: TokenSequence) -> None:
+        """Return a running sequence to the queue. Its output becomes part of its prefill, so no text is repeated."""
         self.running.remove(sequence)
+        if not sequence.num_output:
+            self._publish(sequence, sequence.own_key)  # what it has computed is found again by itself alone
         self._free(sequence)
         sequence.status = SequenceStatus.WAITING
         self.waiting.restore(sequence)
         self.num_preemptions += 1
 
-    def _free(self, sequence: Sequence) -> None:
-        if sequence.unproven:
-            self.allocator.suspect(sequence.block_table[sequence.num_proven // self.allocator.block_size :])
-        self.allocator.release(sequence.block_table)
+    def _free(self, sequence: TokenSequence) -> None:
+        if sequence.num_written > sequence.num_proven:
+            first, end = (
+                sequence.num_proven // self.allocator.block_size,
+                self.allocator.blocks_for(sequence.num_written),
+            )
+            self.allocator.suspect(sequence.block_table[first:end])
+        self.allocator.free(sequence.block_table)
         sequence.block_table = []
-        sequence.num_computed = sequence.num_proven = 0
-        sequence.unproven = False
+        sequence.num_computed = sequence.num_proven = sequence.num_written = 0
 
 
-def _agreement(draft: Seq[int], said: Seq[int]) -> int:
-    """How many tokens of the draft were said, from the first."""
-    return next((i for i, (a, b) in enumerate(zip(draft, said, strict=False)) if a != b), min(len(draft), len(said)))
+def _agreement(draft: Sequence[int], output: Sequence[int]) -> int:
+    """Length of the common start of draft and output."""
+    pairs = zip(draft, output, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(draft), len(output)))

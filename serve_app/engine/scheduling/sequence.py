@@ -1,94 +1,94 @@
-"""One request on its way through the engine: its tokens, its KV blocks and how far it has got."""
+"""The engine's record of one request, and the plan of one step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from hashlib import blake2b
 
 from serve_app.engine.request import GenerationRequest
 
 
 class SequenceStatus(Enum):
-    """Where a sequence is."""
-
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
 
 
 @dataclass(eq=False, slots=True)
-class Sequence:
-    """The engine's mutable record of one request; compared by identity."""
+class TokenSequence:
+    """One request in the engine: its tokens, its KV blocks and its progress. Mutable; compared by identity."""
 
     request: GenerationRequest
     arrival: int  # order of submission, never repeated
-    arrival_time: float  # the engine clock's seconds
-    max_output: int  # tokens of output this sequence may have
+    arrival_time: float  # seconds on the engine's clock
+    max_output: int  # limit for the tokens of output
     tokens: list[int] = field(default_factory=list)  # prompt, then output
     num_computed: int = 0  # tokens whose K and V are in the cache
     block_table: list[int] = field(default_factory=list)
-    chain: list[bytes] = field(default_factory=list)  # names of its full blocks, see `prefix`
-    num_published: int = 0  # full blocks at the table's start that others can find
+    chain: list[bytes] = field(default_factory=list)  # keys of its full blocks, see `blocks.extend_chain`
+    num_published: int = 0  # full blocks at the start of the table that other sequences can find
     cached_tokens: int = 0  # of the prompt, found in the cache when the sequence started
-    length_class: int = 0  # which rotary frequencies it uses, see `rope`
+    length_class: int = 0  # selects the rotary frequencies, see `rope`
     status: SequenceStatus = SequenceStatus.WAITING
     started: bool = False  # has left the queue once, so `Started` was sent
-    yielded: bool = False  # has made room for another tenant; that is asked of nobody twice
+    yielded: bool = False  # has made room for another tenant; this happens once at most
     num_proven: int = 0  # tokens whose K and V have led to logits without NaN
-    unproven: bool = False  # K and V were written after those
+    num_written: int = 0  # tokens whose K and V may be in the cache; beyond the proven ones they may be NaN
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt_token_ids)
 
+    def own_key(self, key: bytes) -> bytes:
+        """The key of a block that only this sequence may find, from the key under which anyone would."""
+        return blake2b(key, digest_size=len(key), salt=self.arrival.to_bytes(16)).digest()
+
     @property
     def request_id(self) -> str:
-        """The request's own id."""
         return self.request.request_id
 
     @property
     def num_prompt(self) -> int:
-        """Tokens of the prompt."""
         return len(self.request.prompt_token_ids)
 
     @property
     def num_output(self) -> int:
-        """Tokens of output so far."""
         return len(self.tokens) - self.num_prompt
 
     @property
     def num_pending(self) -> int:
-        """Tokens that have to go through the model before the next one can be sampled; 1 while decoding."""
+        """Tokens that must go through the model before the next token can be sampled; 1 while decoding."""
         return len(self.tokens) - self.num_computed
 
     @property
     def is_decoding(self) -> bool:
-        """One token to compute and at least one produced: a stream that others must not hold up."""
+        """Whether one token is pending and at least one was produced: others must not delay such a stream."""
         return self.num_pending == 1 and self.num_output > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens `start .. start + length` of one sequence, to be computed in this step.
+    """Tokens `start .. start + length` of one sequence, computed in one step.
 
-    `draft` are guesses at what follows the sequence's last token; they count in `length` and are computed with it, so
-    that all of them are verified in one step.
+    `draft` holds guesses at the tokens after the sequence's last token. They are counted in `length` and computed
+    with it, so that one step verifies all of them.
     """
 
-    sequence: Sequence
+    sequence: TokenSequence
     start: int
     length: int
     draft: tuple[int, ...] = ()
 
     @property
     def end(self) -> int:
-        """Tokens of the sequence that are computed after the chunk, drafts aside."""
+        """Tokens of the sequence that are computed after the chunk, without the draft."""
         return self.start + self.length - len(self.draft)
 
     @property
     def samples(self) -> bool:
-        """Whether the chunk reaches the sequence's last token, so that the next one is sampled from it.
+        """Whether the chunk reaches the sequence's last token, so that the next token is sampled from it.
 
-        True only until that one is appended.
+        True only until the next token is appended.
         """
         return self.end == len(self.sequence.tokens)
 
@@ -99,7 +99,7 @@ class Chunk:
 
     @property
     def token_ids(self) -> list[int]:
-        """The tokens to compute, drafts last."""
+        """The tokens to compute, the draft last."""
         return self.sequence.tokens[self.start : self.end] + list(self.draft)
 
 
@@ -108,11 +108,29 @@ class StepPlan:
     """What one step computes: at most one chunk per sequence."""
 
     chunks: tuple[Chunk, ...]
-    started: tuple[Sequence, ...]  # left the queue for the first time
-    preempted: int = 0
-    to_clear: tuple[int, ...] = ()  # KV blocks that may hold NaN: zeroed before the step, since masks multiply by 0
+    started: tuple[TokenSequence, ...]  # left the queue for the first time
+    to_clear: tuple[int, ...] = ()  # KV blocks that may hold NaN: cleared before the step, since masks multiply by 0
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that go through the model."""
         return sum(chunk.length for chunk in self.chunks)
+
+    def halves(self) -> tuple[StepPlan, ...]:
+        """Two plans that compute the same one after the other; none if there is nothing to divide."""
+        if len(self.chunks) > 1:
+            middle = len(self.chunks) // 2
+            parts = self.chunks[:middle], self.chunks[middle:]
+        elif self.num_tokens > 1 and not self.chunks[0].draft:
+            chunk, half = self.chunks[0], self.num_tokens // 2
+            parts = (
+                (Chunk(chunk.sequence, chunk.start, half),),
+                (Chunk(chunk.sequence, chunk.start + half, chunk.length - half),),
+            )
+        else:
+            return ()
+        return StepPlan(parts[0], (), self.to_clear), StepPlan(parts[1], ())
+
+    def still_running(self) -> StepPlan:
+        """The plan without the chunks of sequences that have ended meanwhile."""
+        chunks = tuple(chunk for chunk in self.chunks if chunk.sequence.status is SequenceStatus.RUNNING)
+        return StepPlan(chunks, self.started, self.to_clear)

@@ -1,1 +1,1 @@
-"""Int8 inference on the CPU in C++, compiled on the machine that it runs on."""
+"""The int8 forward pass on the CPU."""

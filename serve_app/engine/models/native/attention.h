@@ -1,8 +1,8 @@
-// Attention of one tile of queries over one sequence's paged keys and values, by the online softmax of FlashAttention
-// (arXiv 2205.14135): 64 tokens at a time, so that scores never leave the first-level cache.
+// Attention of one tile of queries over one sequence's paged keys and values, with the online softmax of
+// FlashAttention (arXiv 2205.14135): 64 tokens at a time, so that scores stay in the first-level cache.
 //
-// Keys lie as (block, head, size, token), so that scores are products of rows without sums across a vector; values as
-// (block, head, token, size). Both are IEEE halves.
+// Keys are stored as (block, head, size, token), so that scores are products of rows without sums across a vector;
+// values as (block, head, token, size). Both are IEEE halves.
 #pragma once
 #include <cmath>
 #include <type_traits>
@@ -12,17 +12,17 @@
 
 constexpr int kChunk = 64;  // tokens at a time
 
-// Where the keys and values of some tokens are: `from .. end` of one sequence.
+// The keys and values of tokens `from .. end` of one sequence.
 struct Stretch {
     const int32_t* table;
     int kv_head, from, end;
 };
 
-// Blocks that are read next, fetched a few cache lines at a time while something else is computed: asked for all at
-// once, they would hold up what is being read.
+// Prefetches the blocks that are read next, a few cache lines at a time beside other work: all at once, the fetches
+// would delay the reads under way.
 struct Ahead {
     const char* blocks[kChunk];
-    int count = 0, step = 0;  // bytes of a block for each of the head's sizes
+    int count = 0, step = 0;  // number of blocks; bytes of a block per element of a head
 
     void fetch(int i) const {
         for (int b = 0; b < count; b++)
@@ -31,7 +31,7 @@ struct Ahead {
 };
 
 struct PagedCache {
-    uint16_t* blocks;  // (head, block, keys then values): neighbouring blocks of a sequence are read in one go
+    uint16_t* blocks;  // (head, block, keys then values): neighbouring blocks of a sequence are read in one pass
     int32_t num_blocks, block_size, head_dim;
 
     uint16_t* keys(int block, int kv_head) const {
@@ -57,8 +57,8 @@ struct PagedCache {
         for (int i = 0; i < head_dim; i++) v[i] = to_half(value[i]);
     }
 
-    // Tokens `from .. from + n` of one sequence, n <= kChunk; to (size, kChunk) and (kChunk, size). What lies beyond n
-    // is set to zero: whatever a block held before, it never takes part.
+    // Reads tokens `from .. from + n` of one sequence, n <= kChunk, to (size, kChunk) and (kChunk, size). Values beyond
+    // n are set to zero, so that old content of a block has no effect.
     void read(const int32_t* table, int kv_head, int from, int n, const Ahead& ahead, float* key, float* value) const {
         int done = 0;
         while (done < n) {
@@ -128,9 +128,9 @@ static inline void product(
     product_rest<kProductRows - 1>(rows - r, cols, a + r * lda, lda, b, ldb, c + r * ldc, ldc, k, add);
 }
 
-// Scores of R queries (R, size) with n tokens of one sequence from `from` on, to (R, kChunk), straight from the halves:
-// converting them first only pays for many queries. What lies beyond n is whatever the block held. Every score is added
-// up in the order in which `product` does, so that it is the same bits.
+// Scores of R queries (R, size) with n tokens of one sequence from `from` on, to (R, kChunk), directly from the halves:
+// converting them first is faster only for many queries. Scores beyond n come from old content of the block. Every
+// score is added in the order of `product`, so that it has the same bits.
 template <int R>
 static inline void scores_of_few(const PagedCache& cache, const int32_t* table, int kv_head, int from, int n,
                                  const float* q, float* scores, const Ahead* ahead) {
@@ -202,8 +202,8 @@ struct AttentionScratch {
         : key(kChunk * head_dim), value(kChunk * head_dim), scores(rows * kChunk), top(rows), sum(rows) {}
 };
 
-// Queries of `tokens` consecutive tokens from `position` on, `heads` query heads each that share one key head: rows
-// (token, head) of `q` (rows, size), already scaled. The result, (rows, size), goes to `out`. `next` is read after this.
+// Queries of `tokens` consecutive tokens from `position` on, each with `heads` query heads that share one key head:
+// rows (token, head) of `q` (rows, size), already scaled. Writes `out` (rows, size). `next` is read after this.
 static inline void attend(const PagedCache& cache, const int32_t* table, int kv_head, int position, int tokens,
                           int heads, int window, const float* q, float* out, const Stretch& next,
                           AttentionScratch& scratch) {

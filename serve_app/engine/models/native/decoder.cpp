@@ -1,7 +1,7 @@
-// A whole forward pass of a llama-like decoder in int8 on the CPU, in one parallel region: between two matrix products
-// lies a barrier instead of a dispatch.
+// A whole forward pass of a llama-like decoder in int8 on the CPU, in one parallel region: a barrier separates two
+// matrix products, not a dispatch.
 //
-// The C interface at the end is what serve_app/engine/native/library.py binds.
+// library.py binds the C interface at the end.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -30,12 +30,11 @@ struct Span {
     int32_t row, tokens, position;
 };
 
-// What one step computes.
 struct Step {
     const int32_t* ids;        // (rows,)
     const int32_t* rope_rows;  // (rows,): rows of the rotary tables
     const Span* spans;
-    const int32_t* keep;  // (kept,): rows whose logits are asked for, ascending
+    const int32_t* keep;  // (kept,): rows whose logits are wanted, ascending
     float* logits;        // (kept, vocab)
     int32_t rows, num_spans, kept, threads;
 };
@@ -48,7 +47,7 @@ struct Decoder {
     const Layer* layers;
     Matrix head;
 
-    // Of the step under way: residual stream, projections, attention's result, the feed-forward part's inner values.
+    // Of the current step: residual stream, projections, attention's result, the feed-forward part's inner values.
     std::vector<float> x{}, qkv{}, mixed{}, gated{};
     Rounded rounded{};
     int max_rows = 0;
@@ -99,7 +98,7 @@ static inline Scaled silu(Scaled x) {
     return x;
 }
 
-// Tokens of one tile of queries: enough rows to pay for the conversion of the keys, few enough for the cache.
+// Tokens of one tile of queries: enough rows to make the conversion of the keys cheap, few enough for the cache.
 static inline int tile_tokens(int heads_per_kv) { return std::max(1, 96 / heads_per_kv); }
 
 void Decoder::run(const Step& step) {
@@ -116,7 +115,7 @@ void Decoder::run(const Step& step) {
     for (int i = 0; i < step.num_spans; i++)
         for (int from = 0; from < step.spans[i].tokens; from += tile)
             tiles.push_back({i, from, std::min(tile, step.spans[i].tokens - from)});
-    // The longest first, so that no thread is left with one at the end.
+    // The longest first, so that no thread gets a long one at the end.
     std::sort(tiles.begin(), tiles.end(), [&](const Tile& a, const Tile& b) {
         const auto cost = [&](const Tile& t) {
             return int64_t(t.tokens) * (step.spans[t.span].position + t.from + t.tokens);
@@ -208,7 +207,7 @@ void Decoder::run(const Step& step) {
                                 width * sizeof(float));
             }
 
-            if (l == s.layers - 1) {  // the rest of the last layer is of use only where logits are asked for
+            if (l == s.layers - 1) {  // the rest of the last layer is needed only for the kept rows
                 rows = step.kept;
 #pragma omp single
                 for (int i = 0; i < rows; i++) {

@@ -1,16 +1,16 @@
-// The passes over all logits that drawing tokens takes, in one: serve_app/engine/sampling/draw.py has the same in torch.
+// Draws tokens with all passes over the logits in one function; serve_app/engine/sampling/draw.py does it in torch.
 //
 // A row's results are the same bits alone and beside others, on any number of threads.
 #pragma once
 #include "lanes.h"
 
-constexpr int kBlock = 128;  // tokens, as draw.py has it
+constexpr int kBlock = 128;  // tokens, as in draw.py
 constexpr int64_t kInvalid = -1, kDeadEnd = -2;
 constexpr double kBelowOne = 1 - 1e-12;
 
-// Rows of logits and what comes of them.
+// Rows of logits and the results.
 struct Draw {
-    float* logits;           // (rows, blocks, kBlock); become weights where a row is drawn from
+    float* logits;           // (rows, blocks, kBlock); become weights in rows with a steepness
     float *peaks, *sums;     // (rows, blocks)
     const float* steepness;  // (rows,); 0 takes the likeliest token
     const double* uniform;   // (rows,), in [0, 1)
@@ -21,7 +21,7 @@ struct Draw {
     int32_t threads;
 };
 
-// The largest value of a block; NaN where one is in it.
+// The largest value of a block; NaN if the block has one.
 static inline float largest(const float* block) {
     Floats most = load(block);
     Ints odd = most != most;
@@ -39,7 +39,7 @@ static inline float largest(const float* block) {
     return any ? __builtin_nanf("") : result;
 }
 
-// Makes weights of a block; their sum.
+// Turns a block into weights; returns their sum.
 static inline float weigh(float* block, float best, float steepness, float least) {
     for (int i = 0; i < kBlock; i++) {
         const float weight = exp_of_negative((block[i] - best) * steepness);
@@ -52,7 +52,7 @@ static inline float weigh(float* block, float best, float steepness, float least
     return total;
 }
 
-// Where the running sum of `values` passes `target`, which becomes what is left of it there.
+// The index at which the running sum of `values` passes `target`; reduces `target` by the sum before that index.
 static inline int64_t passes(const float* values, int64_t count, double& target) {
     double before = 0.0;
     for (int64_t i = 0; i < count - 1; i++) {
@@ -105,7 +105,7 @@ static void draw_row(const Draw& d, int64_t r) {
     double target = d.uniform[r] * total(sums, d.blocks) * kBelowOne;
     const int64_t block = passes(sums, d.blocks, target);
     const float* part = row + block * kBlock;
-    // The block's sum was rounded otherwise than this one.
+    // The block's own sum may be rounded differently.
     const double most = total(part, kBlock) * kBelowOne;
     if (target > most) target = most;
     d.tokens[r] = block * kBlock + passes(part, kBlock, target);

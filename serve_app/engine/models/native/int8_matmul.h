@@ -1,5 +1,5 @@
-// Matrix products of int8 activations and int8 weights, exact in 32 bits within a group of kGroup inputs, each group
-// with a scale of its own per token, each output with a scale of its own.
+// Matrix products of int8 activations and int8 weights, exact in 32 bits within a group of kGroup inputs. Each group of
+// a token has a scale, and each output has a scale.
 #pragma once
 #include <cmath>
 #include <vector>
@@ -7,9 +7,9 @@
 #include "lanes.h"
 
 constexpr int kGroup = 64;
-constexpr int kStep = 2 * kLanes * 4;  // bytes of four inputs of a pair of panels
+constexpr int kStep = 2 * kLanes * 4;  // bytes of four inputs in a pair of panels
 
-// A matrix (out, in) in pairs of panels of kLanes outputs: pair after pair, four inputs of every output side by side,
+// A matrix (out, in) in pairs of panels of kLanes outputs. Within a pair, four inputs of every output are side by side,
 // so that a product reads memory in one direction.
 struct Matrix {
     const uint8_t* panels;
@@ -44,7 +44,7 @@ static inline void pack(const int8_t* values, int out, int in, uint8_t* panels) 
 struct Rounded {
     std::vector<int8_t> values;   // (rows, padded(in))
     std::vector<float> scales;    // (rows, groups)
-    std::vector<int32_t> starts;  // (rows, groups): what a group's sum starts with to undo the weights' offset
+    std::vector<int32_t> starts;  // (rows, groups): start of a group's sum, which undoes the weights' offset
 
     void reserve(int rows, int in) {
         values.resize(size_t(rows) * padded(in) + 64);
@@ -92,8 +92,8 @@ static inline void put_columns(float* to, int column, int out, Scaled v) {
     else if (column < out) std::memcpy(to + column, &v, (out - column) * sizeof(float));
 }
 
-// R tokens times a pair of panels; results, scaled and with bias, go to `write(token, panel, first, second)`.
-// Meanwhile `lines` cache lines from `ahead` on are fetched, a few at a time.
+// R tokens times a pair of panels; `write(token, panel, first, second)` receives the results, scaled and with bias.
+// Prefetches `lines` cache lines from `ahead` on, a few at a time.
 template <int R, class Write>
 static inline void matmul_tile(const Rounded& x, int row, const Matrix& m, int panel, const Write& write,
                                const uint8_t* ahead = nullptr, int lines = 0) {
@@ -150,8 +150,8 @@ static inline void matmul_rest(const Rounded& x, int row, int rest, const Matrix
     }
 }
 
-// The whole product of `rows` tokens, shared among the threads of the enclosing parallel region; ends with a barrier.
-// A pair of panels stays in the first-level cache for all of the tokens, while the next pair is on its way.
+// The whole product of `rows` tokens, divided among the threads of the enclosing parallel region; ends with a barrier.
+// A pair of panels stays in the first-level cache for all tokens, while the next pair is fetched.
 template <class Write>
 static void matmul(const Rounded& x, int rows, const Matrix& m, const Write& write) {
     const int panels = panels_of(m.out);

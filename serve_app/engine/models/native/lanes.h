@@ -1,5 +1,5 @@
-// Vectors of the machine that this is compiled for: floats through the compiler's own vector types, and the one
-// operation that has no portable form, the dot product of four bytes a lane.
+// Vectors of the target machine: floats as the compiler's vector types, and the one operation without a portable form,
+// the dot product of four bytes per lane.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -108,8 +108,8 @@ static inline uint16_t to_half(float x) {
     return bits;
 }
 
-// e^x for x <= 0, close to float precision (Cody-Waite reduction, a polynomial of degree 6), plain enough
-// for the compiler to vectorise in any loop. 0 below -87; NaN stays NaN.
+// e^x for x <= 0, close to float precision (Cody-Waite reduction, a polynomial of degree 6), simple enough for the
+// compiler to vectorise in any loop. 0 below -87; NaN stays NaN.
 __attribute__((always_inline)) static inline float exp_of_negative(float x) {
     float clamped = x < -87.0f ? -87.0f : x;
     float n = __builtin_rintf(clamped * 1.44269504f);

@@ -1,7 +1,7 @@
-"""Compiles the native decoder for this machine, once, and binds it.
+"""Compiles the native decoder once for this machine, and binds it.
 
-The library is kept in a cache folder, named after its sources, the compiler and the processor's features: another
-machine or another version compiles its own. OpenMP's threads are torch's own, since both load the same runtime.
+The library is kept in a cache folder under a name that depends on its sources, the compiler and the processor's
+features: another machine or version compiles its own. OpenMP's threads are torch's, since both load the same runtime.
 """
 
 from __future__ import annotations
@@ -25,36 +25,21 @@ _FLAGS = "-std=c++17 -O3 -fopenmp -fno-math-errno -fno-trapping-math -ffp-contra
 _COMPILE_S = 300
 
 
+def _each(kind: type, names: str) -> tuple[tuple[str, type], ...]:
+    return tuple((name, kind) for name in names.split())
+
+
 class Matrix(ctypes.Structure):
     """`Matrix` of int8_matmul.h."""
 
-    _fields_ = (
-        ("panels", ctypes.c_void_p),
-        ("scales", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("out", ctypes.c_int32),
-        ("in_", ctypes.c_int32),
-    )
+    _fields_ = (*_each(ctypes.c_void_p, "panels scales bias"), *_each(ctypes.c_int32, "out in_"))
 
 
 class Shape(ctypes.Structure):
     """`Shape` of decoder.cpp."""
 
     _fields_ = (
-        *(
-            (name, ctypes.c_int32)
-            for name in (
-                "layers",
-                "hidden",
-                "heads",
-                "kv_heads",
-                "head_dim",
-                "intermediate",
-                "vocab",
-                "num_blocks",
-                "block_size",
-            )
-        ),
+        *_each(ctypes.c_int32, "layers hidden heads kv_heads head_dim intermediate vocab num_blocks block_size"),
         ("norm_eps", ctypes.c_float),
     )
 
@@ -63,8 +48,8 @@ class Layer(ctypes.Structure):
     """`Layer` of decoder.cpp."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("input_norm", "q_norm", "k_norm", "post_norm")),
-        *((name, Matrix) for name in ("qkv", "output", "gate_up", "down")),
+        *_each(ctypes.c_void_p, "input_norm q_norm k_norm post_norm"),
+        *_each(Matrix, "qkv output gate_up down"),
         ("cache", ctypes.c_void_p),
         ("window", ctypes.c_int32),
     )
@@ -73,15 +58,15 @@ class Layer(ctypes.Structure):
 class Span(ctypes.Structure):
     """`Span` of decoder.cpp."""
 
-    _fields_ = (("table", ctypes.c_void_p), *((name, ctypes.c_int32) for name in ("row", "tokens", "position")))
+    _fields_ = (("table", ctypes.c_void_p), *_each(ctypes.c_int32, "row tokens position"))
 
 
 class Step(ctypes.Structure):
     """`Step` of decoder.cpp."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("ids", "rope_rows", "spans", "keep", "logits")),
-        *((name, ctypes.c_int32) for name in ("rows", "num_spans", "kept", "threads")),
+        *_each(ctypes.c_void_p, "ids rope_rows spans keep logits"),
+        *_each(ctypes.c_int32, "rows num_spans kept threads"),
     )
 
 
@@ -89,15 +74,15 @@ class Draw(ctypes.Structure):
     """`Draw` of draw.h."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("logits", "peaks", "sums", "steepness", "uniform", "tokens", "drawn")),
-        *((name, ctypes.c_int64) for name in ("rows", "blocks")),
+        *_each(ctypes.c_void_p, "logits peaks sums steepness uniform tokens drawn"),
+        *_each(ctypes.c_int64, "rows blocks"),
         ("least", ctypes.c_float),
         ("threads", ctypes.c_int32),
     )
 
 
 def prepare(folder: Path, progress: Callable[[str], None]) -> None:
-    """Compile ahead of time, into `folder`, what `load` will look for; does nothing if it is there or can't be made."""
+    """Compile the library of `load` into `folder` if it is missing; a failure is a line of progress."""
     try:
         path = folder / _name(_compiler(), "native")
         if not path.is_file():
@@ -109,10 +94,9 @@ def prepare(folder: Path, progress: Callable[[str], None]) -> None:
 
 @functools.cache
 def load(folder: Path, architecture: str = "native") -> ctypes.CDLL | None:
-    """The compiled library, compiling it into `folder` first if need be; None, with one line in the log, where that
-    can't be done.
+    """The library, compiled into `folder` if it is missing; None, with one line in the log, if that fails.
 
-    `architecture` is what the compiler's `-march` takes; any but `native` is for tests.
+    `architecture` is the compiler's `-march`; all but `native` are for tests.
     """
     import torch  # noqa: F401 -- loads the OpenMP runtime that the library then shares
 
@@ -127,7 +111,7 @@ def load(folder: Path, architecture: str = "native") -> ctypes.CDLL | None:
 
 
 class NoCompiler(Exception):
-    """No C++ compiler is on this machine."""
+    """This machine has no C++ compiler."""
 
 
 _FAILURES = (NoCompiler, OSError, subprocess.SubprocessError)
@@ -150,7 +134,7 @@ def _compiler() -> str:
 
 def _compile(compiler: str, architecture: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Under a name of its own, then moved: two processes that compile at once don't disturb each other.
+    # Compiled under a temporary name, then moved: two processes may compile at once.
     handle, made = tempfile.mkstemp(suffix=".so", dir=path.parent)
     os.close(handle)
     try:
@@ -162,7 +146,7 @@ def _compile(compiler: str, architecture: str, path: Path) -> None:
 
 
 def _name(compiler: str, architecture: str) -> str:
-    """The library's file name; it changes with the sources, the flags, the compiler and the processor's features."""
+    """The library's file name, which depends on sources, flags, compiler and processor features."""
     digest = hashlib.sha256()
     for source in sorted([*_HERE.glob("*.h"), *_HERE.glob("*.cpp")]):
         digest.update(source.read_bytes())
@@ -181,17 +165,18 @@ def _processor_features() -> str:
 
 
 def _bind(library: ctypes.CDLL) -> ctypes.CDLL:
-    library.native_isa.restype = ctypes.c_char_p
-    library.native_packed_size.restype = ctypes.c_int64
-    library.native_packed_size.argtypes = [ctypes.c_int32, ctypes.c_int32]
-    library.native_pack.restype = None
-    library.native_pack.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p]
-    library.native_decoder.restype = ctypes.c_void_p
-    library.native_decoder.argtypes = [ctypes.c_void_p] * 7
-    library.native_run.restype = None
-    library.native_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    library.native_draw.restype = None
-    library.native_draw.argtypes = [ctypes.c_void_p]
-    library.native_free.restype = None
-    library.native_free.argtypes = [ctypes.c_void_p]
+    pointer, int32 = ctypes.c_void_p, ctypes.c_int32
+    signatures: dict[str, tuple[type | None, list[type]]] = {
+        "native_isa": (ctypes.c_char_p, []),
+        "native_lanes": (int32, []),
+        "native_packed_size": (ctypes.c_int64, [int32, int32]),
+        "native_pack": (None, [pointer, int32, int32, pointer]),
+        "native_decoder": (pointer, [pointer] * 7),
+        "native_run": (None, [pointer, pointer]),
+        "native_draw": (None, [pointer]),
+        "native_free": (None, [pointer]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
     return library

@@ -1,0 +1,37 @@
+"""The builders of Serve applications, which `import_path` in config.yaml names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.serve import Application
+
+from serve_app.contracts.calls import shard_name
+from serve_app.settings import GatewayArgs, ModelArgs, parse
+
+
+def gateway(args: dict[str, Any]) -> Application:
+    """The application that clients talk to: Gateway, Limiter, Accounting."""
+    from deployments.accounting import Accounting
+    from deployments.gateway import Gateway
+    from deployments.limiter import Limiter
+
+    settings = parse(GatewayArgs, args, "args")
+    accounting = [
+        Accounting.options(name=shard_name("Accounting", index)).bind(settings)  # type: ignore[attr-defined]
+        for index in range(settings.accounting_shards)
+    ]
+    limiters = [
+        Limiter.options(name=shard_name("Limiter", index)).bind(  # type: ignore[attr-defined]
+            settings, accounting[index % len(accounting)], index
+        )
+        for index in range(settings.limiter_shards)
+    ]
+    return Gateway.bind(settings, limiters, accounting)  # type: ignore[attr-defined]
+
+
+def model(args: dict[str, Any]) -> Application:
+    """One model backend."""
+    from deployments.model import Model
+
+    return Model.bind(parse(ModelArgs, args, "args"))  # type: ignore[attr-defined]

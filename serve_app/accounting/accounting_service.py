@@ -1,0 +1,290 @@
+"""The accounting process without Ray: settles usage, and keeps the books tidy. All its state is in the database.
+
+Several of them may share one ledger: the database lets one write at a time, and everything here is repeatable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from serve_app.accounting.ledger import LONG, READS, Ledger
+from serve_app.accounting.limiter_leases import LeaseWatch
+from serve_app.contracts import metrics
+from serve_app.contracts.books import Refusal, Settled, Settlement, SettlementRejected
+from serve_app.contracts.calls import Coalescer, boottime, detached
+from serve_app.contracts.commands import (
+    Command,
+    ExpireGrants,
+    FindKeys,
+    FindReply,
+    FindUnsettled,
+    HoldLease,
+    PostHolds,
+    PruneReplies,
+    ReadChanges,
+    ReleaseLease,
+)
+from serve_app.contracts.errors import LedgerError, LedgerUnavailable
+from serve_app.contracts.metrics import Metrics
+from serve_app.contracts.money import NANO_PER_UNIT
+from serve_app.contracts.ports import SettleAnswer
+
+logger = logging.getLogger("ray.serve")
+
+COMMIT_TIMEOUT_S = 30.0  # longer than the ledger waits for its database
+STUCK_S = 60.0  # beyond its own bound: even a database's name may take half a minute to resolve
+COMMIT_STUCK_S = 300.0  # of a batch, which may be settled one by one
+LOOK_UPS = (FindKeys, ReadChanges, FindReply)  # requests wait for these: nothing else may take their threads
+LEASES = (HoldLease, ReleaseLease, PostHolds)  # a limiter's lease must not end because many read or write
+LANE_WAIT_S = 10.0  # as long as gateways wait
+MOST_WAITING = 2000  # in one lane; more than a limiter asks for at once
+AWAY_S = 0.5  # between two tries of a database that is away, however many callers ask
+FOR_REPLICAS = (FindUnsettled,)  # commands that model replicas may run; never one that moves money
+TIDY_EVERY_S = 60.0  # how late an expired grant or an old reply may leave
+
+
+class Lane:
+    """Threads of its own for one kind of command, and a bounded wait for them.
+
+    While the database hangs, what waits must not pile up: its callers give up, and ask again.
+    """
+
+    def __init__(self, name: str, threads: int) -> None:
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=f"ledger-{name}")
+        self._free = asyncio.Semaphore(threads)
+        self._waiting = 0
+
+    async def run(self, function: Callable[[Command[Any]], Any], command: Command[Any]) -> Any:
+        """Runs the function in a thread of the lane. Raises LedgerUnavailable when none is free in time."""
+        if self._waiting >= MOST_WAITING:
+            raise LedgerUnavailable(f"{self._waiting} commands wait for the ledger already: try again")
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(LANE_WAIT_S):
+                await self._free.acquire()
+        except TimeoutError:
+            raise LedgerUnavailable(f"no turn at the ledger within {LANE_WAIT_S:g} s: try again") from None
+        finally:
+            self._waiting -= 1
+        running = asyncio.get_running_loop().run_in_executor(self._threads, function, command)
+        running.add_done_callback(self._ended)
+        # Shielded: the thread is free when it has ended, and not when its caller goes away.
+        return await asyncio.shield(running)
+
+    def _ended(self, running: asyncio.Future[Any]) -> None:
+        self._free.release()
+        if not running.cancelled():
+            running.exception()  # its caller may have gone away
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False)
+
+
+class AccountingService:
+    """Settles usage and runs account operations on one ledger."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        tidy_every_s: float = TIDY_EVERY_S,
+        metrics: Metrics | None = None,
+        clock: Callable[[], float] = boottime,
+    ) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._tidy_every_s = tidy_every_s
+        self._metrics = metrics
+        self._leases = LeaseWatch(clock)
+        self._closing = asyncio.Event()
+        self._tidying: asyncio.Task[None] | None = None
+        self._open: set[asyncio.Future[Any]] = set()  # answers that are still to come
+        # A thread of their own: a settlement, whose client waits, must not queue behind the reads of others.
+        self._committing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger-commit")
+        self._committing_since: float | None = None
+        self._commits: Coalescer[Settlement, SettleAnswer] = Coalescer(
+            self._commit_in_thread, timeout_s=COMMIT_TIMEOUT_S
+        )
+        # Apart, so that neither exports nor their database connections keep look-ups of keys, the feed of revocations
+        # or a revocation itself from theirs.
+        self._look_ups, self._reads, self._writes = Lane("look-ups", 4), Lane("reads", 4), Lane("writes", 2)
+        self._lease_turns = Lane("leases", 1)
+
+    def start(self) -> None:
+        """Takes expired grants off the books and removes old replies, at intervals from here on."""
+        self._tidying = detached(self._tidy_forever())
+        self._count_uncollected([])
+
+    async def answer(self, message: list[Settlement] | Command[Any]) -> Any:
+        """Settlements to settle, or a command to run."""
+        return await (self.settle(message) if isinstance(message, list) else self.run(message))
+
+    async def answer_replica(self, message: list[Settlement] | Command[Any]) -> Any:
+        """All that model replicas may do: settle calls that their gateway has cut, whose replies are not stored.
+
+        Raises PermissionError for anything else.
+        """
+        if isinstance(message, list):
+            allowed = all(type(one) is Settlement and one.reply is None for one in message)
+        else:
+            allowed = type(message) in FOR_REPLICAS
+        if allowed:
+            return await self.answer(message)
+        raise PermissionError(f"a replica may settle calls that were cut, and nothing else: {message!r}"[:300])
+
+    async def settle(self, settlements: list[Settlement]) -> list[SettleAnswer]:
+        """Durable when it returns. What waits at the same time is committed together.
+
+        A caller that goes away does not undo a usage. LedgerUnavailable in the place of an answer: unknown whether
+        settled, repeat it with the same id.
+        """
+        answers = asyncio.gather(*map(self._commits.submit, settlements), return_exceptions=True)
+        self._open.add(answers)
+        answers.add_done_callback(self._open.discard)
+        return [
+            LedgerUnavailable(str(answer)) if isinstance(answer, BaseException) else answer
+            for answer in await asyncio.shield(answers)
+        ]
+
+    async def _commit_in_thread(self, settlements: list[Settlement]) -> list[SettleAnswer]:
+        loop = asyncio.get_running_loop()
+        answers = await loop.run_in_executor(self._committing, self._commit_timed, settlements)
+        self._count_uncollected(answers)
+        away = next((answer for answer in answers if isinstance(answer, LedgerUnavailable)), None)
+        if away is not None:
+            # What waits here would fail one list after the other; its callers have it, and ask again.
+            self._commits.fail_waiting(str(away))
+            await asyncio.sleep(AWAY_S)
+        return answers
+
+    def _commit_timed(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
+        self._committing_since = self._clock()
+        try:
+            return self._commit(settlements)
+        finally:
+            self._committing_since = None
+
+    def _count_uncollected(self, answers: Sequence[SettleAnswer]) -> None:
+        """Counts what was delivered and no balance covered."""
+        for answer in answers:
+            if (
+                isinstance(answer, Settled)
+                and not answer.duplicate
+                and answer.uncollected
+                and self._metrics is not None
+            ):
+                self._metrics.add(metrics.UNCOLLECTED, answer.uncollected / NANO_PER_UNIT)
+
+    def _commit(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
+        try:
+            answers: list[Settled | SettlementRejected] = self._ledger.settle(settlements)
+        except LedgerUnavailable as error:
+            logger.warning("cannot commit %d settlements: %s", len(settlements), error)
+            return [error] * len(settlements)
+        except Exception as error:
+            # One of them upsets the database in a way that nothing foresaw. Alone it does not harm the others.
+            if len(settlements) > 1:
+                logger.exception("a batch of %d settlements failed; settling them one by one", len(settlements))
+                return [answer for settlement in settlements for answer in self._commit([settlement])]
+            logger.exception("settlement %r failed", settlements[0])
+            reason = f"the ledger failed on it: {type(error).__name__}"
+            answers = [SettlementRejected(settlements[0].request_id, Refusal.FAILED, reason)]
+        refused = [pair for pair in zip(settlements, answers, strict=True) if isinstance(pair[1], SettlementRejected)]
+        if not refused:
+            return [*answers]
+        kept = self._keep_refused(refused)  # type: ignore[arg-type]
+        return [kept.pop(0) if isinstance(answer, SettlementRejected) else answer for answer in answers]
+
+    def _keep_refused(self, refused: Sequence[tuple[Settlement, SettlementRejected]]) -> list[SettleAnswer]:
+        """The answers for what could not be settled, when the ledger keeps it for an operator."""
+        try:
+            self._ledger.keep_stuck(refused)
+        except LedgerUnavailable as error:
+            return [error] * len(refused)
+        except Exception:
+            if len(refused) > 1:
+                return [answer for one in refused for answer in self._keep_refused([one])]
+            # Where this usage can still be found.
+            logger.critical("the ledger neither settles nor keeps %r", refused[0][0], exc_info=True)
+            return [refused[0][1]]
+        return [replace(rejected, kept=True) for _, rejected in refused]
+
+    async def run(self, command: Command[Any]) -> Any:
+        """The command's answer, or the LedgerError that it raises: returned, so that it crosses unwrapped."""
+        if isinstance(command, HoldLease):
+            command = self._leases.with_over(command)
+        try:
+            answer = await self._lane(command).run(self._ledger.run, command)
+        except LedgerError as error:
+            return error
+        if isinstance(command, HoldLease):
+            self._leases.look(command, answer)
+        return answer
+
+    def _lane(self, command: Command[Any]) -> Lane:
+        if isinstance(command, LOOK_UPS):
+            return self._look_ups
+        if isinstance(command, LEASES):
+            return self._lease_turns
+        return self._reads if type(command) in READS | LONG else self._writes
+
+    def check_health(self) -> None:
+        """Raises RuntimeError for a process that only a new one can help.
+
+        A database that is away or hangs is none: every call to it ends within its own bound. What has not ended long
+        after that is stuck here.
+        """
+        if (overdue_s := self._ledger.overdue_s()) > STUCK_S:
+            raise RuntimeError(f"a call to the ledger's database should have ended {overdue_s:.0f} s ago")
+        since = self._committing_since
+        if since is not None and (stuck_s := self._clock() - since) > COMMIT_STUCK_S:
+            raise RuntimeError(f"one batch of settlements has kept the commit thread for {stuck_s:.0f} s")
+        if self._tidying is not None and self._tidying.done() and not self._closing.is_set():
+            raise RuntimeError("the cleanup of the ledger has ended")
+
+    async def close(self) -> None:
+        """Commits what waits, and ends what `start` began."""
+        self._closing.set()
+        if self._tidying is not None:
+            await asyncio.wait([self._tidying])
+        while self._open:
+            await asyncio.wait(self._open)
+        await asyncio.to_thread(self._ledger.close)
+        self._committing.shutdown(wait=False)
+        for lane in (self._look_ups, self._reads, self._writes, self._lease_turns):
+            lane.close()
+
+    async def _tidy_forever(self) -> None:
+        while True:
+            await self._report()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._tidy_every_s):
+                    await self._closing.wait()
+                    return
+            await self._tidy(ExpireGrants())
+            await self._tidy(PruneReplies())
+
+    async def _report(self) -> None:
+        if self._metrics is None:
+            return
+        try:
+            self._metrics.set(metrics.STUCK, await asyncio.to_thread(self._ledger.count_stuck))
+        except Exception as error:
+            logger.warning("stuck settlements could not be counted: %s", error)
+
+    async def _tidy(self, command: Command[int]) -> None:
+        """Repeats a command that removes a bounded number at a time, so that settlements get their turn in between."""
+        try:
+            removed = 1
+            while removed and not self._closing.is_set():
+                removed = await self._writes.run(self._ledger.run, command)
+        except LedgerUnavailable as error:
+            logger.warning("the ledger could not be tidied, next try in %g s: %s", self._tidy_every_s, error)
+        except Exception:
+            logger.exception("the ledger could not be tidied, next try in %g s", self._tidy_every_s)

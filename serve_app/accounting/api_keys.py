@@ -1,0 +1,130 @@
+"""Changes of API keys: what they may use, their limits and budgets, their end. Each takes the next version."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import insert, select, update
+
+from serve_app.accounting import budgets
+from serve_app.accounting.audit_log import changed, value_of, write_audit
+from serve_app.accounting.database import Transaction
+from serve_app.accounting.schema import api_keys
+from serve_app.accounting.snapshots import read_account, read_key
+from serve_app.accounting.validation import check_fields, check_limit, check_name, check_time
+from serve_app.contracts.books import KeySnapshot
+from serve_app.contracts.commands import CreateKey, RevokeKey, UpdateKey
+from serve_app.contracts.errors import Conflict, InvalidValue
+from serve_app.contracts.key_format import new_id
+from serve_app.contracts.limits import KEY_LIMITS
+from serve_app.contracts.money import MAX_BALANCE
+
+MAX_MODELS = 100
+TERMS = ("models", *KEY_LIMITS, "budget", "budget_period", "expires_at")
+
+
+def create_key(transaction: Transaction, wanted: CreateKey, now: float) -> KeySnapshot:
+    connection, account_id, digest = transaction.connection, wanted.account_id, wanted.digest
+    check_name(wanted.name)
+    check_name(wanted.hint, "a hint", longest=40)
+    check_fields(wanted.terms, TERMS)
+    if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
+        raise InvalidValue("a digest is 64 hex digits: pass what key_format.digest returns, never the key itself")
+    read_account(connection, account_id)
+    earlier = connection.execute(select(api_keys).where(api_keys.c.digest == digest)).one_or_none()
+    if earlier is not None:
+        if (earlier.account_id, earlier.name) != (account_id, wanted.name):
+            raise Conflict("this API key exists already: make a new one")
+        return read_key(connection, earlier.id, now)
+    terms = {name: value for name, value in _checked(wanted.terms, now).items() if value is not None}
+    _check_budget(terms.get("budget"), terms.get("budget_period"))
+    key_id = new_id("key_")
+    given = {"account_id": account_id, "name": wanted.name, "digest": digest, "hint": wanted.hint} | _stored(terms)
+    initial = {"id": key_id, "active": True, "version": transaction.next_version(), "created_at": now}
+    connection.execute(insert(api_keys).values(given | initial))
+    budgets.count_anew(connection, account_id, key_id, terms.get("budget_period"), now)
+    write_audit(transaction, wanted.audit, "create_key", account_id, {"name": wanted.name} | terms, now, key_id=key_id)
+    return read_key(connection, key_id, now)
+
+
+def update_key(transaction: Transaction, wanted: UpdateKey, now: float) -> KeySnapshot:
+    connection, key_id = transaction.connection, wanted.key_id
+    before = read_key(connection, key_id, now)
+    check_fields(wanted.changes, ("name", *TERMS))
+    # What stays is not checked again: an expiry may have passed meanwhile.
+    new = {name: value for name, value in wanted.changes.items() if value != value_of(before, name)}
+    values = _checked(new, now)
+    if "budget" in values and values["budget"] is None:
+        values.setdefault("budget_period", None)
+    values = {name: value for name, value in values.items() if value_of(before, name) != value}
+    if not values:
+        return before  # no change, no version
+    period = values.get("budget_period", before.budget_period)
+    _check_budget(values.get("budget", before.budget), period)
+    connection.execute(
+        update(api_keys).where(api_keys.c.id == key_id).values(version=transaction.next_version(), **_stored(values))
+    )
+    if period != before.budget_period:
+        budgets.count_anew(connection, before.account_id, key_id, period, now)
+    after = read_key(connection, key_id, now)
+    detail = changed(before, after, values)
+    write_audit(transaction, wanted.audit, "update_key", after.account_id, detail, now, key_id=key_id)
+    return after
+
+
+def revoke_key(transaction: Transaction, wanted: RevokeKey, now: float) -> KeySnapshot:
+    connection, key_id = transaction.connection, wanted.key_id
+    before = read_key(connection, key_id, now)
+    if not before.active:
+        return before
+    connection.execute(
+        update(api_keys)
+        .where(api_keys.c.id == key_id)
+        .values(active=False, revoked_at=now, version=transaction.next_version())
+    )
+    after = read_key(connection, key_id, now)
+    detail = changed(before, after, ("active",))
+    write_audit(transaction, wanted.audit, "revoke_key", after.account_id, detail, now, key_id=key_id)
+    return after
+
+
+def _checked(given: Mapping[str, Any], now: float) -> dict[str, Any]:
+    """The values in the form that is kept. Raises InvalidValue."""
+    values = dict(given)
+    if "name" in values:
+        check_name(values["name"])
+    for name in KEY_LIMITS:
+        check_limit(name, values.get(name))
+    if values.get("models") is not None:
+        values["models"] = _checked_models(values["models"])
+    budget = values.get("budget")
+    if budget is not None and (type(budget) is not int or not 0 < budget <= MAX_BALANCE):
+        raise InvalidValue(f"budget {budget!r}: give nano-units from 1 to {MAX_BALANCE}, or None for none")
+    if values.get("budget_period") not in (None, "day", "month"):
+        raise InvalidValue(f"budget_period {values['budget_period']!r}: a budget is for a 'day' or a 'month'")
+    if values.get("expires_at") is not None:
+        values["expires_at"] = check_time(values["expires_at"])
+        if values["expires_at"] <= now:
+            raise InvalidValue(f"expires_at {values['expires_at']!r} is past: revoke the key to end it now")
+    return values
+
+
+def _checked_models(models: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(models, str) or not 1 <= len(models) <= MAX_MODELS:
+        raise InvalidValue(f"models {models!r}: give 1 to {MAX_MODELS} identifiers, or None to allow all")
+    for model in models:
+        check_name(model, "a model")
+    return tuple(dict.fromkeys(models))
+
+
+def _check_budget(budget: int | None, period: str | None) -> None:
+    if (budget is None) != (period is None):
+        raise InvalidValue("a budget and its period go together: give both budget and budget_period, or neither")
+
+
+def _stored(values: Mapping[str, Any]) -> dict[str, Any]:
+    if values.get("models") is None:
+        return dict(values)
+    return {**values, "models": json.dumps(values["models"], ensure_ascii=False)}

@@ -1,0 +1,263 @@
+"""Closed months leave the ledger for files; a checkpoint keeps their sums, so the books stay provable.
+
+In this order, each step harmless to repeat: the rows are compared among themselves, written to files, and their sums
+added to a "closing" checkpoint. With the files' checksum on the ledger, a check builds on the closing, and the triggers
+let the rows go. Then charges with their postings, and usage rows, are removed some at a time. Money that came, was
+given, corrected or expired stays: grants and idempotency keys refer to it, and it is little.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, delete, func, insert, or_, select, update
+
+from serve_app.accounting.check_books import Part, compare_part
+from serve_app.accounting.checkpoints import ROWS, advance, begin_checkpoint, next_part, number_rows, remove_old
+from serve_app.accounting.database import Database
+from serve_app.accounting.journal import EntryKind
+from serve_app.accounting.schema import (
+    archives,
+    checkpoint_balances,
+    checkpoints,
+    head,
+    journal_entries,
+    postings,
+    replies,
+    usage,
+)
+from serve_app.contracts.errors import Conflict, InvalidValue
+
+#: Seconds after a month's end in which usage may still arrive from a spool, before the month can be archived. Half of
+#: it after the cut is closed for requests that the ledger does not know: it could not tell whether one was archived.
+SETTLING_S = 2 * 86400.0
+REMOVED = {"sqlite": 500, "postgresql": 5000}  # entries at once
+_FILES = {"usage": usage, "journal_entries": journal_entries, "postings": postings}
+_MANIFEST = "manifest.json"
+
+Progress = Callable[[str], None]
+
+
+def archive_months(database: Database, before: str, folder: Path, now: float, progress: Progress) -> dict[str, Any]:
+    """Archives all months before `before`, YYYY-MM, into a new folder; returns what the archive holds.
+
+    Goes on where an earlier try was cut off. Raises InvalidValue, and Conflict when the rows do not add up or another
+    process archives too.
+    """
+    cutoff = month_begins(before)
+    if now < cutoff + SETTLING_S:
+        raise InvalidValue(f"usage of the months before {before} may still arrive: archive them two days later")
+    with database.snapshot() as connection:
+        done = connection.execute(select(archives).where(archives.c.exported_at.is_not(None))).all()
+    if later := [row.before for row in done if row.before > before]:
+        raise InvalidValue(f"everything before {max(later)} is archived")
+    if not any(row.before == before for row in done):
+        number_rows(database)
+        _export(database, before, cutoff, folder, now, progress)
+    return _remove(database, before, now, progress)
+
+
+def month_begins(month: str) -> float:
+    """Unix time. Raises InvalidValue."""
+    try:
+        return datetime.strptime(f"{month}-01", "%Y-%m-%d").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        raise InvalidValue(f"{month!r} is no month: give YYYY-MM, the first one that stays") from None
+
+
+def closed_before(connection: Connection) -> float:
+    """Unix time: of a request that ended before, the ledger no longer knows whether it was settled."""
+    last = connection.execute(select(func.max(archives.c.before)).where(archives.c.exported_at.is_not(None))).scalar()
+    return 0.0 if last is None else month_begins(last) + SETTLING_S / 2
+
+
+def _export(database: Database, before: str, cutoff: float, folder: Path, now: float, progress: Progress) -> None:
+    if folder.exists():
+        raise InvalidValue(f"{folder} exists: name a new folder for the archive")
+    draft = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(draft, ignore_errors=True)
+    checkpoint_id, entry, number = _begin(database, before, cutoff, now)
+    draft.mkdir(parents=True)
+    with ExitStack() as opened:
+        files = {name: opened.enter_context(_Csv(draft / f"{name}.csv.gz")) for name in _FILES}
+        for name, table in _FILES.items():
+            files[name].rows([[column.name for column in table.columns]])
+        while True:
+            with database.snapshot() as connection:
+                at = connection.execute(select(checkpoints).where(checkpoints.c.id == checkpoint_id)).one_or_none()
+                if at is None:
+                    raise Conflict("another process archives: wait for it")
+                part = _next(connection, at, entry, number)
+                if (part.entry, part.number) == (at.entry, at.number):
+                    break
+                if wrong := next(compare_part(connection, part), None):
+                    raise Conflict(f"the books do not add up, archive nothing: run a full check ({wrong.message})")
+                entries = select(journal_entries).where(*part.of_entries(journal_entries.c.id))
+                lines = select(postings).where(*part.of_entries(postings.c.entry_id))
+                files["usage"].rows(connection.execute(part.usage_rows(*usage.columns)))
+                files["journal_entries"].rows(connection.execute(entries.order_by(journal_entries.c.id)))
+                files["postings"].rows(connection.execute(lines.order_by(postings.c.entry_id, postings.c.line)))
+            with database.aside() as connection:
+                if not advance(connection, checkpoint_id, part, (), now):
+                    raise Conflict("another process archives: wait for it")
+            progress(f"entry {part.entry:,} of {entry:,} written")
+    checksum = _seal(draft, before, entry, number)
+    os.replace(draft, folder)
+    with database.aside() as connection:
+        mine = archives.c.checkpoint_id == checkpoint_id
+        connection.execute(update(archives).where(mine).values(checksum=checksum, exported_at=now))
+        connection.execute(update(checkpoints).where(checkpoints.c.id == checkpoint_id).values(proven_at=now))
+        # A check that has not read the rows could not do so any more.
+        behind = or_(checkpoints.c.entry < entry, checkpoints.c.number < number)
+        of_checks = checkpoints.c.kind.in_(("last", "full"))
+        connection.execute(update(checkpoints).where(of_checks, behind).values(kind="old"))
+    remove_old(database, now)
+
+
+def _begin(database: Database, before: str, cutoff: float, now: float) -> tuple[int, int, int]:
+    """A closing with no sums yet, and the last entry and number of its archive."""
+    with database.aside() as connection:
+        cut_off = select(archives.c.checkpoint_id).where(archives.c.exported_at.is_(None))
+        given_up = connection.execute(cut_off).scalars().all()
+        connection.execute(delete(archives).where(archives.c.checkpoint_id.in_(given_up)))
+        connection.execute(update(checkpoints).where(checkpoints.c.id.in_(given_up)).values(kind="old"))
+    remove_old(database, now)
+    with database.snapshot() as connection:
+        last = connection.execute(select(head.c.entry)).scalar_one()
+        highest = connection.execute(select(func.coalesce(func.max(usage.c.number), 0))).scalar_one()
+        entry = _last_before(connection, journal_entries.c.id, journal_entries.c.created_at, last, cutoff)
+        number = _last_before(connection, usage.c.number, usage.c.settled_at, highest, cutoff)
+    with database.aside() as connection:
+        checkpoint_id = begin_checkpoint(connection, "closing", now)
+        at = connection.execute(select(checkpoints).where(checkpoints.c.id == checkpoint_id)).one()
+        entry, number = max(entry, at.entry), max(number, at.number)
+        row = {"checkpoint_id": checkpoint_id, "before": before, "entry": entry, "number": number}
+        connection.execute(insert(archives).values(row))
+    return checkpoint_id, entry, number
+
+
+def _last_before(connection: Connection, number: Any, at: Any, last: int, cutoff: float) -> int:
+    """The highest number of the rows before the first one of `cutoff` or later; times rise with the numbers."""
+    low, high = 0, last
+    while low < high:
+        middle = (low + high + 1) // 2
+        query = select(number, at).where(number <= middle, number > low).order_by(number.desc()).limit(1)
+        row = connection.execute(query).one_or_none()
+        if row is None or row[1] < cutoff:
+            low = middle
+        else:
+            high = row[0] - 1
+    return low
+
+
+def _next(connection: Connection, at: Any, entry: int, number: int) -> Part:
+    part = next_part(connection, at, ROWS[connection.dialect.name])
+    return Part(at.entry, at.number, min(part.entry or 0, entry), min(part.number or 0, number))
+
+
+class _Csv:
+    """A new compressed file of rows, on disk when it is closed. The same rows give the same bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("xb")
+        self._gzip = gzip.GzipFile("", "wb", 4, self._file, mtime=0)
+        self._text = io.TextIOWrapper(self._gzip, "utf-8", newline="")
+        self._writer = csv.writer(self._text)
+
+    def __enter__(self) -> _Csv:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._text.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def rows(self, rows: Any) -> None:
+        self._writer.writerows(rows)
+
+
+def _seal(draft: Path, before: str, entry: int, number: int) -> str:
+    """Writes the manifest; returns its checksum."""
+    sums = {f"{name}.csv.gz": _sha256(draft / f"{name}.csv.gz") for name in _FILES}
+    manifest = {"before": before, "last_entry": entry, "last_number": number, "sha256": sums}
+    with (draft / _MANIFEST).open("x", encoding="utf-8") as file:
+        file.write(json.dumps(manifest, indent=2) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return _sha256(draft / _MANIFEST)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _remove(database: Database, before: str, now: float, progress: Progress) -> dict[str, Any]:
+    with database.snapshot() as connection:
+        row = connection.execute(select(archives).where(archives.c.before == before)).one()
+        closing = connection.execute(select(checkpoints).where(checkpoints.c.id == row.checkpoint_id)).one()
+        earlier = archives.c.before < before
+        ends = func.coalesce(func.max(archives.c.entry), 0), func.coalesce(func.max(archives.c.number), 0)
+        entry, number = connection.execute(select(*ends).where(earlier)).one()
+    size = REMOVED[database.engine.dialect.name]
+    while row.removed_at is None and (entry < row.entry or number < row.number):
+        part = Part(entry, number, min(entry + size, row.entry), min(number + size, row.number))
+        with database.aside() as connection:
+            _remove_part(connection, part)
+        entry, number = part.entry or 0, part.number or 0
+        progress(f"entry {entry:,} of {row.entry:,} removed")
+    with database.aside() as connection:
+        mine = archives.c.checkpoint_id == row.checkpoint_id
+        connection.execute(update(archives).where(mine, archives.c.removed_at.is_(None)).values(removed_at=now))
+    return {"before": before, "entries": closing.entries, "usage_rows": closing.usage_rows, "checksum": row.checksum}
+
+
+def _remove_part(connection: Connection, part: Part) -> None:
+    of_charges = (journal_entries.c.kind == EntryKind.CHARGE.value, *part.of_entries(journal_entries.c.id))
+    charges = select(journal_entries.c.id).where(*of_charges)
+    gone = part.usage_rows(usage.c.request_id).subquery()
+    connection.execute(delete(replies).where(replies.c.request_id.in_(select(gone.c.request_id))))
+    connection.execute(delete(usage).where(*part.of_entries(usage.c.entry_id)))
+    connection.execute(delete(usage).where(*part.of_numbers()))
+    connection.execute(delete(postings).where(postings.c.entry_id.in_(charges)))
+    connection.execute(delete(journal_entries).where(*of_charges))
+
+
+def verify_archive(database: Database, folder: Path) -> dict[str, Any]:
+    """Compares an archive's files with the ledger: checksums, and the postings' sums with those of the closing.
+
+    Raises InvalidValue for what is no archive of this ledger, Conflict when the files were changed.
+    """
+    try:
+        manifest, checksum = json.loads((folder / _MANIFEST).read_text()), _sha256(folder / _MANIFEST)
+    except (OSError, ValueError) as error:
+        raise InvalidValue(f"{folder} is no archive: {error}") from None
+    with database.snapshot() as connection:
+        row = connection.execute(select(archives).where(archives.c.before == manifest.get("before"))).one_or_none()
+        if row is None:
+            raise InvalidValue(f"the ledger has no archive of before {manifest.get('before')}")
+        kept = select(checkpoint_balances).where(checkpoint_balances.c.checkpoint_id == row.checkpoint_id)
+        sums = {one.ledger_account: one.amount for one in connection.execute(kept)}
+    if checksum != row.checksum:
+        raise Conflict(f"{folder / _MANIFEST} is not the one that was written: its checksum is not {row.checksum}")
+    for name, expected in manifest["sha256"].items():
+        if not (folder / name).is_file() or _sha256(folder / name) != expected:
+            raise Conflict(f"{folder / name} is not the file that was written: its checksum is not {expected}")
+    with gzip.open(folder / "postings.csv.gz", "rt", encoding="utf-8", newline="") as file:
+        for line in csv.DictReader(file):
+            sums[line["ledger_account"]] = sums.get(line["ledger_account"], 0) - int(line["amount"])
+    if wrong := {name: off for name, off in sums.items() if off}:
+        raise Conflict(f"the postings of {folder} are not those that the ledger closed: {wrong}")
+    return {"before": row.before, "checksum": checksum}

@@ -1,0 +1,106 @@
+"""The audit log: what operators changed, in the transaction of the change, what they read, and new prices.
+
+Records are never changed. Those about the service as a whole have an empty account.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import Connection, insert, select
+
+from serve_app.accounting.database import Transaction
+from serve_app.accounting.schema import audit_log
+from serve_app.accounting.validation import check_page, equals, is_text
+from serve_app.contracts.books import AccountSnapshot, Audit, AuditRecord, KeySnapshot
+from serve_app.contracts.commands import ListAudit, RecordAudit, RecordPrices
+from serve_app.contracts.errors import InvalidValue
+from serve_app.contracts.limits import ACCOUNT_LIMITS
+
+SET_PRICE = "set_price"
+_AS_STORED = ("at", "actor", "action", "subject", "account_id", "request_id", "address")
+
+
+def write_audit(
+    transaction: Transaction,
+    audit: Audit | None,
+    action: str,
+    account_id: str,
+    detail: Mapping[str, Any],
+    now: float,
+    *,
+    key_id: str | None = None,
+    subject: str | None = None,
+) -> None:
+    """Records a change that the transaction makes to an account, or to its key `key_id`; nothing without an `audit`.
+
+    The detail never holds a secret.
+    """
+    if audit is None:
+        return
+    for what, text in (("an actor", audit.actor), ("a request id", audit.request_id), ("an address", audit.address)):
+        if not is_text(text, 200) and (text is not None or what == "an actor"):
+            raise InvalidValue(f"{text!r}: {what} has 1 to 200 printable characters")
+    transaction.connection.execute(
+        insert(audit_log).values(
+            **asdict(audit),
+            id=transaction.next_audit(),
+            at=now,
+            action=action,
+            subject=subject or key_id or account_id,
+            account_id=account_id,
+            detail=json.dumps(detail, ensure_ascii=False, separators=(",", ":"), allow_nan=False),
+        )
+    )
+
+
+def record_audit(transaction: Transaction, wanted: RecordAudit, now: float) -> None:
+    for what, text in (("an action", wanted.action), ("a subject", wanted.subject)):
+        if not is_text(text, 200):
+            raise InvalidValue(f"{text!r}: {what} has 1 to 200 printable characters")
+    write_audit(transaction, wanted.audit, wanted.action, wanted.account_id, wanted.detail, now, subject=wanted.subject)
+
+
+def record_prices(transaction: Transaction, wanted: RecordPrices, now: float) -> None:
+    """Several gateways report the same prices; the first of them writes."""
+    for model, price in wanted.prices.items():
+        query = (
+            select(audit_log.c.detail)
+            .where(audit_log.c.account_id == "", audit_log.c.action == SET_PRICE, audit_log.c.subject == model)
+            .order_by(audit_log.c.id.desc())
+            .limit(1)
+        )
+        last = transaction.connection.execute(query).scalar_one_or_none()
+        was = None if last is None else {name: change["is"] for name, change in json.loads(last).items()}
+        new = asdict(price)
+        if new != was:
+            detail = {name: {"was": was and was[name], "is": value} for name, value in new.items()}
+            write_audit(transaction, wanted.audit, SET_PRICE, "", detail, now, subject=model)
+
+
+def value_of(snapshot: AccountSnapshot | KeySnapshot, name: str) -> Any:
+    """A field of a snapshot, or one of its limits: None where it has none of its own."""
+    return snapshot.limits.get(name) if name in ACCOUNT_LIMITS else getattr(snapshot, name)
+
+
+def changed(
+    before: AccountSnapshot | KeySnapshot, after: AccountSnapshot | KeySnapshot, names: Iterable[str]
+) -> dict[str, dict[str, Any]]:
+    """Those of these fields that differ, as {"was": …, "is": …}."""
+    values = {name: (value_of(before, name), value_of(after, name)) for name in names}
+    return {name: {"was": was, "is": now} for name, (was, now) in values.items() if was != now}
+
+
+def list_audit(connection: Connection, wanted: ListAudit, _now: float) -> list[AuditRecord]:
+    query = select(audit_log).order_by(audit_log.c.id.desc()).limit(check_page(wanted.limit))
+    if wanted.account_id is not None:
+        query = query.where(equals(audit_log.c.account_id, wanted.account_id))
+    if wanted.after is not None:
+        query = query.where(audit_log.c.id < wanted.after)
+    return [
+        AuditRecord(audit_id=row.id, detail=json.loads(row.detail), **{name: row._mapping[name] for name in _AS_STORED})
+        for row in connection.execute(query)
+    ]

@@ -1,0 +1,67 @@
+"""What keys with a budget have been charged in a period: kept beside the usage rows, always their sum.
+
+A period is named by its UTC day or month: "2026-11-21" or "2026-11" (`contracts.periods`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from sqlalchemy import Connection, delete, func, select
+
+from serve_app.accounting.database import upserts
+from serve_app.accounting.schema import key_spend, usage_daily
+from serve_app.contracts.periods import BudgetPeriod, period_at
+
+_SET = upserts(key_spend, lambda new: {"charged": new.charged})
+
+
+def period_name(kind: BudgetPeriod, day: str) -> str:
+    """The name of the period that holds a day, YYYY-MM-DD."""
+    return day if kind == "day" else day[: len("YYYY-MM")]
+
+
+def read_spend(connection: Connection, wanted: Collection[tuple[str, str]]) -> dict[tuple[str, str], int]:
+    """What is kept of these (key, period), in nano-units; what is not kept is left out."""
+    query = select(key_spend).where(
+        key_spend.c.key_id.in_({key_id for key_id, _ in wanted}),
+        key_spend.c.period.in_({period for _, period in wanted}),
+    )
+    rows = ((row.key_id, row.period, row.charged) for row in connection.execute(query))
+    return {(key_id, period): charged for key_id, period, charged in rows if (key_id, period) in wanted}
+
+
+def count_spend(connection: Connection, account_id: str, key_id: str, period: str) -> int:
+    """The nano-units that a key was charged in a period, as the daily aggregates have it."""
+    query = select(func.coalesce(func.sum(usage_daily.c.charged), 0)).where(
+        usage_daily.c.account_id == account_id,  # the index begins with it
+        usage_daily.c.key_id == key_id,
+        usage_daily.c.day.between(period, f"{period}-31"),  # of a day, only the day itself sorts between them
+    )
+    return int(connection.execute(query).scalar_one())
+
+
+def write_spend(connection: Connection, spend: Mapping[tuple[str, str], int]) -> None:
+    """Keeps the sums of these (key, period); not for an empty mapping."""
+    connection.execute(
+        _SET[connection.dialect.name],
+        [{"key_id": key_id, "period": period, "charged": charged} for (key_id, period), charged in spend.items()],
+    )
+
+
+def count_anew(connection: Connection, account_id: str, key_id: str, kind: BudgetPeriod | None, now: float) -> None:
+    """Begins to keep the sums of periods of this kind, from the running one on; none at all for None."""
+    connection.execute(delete(key_spend).where(key_spend.c.key_id == key_id))
+    if kind is None:
+        return
+    running = period_at(kind, now).name
+    query = (
+        select(usage_daily.c.day, func.sum(usage_daily.c.charged).label("charged"))
+        .where(usage_daily.c.account_id == account_id, usage_daily.c.key_id == key_id, usage_daily.c.day >= running)
+        .group_by(usage_daily.c.day)
+    )
+    sums = {(key_id, running): 0}
+    for row in connection.execute(query):  # days to come too: another machine's clock was ahead
+        period = key_id, period_name(kind, row.day)
+        sums[period] = sums.get(period, 0) + int(row.charged)
+    write_spend(connection, sums)

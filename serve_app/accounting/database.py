@@ -1,0 +1,316 @@
+"""Engines, transactions and migrations: the only place that knows SQLite from PostgreSQL.
+
+Both databases see the same discipline: one writer at a time, readers on a snapshot, a commit is on disk when it
+returns. SQLite gets it from BEGIN IMMEDIATE, WAL and synchronous=FULL; PostgreSQL from a lock on the ledger's head
+row and REPEATABLE READ for readers.
+
+Every operation has a time within which it ends, answered or not. PostgreSQL is given less than that, so that it ends
+what it can end itself; the client gives up the rest (`bounded_connection`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import alembic.command
+import alembic.config
+import alembic.script
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Connection, Engine, Table, bindparam, create_engine, event, select, text, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from serve_app.accounting.schema import head
+from serve_app.contracts.errors import InvalidValue, LedgerUnavailable, SchemaMismatch
+
+_MIGRATIONS = Path(__file__).parent / "migrations"
+_LAST = select(head.c.version, head.c.entry, head.c.audit).with_for_update()
+_SET_LAST = update(head).values(
+    version=bindparam("last_version"), entry=bindparam("last_entry"), audit=bindparam("last_audit")
+)
+_MIGRATION_LOCK = 0x6C6564676572  # "ledger": the PostgreSQL advisory lock that lets one process migrate
+_MIGRATION_S = 3600.0
+
+#: When this thread's operation has to end, in seconds of the monotonic clock.
+_ends_at: ContextVar[float] = ContextVar("_ends_at", default=math.inf)
+
+
+@dataclass(slots=True)
+class Transaction:
+    """An open write transaction, which holds the ledger's head: it alone gives out versions and numbers."""
+
+    connection: Connection
+    version: int
+    entry: int
+    audit: int
+
+    def next_version(self) -> int:
+        self.version += 1
+        return self.version
+
+    def next_entry(self) -> int:
+        self.entry += 1
+        return self.entry
+
+    def next_audit(self) -> int:
+        self.audit += 1
+        return self.audit
+
+
+def upserts(table: Table, changes: Callable[[Any], dict[str, Any]], where: Callable[[Any], Any] | None = None) -> Any:
+    """Statements by name of the dialect: an insert that makes `changes` where a row with the primary key exists.
+
+    `changes` and `where` get the columns of the row that was to be inserted.
+    """
+    statements = {}
+    for dialect in (sqlite, postgresql):
+        added: Any = dialect.insert(table)
+        statements[dialect.dialect.name] = added.on_conflict_do_update(
+            index_elements=list(table.primary_key.columns),
+            set_=changes(added.excluded),
+            where=where and where(added.excluded),
+        )
+    return statements
+
+
+class Database:
+    """A ledger database: `sqlite:////path/ledger.db` or `postgresql+psycopg://…`. Threads may share it.
+
+    `wait_s` bounds the wait for another writer, `timeout_s` an operation as a whole on PostgreSQL, connecting included.
+    Raises InvalidValue for other databases and for SQLite in memory, which would forget the money.
+    """
+
+    def __init__(self, url: str | URL, *, wait_s: float = 5.0, timeout_s: float = 10.0) -> None:
+        self._timeout_s = timeout_s
+        self._under_way: dict[object, float] = {}  # when each operation has to end
+        self.engine = _engine(_url(url), wait_s, timeout_s)
+        is_sqlite = self.engine.dialect.name == "sqlite"
+        self._writes = self.engine.execution_options(ledger_writes=True)
+        self._reads = self.engine if is_sqlite else self.engine.execution_options(isolation_level="REPEATABLE READ")
+        # SQLite's writers poll for its lock; threads of one process queue here instead.
+        self._turn: contextlib.AbstractContextManager[Any] = threading.Lock() if is_sqlite else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def snapshot(self, timeout_s: float | None = None) -> Iterator[Connection]:
+        """A consistent snapshot. Raises LedgerUnavailable when the database does not answer.
+
+        A read that may take longer than other operations brings its own `timeout_s`.
+        """
+        with _availability(), self._bounded(timeout_s), self._reads.connect() as connection, connection.begin():
+            if timeout_s is not None:
+                _allow(connection, timeout_s)
+            yield connection
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        """The turn to write; committed at the end, rolled back by an exception.
+
+        Raises LedgerUnavailable when the database does not answer. If that happens to the commit itself, it is unknown
+        whether it took place, so everything that writes is repeatable by an id.
+        """
+        with _availability(), self._bounded(), self._turn, self._writes.begin() as connection:
+            last = connection.execute(_LAST).one()
+            transaction = Transaction(connection, last.version, last.entry, last.audit)
+            yield transaction
+            given = {"version": transaction.version, "entry": transaction.entry, "audit": transaction.audit}
+            if given != dict(last._mapping):
+                connection.execute(_SET_LAST, {f"last_{name}": number for name, number in given.items()})
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[Connection]:
+        """A short write that takes no turn on PostgreSQL: only of what no settlement reads or writes.
+
+        Raises LedgerUnavailable when the database does not answer.
+        """
+        with _availability(), self._turn, self._writes.begin() as connection:
+            yield connection
+
+    def migrate(self, revision: str = "head") -> None:
+        """Brings the schema up to this release. Harmless to repeat, also while other processes do the same.
+
+        Raises SchemaMismatch when a newer release has migrated the database, LedgerUnavailable when it does not answer.
+        """
+        if self._revision() == revisions()[-1]:
+            return
+        try:
+            migrates = self._writes.execution_options(ledger_migrates=True)
+            with _availability(), self._bounded(_MIGRATION_S), migrates.begin() as connection:
+                _allow(connection, _MIGRATION_S)
+                self._upgrade(connection, revision)
+        finally:
+            if self.engine.dialect.name == "sqlite":
+                self.engine.dispose()  # that connection does not watch foreign keys
+
+    def expect_head(self) -> None:
+        """Raises SchemaMismatch when the schema is not that of this release, LedgerUnavailable as `snapshot`."""
+        database = self.engine.url.database
+        if self.engine.dialect.name == "sqlite" and not Path(database or "").is_file():
+            raise LedgerUnavailable(f"there is no ledger at {database}")
+        if (current := self._revision()) != revisions()[-1]:
+            raise SchemaMismatch(
+                f"the ledger's schema is at revision {current!r}, this release needs {revisions()[-1]!r}: use the "
+                "release that the service runs, or start this one first"
+            )
+
+    def _revision(self) -> str | None:
+        with self.snapshot() as connection:
+            return MigrationContext.configure(connection).get_current_revision()
+
+    def _upgrade(self, connection: Connection, revision: str) -> None:
+        is_sqlite = connection.dialect.name == "sqlite"
+        if not is_sqlite:
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
+        current = MigrationContext.configure(connection).get_current_revision()
+        if current is not None and current not in revisions():
+            raise SchemaMismatch(
+                f"the ledger's schema is at revision {current!r}, which this release does not know: "
+                "run the newer release that migrated it"
+            )
+        config = migration_config()
+        config.attributes["connection"] = connection
+        alembic.command.upgrade(config, revision)
+        if is_sqlite and (broken := connection.exec_driver_sql("PRAGMA foreign_key_check").first()):
+            raise AssertionError(f"the migration would leave a row that refers to nothing: {tuple(broken)}")
+
+    def overdue_s(self) -> float:
+        """Seconds by which the slowest operation under way is late; 0 if none is.
+
+        Also of a database that is away none is late for long: one that is, is stuck in this process.
+        """
+        return max(0.0, time.monotonic() - min(list(self._under_way.values()), default=math.inf))
+
+    @contextlib.contextmanager
+    def _bounded(self, timeout_s: float | None = None) -> Iterator[None]:
+        ends_at = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
+        operation, before = object(), _ends_at.set(ends_at)
+        self._under_way[operation] = ends_at
+        try:
+            yield
+        finally:
+            del self._under_way[operation]
+            _ends_at.reset(before)
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+@functools.cache
+def revisions() -> tuple[str, ...]:
+    """The revisions that this release knows, oldest first."""
+    scripts = alembic.script.ScriptDirectory.from_config(migration_config()).walk_revisions()
+    return tuple(script.revision for script in scripts)[::-1]
+
+
+def migration_config() -> alembic.config.Config:
+    """Alembic's configuration, without a file of its own."""
+    config = alembic.config.Config()
+    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def _url(url: str | URL) -> URL:
+    parsed = make_url(url)
+    backend = parsed.get_backend_name()
+    if backend in ("postgresql", "postgres"):
+        return parsed.set(drivername="postgresql+psycopg")
+    if backend != "sqlite":
+        raise InvalidValue(f"no ledger on {backend!r}: use sqlite:////path/ledger.db or postgresql+psycopg://…")
+    if not parsed.database or parsed.database == ":memory:":
+        raise InvalidValue("a ledger in memory would forget the money: use a file, sqlite:////path/ledger.db")
+    return parsed
+
+
+def _engine(url: URL, wait_s: float, timeout_s: float) -> Engine:
+    if url.get_backend_name() == "sqlite":
+        engine = create_engine(url, connect_args={"timeout": wait_s})
+        event.listen(engine, "connect", functools.partial(_configure_sqlite, wait_s=wait_s))
+        event.listen(engine, "begin", _begin_sqlite)
+        return engine
+
+    from serve_app.accounting import bounded_connection
+
+    # What the URL names itself stands.
+    parameters = {k: v for k, v in bounded_connection.keepalives(timeout_s).items() if k not in url.query}
+    bounds = {
+        "lock_timeout": f"{round(wait_s * 1000)}",
+        "statement_timeout": f"{round(timeout_s * 800)}",
+        # A writer that vanished, or whose answer a proxy keeps, must not hold the head row locked for long.
+        "idle_in_transaction_session_timeout": f"{round(timeout_s * 1000)}",
+        # The server's own, so that its session ends too. Without effect on a Unix socket.
+        "tcp_keepalives_idle": f"{max(1, round(timeout_s))}",
+        "tcp_keepalives_interval": f"{max(1, round(0.2 * timeout_s))}",
+        "tcp_keepalives_count": "3",
+    }
+
+    connector = bounded_connection.Connector(_ends_at.get, bounds)
+    engine = create_engine(url, pool_pre_ping=True, pool_timeout=timeout_s, connect_args=parameters)
+    event.listen(engine, "do_connect", connector.open)
+    event.listen(engine, "connect", connector.prepare)
+    return engine
+
+
+def _allow(connection: Connection, timeout_s: float) -> None:
+    """Lets the transaction's statements, and the pauses between them, take longer than others may."""
+    if connection.dialect.name != "sqlite":
+        for name in ("statement_timeout", "idle_in_transaction_session_timeout"):
+            connection.exec_driver_sql(f"SET LOCAL {name} = {round(timeout_s * 1000)}")
+
+
+def _configure_sqlite(connection: Any, _record: Any, *, wait_s: float) -> None:
+    # The sqlite3 module would begin transactions by itself, deferred and only before some statements.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    mode = _switch_to_wal(cursor, wait_s)
+    if mode != "wal":
+        raise InvalidValue(f"SQLite cannot use WAL here (it answered {mode!r}): keep the ledger on a local disk")
+    cursor.execute("PRAGMA synchronous = FULL")
+    cursor.execute("PRAGMA foreign_keys = ON")
+    cursor.close()
+
+
+def _switch_to_wal(cursor: Any, wait_s: float) -> str:
+    """The journal mode after asking for WAL; the first connections to a new file may ask at the same time."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            (mode,) = cursor.execute("PRAGMA journal_mode = WAL").fetchone()
+            return str(mode)
+        except sqlite3.OperationalError:
+            # The one statement for which SQLite does not wait for others by itself.
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # A deferred transaction that reads and then writes can fail at once, with any timeout.
+    options = connection.get_execution_options()
+    writes = options.get("ledger_writes", False)
+    if options.get("ledger_migrates", False):
+        # To write a table anew, SQLite wants foreign keys off, which it accepts only outside of a transaction.
+        connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+@contextlib.contextmanager
+def _availability() -> Iterator[None]:
+    try:
+        yield
+    except (IntegrityError, DataError):
+        raise  # the fault of the command, not of the database
+    except (DBAPIError, PoolTimeout) as error:
+        cause = getattr(error, "orig", None) or error
+        raise LedgerUnavailable(f"the ledger's database did not answer ({cause}): repeat with the same id") from error

@@ -1,0 +1,191 @@
+"""`Ledger`: settles usage and runs the commands of `contracts.commands`, one transaction each."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.engine import URL
+
+from serve_app.accounting import (
+    accounts,
+    api_keys,
+    audit_log,
+    checkpoints,
+    funds,
+    limiter_leases,
+    replies,
+    snapshots,
+    stuck,
+    usage,
+)
+from serve_app.accounting.currency import claim_currency
+from serve_app.accounting.database import Database, Transaction
+from serve_app.accounting.settle import settle
+from serve_app.contracts import commands
+from serve_app.contracts.books import Refusal, Settled, Settlement, SettlementRejected, StuckSettlement
+from serve_app.contracts.commands import Answer, Command
+from serve_app.contracts.errors import LedgerUnavailable
+
+logger = logging.getLogger(__name__)
+
+# By the class of the command. Each function takes the command, and the time in Unix seconds.
+READS: dict[type[Command[Any]], Callable[[Connection, Any, float], Any]] = {
+    commands.GetAccount: snapshots.get_account,
+    commands.ListAccounts: snapshots.list_accounts,
+    commands.ListGrants: funds.list_grants,
+    commands.ListKeys: snapshots.list_keys,
+    commands.FindKeys: snapshots.find_keys,
+    commands.ReadChanges: snapshots.read_changes,
+    commands.SumUsage: usage.sum_usage,
+    commands.ListUsage: usage.list_usage,
+    commands.FindReply: replies.find_reply,
+    commands.FindUnsettled: stuck.find_unsettled,
+    commands.ListStuck: stuck.list_stuck,
+    commands.ListAudit: audit_log.list_audit,
+}
+# Seconds for those that look at many rows. A connection that hangs in one of them is noticed only then.
+LONG_READS: dict[type[Command[Any]], float] = {
+    commands.SumUsage: 60.0,
+    commands.ListUsage: 60.0,
+    commands.ListAudit: 60.0,
+}
+WRITES: dict[type[Command[Any]], Callable[[Transaction, Any, float], Any]] = {
+    commands.CreateAccount: accounts.create_account,
+    commands.SetLimits: accounts.set_limits,
+    commands.SetActive: accounts.set_active,
+    commands.AddCredit: funds.add_credit,
+    commands.CorrectBalance: funds.correct_balance,
+    commands.TakeBackGrant: funds.take_back_grant,
+    commands.ExpireGrants: funds.expire_grants,
+    commands.CreateKey: api_keys.create_key,
+    commands.UpdateKey: api_keys.update_key,
+    commands.RevokeKey: api_keys.revoke_key,
+    commands.PruneReplies: replies.prune_replies,
+    commands.HoldLease: limiter_leases.hold_lease,
+    commands.ReleaseLease: limiter_leases.release_lease,
+    commands.PostHolds: limiter_leases.post_holds,
+    commands.RecordAudit: audit_log.record_audit,
+    commands.RecordPrices: audit_log.record_prices,
+}
+# Several short transactions each.
+LONG: dict[type[Command[Any]], Callable[[Database, Any, float], Any]] = {commands.CheckBooks: checkpoints.check_books}
+
+
+class Ledger:
+    """The ledger at a database URL: `sqlite:////path/ledger.db` or `postgresql+psycopg://user@host/name`.
+
+    Calls block, and threads may share a Ledger; from async code call it in a thread. Every call can raise
+    LedgerUnavailable. Changes of a command with an `Audit` are on the audit log in the same transaction; what changes
+    nothing is not logged.
+
+    The schema is created or upgraded first; without `migrate`, another schema raises SchemaMismatch. `wait_s` bounds
+    the wait for another writer, `timeout_s` a whole call (but those of LONG_READS) on PostgreSQL; `now` returns Unix
+    seconds. `currency` becomes the ledger's; a ledger of another one raises OtherCurrency. `reply_quota` bounds the
+    replies that an account keeps for retries.
+    """
+
+    def __init__(
+        self,
+        url: str | URL,
+        *,
+        wait_s: float = 5.0,
+        timeout_s: float = 10.0,
+        now: Callable[[], float] = time.time,
+        currency: str | None = None,
+        reply_quota: replies.ReplyQuota | None = None,
+        migrate: bool = True,
+    ) -> None:
+        self._replies = replies.QuotaKeeper(reply_quota or replies.ReplyQuota())
+        self._database = Database(url, wait_s=wait_s, timeout_s=timeout_s)
+        self._now = now
+        try:
+            if migrate:
+                self._database.migrate()
+            else:
+                self._database.expect_head()
+            if currency is not None:
+                with self._database.transaction() as transaction:
+                    claim_currency(transaction, currency)
+        except BaseException:
+            self._database.close()
+            raise
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections; nothing is pending between calls."""
+        self._database.close()
+
+    def overdue_s(self) -> float:
+        """Seconds by which the slowest call under way is late, which its own bounds should have ended; 0 if none is."""
+        return self._database.overdue_s()
+
+    def run(self, command: Command[Answer]) -> Answer:
+        """The command's answer. Raises LedgerError as the command says."""
+        if isinstance(command, commands.RetryStuck):
+            # A transaction for each: one that fails must not undo the others.
+            return self._retry_stuck(command)  # type: ignore[return-value]
+        if (read := READS.get(type(command))) is not None:
+            with self._database.snapshot(LONG_READS.get(type(command))) as connection:
+                return read(connection, command, self._now())
+        if (steps := LONG.get(type(command))) is not None:
+            return steps(self._database, command, self._now())
+        write = WRITES[type(command)]
+        with self._database.transaction() as transaction:
+            return write(transaction, command, self._now())
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[Settled | SettlementRejected]:
+        """Charges and records up to 1000 finished requests in one transaction; the answers come in the same order.
+
+        Idempotent by `request_id`, also within the batch: a repetition returns the first charge with `duplicate` set,
+        even if its content differs. Balances and versions are those after the whole batch. A settlement that cannot
+        be recorded gets SettlementRejected and does not disturb the others.
+        """
+        if not settlements:
+            return []
+        with self._database.transaction() as transaction:
+            answers = settle(transaction, settlements, self._now())
+            if any(settlement.reply is not None for settlement in settlements):
+                self._replies.enforce(transaction.connection, settlements)
+            return answers
+
+    def keep_stuck(self, refused: Sequence[tuple[Settlement, SettlementRejected]]) -> None:
+        """Keeps settlements that could not be settled for an operator; harmless to repeat."""
+        with self._database.transaction() as transaction:
+            stuck.keep(transaction.connection, refused, self._now())
+
+    def count_stuck(self) -> int:
+        """How many settlements are stuck."""
+        with self._database.snapshot() as connection:
+            return stuck.count_stuck(connection)
+
+    def _retry_stuck(self, command: commands.RetryStuck) -> list[StuckSettlement]:
+        ids = command.stuck_ids[: commands.MOST_RETRIED]
+        for stuck_id in ids:
+            with self._database.snapshot() as connection:
+                settlement = stuck.read(connection, stuck_id)
+            if settlement is None:
+                continue
+            try:
+                [answer] = self.settle([settlement])
+            except LedgerUnavailable:
+                raise
+            except Exception as error:
+                logger.exception("settlement %r is still stuck", settlement)
+                reason = f"the ledger failed on it: {type(error).__name__}"
+                answer = SettlementRejected(settlement.request_id, Refusal.FAILED, reason)
+            if isinstance(answer, SettlementRejected):
+                self.keep_stuck([(settlement, answer)])
+                continue
+            with self._database.transaction() as transaction:
+                stuck.remove(transaction, stuck_id, settlement, command.audit, self._now())
+        with self._database.snapshot() as connection:
+            return stuck.find_stuck(connection, ids)

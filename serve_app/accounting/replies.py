@@ -1,0 +1,127 @@
+"""Complete replies, kept a day for an account's retries under the same idempotency key: of each account the newest.
+
+A reply that has left is gone as after the day: a retry is a new request.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, delete, func, select, tuple_
+
+from serve_app.accounting.database import Transaction, upserts
+from serve_app.accounting.schema import replies
+from serve_app.accounting.validation import equals, is_text
+from serve_app.contracts.books import Settlement, StoredReply
+from serve_app.contracts.commands import FindReply, PruneReplies
+
+KEPT_S = 24 * 3600.0
+MAX_BODY = 8 * 2**20  # bytes
+MAX_PRUNED = 1000  # at once: nothing else is written meanwhile
+MOST_ACCOUNTS = 10_000  # whose writes a process counts
+
+
+_ADD = upserts(
+    replies,
+    lambda new: {name: new[name] for name in ("request_id", "fingerprint", "body", "created_at")},
+    where=lambda new: replies.c.created_at <= new.created_at - KEPT_S,  # expired, only not removed yet
+)
+
+_NEWEST = {"partition_by": replies.c.account_id, "order_by": (replies.c.created_at.desc(), replies.c.idempotency_key)}
+_RANKED = (
+    select(
+        replies.c.account_id,
+        replies.c.idempotency_key,
+        func.row_number().over(**_NEWEST).label("rank"),  # type: ignore[arg-type]
+        func.sum(func.length(replies.c.body)).over(**_NEWEST, rows=(None, 0)).label("bytes"),  # type: ignore[arg-type]
+    )
+    .where(replies.c.account_id.in_(bindparam("accounts", expanding=True)))
+    .subquery()
+)
+_TRIM = delete(replies).where(
+    tuple_(replies.c.account_id, replies.c.idempotency_key).in_(
+        select(_RANKED.c.account_id, _RANKED.c.idempotency_key).where(
+            (_RANKED.c.rank > bindparam("most_replies")) | (_RANKED.c.bytes > bindparam("most_bytes"))
+        )
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyQuota:
+    """What one account may keep."""
+
+    replies: int = 10_000
+    total_bytes: int = 64 * 2**20
+
+
+class QuotaKeeper:
+    """Holds accounts to their quota. To count is not free, so each is looked at after every sixteenth of the quota.
+
+    Belongs to one process; each one lets an account have so much more.
+    """
+
+    def __init__(self, quota: ReplyQuota) -> None:
+        self._quota = quota
+        self._written: OrderedDict[str, tuple[int, int]] = OrderedDict()  # since an account was looked at last
+
+    def enforce(self, connection: Connection, settlements: Sequence[Settlement]) -> None:
+        """Removes the oldest replies of the accounts that these settlements brought above their quota."""
+        due = set()
+        for settlement in settlements:
+            if settlement.reply is None or why_not_kept(settlement.reply):
+                continue
+            account_id = settlement.account_id
+            # One that was not seen for long counts as due: its number may be that of another process.
+            count, size = self._written.pop(account_id, (self._quota.replies, 0))
+            count, size = count + 1, size + len(settlement.reply.body)
+            if count * 16 >= self._quota.replies or size * 16 >= self._quota.total_bytes:
+                due.add(account_id)
+                count = size = 0
+            self._written[account_id] = count, size
+        while len(self._written) > MOST_ACCOUNTS:
+            self._written.popitem(last=False)
+        if due:
+            most = {"accounts": list(due), "most_replies": self._quota.replies, "most_bytes": self._quota.total_bytes}
+            connection.execute(_TRIM, most)
+
+
+def why_not_kept(reply: StoredReply) -> str | None:
+    """What makes a reply impossible to keep, or None."""
+    for name in ("idempotency_key", "fingerprint"):
+        text = getattr(reply, name, None)
+        if not is_text(text, 255):
+            return f"{name} {text!r}: expected 1 to 255 printable characters"
+    body = getattr(reply, "body", None)
+    if not isinstance(body, bytes) or len(body) > MAX_BODY:
+        return f"a body of at most {MAX_BODY} bytes was expected"
+    return None
+
+
+def reply_row(settlement: Settlement, reply: StoredReply, now: float) -> dict[str, Any]:
+    owner = {"account_id": settlement.account_id, "request_id": settlement.request_id}
+    return owner | asdict(reply) | {"created_at": now}
+
+
+def write_replies(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
+    """Keeps replies, at least one; one that is kept already under the same idempotency key stands."""
+    connection.execute(_ADD[connection.dialect.name], rows)
+
+
+def find_reply(connection: Connection, wanted: FindReply, now: float) -> StoredReply | None:
+    query = select(replies).where(
+        equals(replies.c.account_id, wanted.account_id),
+        equals(replies.c.idempotency_key, wanted.idempotency_key),
+        replies.c.created_at > now - KEPT_S,
+    )
+    row = connection.execute(query).one_or_none()
+    return None if row is None else StoredReply(row.idempotency_key, row.fingerprint, bytes(row.body))
+
+
+def prune_replies(transaction: Transaction, _wanted: PruneReplies, now: float) -> int:
+    mine = tuple_(replies.c.account_id, replies.c.idempotency_key)
+    old = select(replies.c.account_id, replies.c.idempotency_key).where(replies.c.created_at <= now - KEPT_S)
+    return transaction.connection.execute(delete(replies).where(mine.in_(old.limit(MAX_PRUNED)))).rowcount

@@ -1,0 +1,337 @@
+"""The ledger's tables, the same on SQLite and PostgreSQL. The migrations must lead to exactly this (a test compares).
+
+Money is integer nano-units, times are Unix seconds, days are YYYY-MM-DD in UTC. The columns of limits follow from
+`contracts.limits`. Triggers keep the rows of what is append-only (migrations 0002, 0004, 0006), until an archive holds
+them (migration 0010).
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+
+from serve_app.contracts.limits import ACCOUNT_LIMITS, KEY_LIMITS
+
+#: What a usage row counts of a request and a daily aggregate sums: tokens, and nano-units that were paid and not paid.
+COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "charged", "uncollected")
+DAILY_GROUP = ("account_id", "day", "key_id", "model")
+DAILY_SUMS = ("requests", *COUNTS)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+Number = BigInteger().with_variant(Integer, "sqlite")
+
+# One row. A writer locks it first and holds it until the commit, so versions and entry numbers become visible in their
+# order: a reader that has seen version v can never see a smaller one later.
+head = Table(
+    "ledger_head",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("version", BigInteger, nullable=False),  # the last change of an account or key
+    Column("entry", BigInteger, nullable=False),  # the last journal entry; their numbers have no gaps
+    Column("audit", BigInteger, nullable=False, server_default=text("0")),  # the last record of the audit log, likewise
+    Column("currency", Text),  # of all accounts and prices; null: no service has named it yet
+    CheckConstraint("id = 1", name="one_row"),
+)
+
+accounts = Table(
+    "accounts",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("active", Boolean, nullable=False),
+    Column("currency", Text, nullable=False),
+    # Always the sums of the postings to customer:{id}:granted and customer:{id}:topped_up.
+    Column("granted", BigInteger, nullable=False),
+    Column("topped_up", BigInteger, nullable=False),
+    Column("version", BigInteger, nullable=False, index=True),
+    Column("created_at", Double, nullable=False),
+    *(Column(limit, BigInteger) for limit in ACCOUNT_LIMITS),
+    Column("idempotency_key", Text, unique=True),
+    CheckConstraint("granted >= 0", name="granted_not_negative"),
+    CheckConstraint("topped_up >= 0", name="topped_up_not_negative"),
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("account_id", Text, ForeignKey("accounts.id"), nullable=False, index=True),
+    Column("name", Text, nullable=False),
+    Column("digest", Text, nullable=False, unique=True),
+    Column("hint", Text, nullable=False),
+    Column("active", Boolean, nullable=False),
+    Column("version", BigInteger, nullable=False, index=True),
+    Column("created_at", Double, nullable=False),
+    Column("revoked_at", Double),
+    Column("models", Text),  # a JSON array of identifiers; null: all
+    *(Column(limit, BigInteger) for limit in KEY_LIMITS),
+    Column("budget", BigInteger),  # nano-units a period
+    Column("budget_period", Text),  # "day" or "month", null where the budget is
+    Column("expires_at", Double),
+)
+
+# What a key with a budget has been charged in a period of its kind, YYYY-MM-DD or YYYY-MM: always the sum of its usage
+# rows. Removed and counted anew when the kind changes.
+key_spend = Table(
+    "key_spend",
+    metadata,
+    Column("key_id", Text, ForeignKey("api_keys.id"), primary_key=True),
+    Column("period", Text, primary_key=True),
+    Column("charged", BigInteger, nullable=False),
+    CheckConstraint("charged >= 0", name="charged_not_negative"),
+)
+
+price_versions = Table(  # append-only
+    "price_versions",
+    metadata,
+    Column("id", Number, primary_key=True),
+    Column("model", Text, nullable=False),
+    Column("input", BigInteger, nullable=False),  # nano-units per token, as the next two
+    Column("cached_input", BigInteger, nullable=False),
+    Column("output", BigInteger, nullable=False),
+    Column("created_at", Double, nullable=False),
+    UniqueConstraint("model", "input", "cached_input", "output"),
+)
+
+journal_entries = Table(  # append-only
+    "journal_entries",
+    metadata,
+    Column("id", Number, primary_key=True, autoincrement=False),
+    Column("kind", Text, nullable=False),
+    Column("account_id", Text, ForeignKey("accounts.id"), nullable=False),
+    Column("memo", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("idempotency_key", Text),
+    UniqueConstraint("account_id", "idempotency_key"),
+    CheckConstraint("kind IN ('top_up', 'grant', 'charge', 'correction', 'expiry')", name="kind"),
+    Index("ix_journal_entries_account_id_id", "account_id", "id"),
+)
+
+postings = Table(  # append-only
+    "postings",
+    metadata,
+    Column("entry_id", BigInteger, ForeignKey("journal_entries.id"), primary_key=True, autoincrement=False),
+    Column("line", Integer, primary_key=True, autoincrement=False),
+    Column("ledger_account", Text, nullable=False),
+    Column("amount", BigInteger, nullable=False),  # what the ledger account gains; an entry's amounts sum to zero
+)
+
+grants = Table(
+    "grants",
+    metadata,
+    Column("entry_id", BigInteger, ForeignKey("journal_entries.id"), primary_key=True, autoincrement=False),
+    Column("account_id", Text, ForeignKey("accounts.id"), nullable=False, index=True),
+    Column("amount", BigInteger, nullable=False),
+    Column("remaining", BigInteger, nullable=False),  # over an account's grants: accounts.granted
+    Column("expires_at", Double),
+    CheckConstraint("0 <= remaining AND remaining <= amount", name="remaining_within_amount"),
+)
+Index(
+    "ix_grants_left",
+    grants.c.account_id,
+    sqlite_where=text("remaining > 0"),
+    postgresql_where=text("remaining > 0"),
+)
+Index(
+    "ix_grants_due",
+    grants.c.expires_at,
+    grants.c.entry_id,
+    sqlite_where=text("remaining > 0 AND expires_at IS NOT NULL"),
+    postgresql_where=text("remaining > 0 AND expires_at IS NOT NULL"),
+)
+
+usage = Table(  # append-only
+    "usage",
+    metadata,
+    Column("request_id", Text, primary_key=True),
+    Column("account_id", Text, ForeignKey("accounts.id"), nullable=False),
+    Column("key_id", Text, ForeignKey("api_keys.id"), nullable=False),
+    Column("model", Text, nullable=False),
+    Column("backend", Text, nullable=False),
+    Column("price_version", BigInteger, ForeignKey("price_versions.id"), nullable=False),
+    Column("day", Text, nullable=False),  # of finished_at
+    *(Column(count, BigInteger, nullable=False) for count in COUNTS),
+    Column("outcome", Text, nullable=False),
+    Column("started_at", Double, nullable=False),
+    Column("finished_at", Double, nullable=False),
+    Column("settled_at", Double, nullable=False),
+    Column("entry_id", BigInteger, ForeignKey("journal_entries.id"), unique=True),  # null: nothing was charged
+    # Of rows without an entry: rises with the commits, as entry_id does for the others. A trigger sets it.
+    Column("number", BigInteger),
+    CheckConstraint("charged >= 0", name="charged_not_negative"),
+    CheckConstraint("uncollected >= 0", name="uncollected_not_negative"),
+    CheckConstraint("0 <= cached_tokens AND cached_tokens <= prompt_tokens", name="cached_within_prompt"),
+    CheckConstraint("completion_tokens >= 0", name="completion_not_negative"),
+    Index("ix_usage_account_id_finished_at_request_id", "account_id", "finished_at", "request_id"),
+)
+Index(
+    "ix_usage_number",
+    usage.c.number,
+    unique=True,
+    sqlite_where=text("number IS NOT NULL"),
+    postgresql_where=text("number IS NOT NULL"),
+)
+Index(  # empty, but for the rows of before migration 0010
+    "ix_usage_unnumbered",
+    usage.c.request_id,
+    sqlite_where=text("number IS NULL AND entry_id IS NULL"),
+    postgresql_where=text("number IS NULL AND entry_id IS NULL"),
+)
+
+usage_daily = Table(
+    "usage_daily",
+    metadata,
+    Column("account_id", Text, ForeignKey("accounts.id"), primary_key=True),
+    Column("day", Text, primary_key=True, index=True),
+    Column("key_id", Text, ForeignKey("api_keys.id"), primary_key=True),
+    Column("model", Text, primary_key=True),
+    *(Column(count, BigInteger, nullable=False) for count in DAILY_SUMS),
+)
+
+replies = Table(
+    "replies",
+    metadata,
+    Column("account_id", Text, ForeignKey("accounts.id"), primary_key=True),
+    Column("idempotency_key", Text, primary_key=True),
+    Column("request_id", Text, ForeignKey("usage.request_id"), nullable=False, index=True),
+    Column("fingerprint", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("created_at", Double, nullable=False, index=True),
+)
+
+# What could not be settled, until an operator has it settled.
+stuck_settlements = Table(
+    "stuck_settlements",
+    metadata,
+    Column("stuck_id", Text, primary_key=True),  # the request's id
+    Column("account_id", Text, nullable=False),  # as sent: there may be no such account
+    Column("settlement", Text, nullable=False),  # JSON, as in a spool; without the reply
+    Column("refusal", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("first_at", Double, nullable=False),
+    Column("last_at", Double, nullable=False),
+    Column("tries", Integer, nullable=False),
+)
+
+audit_log = Table(  # append-only
+    "audit_log",
+    metadata,
+    Column("id", Number, primary_key=True, autoincrement=False),
+    Column("at", Double, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("account_id", Text, nullable=False),  # empty: the record is about the service as a whole
+    Column("detail", Text, nullable=False),  # a JSON object
+    Column("request_id", Text),
+    Column("address", Text),
+    Index("ix_audit_log_account_id_id", "account_id", "id"),
+)
+
+# Which limiter admits for a shard: `limiter_leases.py` has the rules. A few rows.
+limiter_leases = Table(
+    "limiter_leases",
+    metadata,
+    Column("shards", Integer, primary_key=True, autoincrement=False),  # of the service that it belongs to
+    Column("shard", Integer, primary_key=True, autoincrement=False),
+    Column("epoch", BigInteger, nullable=False),  # over all rows each new one is the highest so far
+    Column("holder", Text, nullable=False),
+    Column("renewals", BigInteger, nullable=False),
+    Column("lasts_s", Double, nullable=False),  # seconds that the holder may admit after it has sent a renewal
+    Column("released", Boolean, nullable=False),
+    Column("wanted", Integer, nullable=False),  # requests that wait at a limiter without the lease
+)
+
+# Open holds that the holder of the lease may not know from gateways of its own. Mostly empty.
+limiter_holds = Table(
+    "limiter_holds",
+    metadata,
+    Column("request_id", Text, primary_key=True),
+    Column("account_id", Text, nullable=False),
+    Column("owner", Text, nullable=False, index=True),  # the gateway that keeps its rows up to date
+    Column("terms", Text, nullable=False),  # an OpenHold as a JSON object
+    Column("posted_at", Double, nullable=False),
+)
+
+# Up to where the check has proven the books, and the sums of what it read: everything up to journal entry `entry` and,
+# of usage rows without an entry, up to `number`. One row is the "last" checkpoint; "full" is a check from the
+# beginning that still runs, and "old" what it has replaced. A "closing" stands for the rows of an archive: its sums are
+# those of that archive alone, and the others' are those of the rows after the closings up to `closing`.
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    Column("id", Number, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("closing", BigInteger, nullable=False),  # 0: it begins with the first entry
+    Column("entry", BigInteger, nullable=False),
+    Column("number", BigInteger, nullable=False),
+    Column("entries", BigInteger, nullable=False),  # how many rows were read, as the next
+    Column("usage_rows", BigInteger, nullable=False),
+    Column("updated_at", Double, nullable=False),
+    Column("proven_at", Double),  # null: no check has come to its end yet
+    CheckConstraint("kind IN ('last', 'full', 'closing', 'old')", name="kind"),
+    sqlite_autoincrement=True,  # a check that goes on must not find another one under its number
+)
+
+checkpoint_balances = Table(
+    "checkpoint_balances",
+    metadata,
+    Column("checkpoint_id", BigInteger, ForeignKey("checkpoints.id"), primary_key=True, autoincrement=False),
+    Column("ledger_account", Text, primary_key=True),
+    Column("amount", BigInteger, nullable=False),
+)
+
+checkpoint_daily = Table(
+    "checkpoint_daily",
+    metadata,
+    Column("checkpoint_id", BigInteger, ForeignKey("checkpoints.id"), primary_key=True, autoincrement=False),
+    *(Column(name, Text, primary_key=True) for name in DAILY_GROUP),
+    *(Column(count, BigInteger, nullable=False) for count in DAILY_SUMS),
+)
+
+# What was found in rows that lie before the checkpoint. Only a check from the beginning can find it gone.
+checkpoint_differences = Table(
+    "checkpoint_differences",
+    metadata,
+    Column("checkpoint_id", BigInteger, ForeignKey("checkpoints.id"), primary_key=True, autoincrement=False),
+    Column("kind", Text, primary_key=True),
+    Column("subject", Text, primary_key=True),
+    Column("message", Text, nullable=False),
+)
+
+# Once `exported_at` is set, the charges up to journal entry `entry`, and usage rows without one up to `number`, may be
+# removed: triggers ask this table.
+archives = Table(
+    "archives",
+    metadata,
+    Column("checkpoint_id", BigInteger, ForeignKey("checkpoints.id"), primary_key=True, autoincrement=False),
+    Column("before", Text, nullable=False, unique=True),  # the first month that stays, YYYY-MM
+    Column("entry", BigInteger, nullable=False),
+    Column("number", BigInteger, nullable=False),
+    Column("checksum", Text),  # SHA-256 of the manifest
+    Column("exported_at", Double),
+    Column("removed_at", Double),
+)

@@ -1,0 +1,138 @@
+"""Accounts and keys as they are committed, and the feed of their changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, select, tuple_
+
+from serve_app.accounting import budgets, grants
+from serve_app.accounting.currency import foreign_accounts
+from serve_app.accounting.schema import accounts, api_keys, head
+from serve_app.accounting.validation import check_page, equals
+from serve_app.contracts.books import AccountSnapshot, Changes, KeySnapshot
+from serve_app.contracts.commands import FindKeys, GetAccount, ListAccounts, ListKeys, ReadChanges
+from serve_app.contracts.errors import AccountNotFound, KeyNotFound
+from serve_app.contracts.limits import ACCOUNT_LIMITS, KEY_LIMITS
+from serve_app.contracts.periods import period_at
+
+_KEYS = select(api_keys, accounts.c.version.label("account_version")).join(
+    accounts, accounts.c.id == api_keys.c.account_id
+)
+
+
+def read_account(connection: Connection, account_id: str) -> AccountSnapshot:
+    """Raises AccountNotFound."""
+    snapshots = _accounts(connection, select(accounts).where(equals(accounts.c.id, account_id)))
+    if not snapshots:
+        raise AccountNotFound(account_id)
+    return snapshots[0]
+
+
+def read_key(connection: Connection, key_id: str, now: float) -> KeySnapshot:
+    """Raises KeyNotFound."""
+    snapshots = _keys(connection, _KEYS.where(equals(api_keys.c.id, key_id)), now)
+    if not snapshots:
+        raise KeyNotFound(key_id)
+    return snapshots[0]
+
+
+def get_account(connection: Connection, wanted: GetAccount, _now: float) -> AccountSnapshot:
+    return read_account(connection, wanted.account_id)
+
+
+def list_accounts(connection: Connection, wanted: ListAccounts, _now: float) -> list[AccountSnapshot]:
+    query = select(accounts).order_by(accounts.c.created_at, accounts.c.id).limit(check_page(wanted.limit))
+    if wanted.after is not None:
+        last = read_account(connection, wanted.after)
+        query = query.where(tuple_(accounts.c.created_at, accounts.c.id) > tuple_(last.created_at, last.account_id))
+    return _accounts(connection, query)
+
+
+def list_keys(connection: Connection, wanted: ListKeys, now: float) -> list[KeySnapshot]:
+    read_account(connection, wanted.account_id)
+    query = _KEYS.where(api_keys.c.account_id == wanted.account_id).order_by(api_keys.c.created_at, api_keys.c.id)
+    return _keys(connection, query, now)
+
+
+def find_keys(connection: Connection, wanted: FindKeys, now: float) -> dict[str, tuple[KeySnapshot, AccountSnapshot]]:
+    digests = [digest for digest in wanted.digests if digest.isprintable()]  # see `equals`
+    keys = _keys(connection, _KEYS.where(api_keys.c.digest.in_(digests)), now) if digests else []
+    owners = {key.account_id for key in keys}
+    found = _accounts(connection, select(accounts).where(accounts.c.id.in_(owners))) if owners else []
+    by_id = {account.account_id: account for account in _served(connection, found)}
+    return {key.digest: (key, by_id[key.account_id]) for key in keys}
+
+
+def read_changes(connection: Connection, wanted: ReadChanges, now: float) -> Changes:
+    limit = check_page(wanted.limit)
+    version = connection.execute(select(head.c.version)).scalar_one()
+
+    def since(query: Select[Any], table: Any) -> Select[Any]:
+        return query.where(table.c.version > wanted.since).order_by(table.c.version).limit(limit + 1)
+
+    changed_accounts = _accounts(connection, since(select(accounts), accounts))
+    changed: list[AccountSnapshot | KeySnapshot] = [*_served(connection, changed_accounts)]
+    changed += _keys(connection, since(_KEYS, api_keys), now)
+    changed.sort(key=lambda snapshot: snapshot.version)
+    more = len(changed) > limit
+    if more:
+        changed = changed[:limit]
+        version = changed[-1].version
+    return Changes(
+        version=version,
+        accounts=tuple(snapshot for snapshot in changed if isinstance(snapshot, AccountSnapshot)),
+        keys=tuple(snapshot for snapshot in changed if isinstance(snapshot, KeySnapshot)),
+        more=more,
+    )
+
+
+def _served(connection: Connection, snapshots: list[AccountSnapshot]) -> list[AccountSnapshot]:
+    """Accounts as the limiter sees them: one of another currency than the ledger's sends no requests."""
+    foreign = foreign_accounts(connection, [snapshot.account_id for snapshot in snapshots])
+    return [replace(one, active=one.active and one.account_id not in foreign) for one in snapshots]
+
+
+def _accounts(connection: Connection, query: Select[Any]) -> list[AccountSnapshot]:
+    rows = connection.execute(query).all()
+    with_grants = {row.id for row in rows if row.granted}
+    lots = grants.read_lots(connection, with_grants) if with_grants else {}
+    return [
+        AccountSnapshot(
+            account_id=row.id,
+            **_stored(row, "name", "active", "currency", "granted", "topped_up", "version", "created_at"),
+            limits=_own_limits(row, ACCOUNT_LIMITS),
+            expiring=tuple((lot.expires_at, lot.left) for lot in lots.get(row.id, ()) if lot.expires_at is not None),
+        )
+        for row in rows
+    ]
+
+
+def _keys(connection: Connection, query: Select[Any], now: float) -> list[KeySnapshot]:
+    rows = connection.execute(query).all()
+    periods = {row.id: period_at(row.budget_period, now).name for row in rows if row.budget_period}
+    spend = budgets.read_spend(connection, set(periods.items())) if periods else {}
+    return [
+        KeySnapshot(
+            key_id=row.id,
+            **_stored(row, "account_id", "name", "digest", "hint", "active", "version", "created_at", "revoked_at"),
+            **_stored(row, "budget", "budget_period", "expires_at"),
+            models=None if row.models is None else tuple(json.loads(row.models)),
+            limits=_own_limits(row, KEY_LIMITS),
+            spent=spend.get((row.id, periods.get(row.id, "")), 0),
+            spent_period=periods.get(row.id, ""),
+            spent_version=row.account_version if row.budget_period else 0,
+        )
+        for row in rows
+    ]
+
+
+def _stored(row: Row[Any], *names: str) -> dict[str, Any]:
+    return {name: row._mapping[name] for name in names}
+
+
+def _own_limits(row: Row[Any], names: Iterable[str]) -> dict[str, int]:
+    return {name: limit for name, limit in _stored(row, *names).items() if limit is not None}

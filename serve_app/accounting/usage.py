@@ -1,0 +1,95 @@
+"""Questions about usage: sums from the daily aggregates, single requests from the usage rows."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import fields
+
+from sqlalchemy import ColumnElement, Connection, Table, func, select, tuple_
+
+from serve_app.accounting.schema import price_versions, usage_daily
+from serve_app.accounting.schema import usage as usage_rows
+from serve_app.accounting.validation import check_day, check_page, equals
+from serve_app.contracts.books import Outcome, UsagePage, UsageRecord, UsageRow
+from serve_app.contracts.commands import ListUsage, SumUsage
+from serve_app.contracts.errors import InvalidValue
+from serve_app.contracts.money import Price
+
+_GROUPS = {
+    "day": usage_daily.c.day,
+    "model": usage_daily.c.model,
+    "key": usage_daily.c.key_id,
+    "account": usage_daily.c.account_id,
+}
+_SUMS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "charged")
+_AS_STORED = [field.name for field in fields(UsageRecord) if field.name not in ("price", "outcome")]
+_ORDER = (usage_rows.c.account_id, usage_rows.c.finished_at, usage_rows.c.request_id)  # as an index has it
+
+
+def sum_usage(connection: Connection, wanted: SumUsage, _now: float) -> list[UsageRow]:
+    unknown = [name for name in wanted.group_by if name not in _GROUPS]
+    if unknown:
+        raise InvalidValue(f"cannot group by {', '.join(map(repr, unknown))}: use any of {', '.join(_GROUPS)}")
+    matching = _matching(usage_daily, wanted)
+    if wanted.day_from is not None:
+        matching.append(usage_daily.c.day >= check_day(wanted.day_from))
+    if wanted.day_to is not None:
+        matching.append(usage_daily.c.day <= check_day(wanted.day_to))
+    groups = [_GROUPS[name] for name in dict.fromkeys(wanted.group_by)]
+    sums = [func.coalesce(func.sum(usage_daily.c[name]), 0).label(name) for name in _SUMS]
+    query = select(*groups, *sums).where(*matching).group_by(*groups).order_by(*groups)
+    return [
+        # PostgreSQL sums 64-bit numbers to decimals.
+        UsageRow(**dict(row._mapping) | {name: int(row._mapping[name]) for name in _SUMS})
+        for row in connection.execute(query)
+        if row.requests
+    ]
+
+
+def list_usage(connection: Connection, wanted: ListUsage, _now: float) -> UsagePage:
+    rows, prices = usage_rows.c, price_versions.c
+    matching = _matching(usage_rows, wanted)
+    if wanted.time_from is not None:
+        matching.append(rows.finished_at >= wanted.time_from)
+    if wanted.time_to is not None:
+        matching.append(rows.finished_at < wanted.time_to)
+    if wanted.after is not None:
+        matching.append(tuple_(*_ORDER) > tuple_(*_cursor_place(wanted.after)))
+    query = (
+        select(usage_rows, prices.input, prices.cached_input, prices.output)
+        .select_from(usage_rows.join(price_versions))
+        .where(*matching)
+        .order_by(*_ORDER)
+        .limit(check_page(wanted.limit) + 1)
+    )
+    page = connection.execute(query).all()
+    records = tuple(
+        UsageRecord(
+            **{name: row._mapping[name] for name in _AS_STORED},
+            price=Price(row.input, row.cached_input, row.output),
+            outcome=Outcome(row.outcome),
+        )
+        for row in page[: wanted.limit]
+    )
+    return UsagePage(records, _cursor(records[-1]) if len(page) > wanted.limit else None)
+
+
+def _matching(table: Table, wanted: SumUsage | ListUsage) -> list[ColumnElement[bool]]:
+    texts = {"account_id": wanted.account_id, "key_id": wanted.key_id, "model": wanted.model}
+    return [equals(table.c[name], text) for name, text in texts.items() if text is not None]
+
+
+def _cursor(last: UsageRecord) -> str:
+    place = json.dumps([last.account_id, last.finished_at, last.request_id])
+    return base64.urlsafe_b64encode(place.encode()).decode()
+
+
+def _cursor_place(cursor: str) -> tuple[str, float, str]:
+    try:
+        account_id, finished_at, request_id = json.loads(base64.b64decode(cursor, altchars=b"-_", validate=True))
+        if (account_id + request_id).isprintable() and isinstance(finished_at, float | int):
+            return account_id, float(finished_at), request_id
+    except (ValueError, TypeError, AttributeError, OverflowError):
+        pass
+    raise InvalidValue(f"{cursor!r} is no place in an export: give the `next` of the page before")

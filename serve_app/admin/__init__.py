@@ -1,0 +1,1 @@
+"""The operator's API, and the account holder's own."""

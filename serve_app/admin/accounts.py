@@ -1,0 +1,286 @@
+"""Accounts, their funds and their limits, with the operator's key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field
+
+from serve_app.admin.endpoint import AdminServices, Endpoints
+from serve_app.admin.usage import TokenSums
+from serve_app.admin.values import (
+    WHOLE,
+    Amount,
+    Body,
+    Count,
+    Money,
+    Name,
+    Query,
+    Reply,
+    Time,
+    TimeToCome,
+    amount_of,
+    expiry_of,
+    limits_in,
+)
+from serve_app.api import errors
+from serve_app.contracts import commands
+from serve_app.contracts.books import AccountSnapshot, Audit, GrantSnapshot, UsageRow
+from serve_app.contracts.calls import Unavailable
+from serve_app.contracts.limiting import AccountStatus, Status
+from serve_app.contracts.limits import ACCOUNT_LIMITS
+
+endpoint = Endpoints("Operator: Accounts", "operatorKey")
+
+ONE: Final = "/admin/accounts/{account_id}"
+CreditKind = Literal["top_up", "grant"]
+
+_GivenLimits: Any = limits_in(Body, ACCOUNT_LIMITS)
+_OwnLimits: Any = limits_in(Reply, ACCOUNT_LIMITS)
+_AppliedLimits: Any = limits_in(Reply, [name for name in ACCOUNT_LIMITS if name != "weight"], nullable=False)
+
+
+class Limits(_AppliedLimits):
+    """Requests and tokens a minute, and requests at once."""
+
+
+class Contract(_OwnLimits):
+    """An account's own limits and weight; null is the service's default."""
+
+
+class Pressed(Reply):
+    """A backend under pressure and what it leaves."""
+
+    backend: str
+    tpm: int
+
+
+class Expiring(Reply):
+    """A grant that will expire, and what is left of it."""
+
+    expires_at: Time
+    left: Money
+
+
+class AccountUsage(TokenSums):
+    """All that the account ever used."""
+
+
+class Account(Reply):
+    """An account."""
+
+    id: str = Field(validation_alias="account_id")
+    name: str
+    status: Literal["active", "suspended"]
+    currency: str
+    balance: Money = Field(description="On the books.")
+    available: Money = Field(description="Without grants that have expired.")
+    granted: Money
+    topped_up: Money
+    expiring: list[Expiring]
+    held: Money = Field(description="Set aside for requests that run.")
+    open_requests: Count
+    weight: int = Field(description="The share under pressure, beside other accounts' weights.")
+    limits: Limits
+    effective: Limits = Field(description="What pressure leaves of the limits.")
+    pressure: list[Pressed]
+    contract: Contract
+    usage: AccountUsage
+    created_at: Time
+
+    @classmethod
+    def from_snapshot(cls, now: float, account: AccountSnapshot, status: AccountStatus, usage: UsageRow) -> Account:
+        # The ledger's own limits come first: the limiter learns of a change a moment later.
+        limits = asdict(status.contract.with_own(account.limits))
+        return cls.from_fields(
+            account,
+            status="active" if account.active else "suspended",
+            balance=account.balance,
+            available=account.available(now),
+            expiring=[{"expires_at": at, "left": left} for at, left in account.expiring if at > now],
+            held=status.held,
+            open_requests=status.open_requests,
+            weight=limits["weight"],
+            limits=limits,
+            effective=limits | {"tpm": min((limits["tpm"], *(tpm for _, tpm in status.pressed)))},
+            pressure=[{"backend": backend, "tpm": tpm} for backend, tpm in status.pressed],
+            contract={name: account.limits.get(name) for name in ACCOUNT_LIMITS},
+            usage=AccountUsage.from_row(usage),
+        )
+
+
+class AccountPage(Reply):
+    """A page of accounts."""
+
+    data: list[Account]
+    next: str | None = Field(description="`after` of the next page; null: there is none.")
+
+
+class Grant(Reply):
+    """Money that was given."""
+
+    id: int = Field(validation_alias="grant_id")
+    status: Literal["open", "spent", "expired"]
+    amount: Money
+    left: Money
+    created_at: Time
+    expires_at: Time | None
+    memo: str
+
+    @classmethod
+    def from_snapshot(cls, now: float, grant: GrantSnapshot) -> Grant:
+        expired = grant.expires_at is not None and grant.expires_at <= now
+        return cls.from_fields(grant, status="expired" if expired else "spent" if not grant.left else "open")
+
+
+class GrantList(Reply):
+    """All that an account was given."""
+
+    data: list[Grant]
+
+
+class AccountsQuery(Query):
+    after: str | None = Field(None, description="`next` of the page before.")
+    limit: Annotated[int, WHOLE] = Field(100, ge=1, le=500, description="The most rows of a page.")
+
+
+class CreateAccount(_GivenLimits):
+    """POST /admin/accounts. `expires_at` is that of an opening grant."""
+
+    name: Name
+    credit: Amount | None = None
+    kind: CreditKind = "top_up"
+    expires_at: TimeToCome | None = None
+
+
+class Credit(Body):
+    """POST /admin/accounts/{id}/credit. Only grants expire."""
+
+    amount: Amount
+    kind: CreditKind = "top_up"
+    memo: Annotated[str, Field(max_length=500)] = ""
+    expires_at: TimeToCome | None = None
+
+
+class Correction(Body):
+    """POST /admin/accounts/{id}/correct: an amount above 0 is given back, below is taken back."""
+
+    amount: Amount
+    memo: Annotated[str, Field(min_length=1, max_length=500)]
+
+
+class TakeBack(Body):
+    """POST /admin/accounts/{id}/grants/{grant}/take-back. The ledger keeps the grant's number before the memo."""
+
+    memo: Annotated[str, Field(min_length=1, max_length=400)]
+
+
+class LimitChanges(_GivenLimits):
+    """PATCH /admin/accounts/{id}/limits; null is the service's default."""
+
+
+@endpoint("POST", "/admin/accounts", "Create an account", status=201)
+async def create_account(admin: AdminServices, body: CreateAccount, audit: Audit, idempotency_key: str) -> Account:
+    amount = None if body.credit is None else amount_of(body.credit, "credit")
+    expires_at = expiry_of(body.expires_at, admin.now())
+    if expires_at is not None and (amount is None or body.kind != "grant"):
+        raise errors.invalid_parameters("expires_at is for an opening grant: only grants expire", param="expires_at")
+    account = await admin.run(commands.CreateAccount(body.name, admin.currency, idempotency_key, audit))
+    limits = body.model_dump(include=set(ACCOUNT_LIMITS), exclude_none=True)
+    if limits:
+        account = await admin.run(commands.SetLimits(account.account_id, limits, audit))
+    if amount is not None:
+        key, memo = f"{idempotency_key}:credit", "opening credit"
+        account = await admin.run(
+            commands.AddCredit(account.account_id, amount, body.kind, key, memo, expires_at, audit)
+        )
+    return await _account_reply(admin, account)
+
+
+@endpoint("GET", "/admin/accounts", "List accounts", more_errors=(404,))
+async def list_accounts(admin: AdminServices, query: AccountsQuery) -> AccountPage:
+    found = await admin.run(commands.ListAccounts(query.after, query.limit + 1))
+    page = await _account_replies(admin, found[: query.limit])
+    return AccountPage(data=page, next=page[-1].id if len(found) > query.limit else None)
+
+
+@endpoint("GET", ONE, "Show an account")
+async def get_account(admin: AdminServices, account_id: str) -> Account:
+    return await _account_reply(admin, await admin.run(commands.GetAccount(account_id)))
+
+
+@endpoint("POST", f"{ONE}/credit", "Add funds", operation_id="credit")
+async def add_credit(
+    admin: AdminServices, account_id: str, body: Credit, audit: Audit, idempotency_key: str
+) -> Account:
+    expires_at = expiry_of(body.expires_at, admin.now())
+    if expires_at is not None and body.kind != "grant":
+        raise errors.invalid_parameters("expires_at: a top-up never expires, only a grant does", param="expires_at")
+    amount = amount_of(body.amount, "amount")
+    command = commands.AddCredit(account_id, amount, body.kind, idempotency_key, body.memo, expires_at, audit)
+    return await _account_reply(admin, await admin.run(command))
+
+
+@endpoint("POST", f"{ONE}/correct", "Correct a balance", operation_id="correct")
+async def correct_balance(
+    admin: AdminServices, account_id: str, body: Correction, audit: Audit, idempotency_key: str
+) -> Account:
+    amount = amount_of(body.amount, "amount", negative=True)
+    command = commands.CorrectBalance(account_id, amount, body.memo, idempotency_key, audit)
+    return await _account_reply(admin, await admin.run(command))
+
+
+@endpoint("GET", f"{ONE}/grants", "List grants")
+async def list_grants(admin: AdminServices, account_id: str) -> GrantList:
+    now, grants = admin.now(), await admin.run(commands.ListGrants(account_id))
+    return GrantList(data=[Grant.from_snapshot(now, grant) for grant in grants])
+
+
+@endpoint("POST", f"{ONE}/grants/{{grant_id}}/take-back", "Take back a grant")
+async def take_back_grant(
+    admin: AdminServices, account_id: str, grant_id: str, body: TakeBack, audit: Audit, idempotency_key: str
+) -> Account:
+    if not re.fullmatch("[0-9]{1,18}", grant_id, re.ASCII):
+        raise errors.not_found(f"{account_id} has no grant {grant_id}")
+    command = commands.TakeBackGrant(account_id, int(grant_id), body.memo, idempotency_key, audit)
+    return await _account_reply(admin, await admin.run(command))
+
+
+@endpoint("PATCH", f"{ONE}/limits", "Change limits")
+async def set_limits(admin: AdminServices, account_id: str, body: LimitChanges, audit: Audit) -> Account:
+    changes = body.model_dump(exclude_unset=True)
+    return await _account_reply(admin, await admin.run(commands.SetLimits(account_id, changes, audit)))
+
+
+@endpoint("POST", f"{ONE}/suspend", "Suspend an account")
+async def suspend(admin: AdminServices, account_id: str, audit: Audit) -> Account:
+    return await _account_reply(admin, await admin.run(commands.SetActive(account_id, False, audit)))
+
+
+@endpoint("POST", f"{ONE}/resume", "Resume an account")
+async def resume(admin: AdminServices, account_id: str, audit: Audit) -> Account:
+    return await _account_reply(admin, await admin.run(commands.SetActive(account_id, True, audit)))
+
+
+async def _account_reply(admin: AdminServices, account: AccountSnapshot) -> Account:
+    [shown] = await _account_replies(admin, [account])
+    return shown
+
+
+async def _account_replies(admin: AdminServices, accounts: Sequence[AccountSnapshot]) -> list[Account]:
+    if not accounts:
+        return []
+    try:
+        states: tuple[AccountStatus, ...] = await admin.limiter.ask(
+            Status(tuple(account.account_id for account in accounts))
+        )
+    except Unavailable:
+        raise errors.overloaded("the limiter is restarting: try again", retry_after_s=2) from None
+    shown = []
+    for account, status in zip(accounts, states, strict=True):
+        rows = await admin.run(commands.SumUsage(account.account_id))
+        shown.append(Account.from_snapshot(admin.now(), account, status, rows[0] if rows else UsageRow(0, 0, 0, 0, 0)))
+    return shown

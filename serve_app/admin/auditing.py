@@ -1,0 +1,69 @@
+"""Audit records of what changes nothing in the books: failed log-ins of operators, reads, and new prices."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from serve_app.contracts.books import Audit
+from serve_app.contracts.calls import Unavailable, detached
+from serve_app.contracts.commands import Command, RecordAudit, RecordPrices
+from serve_app.contracts.errors import LedgerError
+from serve_app.contracts.money import Price
+from serve_app.contracts.ports import BooksPort
+
+logger = logging.getLogger("ray.serve")
+
+WINDOW_S: Final = 60.0
+MOST_ADDRESSES: Final = 100  # counted one by one in a window; those beyond share a record
+OTHERS: Final = "other addresses"
+RETRY_S: Final = 5.0
+TRIES: Final = 120
+
+
+class FailedLogins:
+    """Counts wrong operator keys: one record for each address and window, so that guessing can't fill the ledger.
+
+    A record is written when its window ends, with the number of tries in it. The first try is also in the log.
+    """
+
+    def __init__(self, books: BooksPort, *, window_s: float = WINDOW_S) -> None:
+        self._books = books
+        self._window_s = window_s
+        self._tries: dict[str, int] = {}
+
+    def count(self, address: str) -> None:
+        """Counts a try. Never waits."""
+        if address not in self._tries and len(self._tries) >= MOST_ADDRESSES:
+            address = OTHERS
+        if address not in self._tries:
+            self._tries[address] = 0
+            logger.warning("a wrong operator key from %s", address)
+            detached(self._record(address), endless=True)
+        self._tries[address] += 1
+
+    async def _record(self, address: str) -> None:
+        await asyncio.sleep(self._window_s)
+        tries = self._tries.pop(address)
+        audit = Audit("unknown", address=address)
+        await run_at_last(self._books, RecordAudit(audit, "failed_login", "service", detail={"tries": tries}))
+
+
+def record_prices(books: BooksPort, prices: Mapping[str, Price]) -> None:
+    """Records in the background which of these prices, by model, are new. Never waits."""
+    audit = Audit("deployment")
+    detached(run_at_last(books, RecordPrices({model: prices[model] for model in sorted(prices)}, audit)), endless=True)
+
+
+async def run_at_last(books: BooksPort, command: Command[None]) -> None:
+    """Runs a command that no client waits for, again while the ledger is away."""
+    for _ in range(TRIES):
+        try:
+            await books.run(command)
+            return
+        except (Unavailable, LedgerError) as error:
+            failure = error
+        await asyncio.sleep(RETRY_S)
+    logger.error("an audit record could not be written (%s): %r", failure, command)

@@ -1,0 +1,239 @@
+"""An endpoint is declared once: its route and its operation in the OpenAPI document both follow from that.
+
+A handler is an async function of AdminServices that returns a Reply. Its name is the operation's id, and it gets what
+it names beside: parts of the path; `body`, a model that the request's body is read into; `query`, which the declared
+parameters read; `identity`, whose API key it is; `audit`, who makes the change; and `idempotency_key`, under which the
+change happens once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final, Literal, TypeVar, get_type_hints
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import ValidationError
+
+from serve_app.admin.auditing import FailedLogins
+from serve_app.admin.query_rates import QueryRates
+from serve_app.admin.values import Body, Query, Reply, Schema
+from serve_app.api import errors
+from serve_app.api.codec import parse_object
+from serve_app.api.errors import ApiError
+from serve_app.contracts.books import Audit
+from serve_app.contracts.calls import Unavailable
+from serve_app.contracts.commands import Answer, Command, RecordAudit
+from serve_app.contracts.errors import AccountNotFound, GrantNotFound, KeyNotFound, LedgerError, LedgerUnavailable
+from serve_app.contracts.key_format import digest
+from serve_app.contracts.ports import BackendPort, BackendUnavailable, BooksPort
+from serve_app.gateway.authentication import Authenticator, bearer
+from serve_app.gateway.backends import Catalogue
+from serve_app.gateway.limiter_client import LimiterClient
+from serve_app.gateway.web import BodyReader
+
+RETRY_S = 0.5
+MOST_BYTES: Final = 64 * 1024
+MOST_KEY: Final = 128  # characters; the ledger takes 200, and an opening credit derives its own key from it
+_IDEMPOTENCY_KEY: Final = re.compile(rf"[!-~](?:[ -~]{{0,{MOST_KEY - 2}}}[!-~])?", re.ASCII)
+_OPERATOR: Final = re.compile(r"[!-~](?:[ -~]{0,98}[!-~])?", re.ASCII)
+
+KeyKind = Literal["apiKey", "operatorKey"]  # the names of the document's security schemes
+Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Reply | Response]])
+
+
+@dataclass(slots=True)
+class AdminServices:
+    """What all endpoints of one gateway share."""
+
+    authenticator: Authenticator
+    accounting: BooksPort
+    limiter: LimiterClient
+    backends: BackendPort
+    catalogue: Callable[[], Catalogue]  # the one of the present configuration
+    key_secret: bytes = field(repr=False)
+    currency: str = "USD"
+    queries: QueryRates = field(default_factory=QueryRates)
+    patience_s: float = 10.0  # how long to wait for a ledger that is away
+    now: Callable[[], float] = time.time  # Unix seconds
+    failed_logins: FailedLogins = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.failed_logins = FailedLogins(self.accounting)
+
+    async def run(self, command: Command[Answer]) -> Answer:
+        """The command's answer. Raises ApiError: 404, 422, or 503 when the ledger stays away."""
+        # A command that may have happened is repeated: each has an idempotency key, or sets a value.
+        try:
+            async with asyncio.timeout(self.patience_s):
+                while True:
+                    try:
+                        return await self.accounting.run(command)
+                    except (Unavailable, LedgerUnavailable):
+                        await asyncio.sleep(RETRY_S)
+                    except (AccountNotFound, KeyNotFound, GrantNotFound) as error:
+                        raise errors.not_found(str(error)) from None
+                    except LedgerError as error:
+                        raise errors.invalid_parameters(str(error)) from None
+        except TimeoutError:
+            raise errors.overloaded("the ledger is away: try again", retry_after_s=5) from None
+
+    async def backend_status(self) -> dict[str, dict[str, Any]]:
+        """Status and number of replicas by backend. Raises 503 while Serve can't be asked."""
+        try:
+            return await self.backends.status()
+        except BackendUnavailable:
+            raise errors.overloaded("the service is starting: try again", retry_after_s=2) from None
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One declared endpoint."""
+
+    handler: Callable[..., Awaitable[Reply | Response]]
+    tag: str
+    key: KeyKind | None  # that it needs
+    method: str
+    path: str
+    summary: str
+    status: int = 200  # of a success
+    success: str | Schema = "Done."  # the description of a success, or the whole response where it is no Reply
+    more_errors: tuple[int, ...] = ()  # beside those that follow from the rest
+    operation_id: str = ""  # in place of the handler's name
+    recorded: str = ""  # the action of the audit record that a success leaves, where no change leaves one
+
+    @cached_property
+    def types(self) -> Mapping[str, Any]:
+        """The types of the handler's parameters, and of what it returns."""
+        return get_type_hints(self.handler)
+
+    @property
+    def error_statuses(self) -> list[int]:
+        found = {500, *self.more_errors}
+        if self.key is not None:
+            found |= {401, 429, 503}
+        if "{" in self.path:
+            found |= {404}
+        if "query" in self.types or self.method != "GET":
+            found |= {422}
+        if "body" in self.types:
+            found |= {400, 408}
+        return sorted(found)
+
+    async def respond(self, admin: AdminServices, request: Request) -> Response:
+        """Checks the key, reads what the handler names, and calls it."""
+        given: dict[str, Any] = dict(request.path_params)
+        if self.key == "apiKey":
+            identity = await admin.authenticator.caller(request).identify()
+            admin.queries.count(identity)
+            if "identity" in self.types:
+                given["identity"] = identity
+        elif self.key == "operatorKey":
+            _check_operator(admin, request)
+        request.state.identified = self.key is not None
+        if "audit" in self.types:
+            given["audit"] = _audit(admin, request)
+        if "query" in self.types:
+            given["query"] = _query(request, self.types["query"])
+        if "body" in self.types:
+            given["body"] = await _body(request, self.types["body"])
+        if "idempotency_key" in self.types:
+            given["idempotency_key"] = _idempotency_key(request)
+        reply = await self.handler(admin, **given)
+        if self.recorded:
+            await admin.run(_record(self.recorded, _audit(admin, request), given))
+        if isinstance(reply, Response):
+            return reply
+        return JSONResponse(reply.model_dump(exclude_unset=True), status_code=self.status)
+
+
+class Endpoints(list[Endpoint]):
+    """The endpoints of one tag, in the order of the document. An instance decorates their handlers."""
+
+    def __init__(self, tag: str, key: KeyKind | None) -> None:
+        super().__init__()
+        self._tag = tag
+        self._key = key
+
+    def __call__(self, method: str, path: str, summary: str, **more: Any) -> Callable[[Handler], Handler]:
+        """Declares the handler's endpoint; `more` are fields of Endpoint."""
+
+        def declare(handler: Handler) -> Handler:
+            self.append(Endpoint(handler, self._tag, self._key, method, path, summary, **more))
+            return handler
+
+        return declare
+
+
+def _check_operator(admin: AdminServices, request: Request) -> None:
+    """Raises ApiError for a wrong key, and counts it for the audit log."""
+    try:
+        admin.authenticator.check_operator(request)
+    except ApiError:
+        if request.headers.get("authorization"):
+            admin.failed_logins.count(admin.authenticator.address_of(request))
+        raise
+
+
+def _record(action: str, audit: Audit, given: Mapping[str, Any]) -> RecordAudit:
+    """The record of a read: of which account, and with which filters."""
+    query = given.get("query")
+    asked = {} if query is None else query.model_dump(mode="json", exclude_none=True)
+    account = given.get("account_id") or asked.get("account") or ""
+    if len(account) > MOST_KEY or not account.isprintable():
+        account = ""  # no account has that id; the detail shows it
+    return RecordAudit(audit, action, account or "service", account, asked)
+
+
+def _audit(admin: AdminServices, request: Request) -> Audit:
+    """Who asks: the name that the operator gives, and a fingerprint that tells one operator key from another."""
+    name = request.headers.get("x-operator", "").strip()
+    if name and not _OPERATOR.fullmatch(name):
+        raise errors.invalid_parameters("x-operator must be 1 to 100 printable ASCII characters", param="x-operator")
+    key = f"key:{digest(bearer(request.headers.get('authorization')), admin.key_secret)[:12]}"
+    return Audit(
+        actor=f"{name} {key}" if name else key,
+        request_id=getattr(request.state, "request_id", None),
+        address=admin.authenticator.address_of(request),
+    )
+
+
+def _query(request: Request, model: type[Query]) -> Query:
+    """Raises 422."""
+    try:
+        return model.model_validate(dict(request.query_params))
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_context=False)[0]
+        param, given = str(problem["loc"][0]), repr(problem["input"])[:60]
+        raise errors.invalid_parameters(f"{param}: {problem['msg']}, not {given}", param=param) from None
+
+
+async def _body(request: Request, model: type[Body]) -> Body:
+    """Raises 400 for a body of another form, 422 for a value out of range."""
+    raw = await BodyReader(request, MOST_BYTES).read()
+    try:
+        return model.model_validate(parse_object(raw or b"{}", MOST_BYTES))
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_context=False)[0]
+        param = ".".join(map(str, problem["loc"]))
+        text = f"{param}: {problem['msg']}" if param else problem["msg"]
+        if problem["type"] in ("missing", "extra_forbidden") or problem["type"].endswith("_type"):
+            raise errors.invalid_format(text, param=param or None) from None
+        raise errors.invalid_parameters(text, param=param or None) from None
+
+
+def _idempotency_key(request: Request) -> str:
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        return uuid.uuid4().hex
+    if not _IDEMPOTENCY_KEY.fullmatch(key):
+        raise errors.invalid_parameters(
+            f"idempotency-key must be 1 to {MOST_KEY} printable ASCII characters", param="idempotency-key"
+        )
+    return key

@@ -1,0 +1,137 @@
+"""API keys and what each may do, with the operator's key."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field
+
+from serve_app.admin.endpoint import AdminServices, Endpoints
+from serve_app.admin.values import Amount, Body, Money, Name, Reply, Time, TimeToCome, amount_of, expiry_of, limits_in
+from serve_app.api import errors
+from serve_app.contracts import commands
+from serve_app.contracts.books import Audit, KeySnapshot
+from serve_app.contracts.key_format import digest, hint, new_key
+from serve_app.contracts.limits import KEY_LIMITS
+from serve_app.contracts.periods import BudgetPeriod, period_at
+
+endpoint = Endpoints("Operator: Keys", "operatorKey")
+
+_Identifier = Annotated[str, Field(min_length=1, max_length=100)]
+_GivenLimits: Any = limits_in(Body, KEY_LIMITS)
+_OwnLimits: Any = limits_in(Reply, KEY_LIMITS)
+
+
+class OwnLimits(_OwnLimits):
+    """Limits of one's own; null where there is none."""
+
+
+class Key(Reply):
+    """An API key, without the key itself, which is not stored. null: no bound of its own."""
+
+    id: str = Field(validation_alias="key_id")
+    account_id: str
+    name: str
+    hint: str = Field(description="Its readable start and end.")
+    status: Literal["active", "revoked", "expired"]
+    models: list[str] | None
+    limits: OwnLimits
+    budget: Money | None
+    budget_period: BudgetPeriod | None
+    spent: Money | None = Field(description="In this period; null without a budget.")
+    renews_at: Time | None
+    expires_at: Time | None
+    created_at: Time
+    revoked_at: Time | None
+
+    @classmethod
+    def from_snapshot(cls, now: float, snapshot: KeySnapshot, /, **more: Any) -> Self:
+        expired = snapshot.expires_at is not None and snapshot.expires_at <= now
+        period = None if snapshot.budget_period is None else period_at(snapshot.budget_period, now)
+        return cls.from_fields(
+            snapshot,
+            status="revoked" if not snapshot.active else "expired" if expired else "active",
+            limits={name: snapshot.limits.get(name) for name in KEY_LIMITS},
+            spent=None if period is None else snapshot.spent if snapshot.spent_period == period.name else 0,
+            renews_at=None if period is None else period.ends,
+            **more,
+        )
+
+
+class NewKey(Key):
+    """A key that was just made."""
+
+    key: str = Field(description="The key itself, shown this once.")
+
+
+class KeyList(Reply):
+    """All keys of an account, revoked ones too."""
+
+    data: list[Key]
+
+
+class KeyTerms(_GivenLimits):
+    """What a key may do; null is no bound of its own."""
+
+    models: Annotated[list[_Identifier], Field(min_length=1, max_length=100)] | None = None
+    budget: Amount | None = None
+    budget_period: BudgetPeriod | None = None
+    expires_at: TimeToCome | None = None
+
+
+class CreateKey(KeyTerms):
+    """POST /admin/accounts/{id}/keys."""
+
+    name: Name = "key"
+
+
+class KeyChanges(KeyTerms):
+    """PATCH /admin/keys/{id}: what is not named stays, null takes a bound away."""
+
+    name: Name | None = None
+
+
+@endpoint("POST", "/admin/accounts/{account_id}/keys", "Create a key", status=201)
+async def create_key(admin: AdminServices, account_id: str, body: CreateKey, audit: Audit) -> NewKey:
+    terms = _terms(admin, body)
+    terms.pop("name", None)
+    key = new_key()
+    command = commands.CreateKey(account_id, body.name, digest(key, admin.key_secret), hint(key), terms, audit)
+    return NewKey.from_snapshot(admin.now(), await admin.run(command), key=key)
+
+
+@endpoint("GET", "/admin/accounts/{account_id}/keys", "List an account's keys", recorded="read_keys")
+async def list_keys(admin: AdminServices, account_id: str) -> KeyList:
+    keys = await admin.run(commands.ListKeys(account_id))
+    return KeyList(data=[Key.from_snapshot(admin.now(), key) for key in keys])
+
+
+@endpoint("PATCH", "/admin/keys/{key_id}", "Change what a key may do")
+async def update_key(admin: AdminServices, key_id: str, body: KeyChanges, audit: Audit) -> Key:
+    return Key.from_snapshot(admin.now(), await admin.run(commands.UpdateKey(key_id, _terms(admin, body), audit)))
+
+
+@endpoint("DELETE", "/admin/keys/{key_id}", "Revoke a key")
+async def revoke_key(admin: AdminServices, key_id: str, audit: Audit) -> Key:
+    return Key.from_snapshot(admin.now(), await admin.run(commands.RevokeKey(key_id, audit)))
+
+
+def _terms(admin: AdminServices, body: KeyTerms) -> dict[str, Any]:
+    """The terms that the body names, as the ledger takes them. Raises 422.
+
+    Each model must be one that is served: a key for a misspelt one could be used for nothing.
+    """
+    given: dict[str, Any] = body.model_dump(exclude_unset=True)
+    if given.get("models") is not None:
+        served = admin.catalogue().identifiers
+        unknown = [name for name in given["models"] if name not in served]
+        if unknown:
+            raise errors.invalid_parameters(
+                f"models: there is no model {unknown[0]!r}; served are {', '.join(served)}", param="models"
+            )
+        given["models"] = tuple(dict.fromkeys(given["models"]))
+    if given.get("budget") is not None:
+        given["budget"] = amount_of(given["budget"], "budget")
+    if "expires_at" in given:
+        given["expires_at"] = expiry_of(given["expires_at"], admin.now())
+    return given

@@ -1,0 +1,184 @@
+"""What API keys open beside chat: models, balance and usage; and whether the service runs, without a key."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal
+
+from pydantic import BeforeValidator, Field
+
+from serve_app import __version__
+from serve_app.admin.endpoint import AdminServices, Endpoints
+from serve_app.admin.usage import Days, Groups, TokenSums, listed
+from serve_app.admin.values import Money, Reply
+from serve_app.api import errors
+from serve_app.contracts import commands
+from serve_app.contracts.limiting import Identity
+from serve_app.contracts.ports import BackendUnavailable
+from serve_app.gateway.backends import system_fingerprint
+
+RECOMMENDED_TEMPERATURES: Final[Mapping[str, Mapping[str, float]]] = {
+    "svc-chat": {
+        "coding_and_math": 0.0,
+        "data_cleaning_and_analysis": 0.7,
+        "conversation": 1.0,
+        "translation": 1.1,
+        "creative_writing_and_poetry": 1.25,
+    },
+    "svc-coder": {"programming_and_math": 1.0},
+}
+"""By use, from the published description of the models."""
+
+_CREATED: Final = 1735689600  # 2025-01-01: the identifiers stay when other models stand behind them
+
+of_models = Endpoints("Models", "apiKey")
+of_account = Endpoints("Account", "apiKey")
+of_service = Endpoints("Service", None)
+
+
+class Model(Reply):
+    """One identifier."""
+
+    id: str
+    object: Literal["model"]
+    created: int = Field(description="Unix time in seconds.")
+    owned_by: str
+    context_length: int = Field(ge=1, description="The most tokens of prompt and reply together.")
+    max_output_length: int = Field(ge=1, description="The most tokens of one choice.")
+    recommended_temperatures: dict[str, Annotated[float, Field(ge=0, le=2)]] = Field(
+        description="By use; advice, not enforced."
+    )
+    system_fingerprints: list[str] = Field(
+        description="What replies have as `system_fingerprint` now; empty while no backend answers."
+    )
+
+
+class ModelList(Reply):
+    """All identifiers."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class BalanceInfo(Reply):
+    """The balance in one currency, without grants that have expired."""
+
+    currency: str = Field(pattern="^[A-Z]{3}$", description="ISO 4217.")
+    total_balance: Money
+    granted_balance: Money
+    topped_up_balance: Money
+
+
+class Balance(Reply):
+    """What is left to spend."""
+
+    is_available: bool = Field(description="Whether there is anything left.")
+    balance_infos: list[BalanceInfo]
+
+
+class UsageSums(TokenSums, Groups):
+    """Sums of one group; what it is not grouped by is absent."""
+
+
+class UsageList(Reply):
+    """Usage by group."""
+
+    object: Literal["list"]
+    data: list[UsageSums]
+
+
+class OwnUsageQuery(Days):
+    group_by: Annotated[list[Literal["day", "model", "key"]], BeforeValidator(lambda text: listed(text or "day"))] = (
+        Field(["day"], description="With commas between.")
+    )
+
+
+class Health(Reply):
+    """The process is alive."""
+
+    status: Literal["alive"]
+    version: str
+
+
+class Ready(Reply):
+    """Every backend has a replica."""
+
+    status: Literal["ready"]
+    backends: list[str]
+
+
+@of_models("GET", "/models", "The identifiers that are served", success="All of them.")
+async def list_models(admin: AdminServices) -> ModelList:
+    models = await asyncio.gather(*(_model(admin, name) for name in admin.catalogue().identifiers))
+    return ModelList(object="list", data=models)
+
+
+@of_models("GET", "/models/{id}", "One identifier", success="It.")
+async def get_model(admin: AdminServices, id: str) -> Model:
+    catalogue = admin.catalogue()
+    if id not in catalogue:
+        served = ", ".join(catalogue.identifiers)
+        raise errors.not_found(f"the model {id!r} does not exist; served are {served}")
+    return await _model(admin, id)
+
+
+@of_account("GET", "/user/balance", "What your account has left", success="The balance.")
+async def get_balance(admin: AdminServices, identity: Identity) -> Balance:
+    account = await admin.run(commands.GetAccount(identity.account_id))
+    total = account.available(admin.now())  # without grants that have expired
+    info = {
+        "currency": account.currency,
+        "total_balance": total,
+        "granted_balance": total - account.topped_up,
+        "topped_up_balance": account.topped_up,
+    }
+    return Balance(is_available=total > 0, balance_infos=[BalanceInfo.model_validate(info)])
+
+
+@of_account("GET", "/user/usage", "What your account has used", success="Sums by group.")
+async def get_usage(admin: AdminServices, query: OwnUsageQuery, identity: Identity) -> UsageList:
+    groups = tuple(query.group_by)
+    rows = await admin.run(commands.SumUsage(identity.account_id, None, None, query.first, query.last, groups))
+    sums = [UsageSums.from_row(row).model_dump(exclude_none=True) for row in rows]
+    return UsageList(object="list", data=[UsageSums(**one) for one in sums])
+
+
+@of_service("GET", "/health", "Whether the service is alive", success="It is.")
+async def get_health(admin: AdminServices) -> Health:
+    return Health(status="alive", version=__version__)
+
+
+@of_service("GET", "/ready", "Whether the service can answer chat requests", success="It can.", more_errors=(503,))
+async def get_ready(admin: AdminServices) -> Ready:
+    if (disagreement := admin.limiter.disagreement) is not None:
+        raise errors.overloaded(f"nothing is let in: {disagreement}", retry_after_s=2)
+    status = await admin.backend_status()
+    backends = list(admin.catalogue().backends())
+    missing = [name for name in backends if not status.get(name, {}).get("replicas")]
+    if missing:
+        raise errors.overloaded(f"no replica of {', '.join(missing)} is ready yet: try again", retry_after_s=2)
+    return Ready(status="ready", backends=backends)
+
+
+async def _model(admin: AdminServices, identifier: str) -> Model:
+    """Backends that can't be asked now are left out of its fingerprints."""
+    catalogue = admin.catalogue()
+
+    async def shown_fingerprint(backend: str) -> str | None:
+        try:
+            return system_fingerprint(backend, await admin.backends.fingerprint(backend))
+        except BackendUnavailable:
+            return None
+
+    fingerprints = await asyncio.gather(*map(shown_fingerprint, catalogue.behind(identifier)))
+    return Model(
+        id=identifier,
+        object="model",
+        created=_CREATED,
+        owned_by="serve-app",
+        context_length=catalogue[identifier].context_length,
+        max_output_length=catalogue[identifier].max_output,
+        recommended_temperatures=dict(RECOMMENDED_TEMPERATURES.get(identifier, {"default": 1.0})),
+        system_fingerprints=[one for one in fingerprints if one is not None],
+    )

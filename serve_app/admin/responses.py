@@ -1,0 +1,186 @@
+"""Errors, headers and parameters that operations of the document share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from serve_app.admin.values import Schema
+from serve_app.api.chat_openapi import REF
+from serve_app.api.errors import ERROR_TYPES
+from serve_app.contracts.limiting import MAX_RETRY_AFTER_S
+from serve_app.gateway.retries import MAX_KEY_LENGTH
+
+
+class _Error(NamedTuple):
+    name: str
+    codes: list[str]
+    description: str
+
+
+_ERRORS: Final[Mapping[int, _Error]] = {
+    400: _Error(
+        "InvalidFormat",
+        ["invalid_format"],
+        "Invalid Format: not JSON, not an object, a required field missing, a wrong type, or too large. The message "
+        "names the field, what was found and what was expected.",
+    ),
+    401: _Error(
+        "AuthenticationFails",
+        ["invalid_api_key"],
+        "Authentication Fails: no key or a malformed one; unknown, revoked or expired; its account suspended.",
+    ),
+    402: _Error(
+        "InsufficientBalance",
+        ["insufficient_balance", "budget_exceeded"],
+        "Insufficient Balance: nothing left, not enough for this prompt and one token, or the key's budget is spent.",
+    ),
+    404: _Error("NotFound", ["not_found"], "There is no such thing."),
+    405: _Error("MethodNotAllowed", ["method_not_allowed"], "The path exists, the method does not. On any path."),
+    408: _Error("BodyTimeout", ["body_timeout"], "The body was not complete in time."),
+    409: _Error(
+        "Conflict",
+        ["idempotency_in_progress"],
+        "A request with the same `idempotency-key` still runs. Try again.",
+    ),
+    422: _Error(
+        "InvalidParameters",
+        ["invalid_parameter", "model_not_found", "context_length_exceeded", "idempotency_key_reused"],
+        "Invalid Parameters: the types are right, a value is not. `param` names the field or header. Also for rules "
+        "that a schema can't express, which the descriptions tell.",
+    ),
+    429: _Error(
+        "RateLimitReached",
+        ["requests", "tokens", "concurrency", "wrong_keys"],
+        "Rate Limit Reached: requests or tokens a minute, or requests at once, of the account or the key; or too many "
+        "wrong keys from this address. Limits of the account come with `x-ratelimit-*` headers.",
+    ),
+    500: _Error("ServerError", ["server_error"], "Server Error: our fault. Try again."),
+    503: _Error("ServerOverloaded", ["overloaded_error"], "Server Overloaded: no capacity now. Try again."),
+}
+
+RATE_LIMITS: Final = tuple(
+    f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")
+)
+_RETRY: Final = ("retry-after", "retry-after-ms")
+#: Headers of errors beside x-request-id.
+_ERROR_HEADERS: Final[Mapping[int, tuple[str, ...]]] = {
+    401: ("www-authenticate",),
+    405: ("allow",),
+    409: _RETRY,
+    429: (*_RETRY, *RATE_LIMITS),
+    503: _RETRY,
+}
+
+
+def _rate_limit(what: str, of: str) -> Schema:
+    meaning = {"limit": "The limit.", "remaining": "What is left.", "reset": "The time until all of it is back."}[what]
+    duration = r"^([0-9]+h)?([0-9]+m)?[0-9]+(\.[0-9]{1,3})?m?s$"
+    schema = {"type": "string", "pattern": duration} if what == "reset" else {"type": "integer", "minimum": 0}
+    return {"description": f"{of.capitalize()} a minute. {meaning}", "schema": schema}
+
+
+HEADERS: Final[Mapping[str, Schema]] = {
+    "x-request-id": {
+        "description": "Names the request in the service's logs: what was sent under this name, or a new one.",
+        "required": True,
+        "schema": {"type": "string", "minLength": 1, "maxLength": 128},
+    },
+    "retry-after": {
+        "description": "Whole seconds to wait.",
+        "required": True,
+        "schema": {"type": "integer", "minimum": 1, "maximum": int(MAX_RETRY_AFTER_S)},
+    },
+    "retry-after-ms": {
+        "description": "The same in milliseconds.",
+        "required": True,
+        "schema": {"type": "integer", "minimum": 1, "maximum": int(MAX_RETRY_AFTER_S * 1000)},
+    },
+    "www-authenticate": {"required": True, "schema": {"type": "string", "const": "Bearer"}},
+    "allow": {"description": "The methods that the path has.", "schema": {"type": "string"}},
+    "server-timing": {
+        "description": "W3C Server Timing: milliseconds until admission, and until the reply began.",
+        "required": True,
+        "schema": {"type": "string"},
+    },
+    "idempotency-replayed": {
+        "description": "The reply of an earlier request with the same `idempotency-key`; nothing was billed.",
+        "schema": {"type": "string", "const": "true"},
+    },
+    **{name: _rate_limit(*name.split("-")[2:]) for name in RATE_LIMITS},
+}
+
+
+def _header_parameter(name: str, description: str, pattern: str | None = None) -> Schema:
+    schema = {"type": "string"} if pattern is None else {"type": "string", "pattern": pattern}
+    return {"name": name, "in": "header", "description": description, "schema": schema}
+
+
+PARAMETERS: Final[Mapping[str, Schema]] = {
+    "RequestId": _header_parameter(
+        "x-request-id",
+        "Up to 128 printable ASCII characters, by which you find the request again. Anything else is replaced.",
+    ),
+    "IdempotencyKey": _header_parameter(
+        "idempotency-key",
+        "Makes retries of a request that is not streamed safe for 24 hours: once it has finished, the "
+        "same key and body get the same reply, which is billed once. Streams ignore it.",
+        f"^[!-~]{{1,{MAX_KEY_LENGTH}}}$",
+    ),
+    "ChangeKey": _header_parameter(
+        "idempotency-key",
+        "A change that is sent again under the same key happens once.",
+        "^[!-~]([ -~]{0,126}[!-~])?$",
+    ),
+    "Operator": _header_parameter("x-operator", "Who you are, for the audit log.", "^([!-~]([ -~]{0,98}[!-~])?)?$"),
+}
+
+
+def error_schemas() -> dict[str, Schema]:
+    """`Error` is any of them; each status has one of its own, with its types and codes."""
+    any_error = _error_schema(
+        sorted(set(ERROR_TYPES.values())),
+        sorted({code for error in _ERRORS.values() for code in error.codes}),
+        "The body of every error, and the event that ends a stream which has failed.",
+    )
+    own = {
+        f"{error.name}Error": _error_schema([ERROR_TYPES[status]], error.codes, f"The body of a {status}.")
+        for status, error in _ERRORS.items()
+    }
+    return {"Error": any_error, **own}
+
+
+def _error_schema(types: list[str], codes: list[str], description: str) -> Schema:
+    fields: Schema = {
+        "message": {"type": "string", "minLength": 1, "description": "What to change."},
+        "type": {"type": "string", "enum": types},
+        "param": {"type": ["string", "null"], "description": "The field or header at fault."},
+        "code": {"type": "string", "enum": codes},
+    }
+    error = {"type": "object", "properties": fields, "required": list(fields)}
+    return {"type": "object", "description": description, "properties": {"error": error}, "required": ["error"]}
+
+
+def error_responses() -> dict[str, Schema]:
+    """One response for each status, by name."""
+    return {
+        error.name: json_response(error.description, f"{error.name}Error", _ERROR_HEADERS.get(status, ()))
+        for status, error in _ERRORS.items()
+    }
+
+
+def errors(*statuses: int) -> dict[str, Schema]:
+    """References to the responses of these statuses."""
+    return {str(status): {"$ref": f"#/components/responses/{_ERRORS[status].name}"} for status in statuses}
+
+
+def parameters(*names: str) -> list[Schema]:
+    """References to these parameters."""
+    return [{"$ref": f"#/components/parameters/{name}"} for name in names]
+
+
+def json_response(description: str, schema: str, more_headers: Iterable[str] = ()) -> Schema:
+    """A response with a JSON body of this schema, and with x-request-id beside `more_headers`."""
+    headers = {name: {"$ref": f"#/components/headers/{name}"} for name in ("x-request-id", *more_headers)}
+    content: dict[str, Any] = {"application/json": {"schema": {"$ref": REF + schema}}}
+    return {"description": description, "headers": headers, "content": content}

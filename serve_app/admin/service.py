@@ -1,0 +1,210 @@
+"""The service itself, with the operator's key: the audit log, the books' check, and backends."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from serve_app.admin.endpoint import AdminServices, Endpoints
+from serve_app.admin.values import WHOLE, Body, Count, Instant, Query, Reply, iso
+from serve_app.contracts import commands
+from serve_app.contracts.books import Audit, AuditRecord
+from serve_app.contracts.money import format_amount, format_price
+
+endpoint = Endpoints("Operator: Service", "operatorKey")
+
+
+class AuditEntry(Reply):
+    """What an operator changed or read, a failed log-in, or a new price."""
+
+    id: int = Field(validation_alias="audit_id")
+    at: Instant
+    actor: str
+    action: str
+    subject: str
+    account_id: str = Field(description="Empty: it is about the service as a whole.")
+    request_id: str | None
+    address: str | None
+    detail: dict[str, Any] = Field(description="What was asked for, or `was` and `is` of what changed.")
+
+
+class AuditPage(Reply):
+    """A page of the audit log, newest first."""
+
+    data: list[AuditEntry]
+    next: int | None = Field(description="`after` of the next page; null: there is none.")
+
+
+class Problem(Reply):
+    """Something in the books that does not add up."""
+
+    kind: str
+    subject: str
+    message: str
+
+
+class LedgerCheck(Reply):
+    """Whether balances, sums and usage agree with the journal."""
+
+    ok: bool = Field(description="The check is complete, and these last steps found no problem.")
+    accounts: Count
+    entries: Count = Field(description="Proven, also by earlier checks, as `usage_rows`.")
+    usage_rows: Count
+    problems: list[Problem] = Field(description="Found by these steps.")
+    next: str | None = Field(description="`after` of the next steps; null: the check is complete.")
+    done: float = Field(ge=0, le=1, description="The part of the check that is done.")
+
+
+class Stuck(Reply):
+    """A settlement that the ledger keeps because it could not settle it."""
+
+    id: str = Field(validation_alias="stuck_id", description="Of the request.")
+    account_id: str
+    refusal: str = Field(
+        description="`failed`: the ledger failed on it. Else why it refuses it: `account_not_found`, `key_not_found`, "
+        "`request_of_another_account`, `invalid`."
+    )
+    reason: str
+    tries: Count
+    first_at: Instant
+    last_at: Instant
+    settlement: dict[str, Any] = Field(description="What was to be settled: key, model, tokens, price per token.")
+
+
+class StuckPage(Reply):
+    """A page of stuck settlements, in the order of their ids."""
+
+    data: list[Stuck]
+    next: str | None = Field(description="`after` of the next page; null: there is none.")
+
+
+class StuckRetry(Reply):
+    """What is still stuck after another try."""
+
+    data: list[Stuck]
+
+
+class AdminBackend(Reply):
+    """A backend behind an identifier."""
+
+    name: str
+    weight: Count
+    status: str
+    replicas: Count
+
+
+class AdminPrice(Reply):
+    """Prices per million tokens, as configured."""
+
+    input: str
+    cached_input: str
+    output: str
+
+
+class AdminModel(Reply):
+    """An identifier, what stands behind it and what it costs."""
+
+    id: str
+    backends: list[AdminBackend]
+    price: AdminPrice
+
+
+class AdminModelList(Reply):
+    """All identifiers."""
+
+    data: list[AdminModel]
+
+
+_RecordId = Annotated[int, Field(ge=0, le=10**18 - 1), WHOLE]
+
+
+class AuditQuery(Query):
+    account: str | None = Field(None, description="Only this account.")
+    after: _RecordId | None = Field(None, description="`next` of the page before.")
+    limit: Annotated[int, WHOLE] = Field(100, ge=1, le=500, description="The most rows of a page.")
+
+
+class StuckQuery(Query):
+    after: Annotated[str, Field(min_length=1, max_length=200)] | None = Field(
+        None, description="`next` of the page before."
+    )
+    limit: Annotated[int, WHOLE] = Field(100, ge=1, le=200, description="The most rows of a page.")
+
+
+class RetryStuck(Body):
+    """POST /admin/ledger/stuck/retry. An id that is not stuck is passed over."""
+
+    ids: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=200)]], Field(min_length=1, max_length=commands.MOST_RETRIED)
+    ]
+
+
+@endpoint("GET", "/admin/audit", "What operators did")
+async def list_audit(admin: AdminServices, query: AuditQuery) -> AuditPage:
+    found = await admin.run(commands.ListAudit(query.account, query.after, query.limit + 1))
+    page = [AuditEntry.from_fields(record, detail=_detail(record)) for record in found[: query.limit]]
+    return AuditPage(data=page, next=page[-1].id if len(found) > query.limit else None)
+
+
+class CheckQuery(Query):
+    full: bool = Field(False, description="From the beginning, not from the last checkpoint.")
+    after: str | None = Field(None, max_length=300, description="`next` of the steps before.")
+
+
+@endpoint("GET", "/admin/ledger/check", "Prove the books, some seconds at a time")
+async def check_ledger(admin: AdminServices, query: CheckQuery) -> LedgerCheck:
+    report = await admin.run(commands.CheckBooks(query.full, query.after))
+    return LedgerCheck.from_fields(
+        report, ok=report.ok, problems=[Problem.from_fields(one) for one in report.differences]
+    )
+
+
+@endpoint("GET", "/admin/ledger/stuck", "Settlements that could not be settled")
+async def list_stuck(admin: AdminServices, query: StuckQuery) -> StuckPage:
+    found = await admin.run(commands.ListStuck(query.after, query.limit + 1))
+    page = [Stuck.from_fields(one) for one in found[: query.limit]]
+    return StuckPage(data=page, next=page[-1].id if len(found) > query.limit else None)
+
+
+@endpoint("POST", "/admin/ledger/stuck/retry", "Settle stuck settlements again")
+async def retry_stuck(admin: AdminServices, body: RetryStuck, audit: Audit) -> StuckRetry:
+    found = await admin.run(commands.RetryStuck(tuple(body.ids), audit))
+    return StuckRetry(data=[Stuck.from_fields(one) for one in found])
+
+
+@endpoint("GET", "/admin/models", "Identifiers and backends")
+async def list_backends(admin: AdminServices) -> AdminModelList:
+    status = await admin.backend_status()
+
+    def backend(name: str, weight: int) -> AdminBackend:
+        state = status.get(name, {"status": "MISSING", "replicas": 0})
+        return AdminBackend(name=name, weight=weight, status=state["status"], replicas=state["replicas"])
+
+    catalogue = admin.catalogue()
+    models = [(name, catalogue[name]) for name in catalogue.identifiers]
+    return AdminModelList(
+        data=[
+            AdminModel(
+                id=name,
+                backends=[backend(*behind) for behind in model.backends.items()],
+                price=AdminPrice(**model.price.model_dump()),
+            )
+            for name, model in models
+        ]
+    )
+
+
+def _detail(record: AuditRecord) -> dict[str, Any]:
+    return {name: _shown_value(name, value) for name, value in record.detail.items() if value is not None}
+
+
+def _shown_value(name: str, value: Any) -> Any:
+    """A field of an audit record: the ledger keeps money in nano-units and times in Unix seconds."""
+    if isinstance(value, dict) and set(value) == {"was", "is"}:
+        return {side: _shown_value(name, one) for side, one in value.items()}
+    if name in ("amount", "budget") and isinstance(value, int):
+        return format_amount(value)
+    if name in ("input", "cached_input", "output") and isinstance(value, int):
+        return format_price(value)
+    return iso(value) if name == "expires_at" and isinstance(value, int | float) else value

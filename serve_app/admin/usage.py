@@ -1,0 +1,224 @@
+"""Usage, with the operator's key: summed, page by page, or as one file of any length."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, Final, Literal, Self
+
+from fastapi.responses import StreamingResponse
+from pydantic import BeforeValidator, Field, WithJsonSchema
+from starlette.types import Send
+
+from serve_app.admin.endpoint import AdminServices, Endpoints
+from serve_app.admin.values import WHOLE, Count, Day, Instant, Money, PerMillion, Query, Reply, Schema, moment
+from serve_app.api import errors
+from serve_app.api.errors import ApiError
+from serve_app.contracts import commands
+from serve_app.contracts.books import UsageRecord, UsageRow
+from serve_app.contracts.exports import FORMATS, REQUEST_COLUMNS
+
+logger = logging.getLogger("ray.serve")
+
+PAGE = 1000  # requests that an export reads at once, and keeps
+
+endpoint = Endpoints("Operator: Usage", "operatorKey")
+
+
+class Groups(Reply):
+    day: Day | None = None
+    model: str | None = None
+    account_id: str | None = None
+    key_id: str | None = None
+
+
+class TokenSums(Reply):
+    requests: Count
+    prompt_tokens: Count
+    cached_tokens: Count = Field(description="Part of the prompt's.")
+    completion_tokens: Count
+    total_tokens: Count
+    charged: Money
+
+    @classmethod
+    def from_row(cls, row: UsageRow) -> Self:
+        return cls.from_fields(row, total_tokens=row.prompt_tokens + row.completion_tokens)
+
+
+class AdminUsageSums(TokenSums, Groups):
+    """Sums of one group; what it is not grouped by is null."""
+
+
+class AdminUsage(Reply):
+    """Usage by group."""
+
+    data: list[AdminUsageSums]
+
+
+class RequestRecord(Reply):
+    """A request as billed."""
+
+    request_id: str
+    account_id: str
+    key_id: str
+    model: str
+    backend: str
+    outcome: Literal["completed", "cancelled", "failed"]
+    started_at: Instant
+    finished_at: Instant
+    settled_at: Instant
+    prompt_tokens: Count
+    cached_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    price_input: PerMillion
+    price_cached_input: PerMillion
+    price_output: PerMillion
+    charged: Money
+    uncollected: Money = Field(description="What the balance did not cover.")
+
+    @classmethod
+    def from_record(cls, row: UsageRecord) -> RequestRecord:
+        return cls.from_fields(
+            row,
+            outcome=str(row.outcome),
+            total_tokens=row.prompt_tokens + row.completion_tokens,
+            price_input=row.price.input,
+            price_cached_input=row.price.cached_input,
+            price_output=row.price.output,
+        )
+
+
+class RequestPage(Reply):
+    """A page of requests."""
+
+    data: list[RequestRecord]
+    next: str | None = Field(description="`after` of the next page; null: there is none.")
+
+
+class Filters(Query):
+    account: str | None = Field(None, description="Only this account.")
+    key: str | None = Field(None, description="Only this key.")
+    model: str | None = Field(None, description="Only this model.")
+
+
+def listed(text: str) -> list[str]:
+    """The parts of a text with commas between."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+_Day = Annotated[str, Field(json_schema_extra={"format": "date"})]
+
+
+class Days(Query):
+    first: _Day | None = Field(None, alias="from", description="The first day, in UTC.")
+    last: _Day | None = Field(None, alias="to", description="The last day, in UTC.")
+
+
+class SumQuery(Days, Filters):
+    group_by: Annotated[list[commands.Group], BeforeValidator(listed)] = Field(
+        ["day"], description="With commas between."
+    )
+
+
+_DAY_OR_TIME: Final = WithJsonSchema(
+    {"anyOf": [{"type": "string", "format": "date"}, {"type": "string", "format": "date-time"}]}
+)
+_Since = Annotated[float, BeforeValidator(partial(moment, param="from", day="its start")), _DAY_OR_TIME]
+_Until = Annotated[float, BeforeValidator(partial(moment, param="to", day="its end")), _DAY_OR_TIME]
+
+
+class Period(Filters):
+    since: _Since | None = Field(
+        None, alias="from", description="A day in UTC, or a time from which on requests have ended."
+    )
+    until: _Until | None = Field(
+        None, alias="to", description="A day in UTC that is included, or a time before which they have."
+    )
+
+
+class RequestsQuery(Period):
+    after: str | None = Field(None, description="`next` of the page before.")
+    limit: Annotated[int, WHOLE] = Field(PAGE, ge=1, le=PAGE, description="The most rows of a page.")
+
+
+class ExportQuery(Period):
+    format: Literal["csv", "json"] = Field("csv", description="Of the file.")
+
+
+_FILE: Final[Schema] = {
+    "description": "The file, of any length. One that is cut ends without the last chunk of its transfer.",
+    "headers": {
+        "x-request-id": {"$ref": "#/components/headers/x-request-id"},
+        "content-disposition": {"required": True, "schema": {"type": "string", "pattern": "^attachment; "}},
+    },
+    "content": {
+        "text/csv": {"schema": {"type": "string"}},
+        "application/json": {
+            "schema": {"type": "array", "items": {"$ref": "#/components/schemas/RequestRecord"}},
+        },
+    },
+}
+
+
+class Download(StreamingResponse):
+    """A file of unknown length. When the ledger goes away in the middle, the connection is cut without the last chunk,
+    so that half a file is not taken for a complete one."""
+
+    def __init__(self, content: AsyncIterator[str], name: str) -> None:
+        headers = {"content-disposition": f'attachment; filename="usage.{name}"', "cache-control": "no-store"}
+        super().__init__(content, media_type=FORMATS[name].media_type, headers=headers)
+
+    async def stream_response(self, send: Send) -> None:
+        try:
+            await super().stream_response(send)
+        except ApiError as error:
+            logger.warning("an export was cut: %s", error)
+
+
+@endpoint("GET", "/admin/usage", "Usage by group")
+async def sum_usage(admin: AdminServices, query: SumQuery) -> AdminUsage:
+    rows = await admin.run(
+        commands.SumUsage(query.account, query.key, query.model, query.first, query.last, tuple(query.group_by))
+    )
+    return AdminUsage(data=[AdminUsageSums.from_row(row) for row in rows])
+
+
+@endpoint("GET", "/admin/usage/requests", "Requests as billed", recorded="read_usage")
+async def list_requests(admin: AdminServices, query: RequestsQuery) -> RequestPage:
+    page = await admin.run(_wanted(query, query.after, query.limit))
+    return RequestPage(data=[RequestRecord.from_record(row) for row in page.rows], next=page.next)
+
+
+@endpoint("GET", "/admin/usage/export", "All requests as billed, as one file", success=_FILE, recorded="export_usage")
+async def export_requests(admin: AdminServices, query: ExportQuery) -> Download:
+    pages = _pages(admin, _wanted(query, None, PAGE))
+    first = await anext(pages)  # a failure of the first page still has its status
+
+    async def file() -> AsyncIterator[str]:
+        made = FORMATS[query.format](REQUEST_COLUMNS)
+        yield made.head() + made.rows(first)
+        async for page in pages:
+            yield made.rows(page)
+        yield made.tail()
+
+    return Download(file(), query.format)
+
+
+def _wanted(query: Period, after: str | None, limit: int) -> commands.ListUsage:
+    """Which requests the query asks for. Raises 422."""
+    since, until = query.since, query.until
+    if since is not None and until is not None and since >= until:
+        raise errors.invalid_parameters("from must be before to", param="from")
+    return commands.ListUsage(query.account, query.key, query.model, since, until, after, limit)
+
+
+async def _pages(admin: AdminServices, wanted: commands.ListUsage) -> AsyncIterator[list[dict[str, Any]]]:
+    while True:
+        page = await admin.run(wanted)
+        yield [RequestRecord.from_record(row).model_dump() for row in page.rows]
+        if page.next is None:
+            return
+        wanted = replace(wanted, after=page.next)

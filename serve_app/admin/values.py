@@ -1,0 +1,128 @@
+"""What bodies, queries and replies consist of: amounts, times and limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from datetime import UTC, date, datetime, timedelta
+from functools import partial
+from typing import Annotated, Any, Final, Literal, Self, get_type_hints
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
+
+from serve_app.api import errors
+from serve_app.contracts.errors import LedgerError
+from serve_app.contracts.limits import Contract
+from serve_app.contracts.money import format_amount, format_price, parse_amount
+
+Schema = dict[str, Any]
+
+
+class Body(BaseModel):
+    """A request's body. Unknown fields and other types are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Query(BaseModel):
+    """A request's query. A field says what its parameter is in the document."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class Reply(BaseModel):
+    """A reply's body. A field with a default may be absent: only fields that were set are sent."""
+
+    @classmethod
+    def from_fields(cls, snapshot: Any, **more: Any) -> Self:
+        """The fields that a dataclass of the contracts has by the same name, and `more`."""
+        return cls.model_validate({one.name: getattr(snapshot, one.name) for one in fields(snapshot)} | more)
+
+
+def iso(seconds: float, precision: Literal["seconds", "milliseconds"] = "seconds") -> str:
+    """ISO 8601 in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec=precision).replace("+00:00", "Z")
+
+
+def _from_number(convert: Callable[[Any], str]) -> BeforeValidator:
+    return BeforeValidator(lambda value: convert(value) if isinstance(value, int | float) else value)
+
+
+# In replies. They are built from the numbers of the contracts: nano-units, nano-units a token, Unix seconds.
+Money = Annotated[
+    str,
+    _from_number(format_amount),
+    Field(pattern=r"^-?[0-9]+\.[0-9]{2,9}$", description="A decimal of the account's currency, exact."),
+]
+PerMillion = Annotated[
+    str, _from_number(format_price), Field(pattern=r"^[0-9]+\.[0-9]{2,3}$", description="Per million tokens.")
+]
+_UTC: Final = Field(json_schema_extra={"format": "date-time"}, description="In UTC.")
+Time = Annotated[str, _from_number(iso), _UTC]
+Instant = Annotated[str, _from_number(partial(iso, precision="milliseconds")), _UTC]
+Day = Annotated[str, Field(json_schema_extra={"format": "date"}, description="In UTC.")]
+Count = Annotated[int, Field(ge=0)]
+
+# In queries, where every value is text.
+WHOLE = BeforeValidator(lambda text: int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else text)
+
+# In requests. `amount_of` and `expiry_of` check the rest: their messages say more than a pattern can.
+Amount = Annotated[
+    str,
+    Field(
+        description="A decimal such as 12.50, of at most nine decimals, in the service's currency.",
+        json_schema_extra={"pattern": r"^[+-]?[0-9]{1,40}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,2})?$"},
+    ),
+]
+TimeToCome = Annotated[str, Field(description="A time to come.", json_schema_extra={"format": "date-time"})]
+Name = Annotated[str, Field(min_length=1, max_length=100, description="Printable.")]
+
+
+def limits_in(base: type[BaseModel], names: Sequence[str], *, nullable: bool = True) -> Any:
+    """A model with a field for each of these limits, to inherit from.
+
+    A body takes the limit as it is declared, null, or nothing; a reply has a whole number, or null where `nullable`.
+    """
+    declared = get_type_hints(Contract, include_extras=True)
+    kinds: dict[str, Any] = {}
+    for name in names:
+        kinds[name] = (
+            (declared[name] | None, None) if issubclass(base, Body) else (int | None if nullable else int, ...)
+        )
+    return create_model("Limits", __base__=base, **kinds)
+
+
+def amount_of(text: str, param: str, *, negative: bool = False) -> int:
+    """A decimal amount in nano-units: above 0, or with `negative` anything but 0. Raises 422."""
+    try:
+        amount = parse_amount(text, negative=negative)
+    except LedgerError as error:
+        raise errors.invalid_parameters(f"{param}: {error}", param=param) from None
+    if not amount:
+        raise errors.invalid_parameters(f"{param} must {'not be' if negative else 'be above'} 0", param=param)
+    return amount
+
+
+def expiry_of(text: str | None, now: float) -> float | None:
+    """The Unix seconds of `expires_at`. Raises 422 for another form, and for a time that has passed."""
+    if text is None:
+        return None
+    at = moment(text, "expires_at")
+    if at <= now:
+        raise errors.invalid_parameters(f"expires_at: {text} has passed: give a time to come", param="expires_at")
+    return at
+
+
+def moment(text: str, param: str, *, day: Literal["its start", "its end"] | None = None) -> float:
+    """Unix seconds of an ISO 8601 time with an offset; with `day` also the start or end of a day in UTC. Raises 422."""
+    takes = "a time with its offset like 2026-11-30T12:00:00Z" + (", or a day like 2026-11-30" if day else "")
+    try:
+        if day and len(text) == len("2026-11-30"):
+            start = datetime.combine(date.fromisoformat(text), datetime.min.time(), UTC)
+            return (start if day == "its start" else start + timedelta(days=1)).timestamp()
+        at = datetime.fromisoformat(text)
+        if at.tzinfo is not None:
+            return at.timestamp()
+    except (ValueError, OverflowError):
+        pass
+    raise errors.invalid_parameters(f"{param}: {text[:60]!r} is no time: give {takes}", param=param)

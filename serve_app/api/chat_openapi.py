@@ -1,0 +1,130 @@
+"""The OpenAPI schema of a chat request, from the declarations of its fields."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from serve_app.api.chat_request import MESSAGES, ChatRequest, OnlyWith, Range
+
+Schema = dict[str, Any]
+
+REF: Final = "#/components/schemas/"
+
+
+def chat_request_schemas(identifiers: Sequence[str], most_output: int) -> dict[str, Schema]:
+    """Schemas by name, the request's as `ChatCompletionRequest`. `most_output` is in tokens."""
+    generated = ChatRequest.model_json_schema(ref_template=REF + "{model}")
+    schemas = {name: _object(model) for name, model in generated.pop("$defs").items()}
+    body = schemas["ChatCompletionRequest"] = _object(generated, null_is_absent=True)
+    fields = body["properties"]
+    fields["model"]["enum"] = list(identifiers)
+    body["allOf"] = []  # rules between two fields
+    for attribute, declared in ChatRequest.model_fields.items():
+        name = declared.alias or attribute
+        for marker in declared.metadata:
+            if isinstance(marker, Range) and marker.high is None:
+                fields[name]["maximum"] = most_output
+            elif isinstance(marker, OnlyWith):
+                unset = {"properties": {name: {"type": "null"}}}  # absent or null
+                flag = {"properties": {marker.flag: {"const": True}}, "required": [marker.flag]}
+                body["allOf"].append({"anyOf": [unset, flag]})
+    schemas |= _messages(schemas.pop("Message"))
+    _complete_variants(schemas)
+    return schemas
+
+
+def _object(model: Schema, null_is_absent: bool = False) -> Schema:
+    required = model.get("required", [])
+    fields = {
+        name: _field(schema, null_is_absent and name not in required) for name, schema in model["properties"].items()
+    }
+    description = _on_one_line(model["description"].split("\n\n")[0])  # the rest is for readers of the code
+    schema = {"type": "object", "description": description, "properties": fields}
+    return schema | ({"required": required} if required else {})
+
+
+def _field(generated: Schema, nullable: bool) -> Schema:
+    """One field: several types side by side, null beside them where it may be absent, and no default that is empty."""
+    kept = {name: value for name, value in generated.items() if name not in ("title", "anyOf", "oneOf")}
+    if kept.get("default") in (None, [], {}):
+        kept.pop("default", None)
+    if "description" in kept:
+        kept["description"] = _on_one_line(kept["description"])
+    kinds = _kinds(generated)
+    if kinds == [generated]:
+        kinds = [{name: kept.pop(name) for name in list(kept) if name not in ("description", "default")}]
+    nullable = nullable or {"type": "null"} in kinds
+    kinds = [kind for kind in kinds if kind != {"type": "null"}]
+    if len(kinds) > 1 or (nullable and "$ref" in kinds[0]):
+        return {"anyOf": [*kinds, *([{"type": "null"}] if nullable else [])], **kept}
+    [kind] = kinds
+    return {**kind, **({"type": [kind["type"], "null"]} if nullable and "type" in kind else {}), **kept}
+
+
+def _on_one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _kinds(generated: Schema) -> list[Schema]:
+    """The types of a field, flat."""
+    if nested := generated.get("anyOf") or generated.get("oneOf"):
+        return [kind for one in nested for kind in _kinds(one)]
+    return [generated]
+
+
+def _messages(message: Schema) -> dict[str, Schema]:
+    """One schema for each kind of message, and `Message` for any of them."""
+    fields = message["properties"]
+    schemas: dict[str, Schema] = {}
+    for name, (description, roles, own) in MESSAGES.items():
+        role = {"type": "string", "enum": roles}
+        # A field of another role is checked for its type and then ignored.
+        kept = {"role": role} | {
+            field: dict(schema)
+            if field in ("content", "name", *own)
+            else schema | {"description": "Not for this role."}
+            for field, schema in fields.items()
+            if field != "role"
+        }
+        schemas[name] = {"type": "object", "description": description, "properties": kept, "required": ["role"]}
+        if name != "AssistantMessage":
+            _require(schemas[name], "content")
+    _require(schemas["ToolMessage"], "tool_call_id")
+    calls = {"tool_calls": {"type": "array", "minItems": 1}}
+    schemas["AssistantMessage"]["anyOf"] = [
+        {"title": "with content", "properties": {"content": {"not": {"type": "null"}}}, "required": ["content"]},
+        {"title": "with calls", "properties": calls, "required": ["tool_calls"]},
+    ]
+    mapping = {role: REF + name for name, (_, roles, _) in MESSAGES.items() for role in roles}
+    schemas["Message"] = {
+        "oneOf": [{"$ref": REF + name} for name in MESSAGES],
+        "discriminator": {"propertyName": "role", "mapping": mapping},
+    }
+    return schemas
+
+
+def _complete_variants(schemas: dict[str, Schema]) -> None:
+    """What a part of a body needs beyond its types: the rules of the `_complete` validators."""
+    _require(schemas["TextPart"], "text")
+    _require(schemas["Tool"], "function")
+    schemas["ResponseFormat"]["anyOf"] = [
+        {"title": "without a schema", "properties": {"type": {"enum": ["text", "json_object"]}}},
+        {
+            "title": "with a schema",
+            "properties": {"type": {"const": "json_schema"}, "json_schema": {"type": "object"}},
+            "required": ["json_schema"],
+        },
+    ]
+
+
+def _require(schema: Schema, field: str) -> None:
+    """Makes a field required; null counts as missing."""
+    schema["required"] = [*schema.get("required", []), field]
+    required = schema["properties"][field] = dict(schema["properties"][field])
+    required.pop("default", None)
+    if isinstance(required.get("type"), list):
+        [required["type"]] = [kind for kind in required["type"] if kind != "null"]
+    elif "anyOf" in required:
+        kinds = [kind for kind in required.pop("anyOf") if kind != {"type": "null"}]
+        required |= kinds[0] if len(kinds) == 1 else {"anyOf": kinds}

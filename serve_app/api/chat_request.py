@@ -1,0 +1,534 @@
+"""A chat request: each field is declared once, and a body is checked against the declarations.
+
+A field has its JSON type, range, default and sentence in `ChatRequest`. What a body must be (400, then 422), what the
+gateway reads and the OpenAPI schema (`chat_openapi`) come from there. Functions and formats of replies are in
+`tools_and_formats`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, inf
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandler, Tag, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError
+
+from serve_app.api import errors
+from serve_app.api.codec import (
+    MOST_ITEMS,
+    FirstFault,
+    Shape,
+    describe_value,
+    either,
+    keywords,
+    missing,
+    parse_object,
+    quote,
+    typed,
+    wrong_type,
+)
+from serve_app.api.structured_outputs import OTHER_FORMS, REFUSED, form_of, refuse_other_forms
+from serve_app.api.tools_and_formats import (
+    MOST_TOOLS,
+    TOOL_CHOICES,
+    NamedTool,
+    ResponseFormat,
+    Tool,
+    ToolCall,
+    check_response_format,
+    check_tool_calls,
+    check_tool_choice,
+    check_tools,
+    invalid,
+)
+from serve_app.contracts.generation import ToolChoice
+
+ServedModels = Mapping[str, tuple[int, int]]
+"""Identifier to (context length, most output), both in tokens."""
+
+# 32768 tokens of any text that people write are under 200 KB, and of long runs of spaces, escaped, under 4 MiB.
+MAX_BODY_BYTES: Final = 4 * 1024 * 1024
+
+# The service's published ratios: 0.3 token for an English character, 0.6 for a Chinese one.
+TOKENS_PER_ASCII: Final = 0.3
+TOKENS_PER_OTHER: Final = 0.6
+TOKENS_PER_MESSAGE: Final = 6  # what a chat template puts around a message: its role and the marks of begin and end
+TOKENS_PER_TOOLS: Final = 120  # what a chat template says about calling functions, whichever there are
+TOKENS_PER_PROMPT: Final = 8  # the mark that begins the reply, and what a template may add in front
+MARGIN: Final = 1.1
+
+MESSAGES: Final = {
+    "SystemMessage": ("Instructions. `developer` counts as `system`.", ["system", "developer"], []),
+    "UserMessage": ("What the user says.", ["user"], []),
+    "AssistantMessage": (
+        "What the model said before, or the beginning of what it says next.",
+        ["assistant"],
+        ["tool_calls", "prefix"],
+    ),
+    "ToolMessage": ("The result of a call.", ["tool"], ["tool_call_id"]),
+}
+"""Kind of message to its description, roles and fields of its own, beside `content` and `name`."""
+
+_ROLES: Final = tuple(role for _, roles, _ in MESSAGES.values() for role in roles)
+_TOKEN_ID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
+_MOST_STOPS: Final = 16
+_MOST_BIASES: Final = 1024
+_CROWDS: Final = ("content", "tool_calls")  # lists of a message whose items are a token each at least
+_TOKENS_OF_A_MESSAGE: Final = 3  # at least: in every chat template its role, its end and one of its own
+_GREATEST: Final = 10**300
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The values of a number, from `low` to `high`. It is no part of the type: any other value is 422, not 400."""
+
+    low: int
+    high: int | None  # None: the most tokens of output that the model gives
+    above: bool = False  # `low` itself is not allowed
+
+    def check_value(self, field: str, value: float, most_output: int = 0) -> None:
+        high = most_output if self.high is None else self.high
+        if self.low <= value <= high and not (self.above and value == self.low):
+            return
+        allowed = f"above {self.low} and at most {high}" if self.above else f"from {self.low} to {high}"
+        raise invalid(field, f"must be {allowed}, but it is {describe_value(value)}")
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        low = {"exclusiveMinimum" if self.above else "minimum": self.low}
+        return {**handler(core), **low, **({} if self.high is None else {"maximum": self.high})}
+
+
+@dataclass(frozen=True, slots=True)
+class OnlyWith:
+    """The field may be sent only where another one is true."""
+
+    flag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What else is checked where a field is sent. The function gets its value and the request; it raises ApiError."""
+
+    function: Callable[[Any, ChatRequest], None]
+
+
+def _without_overflow(value: Any) -> Any:
+    """An integer that no float can hold is a number all the same: its value is at fault, and not its type."""
+    if isinstance(value, int) and abs(value) > _GREATEST:
+        return inf if value > 0 else -inf
+    return value
+
+
+def _as_strings(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list):
+        return tuple(value)
+    raise PydanticCustomError("string_or_array", "type")
+
+
+def _check_numbers(bias: dict[str, Any]) -> dict[str, Any]:
+    # By hand, to stop at the first fault as lists do.
+    for token, value in bias.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            wrong_type("float_type", token, value)
+    return bias
+
+
+def _check_messages(messages: list[Message], _: ChatRequest) -> None:
+    if not messages:
+        raise invalid("messages", "must have at least one message")
+    last = len(messages) - 1
+    for at, message in enumerate(messages):
+        field = f"messages[{at}]"
+        if message.role not in _ROLES:
+            raise invalid(f"{field}.role", f"must be one of {', '.join(_ROLES)}, but it is {quote(message.role)}")
+        if message.prefix and (at != last or message.role != "assistant"):
+            raise invalid(f"{field}.prefix", "is only possible on the last message, and only if the assistant's")
+        if isinstance(message.content, list):
+            for number, part in enumerate(message.content):
+                if part.type != "text":
+                    rule = f"must be text: only text is possible, not {quote(part.type)}"
+                    raise invalid(f"{field}.content[{number}].type", rule)
+        if message.tool_calls and message.role == "assistant":
+            check_tool_calls(f"{field}.tool_calls", message.tool_calls)
+
+
+def _check_max_tokens_equal(newer: int, request: ChatRequest) -> None:
+    older = request.sent_max_tokens
+    if older not in (None, newer):
+        values = f"but they are {older} and {newer}"
+        raise invalid("max_completion_tokens", f"and max_tokens must be equal when both are given, {values}")
+
+
+def _check_min_tokens(least: int, request: ChatRequest) -> None:
+    if request.max_tokens is not None and least > request.max_tokens:
+        raise invalid("min_tokens", f"must not be above max_tokens, but {least} is above {request.max_tokens}")
+
+
+def _check_stop(stops: tuple[str, ...], _: ChatRequest) -> None:
+    if len(stops) > _MOST_STOPS:
+        raise invalid("stop", f"must have at most {_MOST_STOPS} strings, but it has {len(stops)}")
+    if "" in stops:
+        raise invalid("stop", "must not have an empty string")
+
+
+def _check_logit_bias(bias: dict[str, Any], _: ChatRequest) -> None:
+    for token, value in bias.items():
+        if not _TOKEN_ID.fullmatch(token):
+            raise invalid("logit_bias", f"must have token ids as names, but one is {quote(token)}")
+        _BIAS.check_value(f"logit_bias.{token}", value)
+
+
+def _check_form(_: Any, request: ChatRequest) -> None:
+    form_of(request)
+
+
+Number = Annotated[float, BeforeValidator(_without_overflow)]
+_Text = Annotated[str, Tag("<string>")]
+_Stop = Annotated[str, Field(min_length=1)]
+_Stops = Annotated[list[_Stop], Field(max_length=_MOST_STOPS)]
+_ToolChoice = Annotated[_Text, keywords(enum=list(TOOL_CHOICES))] | Annotated[NamedTool, Tag("<object>")]
+_Schema = Annotated[_Text | Annotated[dict[str, Any], Tag("<object>")], either("string_or_object")]
+_BIAS: Final = Range(-100, 100)
+
+
+class TextPart(Shape):
+    """One part of a message's content."""
+
+    type: Annotated[str, keywords(const="text")]
+    text: str | None = None
+    """Parts are joined by line feeds."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> TextPart:
+        if self.type == "text" and self.text is None:
+            missing("text")
+        return self
+
+
+_Content = Annotated[_Text | Annotated[list[TextPart], FirstFault(), Tag("<array>")], either("string_or_parts")]
+
+
+class Message(Shape):
+    """One message; which fields it needs depends on its role."""
+
+    role: str
+    content: _Content | None = None
+    """The text. Only an assistant's message with `tool_calls` may be without."""
+    name: str | None = None
+    """Who speaks, where a role has several speakers."""
+    tool_calls: Annotated[list[ToolCall], FirstFault()] | None = None
+    """The calls that the assistant made, as a reply had them."""
+    tool_call_id: str | None = None
+    """The `id` of the call that this answers."""
+    prefix: Annotated[bool | None, keywords(default=False)] = None
+    """On a last message: the reply continues this text."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Message:
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            missing("content")
+        if self.role == "tool" and self.tool_call_id is None:
+            missing("tool_call_id")
+        return self
+
+    def plain(self) -> dict[str, Any]:
+        """What a chat template reads."""
+        content = self.content or ""
+        plain: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": content if isinstance(content, str) else "\n".join(part.text or "" for part in content),
+        }
+        if self.name is not None:
+            plain["name"] = self.name
+        if self.role == "assistant" and self.tool_calls:
+            plain["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        if self.role == "tool":
+            plain["tool_call_id"] = self.tool_call_id
+        return plain
+
+
+class StreamOptions(Shape):
+    """Options of a streamed reply."""
+
+    include_usage: Annotated[bool | None, keywords(default=False)] = None
+    """End the stream with a chunk that has the usage."""
+
+
+class ChatRequest(Shape):
+    """The body of POST /chat/completions.
+
+    The sentence below a field is its description in the OpenAPI document. Where the gateway reads a field in another
+    form than JSON has it, the field is `sent_…` with its name on the wire as alias, and a property has the other form.
+    """
+
+    model: str
+    """A served identifier, as `/models` lists them."""
+    sent_messages: Annotated[list[Message], FirstFault(), Check(_check_messages), keywords(minItems=1)] = Field(
+        alias="messages"
+    )
+    """The conversation so far."""
+    stream: bool = False
+    """Send the reply as server-sent events, in pieces as they are generated."""
+    stream_options: Annotated[StreamOptions | None, OnlyWith("stream")] = None
+    """Only together with `stream: true`."""
+    temperature: Annotated[Number, Range(0, 2)] = 1.0
+    """How much chance decides. 0 always takes the most likely token. `/models` has recommendations."""
+    top_p: Annotated[Number, Range(0, 1, above=True)] = 1.0
+    """Choose only among the most likely tokens that together reach this probability."""
+    sent_max_tokens: Annotated[int | None, Range(1, None)] = Field(None, alias="max_tokens")
+    """The most tokens of one choice. Without it: what the model gives at most, or what context and balance leave."""
+    max_completion_tokens: Annotated[int | None, Range(1, None), Check(_check_max_tokens_equal)] = None
+    """Another name of `max_tokens`. If both are given, they must be equal."""
+    n: Annotated[int, Range(1, 8)] = 1
+    """How many choices to generate. The prompt is billed once."""
+    stop: Annotated[
+        tuple[str, ...],
+        FirstFault(),
+        BeforeValidator(_as_strings, json_schema_input_type=_Stop | _Stops),
+        Check(_check_stop),
+    ] = ()
+    """Strings that end the reply. They are not part of it, nor is what comes after."""
+    seed: Annotated[int | None, Range(-(2**63), 2**63 - 1)] = None
+    """The same seed and request give the same reply."""
+    frequency_penalty: Annotated[Number, Range(-2, 2)] = 0.0
+    """Above 0, tokens become less likely the more often the reply has them already."""
+    presence_penalty: Annotated[Number, Range(-2, 2)] = 0.0
+    """Above 0, tokens become less likely once the reply has them."""
+    sent_logit_bias: Annotated[
+        dict[str, Any],
+        AfterValidator(_check_numbers),
+        Check(_check_logit_bias),
+        keywords(
+            maxProperties=_MOST_BIASES,
+            propertyNames={"pattern": f"^({_TOKEN_ID.pattern})$"},
+            additionalProperties={"type": "number", "minimum": _BIAS.low, "maximum": _BIAS.high},
+        ),
+    ] = Field({}, alias="logit_bias")
+    """Token id to what is added to its logit: -100 never, 100 always. Ids must be in the model's vocabulary."""
+    logprobs: bool = False
+    """Tell the log-probabilities of the reply's tokens."""
+    top_logprobs: Annotated[int, OnlyWith("logprobs"), Range(0, 20)] = 0
+    """And those of so many likeliest tokens at each place. Only together with `logprobs: true`."""
+    sent_response_format: Annotated[ResponseFormat | None, Check(lambda value, _: check_response_format(value))] = (
+        Field(None, alias="response_format")
+    )
+    """The form of the reply; without it, text."""
+    guided_json: Annotated[_Schema | None, Check(_check_form)] = None
+    """Extension: a JSON Schema, or one as text; as `response_format` with a strict `json_schema`."""
+    guided_regex: Annotated[str | None, Check(_check_form), keywords(minLength=1)] = None
+    """Extension: the reply is a text of this regular expression from its beginning to its end. Not beside tools."""
+    guided_choice: Annotated[
+        list[Annotated[str, keywords(minLength=1)]] | None, FirstFault(), Check(_check_form), keywords(minItems=1)
+    ] = None
+    """Extension: the reply is one of these texts. Not beside tools."""
+    structured_outputs: Annotated[
+        dict[str, Any] | None,
+        Check(_check_form),
+        keywords(
+            properties={
+                "json": {"type": ["object", "string", "null"], "description": "As `guided_json`."},
+                "regex": {"type": ["string", "null"], "minLength": 1, "description": "As `guided_regex`."},
+                "choice": {
+                    "type": ["array", "null"],
+                    "items": {"type": "string", "minLength": 1},
+                    "minItems": 1,
+                    "description": "As `guided_choice`.",
+                },
+                "json_object": {
+                    "type": ["boolean", "null"],
+                    "description": "True is as `response_format` with `json_object`.",
+                },
+            },
+            additionalProperties={"enum": [None, False]},
+        ),
+    ] = None
+    """Extension: the form of the reply, as one of `json`, `regex`, `choice` or `json_object`. Of all fields that say
+    the form, one may be sent."""
+    sent_tools: Annotated[
+        list[Tool], FirstFault(), Check(lambda value, _: check_tools(value)), keywords(maxItems=MOST_TOOLS)
+    ] = Field([], alias="tools")
+    """Functions that the model may call, each name once."""
+    sent_tool_choice: Annotated[
+        Annotated[_ToolChoice, either("string_or_object")] | None,
+        Check(lambda value, sent: check_tool_choice(value, sent.sent_tools)),
+    ] = Field(None, alias="tool_choice")
+    """`none`: call nothing. `auto`: the model decides. `required`: call at least one of the tools. An object: call this
+    one. Without it: `auto` if there are tools, else `none`."""
+    parallel_tool_calls: Annotated[Any, AfterValidator(lambda value: value is not False)] = True
+    """Whether one reply may call several functions: false says no, anything else is ignored."""
+    top_k: Annotated[int, AfterValidator(lambda k: 0 if k == -1 else k), Range(-1, 1_000_000)] = 0
+    """Extension: choose only among so many most likely tokens. 0 and -1 are off."""
+    min_p: Annotated[Number, Range(0, 1)] = 0.0
+    """Extension: choose only among tokens that have at least this share of the likeliest one's probability."""
+    repetition_penalty: Annotated[Number, Range(0, 10, above=True)] = 1.0
+    """Extension: above 1, tokens of prompt and reply become less likely to come again."""
+    min_tokens: Annotated[int, Range(0, None), Check(_check_min_tokens)] = 0
+    """Extension: the reply does not end before so many tokens. At most `max_tokens`."""
+    ignore_eos: bool = False
+    """Extension: go on after the model has ended its reply, until `max_tokens`."""
+
+    @cached_property
+    def messages(self) -> tuple[dict[str, Any], ...]:
+        """For a chat template: `role` (system, user, assistant or tool), `content` (a string) and, where given,
+        `name`, `tool_calls` and `tool_call_id`."""
+        return tuple(message.plain() for message in self.sent_messages)
+
+    @property
+    def continue_final(self) -> bool:
+        """Whether the last message is the beginning of the reply."""
+        return bool(self.sent_messages[-1].prefix)
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def max_tokens(self) -> int | None:
+        """None: as much as the context leaves, at most what the model gives."""
+        return self.max_completion_tokens if self.sent_max_tokens is None else self.sent_max_tokens
+
+    @property
+    def logit_bias(self) -> dict[int, float]:
+        return {int(token): float(value) for token, value in self.sent_logit_bias.items()}
+
+    @property
+    def plain_response_format(self) -> dict[str, Any] | None:
+        """`response_format` alone; None is text."""
+        return None if self.sent_response_format is None else self.sent_response_format.plain()
+
+    @property
+    def may_call(self) -> bool:
+        return self.tool_choice != "none"
+
+    @cached_property
+    def response_format(self) -> dict[str, Any] | None:
+        """The form of the reply, whichever field says it, as in `structured_outputs.Form`. None is text."""
+        return self.plain_response_format if OTHER_FORMS.isdisjoint(self.model_fields_set) else form_of(self)
+
+    @cached_property
+    def tools(self) -> tuple[dict[str, Any], ...]:
+        return tuple(tool.model_dump(exclude_none=True) for tool in self.sent_tools)
+
+    @property
+    def tool_choice(self) -> ToolChoice:
+        if isinstance(self.sent_tool_choice, NamedTool):
+            return "required"
+        if self.sent_tool_choice is None:
+            return "auto" if self.sent_tools else "none"
+        return TOOL_CHOICES[self.sent_tool_choice]
+
+    @property
+    def forced_function(self) -> str | None:
+        """The only function that may be called, with a `tool_choice` of required."""
+        return self.sent_tool_choice.function.name if isinstance(self.sent_tool_choice, NamedTool) else None
+
+    @cached_property
+    def estimated_prompt_tokens(self) -> int:
+        return estimate_prompt_tokens(self.messages, self.tools if self.tool_choice != "none" else ())
+
+
+def parse_chat_request(
+    raw: bytes, served: ServedModels, max_body_bytes: int = MAX_BODY_BYTES, max_items: int = MOST_ITEMS
+) -> ChatRequest:
+    """Parses and checks the body of POST /chat/completions.
+
+    null is the same as absent, and unknown fields are ignored, because common clients send both. Raises ApiError: 400
+    for the first wrong type or missing field, and only when there is none 422 for the first wrong value. Never raises
+    anything else, whatever the bytes.
+    """
+    parsed = parse_object(raw, max_body_bytes, max_items)
+    _refuse_crowds(parsed, served)
+    request = typed(ChatRequest, {name: value for name, value in parsed.items() if value is not None})
+    if request.model not in served:
+        raise errors.model_not_found(request.model, served)
+    if not REFUSED.keys().isdisjoint(parsed):
+        refuse_other_forms(parsed)
+    _, most_output = served[request.model]
+    sent = request.model_fields_set
+    for name, field, marker in _CHECKS:
+        if name not in sent:
+            continue
+        if isinstance(marker, Range):
+            marker.check_value(field, getattr(request, name), most_output)
+        elif isinstance(marker, Check):
+            marker.function(getattr(request, name), request)
+        elif not getattr(request, marker.flag):
+            raise invalid(field, f"is only possible with {marker.flag}: true")
+    return request
+
+
+def _refuse_crowds(parsed: Mapping[str, Any], served: ServedModels) -> None:
+    """Refuses more messages than any context holds, and more tools and biases than are possible, before each is read.
+
+    The one exception from types before values: to check all types of a hundred thousand of them would take a second.
+    """
+    messages, tools = parsed.get("messages"), parsed.get("tools")
+    longest = max((context for context, _ in served.values()), default=0)
+    if isinstance(messages, list):
+        found = (part for message in messages if isinstance(message, dict) for part in map(message.get, _CROWDS))
+        tokens = len(messages) * _TOKENS_OF_A_MESSAGE + sum(len(part) for part in found if isinstance(part, list))
+        if tokens > longest:
+            raise errors.context_length_exceeded(tokens, longest)
+    if isinstance(tools, list) and len(tools) > MOST_TOOLS:
+        raise invalid("tools", f"must be at most {MOST_TOOLS}, but it has {len(tools)}")
+    biases = parsed.get("logit_bias")
+    if isinstance(biases, dict) and len(biases) > _MOST_BIASES:
+        raise invalid("logit_bias", f"must have at most {_MOST_BIASES} token ids, but it has {len(biases)}")
+
+
+# Of several wrong values, the first in this order is reported, and then the others as they are declared.
+_VALUE_ORDER: Final = (
+    *("messages", "stream_options", "max_tokens", "max_completion_tokens", "min_tokens", "top_k", "tools"),
+    *("tool_choice", "temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
+    *("stop", "seed", "n"),
+)
+
+
+def _checks() -> list[tuple[str, str, Range | OnlyWith | Check]]:
+    """Attribute, name on the wire and marker, in the order in which values are checked."""
+    rows = [
+        (name, field.alias or name, marker)
+        for name, field in ChatRequest.model_fields.items()
+        for marker in field.metadata
+        if isinstance(marker, Range | OnlyWith | Check)
+    ]
+    order = {name: at for at, name in enumerate(_VALUE_ORDER)}
+    return sorted(rows, key=lambda row: order.get(row[1], len(order)))
+
+
+_CHECKS: Final = _checks()
+
+
+def estimate_prompt_tokens(messages: Iterable[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> int:
+    """Tokens of a normalised conversation with its tools, at least 1, on the high side for everyday text.
+
+    Every character outside ASCII counts like a Chinese one: accents, punctuation and other scripts are seldom
+    cheaper. The tokenizer's exact count replaces the estimate before anything is generated, so an estimate only has
+    to be near. Linear in the text, at the speed of an encoder: 1 MB takes about a millisecond.
+    """
+    tokens = float(TOKENS_PER_PROMPT)
+    for message in messages:
+        tokens += (
+            TOKENS_PER_MESSAGE
+            + _tokens_of_text(message.get("content") or "")
+            + _tokens_of_text(message.get("name") or "")
+        )
+        for call in message.get("tool_calls") or ():
+            function = call["function"]
+            tokens += TOKENS_PER_MESSAGE + _tokens_of_text(function["name"]) + _tokens_of_text(function["arguments"])
+    if tools:
+        tokens += TOKENS_PER_TOOLS + _tokens_of_text(json.dumps(tools, ensure_ascii=False))
+    return ceil(tokens * MARGIN)
+
+
+def _tokens_of_text(text: str) -> float:
+    # Encoding to ASCII while leaving the rest out counts both kinds without a Python loop over characters.
+    plain = len(text) if text.isascii() else len(text.encode("ascii", "ignore"))
+    return plain * TOKENS_PER_ASCII + (len(text) - plain) * TOKENS_PER_OTHER

@@ -1,0 +1,161 @@
+"""Models of chat replies for the OpenAPI document; the bytes are written by `chat_reply`.
+
+A field with a default may be absent; the default itself means nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+Count = Annotated[int, Field(ge=0)]
+FinishReason = Annotated[
+    Literal["stop", "length", "tool_calls", "content_filter"],
+    Field(
+        description="`stop`: the model has ended, or a stop string came. `length`: `max_tokens`, the context or the "
+        "balance ended the reply, be it in the middle of a call. `tool_calls`: the model waits for results."
+    ),
+]
+Id = Annotated[str, Field(pattern="^chatcmpl-", description="Also in the service's logs and exports.")]
+Created = Annotated[int, Field(description="Unix time in seconds.")]
+Model = Annotated[str, Field(description="The identifier asked for.")]
+Fingerprint = Annotated[str, Field(description="Changes when another backend answers.")]
+
+
+class PromptTokensDetails(BaseModel):
+    """Parts of the prompt."""
+
+    cached_tokens: Count = Field(description="Computed for an earlier request of the account; they cost less.")
+
+
+class CompletionTokensDetails(BaseModel):
+    """Parts of the output."""
+
+    reasoning_tokens: Count = Field(description="What `reasoning_content` took.")
+
+
+class Usage(BaseModel):
+    """The tokens that were billed, of all choices together; the prompt counts once."""
+
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    prompt_tokens_details: PromptTokensDetails
+    prompt_cache_hit_tokens: Count
+    prompt_cache_miss_tokens: Count = Field(description="Hits and misses together are the prompt.")
+    completion_tokens_details: CompletionTokensDetails
+
+
+class TopLogprob(BaseModel):
+    """One token that could have been."""
+
+    token: str = Field(description="U+FFFD stands for parts of a character.")
+    logprob: float = Field(le=0, description="Natural logarithm; -9999.0 for no chance at all.")
+    bytes: list[Annotated[int, Field(ge=0, le=255)]] = Field(description="Exact, in UTF-8.")
+
+
+class TokenLogprob(TopLogprob):
+    """One token of the reply."""
+
+    top_logprobs: list[TopLogprob] = Field(max_length=20, description="The likeliest at its place, likeliest first.")
+
+
+class ChoiceLogprobs(BaseModel):
+    """The model's own probabilities, before temperature, penalties and `logit_bias`."""
+
+    content: list[TokenLogprob]
+    refusal: None
+
+
+class ReplyFunction(BaseModel):
+    """A function and what to call it with."""
+
+    name: str
+    arguments: str = Field(description="JSON in a string. In a call that was cut short, incomplete.")
+
+
+class ReplyToolCall(BaseModel):
+    """A call that the model asks for."""
+
+    id: str
+    type: Literal["function"]
+    function: ReplyFunction
+
+
+class ReplyMessage(BaseModel):
+    """What the model said."""
+
+    role: Literal["assistant"]
+    content: str | None = Field(description="null where the model only calls tools.")
+    reasoning_content: str = Field("", description="What the model said to itself first. Absent if nothing.")
+    tool_calls: list[ReplyToolCall] = Field([], min_length=1, description="Absent without calls.")
+
+
+class Choice(BaseModel):
+    """One of `n` replies."""
+
+    index: Count
+    message: ReplyMessage
+    logprobs: ChoiceLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(BaseModel):
+    """A complete reply."""
+
+    id: Id
+    object: Literal["chat.completion"]
+    created: Created
+    model: Model
+    choices: list[Choice] = Field(min_length=1, max_length=8)
+    usage: Usage
+    system_fingerprint: Fingerprint
+
+
+class DeltaFunction(BaseModel):
+    """More of a call: the name once, the arguments in pieces."""
+
+    name: str = ""
+    arguments: str
+
+
+class DeltaToolCall(BaseModel):
+    """More of a call. Calls are told apart by `index`; `id`, `type` and the name come with the first piece."""
+
+    index: Count
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: DeltaFunction
+
+
+class Delta(BaseModel):
+    """What is new."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str = ""
+    reasoning_content: str = ""
+    tool_calls: list[DeltaToolCall] = Field([], min_length=1)
+
+
+class ChunkChoice(BaseModel):
+    """News of one of `n` replies."""
+
+    index: Count
+    delta: Delta
+    logprobs: ChoiceLogprobs | None
+    finish_reason: FinishReason | None = Field(description="null until the choice has ended.")
+
+
+class ChatCompletionChunk(BaseModel):
+    """One event of a stream. The first of a choice has its role, the last its finish reason."""
+
+    id: Id
+    object: Literal["chat.completion.chunk"]
+    created: Created
+    model: Model
+    system_fingerprint: Fingerprint
+    choices: list[ChunkChoice] = Field(max_length=8, description="Empty in the chunk that has the usage.")
+    usage: Usage | None = Field(
+        None, description="Only with `include_usage`: null but in the last chunk. Absent otherwise."
+    )

@@ -1,0 +1,136 @@
+"""Other names for the form of a reply, as clients of other servers send them: what `response_format` can say too.
+
+A client must not believe in a form that nothing enforces: what means the same is enforced, all else returns 422.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from serve_app.api import errors
+from serve_app.api.codec import describe_value, quote
+from serve_app.api.json_schemas import check_schema
+
+Form = dict[str, Any]
+"""A `response_format`, or `{"type": "regex", "pattern"}` for a reply that is a text of this regular expression."""
+
+OTHER_FORMS: Final = frozenset({"guided_json", "guided_regex", "guided_choice", "structured_outputs"})
+_INSTEAD: Final = "Send response_format with json_schema, guided_regex or guided_choice"
+_TOOLS: Final = "is an older form that is not served. Send tools and tool_choice; the reply then has tool_calls"
+REFUSED: Final[Mapping[str, str]] = {
+    "grammar": f"can't be enforced. {_INSTEAD}",
+    "guided_grammar": f"can't be enforced. {_INSTEAD}",
+    "ebnf": f"can't be enforced. {_INSTEAD}",
+    "structural_tag": f"can't be enforced. {_INSTEAD}",
+    "guided_whitespace_pattern": "can't be enforced. Leave it out",
+    "regex": "is not a field here. Send the same as guided_regex",
+    "json_schema": "is not a field here. Send response_format with json_schema",
+    "functions": _TOOLS,
+    "function_call": _TOOLS,
+}
+"""Fields of other servers and of older clients, and what to send instead."""
+
+_HARMLESS: Final[tuple[Any, ...]] = (None, "", [], {}, False, "none", "auto")
+
+
+class Sent(Protocol):
+    """The fields of a request that say the form of its reply."""
+
+    guided_json: dict[str, Any] | str | None
+    guided_regex: str | None
+    guided_choice: list[str] | None
+    structured_outputs: dict[str, Any] | None
+
+    @property
+    def plain_response_format(self) -> Form | None: ...
+
+    @property
+    def may_call(self) -> bool: ...
+
+
+def refuse_other_forms(body: Mapping[str, Any]) -> None:
+    """Raises ApiError (422) for a field that asks for a form that is not enforced."""
+    for name, rule in REFUSED.items():
+        if (value := body.get(name)) is not None and value not in _HARMLESS:
+            raise errors.invalid_parameters(f"{name} {rule}.", name)
+
+
+def form_of(sent: Sent) -> Form | None:
+    """The one form that the request asks for, None for text. Raises ApiError: 400 for a wrong type, or 422."""
+    found: dict[str, Form] = {}
+    if sent.plain_response_format is not None:
+        found["response_format"] = sent.plain_response_format
+    if sent.guided_json is not None:
+        found["guided_json"] = _json("guided_json", sent.guided_json)
+    if sent.guided_regex is not None:
+        found["guided_regex"] = _regex("guided_regex", sent.guided_regex)
+    if sent.guided_choice is not None:
+        found["guided_choice"] = _choice("guided_choice", sent.guided_choice)
+    for name, value in (sent.structured_outputs or {}).items():
+        field = f"structured_outputs.{name}"
+        if value is None or (value is False and name not in ("json", "regex", "choice")):
+            continue
+        if name not in _KINDS:
+            kinds = ", ".join(_KINDS)
+            raise errors.invalid_parameters(f"{field} can't be enforced. Send one of {kinds}.", field)
+        found[field] = _KINDS[name](field, value)
+    if len(found) > 1:
+        first, second, *_ = found
+        raise errors.invalid_parameters(f"{second} and {first} both say the form of the reply: send one.", second)
+    for field, form in found.items():
+        if form["type"] == "regex" and sent.may_call:
+            rule = "is not possible beside tools that may be called. Leave one of them out, or send tool_choice: none"
+            raise errors.invalid_parameters(f"{field} {rule}.", field)
+    return next(iter(found.values()), None)
+
+
+def _json(field: str, value: Any) -> Form:
+    schema = value
+    if isinstance(value, str):
+        try:
+            schema = json.loads(value)
+        except (ValueError, RecursionError):
+            raise errors.invalid_parameters(f"{field} is a string that is no JSON: {quote(value)}.", field) from None
+    if not isinstance(schema, dict):
+        raise _wrong_type(field, "an object", schema)
+    check_schema(field, schema)
+    return {"type": "json_schema", "json_schema": {"name": "schema", "schema": schema, "strict": True}}
+
+
+def _regex(field: str, value: Any) -> Form:
+    if not isinstance(value, str):
+        raise _wrong_type(field, "a string", value)
+    if not value:
+        raise errors.invalid_parameters(f"{field} must not be empty.", field)
+    check_schema(field, {"pattern": value})
+    return {"type": "regex", "pattern": value}
+
+
+def _choice(field: str, value: Any) -> Form:
+    if not isinstance(value, list):
+        raise _wrong_type(field, "an array of strings", value)
+    for at, text in enumerate(value):
+        if not isinstance(text, str):
+            raise _wrong_type(f"{field}[{at}]", "a string", text)
+        if not text:
+            raise errors.invalid_parameters(f"{field}[{at}] must not be empty.", f"{field}[{at}]")
+    if not value:
+        raise errors.invalid_parameters(f"{field} must have at least one string.", field)
+    check_schema(field, {"enum": value})
+    return {"type": "regex", "pattern": "|".join(map(re.escape, value))}
+
+
+def _object(field: str, value: Any) -> Form:
+    if value is not True:
+        raise _wrong_type(field, "true or false", value)
+    return {"type": "json_object"}
+
+
+def _wrong_type(field: str, expected: str, value: Any) -> errors.ApiError:
+    return errors.invalid_format(f"{field} must be {expected}, but it is {describe_value(value)}.", field)
+
+
+_KINDS: Final = {"json": _json, "regex": _regex, "choice": _choice, "json_object": _object}

@@ -1,0 +1,197 @@
+"""Functions and formats of replies in a chat request: their types and their rules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final
+
+from pydantic import Field, model_validator
+
+from serve_app.api import errors
+from serve_app.api.codec import Shape, keywords, missing, quote, wrong_type
+from serve_app.api.json_schemas import MOST_BYTES_OF_TOOLS, check_schema
+from serve_app.contracts.generation import ToolChoice
+
+TOOL_CHOICES: Final[Mapping[str, ToolChoice]] = {"none": "none", "auto": "auto", "required": "required"}
+MOST_TOOLS: Final = 128
+_NAME: Final = "[A-Za-z0-9_-]{1,64}"
+_NAMED: Final[dict[str, Any]] = {"pattern": f"^{_NAME}$"}
+_FORMATS: Final = ["text", "json_object", "json_schema"]
+_FunctionType = Annotated[str, keywords(const="function")]
+
+
+class CalledFunction(Shape):
+    """What a tool call calls; the arguments are JSON in a string."""
+
+    name: str
+    arguments: str
+    """JSON in a string."""
+
+
+class ToolCall(Shape):
+    """A call that the assistant made."""
+
+    id: str
+    """Names the call; its result names it as `tool_call_id`."""
+    type: _FunctionType = "function"
+    function: CalledFunction
+
+
+class ResponseFormat(Shape):
+    """The form of the reply."""
+
+    type: Annotated[str, keywords(enum=_FORMATS)]
+    """`json_object`: the reply is one JSON object. `json_schema`: one JSON value of `json_schema`. What does not fit
+    can't be generated; only a reply that is cut short may be incomplete."""
+    json_schema: Annotated[
+        dict[str, Any] | None,
+        keywords(
+            properties={
+                "name": {"type": "string", "description": "For you; the model does not see it.", **_NAMED},
+                "schema": {"type": "object", "description": "A JSON Schema."},
+                "strict": {"type": ["boolean", "null"], "default": False},
+            },
+            required=["name", "schema"],
+        ),
+    ] = None
+    """For `json_schema`. With `strict`, a keyword of `schema` that can't be enforced answers 422."""
+
+    sent_schema: dict[str, Any] | None = Field(None, alias="schema")
+    """For `json_object`, as some servers have it: the same as `json_schema` with `strict`."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> ResponseFormat:
+        if self.type == "json_schema":
+            if self.json_schema is None:
+                missing("json_schema")
+            for field, kind, error, required in (
+                ("name", str, "string_type", True),
+                ("schema", dict, "dict_type", True),
+                ("strict", bool, "bool_type", False),
+            ):
+                value = self.json_schema.get(field)
+                if value is None and required:
+                    missing(f"json_schema.{field}")
+                if value is not None and not isinstance(value, kind):
+                    wrong_type(error, f"json_schema.{field}", value)
+        return self
+
+    def plain(self) -> dict[str, Any] | None:
+        """The format without members that don't matter; None is text."""
+        if self.type == "text":
+            return None
+        if self.type == "json_object" and self.sent_schema is not None:
+            return {
+                "type": "json_schema",
+                "json_schema": {"name": "schema", "schema": self.sent_schema, "strict": True},
+            }
+        return {"type": self.type} | ({"json_schema": self.json_schema} if self.type == "json_schema" else {})
+
+
+class Function(Shape):
+    """A function that the model may call."""
+
+    name: Annotated[str, keywords(**_NAMED)]
+    description: str | None = None
+    """What it does and when to call it: the model reads this."""
+    parameters: dict[str, Any] | None = None
+    """The JSON Schema of the arguments, an object's."""
+    strict: Annotated[bool | None, keywords(default=False)] = None
+    """Arguments always validate against `parameters`."""
+
+
+class Tool(Shape):
+    """A tool that the model may use."""
+
+    type: _FunctionType
+    function: Function | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Tool:
+        if self.type == "function" and self.function is None:
+            missing("function")
+        return self
+
+
+class FunctionName(Shape):
+    """The function that a tool choice names."""
+
+    name: str
+    """One of `tools`."""
+
+
+class NamedTool(Shape):
+    """A tool choice that names a function."""
+
+    type: _FunctionType
+    function: FunctionName
+
+
+def invalid(field: str, rule: str) -> errors.ApiError:
+    """422 for a value that is against the rule."""
+    return errors.invalid_parameters(f"{field} {rule}.", field)
+
+
+def check_tool_calls(field: str, calls: Sequence[ToolCall]) -> None:
+    """Raises ApiError (422)."""
+    for at, call in enumerate(calls):
+        _check_type(f"{field}[{at}].type", call.type)
+
+
+def check_response_format(given: ResponseFormat) -> None:
+    """Raises ApiError (422)."""
+    if given.type not in _FORMATS:
+        rule = f"must be text, json_object or json_schema, but it is {quote(given.type)}"
+        raise invalid("response_format.type", rule)
+    if given.type == "json_schema" and given.json_schema is not None:
+        _check_name("response_format.json_schema.name", given.json_schema["name"])
+        check_schema("response_format.json_schema.schema", given.json_schema["schema"])
+    if given.sent_schema is not None:
+        if given.type != "json_object":
+            where = "is only possible with json_object. Send it as response_format.json_schema.schema"
+            raise invalid("response_format.schema", where)
+        check_schema("response_format.schema", given.sent_schema)
+
+
+def check_tools(tools: Sequence[Tool]) -> None:
+    """Raises ApiError (422)."""
+    names: set[str] = set()
+    for at, tool in enumerate(tools):
+        _check_type(f"tools[{at}].type", tool.type)
+        name = tool.function.name if tool.function else ""
+        _check_name(f"tools[{at}].function.name", name)
+        if name in names:
+            raise invalid(f"tools[{at}].function.name", f"must not repeat, but {name} is there twice")
+        names.add(name)
+    total = sum(
+        check_schema(f"tools[{at}].function.parameters", tool.function.parameters)
+        for at, tool in enumerate(tools)
+        if tool.function and tool.function.parameters is not None
+    )
+    if total > MOST_BYTES_OF_TOOLS:
+        found = f"parameters of {total} bytes, and at most {MOST_BYTES_OF_TOOLS} are possible for all tools together"
+        raise invalid("tools", f"have {found}")
+
+
+def check_tool_choice(choice: str | NamedTool, tools: Sequence[Tool]) -> None:
+    """Raises ApiError (422)."""
+    if isinstance(choice, NamedTool):
+        _check_type("tool_choice.type", choice.type)
+        name = choice.function.name
+        if name not in {tool.function.name for tool in tools if tool.function}:
+            raise invalid("tool_choice.function.name", f"must name one of the tools, but it is {quote(name)}")
+    elif choice not in TOOL_CHOICES:
+        raise invalid("tool_choice", f"must be none, auto, required or a function, but it is {quote(choice)}")
+    elif choice == "required" and not tools:
+        raise invalid("tool_choice", "can be required only when tools are given")
+
+
+def _check_type(field: str, kind: str) -> None:
+    if kind != "function":
+        raise invalid(field, f"must be function, but it is {quote(kind)}")
+
+
+def _check_name(field: str, name: str) -> None:
+    if not re.fullmatch(_NAME, name):
+        raise invalid(field, f"must be 1 to 64 of A-Z, a-z, 0-9, _ and -, but it is {quote(name)}")

@@ -1,0 +1,220 @@
+"""`serve-app ledger …`: whether the books add up, files of closed months, and what could not be entered."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from serve_app.cli.command import Session, command
+from serve_app.cli.output import CommandError, UsageError
+from serve_app.contracts.commands import MOST_RETRIED, CheckBooks
+from serve_app.contracts.errors import LedgerError
+
+if TYPE_CHECKING:
+    from serve_app.accounting.database import Database
+
+app = typer.Typer(name="ledger", help="The books.")
+
+Report = dict[str, Any]
+_Database = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Read this ledger itself; the service need not run."),
+]
+
+
+@command(
+    app,
+    "check",
+    examples=("serve-app ledger check", "serve-app ledger check --full --database sqlite:////path/ledger.db"),
+)
+def check_ledger(
+    session: Session,
+    full: Annotated[bool, typer.Option("--full", help="From the beginning, not from the last checkpoint.")] = False,
+    database: _Database = None,
+    archive: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Compare an archive with the ledger instead; needs --database."),
+    ] = None,
+) -> None:
+    """Check that the books agree with themselves. Exit code 1 if anything does not.
+
+    Every entry sums to zero; balances and what is left of grants equal their postings; sums per day and what keys have
+    spent of their budgets equal the requests; charges equal counts times prices; nothing is missing from the journal
+    or the audit log. What a check has proven, the next one does not read again.
+    """
+    if archive is not None:
+        _verify(session, database, archive)
+        return
+    progress = _progress_of(session)
+    if database is None:
+        report = complete_check(
+            lambda query: session.client.api_get("ledger", "check", query=query), progress, full=full
+        )
+    else:
+        with _opened(database) as steps:
+            report = complete_check(steps, progress, full=full)
+    if session.out.as_json:
+        session.out.json(report)
+    elif report["ok"]:
+        session.out.line(
+            f"ok: {report['entries']:,} journal entries add up; {report['accounts']:,} accounts, "
+            f"{report['usage_rows']:,} requests, grants, budgets and the audit log agree"
+        )
+    else:
+        session.out.table(
+            report,
+            ("kind", "subject", "problem"),
+            [(problem["kind"], problem["subject"], problem["message"]) for problem in report["problems"]],
+            empty="The books do not add up; the service does not say where.",
+        )
+    if not report["ok"]:
+        raise typer.Exit(1)
+
+
+def complete_check(
+    steps: Callable[[dict[str, str | None]], Report], progress: Callable[[str], None], *, full: bool
+) -> Report:
+    """Asks for the steps of a check one after the other."""
+    query: dict[str, str | None] = {"full": "true" if full else None}
+    problems: list[Any] = []
+    while True:
+        report = steps(query)
+        problems += [one for one in report["problems"] if one not in problems]
+        if report.get("next") is None:
+            return report | {"ok": report["ok"] and not problems, "problems": problems}
+        progress(f"{report['done']:.0%} checked, {len(problems)} problems")
+        query["after"] = report["next"]
+
+
+@contextmanager
+def _opened(database: str) -> Iterator[Callable[[dict[str, str | None]], Report]]:
+    """The check on a ledger itself, as the service would answer. Raises CommandError."""
+    from serve_app.accounting.ledger import Ledger  # it imports the databases' libraries
+
+    def steps(query: dict[str, str | None]) -> Report:
+        found = ledger.run(CheckBooks(query["full"] == "true", query.get("after")))
+        problems = [{"kind": one.kind, "subject": one.subject, "message": one.message} for one in found.differences]
+        counts = {name: getattr(found, name) for name in ("ok", "accounts", "entries", "usage_rows", "next", "done")}
+        return counts | {"problems": problems}
+
+    try:
+        with Ledger(database, migrate=False) as ledger:
+            yield steps
+    except LedgerError as error:
+        raise CommandError(str(error), code="ledger") from None
+
+
+@command(
+    app, "archive", examples=("serve-app ledger archive --before 2026-10 --database URL --folder ledger-to-2026-09",)
+)
+def archive_ledger(
+    session: Session,
+    before: Annotated[str, typer.Option(metavar="YYYY-MM", help="The first month that stays.")],
+    database: Annotated[str, typer.Option(metavar="URL", help="The ledger; the service may run.")],
+    folder: Annotated[Path, typer.Option(metavar="FOLDER", help="A new folder for the files.")],
+) -> None:
+    """Move the charges and requests of closed months into files; sums of them stay, so that the books can be proven.
+
+    Repeat it with the same options when it was cut off. Usage per day, top-ups, grants and corrections stay.
+    """
+    from serve_app.accounting.archive import archive_months
+
+    with _opened_database(database) as opened:
+        made = archive_months(opened, before, folder, time.time(), _progress_of(session))
+    session.out.record({"folder": str(folder), **made}, [("folder", folder), *made.items()])
+
+
+def _verify(session: Session, database: str | None, folder: Path) -> None:
+    from serve_app.accounting.archive import verify_archive
+
+    if database is None:
+        raise UsageError("--archive compares files with a ledger: give its --database")
+    with _opened_database(database) as opened:
+        found = verify_archive(opened, folder)
+    session.out.record({"ok": True, **found}, [("ok", True), *found.items()])
+
+
+def _progress_of(session: Session) -> Callable[[str], None]:
+    """Prints on standard error; not under --json, where that is for the JSON object of a failure."""
+
+    def progress(text: str) -> None:
+        if not session.out.as_json:
+            sys.stderr.write(f"{text} …\n")
+            sys.stderr.flush()
+
+    return progress
+
+
+@contextmanager
+def _opened_database(url: str) -> Iterator[Database]:
+    """Raises CommandError, also for a LedgerError of the body."""
+    from serve_app.accounting.database import Database
+
+    try:
+        database = Database(url)
+        try:
+            database.expect_head()
+            yield database
+        finally:
+            database.close()
+    except LedgerError as error:
+        raise CommandError(str(error), code="ledger") from None
+
+
+@command(
+    app,
+    "stuck",
+    examples=("serve-app ledger stuck", "serve-app ledger stuck --retry REQUEST_ID", "serve-app ledger stuck --all"),
+)
+def list_stuck(
+    session: Session,
+    retry: Annotated[
+        list[str] | None, typer.Option(metavar="REQUEST_ID", help="Settle this one again; may be repeated.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Settle all of them again.")] = False,
+) -> None:
+    """List settlements that the ledger could not settle, or settle them again.
+
+    Their tokens were delivered and are not billed yet. Remove the cause first: the reason names it. Without an option
+    nothing is changed; with one, exit code 1 if any is stuck still.
+    """
+    if retry and everything:
+        raise UsageError("give --retry or --all, not both")
+    if not retry and not everything:
+        _show(session, session.client.first_rows("ledger", "stuck", limit=None), empty="Nothing is stuck.")
+        return
+    ids = retry or [one["id"] for one in session.client.first_rows("ledger", "stuck", limit=None)]
+    still: list[dict[str, Any]] = []
+    for first in range(0, len(ids), MOST_RETRIED):
+        body = {"ids": ids[first : first + MOST_RETRIED]}
+        still += session.client.api_post("ledger", "stuck", "retry", body=body)["data"]
+    _show(session, still, empty="Nothing of this is stuck any more.")
+    if still:
+        raise typer.Exit(1)
+
+
+def _show(session: Session, stuck: list[dict[str, Any]], *, empty: str) -> None:
+    session.out.table(
+        {"data": stuck},
+        ("request", "account", "model", "prompt", "completion", "tries", "last", "reason"),
+        [
+            (
+                one["id"],
+                one["account_id"],
+                one["settlement"].get("model"),
+                one["settlement"].get("prompt_tokens"),
+                one["settlement"].get("completion_tokens"),
+                one["tries"],
+                one["last_at"],
+                one["reason"],
+            )
+            for one in stuck
+        ],
+        empty=empty,
+    )

@@ -1,0 +1,110 @@
+"""Values as an operator types them, turned into what the admin API takes. Every function here raises UsageError."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Annotated, Any, get_type_hints
+
+import typer
+from annotated_types import Le
+
+from serve_app.cli.output import UsageError
+from serve_app.contracts.errors import InvalidAmount
+from serve_app.contracts.limits import ACCOUNT_LIMITS, KEY_LIMITS, Contract
+from serve_app.contracts.money import parse_amount
+
+EXPIRY = "30d|12h|2026-12-31|TIME"
+_EXPIRY_EXAMPLES = "30d, 12h, 4w, 90min, 2026-12-31 or 2026-12-31T18:00:00Z"
+_DURATION = re.compile(r"([1-9][0-9]{0,5})(min|h|d|w)", re.ASCII)
+_UNITS = {"min": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
+
+
+def plain_amount(text: str, *, signed: bool = False) -> str:
+    """A sum above 0, or with `signed` any but 0, as a plain decimal."""
+    try:
+        nano = parse_amount(text, negative=True)
+    except InvalidAmount as error:
+        raise UsageError(str(error)) from None
+    if signed and nano == 0:
+        raise UsageError(f"the amount must not be 0, as {text} is")
+    if nano <= 0 and not signed:
+        raise UsageError(f"the amount must be above 0, not {text}")
+    return f"{Decimal(text):f}"
+
+
+def parse_expiry(text: str, now: datetime) -> str:
+    """The value of --expires: a time, a day to its end, or a duration from `now`; as ISO 8601 in UTC."""
+    try:
+        if duration := _DURATION.fullmatch(text):
+            at = now + int(duration[1]) * _UNITS[duration[2]]
+        elif len(text) == len("2026-12-31"):
+            at = datetime.combine(date.fromisoformat(text), datetime.min.time(), UTC) + timedelta(days=1)
+        else:
+            at = datetime.fromisoformat(text)
+            if at.tzinfo is None:
+                raise ValueError("no time zone")
+            at = at.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise UsageError(f"--expires {text}: write it like {_EXPIRY_EXAMPLES}; times need a Z or an offset") from None
+    if at <= now:
+        raise UsageError(f"--expires {text}: that has passed")
+    return at.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def parse_day(option: str, text: str | None) -> str | None:
+    if text is None:
+        return None
+    try:
+        return date.fromisoformat(text).isoformat()
+    except ValueError:
+        raise UsageError(f"{option} {text}: must be a day like 2026-11-30") from None
+
+
+_ANNOTATIONS = get_type_hints(Contract, include_extras=True)
+HIGHEST: dict[str, Any] = {
+    limit: next(bound.le for bound in _ANNOTATIONS[limit].__metadata__ if isinstance(bound, Le))
+    for limit in ACCOUNT_LIMITS
+}
+
+
+def _account_limit(limit: str) -> Any:
+    help = "Whole number, or `default`."
+    if limit == "weight":
+        help = f"Share under pressure, beside other accounts': 1 to {HIGHEST[limit]:,}."
+    return Annotated[str | None, typer.Option(metavar="N|default", help=help)]
+
+
+# One option for each limit that serve_app.contracts.limits declares; see `command` on parameters of this type.
+ACCOUNT_LIMIT_OPTIONS = {limit: _account_limit(limit) for limit in ACCOUNT_LIMITS}
+KEY_LIMIT_OPTIONS = {
+    limit: Annotated[
+        str | None, typer.Option(metavar="N|none", help="Of the key itself, beside the account's; `none`: only those.")
+    ]
+    for limit in KEY_LIMITS
+}
+AccountLimits = Annotated[dict[str, str], ACCOUNT_LIMIT_OPTIONS]
+
+
+def parse_limits(given: Mapping[str, str], reset: Iterable[str] = (), *, word: str) -> dict[str, int | None]:
+    """The limits that were given: None where `word` was typed, or where --default names the limit."""
+    changes = {limit: _parse_limit(limit, text, word) for limit, text in given.items()}
+    for limit in reset:
+        if limit not in ACCOUNT_LIMITS:
+            raise UsageError(f"--default {limit}: must be one of {', '.join(ACCOUNT_LIMITS)}")
+        if limit in changes:
+            raise UsageError(f"--{limit} and --default {limit} contradict each other")
+        changes[limit] = None
+    return changes
+
+
+def _parse_limit(limit: str, text: str, word: str) -> int | None:
+    if text == word:
+        return None
+    if not (text.isascii() and text.isdigit()) or int(text) < 1:
+        raise UsageError(f"--{limit} {text}: must be a whole number of at least 1, or `{word}`")
+    if int(text) > HIGHEST[limit]:
+        raise UsageError(f"--{limit} {text}: must be at most {HIGHEST[limit]:,}")
+    return int(text)

@@ -1,0 +1,1 @@
+"""What crosses a process boundary, once: messages, ports, money, periods, errors, batching."""

@@ -1,0 +1,130 @@
+"""Calls to other processes: which shard is called, tasks that outlive a request, calls that are joined into one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import time
+import zlib
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Generic, TypeVar
+
+logger = logging.getLogger("ray.serve")
+
+Ask = TypeVar("Ask")
+Answer = TypeVar("Answer")
+
+_running: set[asyncio.Task[Any]] = set()
+_endless: set[asyncio.Task[Any]] = set()
+
+
+class Unavailable(Exception):
+    """The other process could not be reached or did not answer; whether the call took effect is unknown."""
+
+
+def boottime() -> float:
+    """Seconds of a clock that also runs while this process is stopped or its machine suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+def shard_of(account_id: str, count: int) -> int:
+    """The shard of an account among `count`; the same in every process and release."""
+    return zlib.crc32(account_id.encode()) % count
+
+
+def shard_name(deployment: str, index: int) -> str:
+    """The name of a shard's deployment: Limiter, Limiter-1, Limiter-2."""
+    return deployment if index == 0 else f"{deployment}-{index}"
+
+
+def detached(coroutine: Coroutine[Any, Any, Any], *, endless: bool = False) -> asyncio.Task[Any]:
+    """Runs `coroutine` in a context of its own; a failure that no task awaits is logged.
+
+    In the context of a request, Ray Serve would cancel its calls together with the request. `wait_for_background`
+    does not wait for an `endless` task.
+    """
+    task = asyncio.get_running_loop().create_task(coroutine, context=contextvars.Context())
+    (_endless if endless else _running).add(task)  # the loop itself keeps only a weak reference
+    task.add_done_callback(_ended)
+    return task
+
+
+async def wait_for_background(timeout_s: float) -> bool:
+    """Waits for the background tasks of this loop, and for those that they start; False if some still run then."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while running := [task for task in _running if task.get_loop() is loop]:
+        if (left := deadline - loop.time()) <= 0:
+            return False
+        await asyncio.wait(running, timeout=left)
+    return True
+
+
+def _ended(task: asyncio.Task[Any]) -> None:
+    _running.discard(task)
+    _endless.discard(task)
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("a background task failed", exc_info=error)
+
+
+class Coalescer(Generic[Ask, Answer]):
+    """Sends what arrives while a call is in flight in the next call, as one list in order of arrival.
+
+    At most one call is in flight, so a single client sees no delay and many clients share the cost of a hop. Answers
+    come in the order of the asks. A call that fails, or takes longer than `timeout_s`, fails the asks of its own list
+    with Unavailable and no others.
+    """
+
+    def __init__(
+        self, send: Callable[[list[Ask]], Awaitable[Sequence[Answer]]], *, timeout_s: float, most: int = 256
+    ) -> None:
+        self._send = send
+        self.timeout_s = timeout_s
+        self._most = most
+        self._waiting: list[tuple[Ask, asyncio.Future[Answer]]] = []
+        self._sending: asyncio.Task[None] | None = None
+
+    def submit(self, ask: Ask) -> asyncio.Future[Answer]:
+        """Queues `ask`. Cancelling the future takes the ask back, unless it has been sent."""
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting.append((ask, future))
+        if self._sending is None or self._sending.done():
+            # A context of its own: in the caller's, the call would be cancelled together with the caller's request,
+            # and with it the asks of others.
+            self._sending = detached(self._send_waiting())
+        return future
+
+    def fail_waiting(self, reason: str) -> None:
+        """Fails what has not been sent with Unavailable."""
+        waiting, self._waiting = self._waiting, []
+        for _, future in waiting:
+            _fail(future, reason)
+
+    async def _send_waiting(self) -> None:
+        while self._waiting:
+            # What its caller has given up is not sent: it has gone elsewhere, or will be asked again.
+            wanted = [(ask, future) for ask, future in self._waiting if not future.done()]
+            batch, self._waiting = wanted[: self._most], wanted[self._most :]
+            if not batch:
+                return
+            try:
+                async with asyncio.timeout(self.timeout_s):
+                    answers = await self._send([ask for ask, _ in batch])
+                if len(answers) != len(batch):
+                    raise RuntimeError(f"{len(answers)} answers to {len(batch)} asks")
+            except BaseException as error:
+                for _, future in batch:
+                    _fail(future, f"{type(error).__name__}: {error}")
+                if isinstance(error, asyncio.CancelledError) and (task := asyncio.current_task()) and task.cancelling():
+                    raise
+                continue
+            for (_, future), answer in zip(batch, answers, strict=True):
+                if not future.done():
+                    future.set_result(answer)
+
+
+def _fail(future: asyncio.Future[Any], reason: str) -> None:
+    if not future.done():
+        future.set_exception(Unavailable(reason))
+        future.exception()  # an ask that no task awaits any more must not be logged as lost

@@ -1,0 +1,64 @@
+"""Errors of the ledger and of the spool. Each message says what the caller can do."""
+
+from __future__ import annotations
+
+
+class LedgerError(Exception):
+    """Any error of the ledger or of the spool."""
+
+
+class InvalidValue(LedgerError, ValueError):
+    """A name, limit or date that the ledger does not accept; the message names the accepted form."""
+
+
+class InvalidAmount(InvalidValue):
+    """An amount of money that is no exact, sensible number of nano-units."""
+
+
+class OtherCurrency(InvalidValue):
+    """A setting or an account is in another currency than the ledger."""
+
+
+class AccountNotFound(LedgerError, LookupError):
+    """Its only argument is the account's id."""
+
+    def __str__(self) -> str:  # not the arguments of the exception: errors are pickled with them
+        return f"no account {self.args[0]!r}: list the accounts to see the ids that exist"
+
+
+class KeyNotFound(LedgerError, LookupError):
+    """Its only argument is the key's id."""
+
+    def __str__(self) -> str:
+        return f"no API key {self.args[0]!r}: list the account's keys to see the ids that exist"
+
+
+class GrantNotFound(LedgerError, LookupError):
+    """Its arguments are the account's id and the number of a grant that the account does not have."""
+
+    def __str__(self) -> str:
+        return f"{self.args[0]} has no grant {self.args[1]}: list its grants to see their numbers"
+
+
+class Conflict(LedgerError):
+    """The same idempotency key, or the same API key, was used before for something else."""
+
+
+class InsufficientBalance(LedgerError):
+    """More would be taken than the account, or the grant, has."""
+
+
+class LedgerUnavailable(LedgerError):
+    """The database did not answer. A write may or may not have happened: repeat it with the same id."""
+
+
+class SchemaMismatch(LedgerError):
+    """The database was migrated by a newer release than this one."""
+
+
+class SpoolFull(LedgerError):
+    """The spool has reached its bound, or its disk is full: admit no more requests until it is replayed."""
+
+
+class SpoolBusy(LedgerError):
+    """Another process uses a spool of this name."""

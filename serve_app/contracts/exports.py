@@ -1,0 +1,90 @@
+"""Rows as files: CSV that spreadsheets do not take for formulas, and JSON.
+
+The service and the command line write the same files with it. Rows are written as they come and never kept.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+Row = Mapping[str, Any]
+
+
+#: The fields of `/admin/usage/requests`, as columns.
+REQUEST_COLUMNS: Final = (
+    "request_id", "account_id", "key_id", "model", "backend", "outcome", "started_at", "finished_at", "settled_at",
+    "prompt_tokens", "cached_tokens", "completion_tokens", "total_tokens",
+    "price_input", "price_cached_input", "price_output", "charged", "uncollected",
+)  # fmt: skip
+
+# What makes spreadsheets compute, or call other programs, instead of showing (OWASP, "CSV injection"): also in the
+# full-width forms, which some of them fold. Plain numbers, a minus before them or not, are what they seem.
+_COMPUTES = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?", re.ASCII)
+
+
+class Csv:
+    """RFC 4180 in UTF-8, with a header line; null is an empty cell. A file is `head`, any number of `rows`, `tail`."""
+
+    media_type = "text/csv; charset=utf-8; header=present"
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._columns = columns
+
+    def head(self) -> str:
+        return _csv([self._columns])
+
+    def rows(self, rows: Sequence[Row]) -> str:
+        return _csv([[_cell(row.get(name)) for name in self._columns] for row in rows])
+
+    def tail(self) -> str:
+        return ""
+
+
+class JsonArray:
+    """One JSON array with an object on each line, written like Csv: a parser reads it as one, a pipe line by line.
+
+    An array, because a file that was cut is then no JSON any more; lines alone would look complete.
+    """
+
+    media_type = "application/json"
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._columns = columns
+        self._empty = True
+
+    def head(self) -> str:
+        return "["
+
+    def rows(self, rows: Sequence[Row]) -> str:
+        text = "".join(
+            ("\n" if self._empty and number == 0 else ",\n")
+            + json.dumps({name: row.get(name) for name in self._columns}, ensure_ascii=False)
+            for number, row in enumerate(rows)
+        )
+        self._empty = self._empty and not rows
+        return text
+
+    def tail(self) -> str:
+        return "]\n" if self._empty else "\n]\n"
+
+
+FORMATS: Final[Mapping[str, type[Csv] | type[JsonArray]]] = {"csv": Csv, "json": JsonArray}
+
+
+def _csv(rows: Sequence[Sequence[object]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\r\n").writerows(rows)
+    return text.getvalue()
+
+
+def _cell(value: object) -> object:
+    """The value itself, or with an apostrophe before what a spreadsheet would compute."""
+    if isinstance(value, str) and value.startswith(_COMPUTES) and not _NUMBER.fullmatch(value):
+        return f"'{value}"
+    return "" if value is None else value

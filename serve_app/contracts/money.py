@@ -1,0 +1,100 @@
+"""Decimal strings to integer nano-units and back, exactly or not at all.
+
+Floats are refused: 0.1 is not a tenth. A nano-unit is 1e-9 of the account's currency.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import lru_cache
+
+from serve_app.contracts.errors import InvalidAmount
+
+NANO_PER_UNIT = 10**9
+TOKENS_PER_PRICE = 10**6
+NANO_PER_TOKEN_PER_UNIT = NANO_PER_UNIT // TOKENS_PER_PRICE  # "1.00 per million" is 1,000 nano-units per token
+
+# 64-bit columns hold 9.2e18. These bounds keep every balance, and the sums over all of them, far away from it.
+MAX_AMOUNT = 10**17  # one credit: 100 million units
+MAX_BALANCE = 10**18  # one account: a billion units
+MAX_CHARGE = 10**15  # one request: a million units
+
+# Decimal() itself takes "NaN", "1_000", " 1 " and digits of every script; money does not.
+_DECIMAL = re.compile(r"[+-]?[0-9]{1,40}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,2})?", re.ASCII)
+
+
+def parse_amount(text: str, *, negative: bool = False) -> int:
+    """Nano-units of a decimal such as "12.50".
+
+    Raises InvalidAmount for anything but a plain decimal of at most nine decimals, for amounts above 100 million,
+    and below zero unless `negative` allows it.
+    """
+    nano = _exact(text, NANO_PER_UNIT, "an amount has at most 9 decimals")
+    if nano < 0 and not negative:
+        raise InvalidAmount(f"{text!r} is negative: give an amount of at least 0")
+    if abs(nano) > MAX_AMOUNT:
+        raise InvalidAmount(f"{text!r} is too large: at most {format_amount(MAX_AMOUNT)} at once")
+    return nano
+
+
+def format_amount(nano: int) -> str:
+    """The decimal of this many nano-units: exact, at least two decimals, e.g. "12.50" or "0.000000001"."""
+    return _decimal(nano, 9)
+
+
+@lru_cache(maxsize=1024)  # a few prices, asked for with every request
+def price_per_million(text: str) -> int:
+    """Nano-units per token of a price per million tokens: "0.27" is 270.
+
+    Raises InvalidAmount for more than three decimals: 0.0005 per million would be half a nano-unit per token, and a
+    charge must be a whole number.
+    """
+    nano = _exact(
+        text,
+        NANO_PER_TOKEN_PER_UNIT,
+        "a price per million tokens has at most 3 decimals (0.001 per million is 1 nano-unit per token)",
+    )
+    if nano < 0:
+        raise InvalidAmount(f"{text!r} is negative: a price is at least 0")
+    if nano > MAX_CHARGE // TOKENS_PER_PRICE:
+        raise InvalidAmount(f"{text!r} is too large: a price is at most 1,000,000 per million tokens")
+    return nano
+
+
+def format_price(nano_per_token: int) -> str:
+    """The price per million tokens, e.g. "0.27" for 270."""
+    return _decimal(nano_per_token, 3)
+
+
+def _exact(text: str, scale: int, too_fine: str) -> int:
+    if not isinstance(text, str):
+        raise InvalidAmount(f"{text!r} is no string: give money as a decimal string such as '12.50'")
+    if not _DECIMAL.fullmatch(text):
+        raise InvalidAmount(f"{text[:60]!r} is no amount: give a plain decimal such as '12.50'")
+    numerator, denominator = Decimal(text).as_integer_ratio()
+    scaled, rest = divmod(numerator * scale, denominator)
+    if rest:
+        raise InvalidAmount(f"{text!r} is too fine: {too_fine}")
+    return scaled
+
+
+def _decimal(scaled: int, places: int) -> str:
+    whole, fraction = divmod(abs(scaled), 10**places)
+    digits = f"{fraction:0{places}d}".rstrip("0").ljust(2, "0")
+    return f"{'-' if scaled < 0 else ''}{whole}.{digits}"
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Nano-units per token."""
+
+    input: int
+    cached_input: int
+    output: int
+
+    def cost(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> int:
+        """Nano-units for these counts; cached tokens are part of the prompt and have a price of their own."""
+        uncached = prompt_tokens - cached_tokens
+        return uncached * self.input + cached_tokens * self.cached_input + completion_tokens * self.output

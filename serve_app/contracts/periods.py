@@ -1,0 +1,34 @@
+"""Days and months of UTC, in which the budgets of keys renew, and how far clocks may disagree about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final, Literal
+
+#: Seconds by which the clocks of limiter, gateways and ledger may differ without anything being spent twice. What
+#: ends at some time is taken to have ended this much earlier, and what begins then, to begin this much later.
+CLOCK_SKEW_S: Final = 1.0
+
+
+BudgetPeriod = Literal["day", "month"]  # of UTC
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """A day or a month of UTC: Unix times `begins <= t < ends`. Names of one kind sort as time does."""
+
+    name: str  # "2026-11-21" or "2026-11"
+    begins: float
+    ends: float
+
+
+def period_at(kind: BudgetPeriod, at: float) -> Period:
+    """The day or month that holds the Unix time `at`, 0 to the year 9998."""
+    begins = datetime.fromtimestamp(at, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    if kind == "day":
+        name, ends = begins.strftime("%Y-%m-%d"), begins + timedelta(days=1)
+    else:
+        begins = begins.replace(day=1)
+        name, ends = begins.strftime("%Y-%m"), (begins + timedelta(days=31)).replace(day=1)
+    return Period(name, begins.timestamp(), ends.timestamp())

@@ -1,0 +1,323 @@
+"""Enforces a grammar: the tokens that may come next, computed by llguidance while the model runs.
+
+A `GrammarCompiler` belongs to a model, a `GrammarState` to a request.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.hf import from_tokenizer
+
+from serve_app.contracts.generation import Grammar, GrammarKind
+from serve_app.engine.aside import Aside
+from serve_app.engine.errors import UnsupportedGrammar
+from serve_app.engine.grammar import translate
+from serve_app.engine.grammar.unenforceable import TooManyTries
+
+_CACHED = 64  # compiled grammars, a few MB each at worst
+# Each bounds what a hostile grammar costs. Beyond one, compiling is refused, and a reply ends before its next token.
+_LIMITS = LLParserLimits(
+    max_items_in_row=2_000,
+    initial_lexer_fuel=1_000_000,  # of a compilation, in expressions: about 0.1 us each
+    step_lexer_fuel=200_000,  # of a token's mask
+    step_max_items=50_000,
+    max_lexer_states=50_000,  # of all replies that share a compiled grammar, about 1 KB each
+    max_grammar_size=500_000,
+    verbose_errors=False,  # errors show nothing of the parser's internals
+)
+_MAX_WORKERS = 4
+
+
+class GrammarCompiler:
+    """Compiles grammars for one tokenizer and makes states. All methods may be called from any thread.
+
+    `vocab` is the width of the logits; ids without a token in the tokenizer are never allowed. The first grammar takes
+    about a second longer, for the tokenizer's tables.
+    """
+
+    def __init__(self, tokenizer: Any, vocab: int, eos_token_ids: frozenset[int]) -> None:
+        self._hf_tokenizer = tokenizer
+        self._vocab = vocab
+        self._eos = frozenset(t for t in eos_token_ids if t < vocab)
+        self._limits = _LIMITS
+        self._cache: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+        self._tables: LLTokenizer | None = None
+        self._tables_lock = threading.Lock()
+        workers = min(_MAX_WORKERS, os.cpu_count() or 1)
+        self._executor = ThreadPoolExecutor(workers, thread_name_prefix="grammar")
+        self._aside = Aside("compile")
+
+    def start_grammar(self, grammar: Grammar) -> GrammarState:
+        """A state for a new reply; raises the errors of `compile`."""
+        matcher = self.compile(grammar)
+        with self._lock:
+            copy = matcher.deep_copy()
+
+        def renew() -> LLMatcher:
+            return self._compiled_anew(grammar, matcher)
+
+        return GrammarState(copy, self._vocab, self._width, self._eos, self._executor, renew)
+
+    def close(self) -> None:
+        """End the worker threads; states must not be used any more."""
+        self._aside.close()
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+    async def prepare(self, grammar: Grammar, tenant: str) -> None:
+        """Compile it aside, so that `start_grammar` finds it. Raises as `compile`."""
+        with self._lock:
+            if grammar in self._cache:
+                return
+        await self._aside.run(tenant, lambda: self.compile(grammar))
+
+    @property
+    def _width(self) -> int:
+        return max(self._vocab, len(self._hf_tokenizer))
+
+    def compile(self, grammar: Grammar) -> LLMatcher:
+        """The grammar's matcher, from the cache if it was compiled before; not to be advanced.
+
+        Raises:
+            UnsupportedGrammar: it can't be enforced; the message names the cause.
+        """
+        with self._lock:
+            if (known := self._cache.get(grammar)) is not None:
+                self._cache.move_to_end(grammar)
+                return known
+        matcher = self._compile_what_can_be(grammar)
+        with self._lock:
+            self._cache[grammar] = matcher
+            while len(self._cache) > _CACHED:
+                self._cache.popitem(last=False)
+        return matcher
+
+    def _compiled_anew(self, grammar: Grammar, used_up: LLMatcher) -> LLMatcher:
+        """A matcher for one reply alone. The one that it replaces is forgotten: copies share the lexer and its end."""
+        with self._lock:
+            if self._cache.get(grammar) is used_up:
+                del self._cache[grammar]
+        return self._compile_what_can_be(grammar)
+
+    def _compile_what_can_be(self, grammar: Grammar) -> LLMatcher:
+        """The matcher, without keywords that need not and can't be enforced."""
+        try:
+            return self._compile(grammar)
+        except UnsupportedGrammar as error:
+            try:
+                rest = translate.without_unenforceable(grammar, self._complaint)
+                return self._compile(rest)
+            except (UnsupportedGrammar, TooManyTries, ValueError, KeyError, TypeError, RecursionError):
+                raise self._located(grammar, error) from None
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        text = translate.to_llguidance(grammar, self._special_tokens())
+        matcher = LLMatcher(self._tokenizer(), text, log_level=0, limits=self._limits)
+        for _ in range(2):  # finds faults that compiling does not: no text fits, or the lexer is too large
+            if not matcher.is_error():
+                matcher.compute_bitmask()  # a lexer that has become too large says so only when it is asked again
+        if matcher.is_error():
+            raise UnsupportedGrammar(translate.explain(matcher.get_error()))
+        return matcher
+
+    def _complaint(self, schema: Mapping[str, Any]) -> str:
+        try:
+            source = translate.schema_source(schema)
+        except (UnsupportedGrammar, ValueError) as error:
+            return str(error)
+        return LLMatcher.validate_grammar(source, self._tokenizer(), limits=self._limits)
+
+    def _located(self, grammar: Grammar, error: UnsupportedGrammar) -> UnsupportedGrammar:
+        """The error with the path in the schema at fault and, of several, the number of the tool call."""
+        try:
+            alternatives = translate.alternatives(grammar)
+            for number, alternative in enumerate(alternatives):
+                try:
+                    self._compile_what_can_be(alternative)
+                except UnsupportedGrammar as its_own:
+                    return UnsupportedGrammar(str(its_own), number)
+            schema = json.loads(grammar.text) if grammar.kind is GrammarKind.JSON_SCHEMA else None
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return error
+        place = translate.place_of_fault(schema, str(error), self._complaint)
+        return UnsupportedGrammar(f"{place}: {error}" if place else str(error))
+
+    def _special_tokens(self) -> dict[str, int]:
+        """The tokens that no bytes of a grammar match, by name, as llguidance counts them.
+
+        It counts every added token that is written like a tag, also Qwen's <tool_call>, which its tokenizer counts as
+        text.
+        """
+        tables = self._tokenizer()
+        added = getattr(self._hf_tokenizer, "added_tokens_decoder", {})
+        return {str(token): i for i, token in added.items() if i < self._width and tables.is_special_token(i)}
+
+    def _tokenizer(self) -> LLTokenizer:
+        with self._tables_lock:
+            if self._tables is None:
+                try:
+                    self._tables = from_tokenizer(
+                        self._hf_tokenizer, n_vocab=self._width, eos_token=sorted(self._eos) or None
+                    )
+                except Exception as error:
+                    raise UnsupportedGrammar(f"this model's tokenizer doesn't support grammars: {error}") from error
+            return self._tables
+
+
+class GrammarState:
+    """The position of one reply in its grammar. Used by one thread at a time; a worker thread computes the masks.
+
+    `finished`: the grammar is complete and only an end-of-sequence token may follow. `error`: why the grammar engine
+    failed; from then on no token is allowed. `too_large`: it failed because the grammar is too large to go on with.
+
+    Replies of one grammar share its lexer, which ends at a number of states. Then `renew` compiles another one for this
+    reply alone, which takes in the tokens so far.
+    """
+
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        vocab: int,
+        width: int,
+        eos_token_ids: frozenset[int],
+        executor: ThreadPoolExecutor,
+        renew: Callable[[], LLMatcher],
+    ) -> None:
+        self._matcher = matcher
+        self._words = -(-vocab // 32)
+        self._all_words = -(-width // 32)
+        self._eos = eos_token_ids
+        self._executor = executor
+        self._renew = renew
+        self._tokens: list[int] = []
+        self._forced: tuple[int, ...] = ()
+        self._draft: tuple[int, ...] = ()
+        self._pending: Future[np.ndarray] | None = None
+        self.finished = False
+        self.error: str | None = None
+        self.too_large = False
+        self._look()
+
+    def prepare(self, draft: Sequence[int] = ()) -> None:
+        """Start to compute the masks of the next position and of the positions after each token of the draft."""
+        self._wait_for_worker()
+        self._draft = tuple(draft)
+        self._pending = self._executor.submit(self._compute, self._draft)
+
+    def masks(self, draft: Sequence[int] = ()) -> torch.Tensor:
+        """Packed masks (1 + len(draft), ceil(vocabulary / 32)) int32, see `logits_processing.mask`; waits for them.
+
+        Row j allows the tokens that may follow draft[:j]. A row after a forbidden draft token allows all tokens. After
+        an error no token is allowed. Masks that `prepare` started are not computed again.
+        """
+        draft = tuple(draft)
+        if self._pending is None or self._draft[: len(draft)] != draft:
+            self._wait_for_worker()
+            self._draft, done = draft, self._compute(draft)
+            self._pending = Future()
+            self._pending.set_result(done)
+        return torch.from_numpy(self._pending.result()[: 1 + len(draft), : self._words])
+
+    def accept(self, token: int) -> None:
+        """Advance by a token of the reply; a forbidden one sets `error`."""
+        self._wait_for_worker()
+        self._pending = None
+        if self.error is not None:
+            return
+        if token in self._eos and (self.finished or self._matcher.is_accepting()):
+            self.finished = True
+            return
+        self._tokens.append(token)
+        self._forced = self._forced[1:] if self._forced[:1] == (token,) else ()
+        if self._matcher.consume_token(token) or self._is_renewed():
+            self._look()
+        else:
+            self._fail()
+
+    def forced(self) -> tuple[int, ...]:
+        """Tokens that must come next, as the tokenizer spells them: a draft that is nearly always accepted."""
+        self._wait_for_worker()
+        if self.finished or self.error is not None:
+            return ()
+        if not self._forced:  # computing them takes as long as there are many, so once for all of them
+            self._forced = tuple(self._matcher.compute_ff_tokens())
+        return self._forced
+
+    def allowed_part(self, draft: Sequence[int]) -> tuple[int, ...]:
+        """As many of the draft's first tokens as the grammar allows."""
+        self._wait_for_worker()
+        if self.error is not None or not draft:
+            return ()
+        return tuple(draft[: self._matcher.validate_tokens(list(draft))])
+
+    def _look(self) -> None:
+        if self._matcher.is_error() and not self._is_renewed():
+            self._fail()
+        elif self._matcher.is_stopped():
+            if self._matcher.is_accepting():
+                self.finished = True
+            else:
+                self.error = f"the grammar has ended inside a reply: {self._matcher.stop_reason()}"
+
+    def _fail(self) -> None:
+        message = self._matcher.get_error()
+        self.error, self.too_large = translate.explain(message), translate.is_too_large(message)
+
+    def _is_renewed(self) -> bool:
+        """Replace a matcher that has reached a limit, at the same place of the reply; False if that does not help."""
+        if not translate.is_too_large(self._matcher.get_error()):
+            return False
+        try:
+            fresh = self._renew()
+        except UnsupportedGrammar:
+            return False
+        if self._tokens and not fresh.consume_tokens(self._tokens):
+            return False
+        self._matcher = fresh
+        return True
+
+    def _wait_for_worker(self) -> None:
+        """Wait for the worker, since a matcher is used by one thread at a time."""
+        if self._pending is not None:
+            self._pending.result()
+
+    def _compute(self, draft: tuple[int, ...]) -> np.ndarray:
+        """The rows of `masks`; leaves the matcher where it was. Never raises."""
+        masks = np.full((1 + len(draft), self._all_words), -1, dtype=np.int32)
+        try:
+            if self.error is None:
+                self._fill(masks, draft)
+                if self._matcher.is_error() and self._is_renewed():
+                    masks[:] = -1
+                    self._fill(masks, draft)
+                if self._matcher.is_error():
+                    self._fail()
+        except BaseException as error:  # a panic of llguidance's Rust code is not an Exception
+            self.error = f"the grammar engine failed: {error}"
+        if self.error is not None:
+            masks[:] = 0
+        return masks
+
+    def _fill(self, masks: np.ndarray, draft: tuple[int, ...]) -> None:
+        consumed = 0
+        for row, token in zip(masks, (*draft, None), strict=True):
+            self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            if self._matcher.is_error():
+                return
+            if token is None or token in self._eos or not row[token // 32] >> (token % 32) & 1:
+                break
+            if not self._matcher.consume_token(token):
+                return
+            consumed += 1
+        if consumed and not self._matcher.rollback(consumed):
+            self._fail()

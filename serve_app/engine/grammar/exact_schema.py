@@ -1,0 +1,110 @@
+"""Rewrites JSON schemas where llguidance allows more than a reader of the reply does.
+
+- Numbers: grammars compare decimals, and 3.0000000000000001 is above 3. A reader compares doubles (RFC 8259, section
+  6), where it is 3, which `exclusiveMinimum: 3` forbids. So exclusive bounds move inside, to the nearest number that
+  differs as a double. Inclusive bounds are safe, since rounding keeps the order.
+- Dates and hosts: llguidance knows days of a month, but not leap years (RFC 3339, appendix C), nor the longest host
+  name (RFC 1123, section 2.1; RFC 1035, section 2.3.4).
+- Lengths: llguidance takes no length of ten digits; what no reply can reach is left out.
+- Keys: llguidance lets keys that are no property have escapes, and compares them as written: {"\\u0061ge": "old"}
+  passes a schema whose `age` is a number, and a reader finds a text there. Keys that match a pattern are written
+  without such escapes, so other keys are allowed by a pattern here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from serve_app.engine.grammar.lark import none_of
+
+_LEAST_STEP: Final = 1e-15  # of bounds near 0, where doubles are so close that no grammar writes them out
+_MOST: Final = 2.0**53  # beyond it doubles are farther apart than integers
+
+_UNREACHED: Final = 10**9  # characters, items or properties of a reply
+_LEAP_YEAR: Final = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
+_DAY: Final = f"^([0-9]{{4}}-(0[13-9]|1[0-2])|[0-9]{{4}}-02-([01]|2[0-8])|{_LEAP_YEAR}-02-29)"
+_LONGEST_HOST_NAME: Final = 253  # characters
+_LONGEST_KEYS: Final = 10_000  # characters of all names together; the pattern grows with them
+
+# Schemas that are merged with others keep their keys: patterns of two of them would meet.
+_MERGED: Final = frozenset({"allOf", "anyOf", "oneOf", "$ref", "patternProperties", "minProperties", "maxProperties"})
+
+
+def exact(schema: Any) -> Any:
+    """A copy of the schema with all of its parts rewritten; a value that is no schema comes back as it is."""
+    values = _with_exact_values(schema)
+    return values if _has_all_of(values) else _with_exact_keys(values)
+
+
+def _parts_rewritten(schema: dict[str, Any], rewrite: Callable[[Any], Any]) -> dict[str, Any]:
+    changed: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, dict):
+            changed[key] = {name: rewrite(part) for name, part in value.items()}
+        elif key in ("anyOf", "allOf", "oneOf", "prefixItems") and isinstance(value, list):
+            changed[key] = [rewrite(part) for part in value]
+        elif key in ("items", "additionalItems", "additionalProperties"):
+            changed[key] = rewrite(value)
+        else:
+            changed[key] = value
+    return changed
+
+
+def _with_exact_values(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    changed = _parts_rewritten(schema, _with_exact_values)
+    for name in ("maxLength", "maxItems", "maxProperties"):
+        if (_number(schema.get(name)) or 0) > _UNREACHED:
+            del changed[name]
+    # Integers and multiples are never that close to a bound.
+    if schema.get("type") != "integer" and "multipleOf" not in schema:
+        _move_bound(changed, "exclusiveMinimum", "minimum", 1)
+        _move_bound(changed, "exclusiveMaximum", "maximum", -1)
+    if schema.get("format") in ("date", "date-time"):
+        changed.setdefault("pattern", _DAY)  # unless the user's own is there
+    elif schema.get("format") == "hostname":
+        most = _number(schema.get("maxLength"))
+        changed["maxLength"] = _LONGEST_HOST_NAME if most is None else min(most, _LONGEST_HOST_NAME)
+    return changed
+
+
+def _move_bound(schema: dict[str, Any], exclusive: str, inclusive: str, sign: int) -> None:
+    """Replace an exclusive bound by an inclusive one inside it, in the direction of `sign`, or by a closer one."""
+    bound, other = _number(schema.get(exclusive)), _number(schema.get(inclusive))
+    if bound is None or abs(bound) > _MOST:
+        return
+    inside = bound + sign * max(math.ulp(bound), _LEAST_STEP)
+    if other is not None:
+        inside = max(inside, other) if sign > 0 else min(inside, other)
+    del schema[exclusive]
+    schema[inclusive] = inside
+
+
+def _number(value: Any) -> int | float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _with_exact_keys(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    inside = _parts_rewritten(schema, _with_exact_keys)
+    properties, more = inside.get("properties"), inside.get("additionalProperties", True)
+    if not isinstance(properties, dict) or not properties or more is False or not _MERGED.isdisjoint(inside):
+        return inside
+    if sum(map(len, properties)) > _LONGEST_KEYS or not _allows_object(inside):
+        return inside
+    return {**inside, "patternProperties": {none_of(properties): more}, "additionalProperties": False}
+
+
+def _allows_object(schema: Mapping[str, Any]) -> bool:
+    kind = schema.get("type", "object")
+    return kind == "object" or (isinstance(kind, list) and "object" in kind)
+
+
+def _has_all_of(schema: Any) -> bool:
+    if isinstance(schema, list):
+        return any(map(_has_all_of, schema))
+    return isinstance(schema, dict) and ("allOf" in schema or any(map(_has_all_of, schema.values())))

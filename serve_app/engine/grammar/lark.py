@@ -1,0 +1,52 @@
+"""The smallest pieces of a grammar in Lark: texts, special tokens and characters."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+
+from serve_app.engine.errors import UnsupportedGrammar
+
+
+def constant(text: str, special: Mapping[str, int]) -> str:
+    """A constant text; special tokens are written as their ids, since no bytes spell them."""
+    names = sorted((re.escape(name) for name in special), key=len, reverse=True)
+    parts = re.split(f"({'|'.join(names)})", text) if names else [text]
+    return " ".join(f"<[{special[p]}]>" if p in special else json.dumps(p, ensure_ascii=False) for p in parts if p)
+
+
+def regex(text: str) -> str:
+    """A regular expression of exactly this text, also valid inside a class of characters."""
+    plain = text.encode(errors="replace").decode()
+    return "".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in plain)
+
+
+def special_id(text: str, special: Mapping[str, int]) -> int | None:
+    """The id of the special token of this name; None for plain text.
+
+    Raises:
+        UnsupportedGrammar: it is text that contains a special token's name.
+    """
+    if text in special:
+        return special[text]
+    if inside := next((name for name in special if name and name in text), None):
+        raise UnsupportedGrammar(f"{text!r} must be plain text or a special token, and has {inside} in it")
+    return None
+
+
+def none_of(texts: Iterable[str]) -> str:
+    """A regular expression, with both anchors and without look-around, of every text but these."""
+    return f"^({_rest(sorted(set(texts)))})$"
+
+
+def _rest(texts: list[str]) -> str:
+    by_first: dict[str, list[str]] = {}
+    for text in texts:
+        if text:
+            by_first.setdefault(text[0], []).append(text[1:])
+    if not by_first:  # only the end is excluded here
+        return "(?s:.+)"
+    ways = [] if "" in texts else [""]
+    ways.append(f"[^{''.join(map(regex, by_first))}](?s:.*)")
+    return "|".join([*ways, *(f"{regex(first)}({_rest(rest)})" for first, rest in by_first.items())])

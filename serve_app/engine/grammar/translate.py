@@ -1,0 +1,209 @@
+"""Translates grammars into llguidance's language, and its errors into the user's terms.
+
+Between two parts of JSON a reply has at most one line break and twenty blanks or tabs; else an unsure model could
+write white space for ever.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from llguidance import LLMatcher
+
+from serve_app.contracts.generation import Grammar, GrammarKind
+from serve_app.engine.errors import UnsupportedGrammar
+from serve_app.engine.grammar import call_grammar, lark
+from serve_app.engine.grammar.exact_schema import exact
+from serve_app.engine.grammar.unenforceable import Complaint, enforceable, place_of, place_of_keyword
+
+_WHITE_SPACE = r"\n?[ \t]{0,20}"
+_UNSUPPORTED_KEYWORDS = "unsupported keywords in the JSON schema: "
+_POSITION = re.compile(
+    r"^(at \d+\(\d+\): )?(failed to compile JSON schema: |invalid regex \".*?\" \(in regex\): )?", re.DOTALL
+)
+_TOO_LARGE = re.compile(r"too many (states|expressions)|[Tt]oo many items|max is \d+|too large|TooComplex|too complex")
+
+
+def to_llguidance(grammar: Grammar, special: Mapping[str, int]) -> str:
+    """The grammar in llguidance's language. `special` are the tokenizer's special tokens by name.
+
+    Raises:
+        UnsupportedGrammar: the text is not valid for its kind. Unsupported features are found by the compiler.
+    """
+    try:
+        inner = _translated(grammar, special)
+        return _after(grammar.lead, inner, special) if grammar.lead else inner
+    except UnsupportedGrammar:
+        raise
+    except RecursionError:
+        raise UnsupportedGrammar("the grammar is nested too deeply") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnsupportedGrammar(f"this is no {grammar.kind}: {error}") from error
+
+
+def alternatives(grammar: Grammar) -> list[Grammar]:
+    """The schemas of a grammar's tool calls, each as a grammar of its own, to find the one at fault."""
+    if grammar.kind is not GrammarKind.TOOL_CALLS:
+        return []
+    calls = json.loads(grammar.text)
+    return [
+        Grammar(GrammarKind.JSON_SCHEMA, schema, grammar.strict and number not in calls["lenient"])
+        for number, (_, schema, _) in enumerate(calls["alternatives"])
+    ]
+
+
+def without_unenforceable(grammar: Grammar, complaint: Complaint) -> Grammar:
+    """The grammar without keywords that need not and can't be enforced; itself if there is none.
+
+    Raises:
+        TooManyTries: it has more keywords than can be tried in time.
+    """
+    if grammar.kind is GrammarKind.JSON_SCHEMA and not grammar.strict:
+        return replace(grammar, text=json.dumps(enforceable(json.loads(grammar.text), complaint)))
+    if grammar.kind is not GrammarKind.TOOL_CALLS:
+        return grammar
+    calls = json.loads(grammar.text)
+    for number, alternative in enumerate(calls["alternatives"]):
+        if not grammar.strict or number in calls["lenient"]:
+            alternative[1] = json.dumps(enforceable(json.loads(alternative[1]), complaint))
+    if (
+        calls["otherwise"] is not None
+        and calls["otherwise"][0] == GrammarKind.JSON_SCHEMA
+        and not calls["otherwise"][2]
+    ):
+        calls["otherwise"][1] = json.dumps(enforceable(json.loads(calls["otherwise"][1]), complaint))
+    return replace(grammar, text=json.dumps(calls))
+
+
+def place_of_fault(schema: Any, message: str, complaint: Complaint) -> str:
+    """The path in a JSON schema that an error is about, as `explain` says it; empty where it can't be told."""
+    if match := re.match(rf"{_UNSUPPORTED_KEYWORDS}([^,]+)", message):
+        return place_of_keyword(schema, match[1])
+    return place_of(schema, complaint)
+
+
+def _translated(grammar: Grammar, special: Mapping[str, int]) -> str:
+    match grammar.kind:
+        case GrammarKind.JSON_OBJECT:
+            return _json_schema({"type": "object"}, strict=True)
+        case GrammarKind.JSON_SCHEMA:
+            return _json_schema(json.loads(grammar.text), grammar.strict)
+        case GrammarKind.REGEX:
+            return LLMatcher.grammar_from_regex(grammar.text)
+        case GrammarKind.TOOL_CALLS:
+            return LLMatcher.grammar_from_lark(_tool_calls(json.loads(grammar.text), grammar.strict, special))
+
+
+def explain(message: str) -> str:
+    """llguidance's error message in one line and in the user's terms."""
+    lines = _POSITION.sub("", message.strip()).splitlines()
+    first = lines[0] if lines else ""
+    if match := re.search(r"Unimplemented keys: (\[.*?\])", first):
+        return _UNSUPPORTED_KEYWORDS + ", ".join(json.loads(match[1]))
+    if first.startswith("oneOf constraints"):
+        return "unsupported in the JSON schema: oneOf with alternatives that can hold at once; use anyOf"
+    if "is not present in a registry" in first:
+        return "unsupported in the JSON schema: $ref to another document"
+    if first.startswith("regex parse error"):
+        why = next((line for line in lines if line.startswith("error: ")), "it can't be read")
+        return f"unsupported in a regular expression: {_shortened(why.removeprefix('error: '))}"
+    if match := re.match(r"lookarounds not supported yet; (Word\w*)?", first):
+        return f"unsupported in a regular expression: {'word boundaries' if match[1] else 'look-around'}"
+    if first.startswith("Unable to determine if regex is empty"):
+        return "unsupported in the JSON schema: several patterns, lengths or formats at once, as one regex"
+    if first.startswith("Failed to generate regex for"):
+        return "unsupported in the JSON schema: this range of numbers; leave minimum or maximum out"
+    if first.startswith("NoExtensionBias"):
+        return "nothing can be written that fits it"
+    if _TOO_LARGE.search(first):
+        return "the grammar is too large: use fewer or smaller repetitions, and simpler patterns"
+    return _shortened(first) if first else "the grammar engine failed"
+
+
+def is_too_large(message: str) -> bool:
+    """Whether the error is one of llguidance's limits, and not a fault."""
+    return _TOO_LARGE.search(message) is not None
+
+
+def _shortened(text: str) -> str:
+    return textwrap.shorten(text, 200, placeholder=" ...")
+
+
+def _options(strict: bool) -> dict[str, Any]:
+    return {
+        "lenient": not strict,
+        "whitespace_flexible": True,
+        "whitespace_pattern": _WHITE_SPACE,
+        "json_allow_general_unicode_escapes": False,  # they could spell half a character
+    }
+
+
+def _schema(schema: Any, strict: bool) -> dict[str, Any]:
+    """The schema without llguidance's own options, which users must not set, and in exact terms."""
+    if schema is True:
+        return {}
+    if not isinstance(schema, dict):
+        raise UnsupportedGrammar("a JSON schema must be an object, and one that allows something")
+    if strict and _may_be_met_by_doubles(schema):
+        raise UnsupportedGrammar("unsupported in the JSON schema: minProperties without additionalProperties: false")
+    plain = {key: value for key, value in schema.items() if key != "x-guidance"}
+    return dict(exact(plain))
+
+
+def _may_be_met_by_doubles(schema: Any) -> bool:
+    """Whether a reply could reach minProperties with a property named twice, which readers of JSON count once.
+
+    llguidance knows only the names in the schema.
+    """
+    if isinstance(schema, list):
+        return any(_may_be_met_by_doubles(part) for part in schema)
+    if not isinstance(schema, dict):
+        return False
+    least = schema.get("minProperties")
+    if isinstance(least, int) and schema.get("additionalProperties") is not False:
+        required = schema.get("required")
+        if least > max(1, len(required) if isinstance(required, list) else 0):
+            return True
+    return any(_may_be_met_by_doubles(part) for part in schema.values())
+
+
+def _json_schema(schema: Any, strict: bool) -> str:
+    return LLMatcher.grammar_from_json_schema(json.dumps(_schema(schema, strict)), overrides=_options(strict))  # type: ignore[arg-type]
+
+
+def _tool_calls(calls: dict[str, Any], strict: bool, special: Mapping[str, int]) -> str:
+    otherwise = None
+    if calls["otherwise"] is not None:
+        kind, text, its_strict = calls["otherwise"]
+        if kind not in (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA):
+            raise UnsupportedGrammar("beside tools, only JSON can be enforced")
+        otherwise = json.loads(text) if kind == GrammarKind.JSON_SCHEMA else {"type": "object"}, _embed(its_strict)
+    embeds = [_embed(strict and number not in calls["lenient"]) for number in range(len(calls["alternatives"]))]
+    return call_grammar.to_lark(calls, special, embeds, otherwise)
+
+
+def schema_source(schema: Mapping[str, Any]) -> str:
+    """A JSON schema by itself in llguidance's language, to try whether it can be enforced."""
+    return _json_schema(schema, strict=True)
+
+
+def _embed(strict: bool) -> Callable[[Any], str]:
+    return lambda schema: f"%json {json.dumps({**_schema(schema, strict), 'x-guidance': _options(strict)})}"
+
+
+def _after(lead: str, inner: str, special: Mapping[str, int]) -> str:
+    """A grammar that begins after the first occurrence of a text."""
+    name = {"name": "inner"}
+    of = {"lark_grammar": inner, **name} if not inner.startswith("{") else {**json.loads(inner)["grammars"][0], **name}
+    if (token := lark.special_id(lead, special)) is None:
+        rules = ["start: lead SPACE? @inner", f"lead[suffix={json.dumps(lead)}]: /(?s:.*)/"]
+    else:
+        text = f"TEXT: /(?s:.+)/ & ~/(?s:.*){lark.regex(lead)}(?s:.*)/"  # the token's name as letters looks the same
+        rules = [f"start: TEXT? <[{token}]> SPACE? @inner", text]
+    outer = "\n".join([*rules, r"SPACE: /([ \t]{0,4}\n){1,2}/"]) + "\n"
+    return json.dumps({"grammars": [{"lark_grammar": outer}, of]})

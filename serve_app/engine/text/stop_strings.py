@@ -1,0 +1,94 @@
+"""Finds stop strings and marks in text that comes in pieces, and holds back the start of a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopFinder:
+    """Releases text up to the first stop string and holds back text that may be the start of one.
+
+    The first stop string is the one that is complete first; of several that end together, the longest. So the cuts
+    between pushes don't matter.
+
+    Holds at most the length of the longest stop string. Strings come from clients, so the cost must not depend on
+    them: a push costs O(its text) per stop string and a copy of the held text (Knuth, Morris and Pratt, SIAM J.
+    Comput. 6, 1977).
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._matches = [_Match(stop) for stop in stops if stop]
+        self._begins = frozenset(match.stop[0] for match in self._matches)
+        self._held = ""
+        self.found = False
+
+    def push(self, text: str) -> str:
+        """Text that is safe to release; none after a stop string was found."""
+        if self.found or not self._matches:
+            return "" if self.found else text
+        if not self._held and self._begins.isdisjoint(text):
+            return text
+        end = len(self._held)
+        text, new = self._held + text, text
+        for character in new:
+            end += 1
+            complete = [len(match.stop) for match in self._matches if match.push(character)]
+            if complete:
+                self.found, self._held = True, ""
+                return text[: end - max(complete)]
+        keep = max(match.length for match in self._matches)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def flush(self) -> str:
+        """The held text, at the end: it is no stop string."""
+        held, self._held = self._held, ""
+        return held
+
+
+class _Match:
+    """The length of the longest start of one stop string that the text ends with.
+
+    `_borders[n]` is the length of the longest proper start of the first n characters that they also end with. It grows
+    with the longest match, so a string of a megabyte costs nothing while the text does not match.
+    """
+
+    __slots__ = ("_borders", "length", "stop")
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.length = 0
+        self._borders = [0, 0]
+
+    def push(self, character: str) -> bool:
+        """Whether this character completes the string; that must be the last push."""
+        self.length = self._longer(self.length, character)
+        if self.length == len(self.stop):
+            return True
+        if self.length == len(self._borders):
+            self._borders.append(self._longer(self._borders[-1], self.stop[self.length - 1]))
+        return False
+
+    def _longer(self, length: int, character: str) -> int:
+        stop, borders = self.stop, self._borders
+        while length and stop[length] != character:
+            length = borders[length]
+        return length + 1 if stop[length] == character else 0
+
+
+class MarkFinder:
+    """Finds the token with which a text first occurred; a push costs O(its text + the mark)."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+        self._tail = ""  # the end of the text, one character shorter than the mark
+        self._tokens = 0
+        self.found_at: int | None = None  # tokens, the one that completed the mark included
+
+    def push(self, text: str, tokens: int = 1) -> None:
+        self._tokens += tokens
+        if self.found_at is None:
+            text = self._tail + text
+            if self._mark in text:
+                self.found_at = self._tokens
+            self._tail = text[max(0, len(text) - len(self._mark) + 1) :]

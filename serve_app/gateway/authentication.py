@@ -1,0 +1,204 @@
+"""Whose key a request carries, found out before anything of its body is worked on."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import re
+import time
+from dataclasses import replace
+from typing import Any, Final
+
+from starlette.requests import Request
+
+from serve_app.api import errors
+from serve_app.api.errors import ApiError
+from serve_app.contracts.calls import Unavailable
+from serve_app.contracts.key_format import digest, well_formed
+from serve_app.contracts.limiting import Admit, Grant, Identify, Identity, Refusal, UnknownKey
+from serve_app.gateway.limiter_client import LimiterClient
+from serve_app.gateway.refusal_errors import refusal_error, restarting
+from serve_app.gateway.wrong_keys import BEAT_S, Verdict, WrongKeys, client_address
+
+NOT_WELL_FORMED = "the API key is not well-formed: check that it was copied completely"
+NOT_KNOWN = "the API key is not known here: check it or create a new one"
+CONFIRMED_S: Final = 10.0
+MOST_CONFIRMED: Final = 10_000
+MOST_WAITING: Final = 500  # requests whose key is being looked up; only a ledger that is away lets them be so many
+_KEY: Final = re.compile(r"[!-~]{1,512}")
+_EXPECTED: Final = 'Send the header "Authorization: Bearer <your API key>".'
+
+
+class Caller:
+    """The sender of one request: the digest of its key, and its address."""
+
+    __slots__ = ("_authenticator", "_request", "digest")
+
+    def __init__(self, authenticator: Authenticator, request: Request, digest: str) -> None:
+        self._authenticator = authenticator
+        self._request = request
+        self.digest = digest
+
+    @property
+    def address(self) -> str:
+        """See `client_address`."""
+        return self._authenticator.address_of(self._request)
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether the key let a request in some seconds ago: then its body may be read. Authorises nothing."""
+        return self._authenticator.is_confirmed(self.digest)
+
+    async def admit(self, ask: Admit) -> Grant | Refusal:
+        """`ask` comes without `look_up`. Raises Unavailable while the limiter is away."""
+        answer: Grant | Refusal = await self._authenticator.ask(ask, self._request)
+        return answer
+
+    async def identify(self) -> Identity:
+        """The account of an active key. Raises ApiError: 401, 429 for too many wrong keys, 503 without a limiter."""
+        try:
+            answer = await self._authenticator.ask(Identify(self.digest, look_up=False), self._request)
+        except Unavailable:
+            raise restarting() from None
+        if isinstance(answer, Refusal):
+            raise refusal_error(answer)
+        assert isinstance(answer, Identity)
+        return answer
+
+
+class Authenticator:
+    """Checks API keys against the limiter, and the operator key.
+
+    `trusted_proxies` is explained at `client_address`; it may be set at any time.
+    """
+
+    def __init__(
+        self,
+        limiter: LimiterClient,
+        *,
+        key_secret: bytes,
+        operator_key: str,
+        trusted_proxies: int = 0,
+        wrong_keys: WrongKeys | None = None,
+    ) -> None:
+        self.trusted_proxies = trusted_proxies
+        self.beat_s = BEAT_S
+        self._limiter = limiter
+        self._key_secret = key_secret
+        self._operator_key = operator_key
+        self._wrong_keys = WrongKeys(time.monotonic) if wrong_keys is None else wrong_keys
+        self._confirmed: dict[str, float] = {}  # key digest -> until when, the longest unconfirmed first
+        self._beat: asyncio.Event | None = None  # set at the next beat
+        self._waiting = 0
+
+    def caller(self, request: Request) -> Caller:
+        """Raises ApiError: 401 without an API key or with a typo in it, 429 for too many of these."""
+        key = bearer(request.headers.get("authorization"))
+        if not well_formed(key):
+            raise self._wrong(request, NOT_WELL_FORMED)
+        return Caller(self, request, digest(key, self._key_secret))
+
+    def check_operator(self, request: Request) -> None:
+        """Raises ApiError unless the request carries the operator key: 401, 429 for too many wrong keys."""
+        given = bearer(request.headers.get("authorization"))
+        if not hmac.compare_digest(given.encode(), self._operator_key.encode()):
+            raise self._wrong(request, "this needs the operator key of the service")
+
+    async def ask(self, ask: Admit | Identify, request: Request) -> Any:
+        """The limiter's answer. `ask` comes without `look_up`: nearly every key is known, and costs one call.
+
+        Raises Unavailable while the limiter or, for a key that it does not know, the ledger is away.
+        """
+        answer = await self._limiter.ask(ask)
+        if isinstance(answer, UnknownKey):
+            found = await self._look_up(ask.key_digest, request)
+            if isinstance(ask, Identify):
+                answer = found
+            elif isinstance(found, Refusal):
+                answer = replace(found, request_id=ask.request_id)
+            else:
+                answer = await self._limiter.ask(ask)
+            if isinstance(answer, UnknownKey):
+                raise Unavailable("the limiter has forgotten the key again")
+        self._learn(ask.key_digest, answer)
+        return answer
+
+    def is_confirmed(self, digest: str) -> bool:
+        """Whether the key let a request in during the last CONFIRMED_S."""
+        return self._confirmed.get(digest, 0.0) > time.monotonic()
+
+    def _learn(self, digest: str, answer: Any) -> None:
+        self._confirmed.pop(digest, None)
+        if isinstance(answer, Refusal) and answer.status in (401, 503):
+            return
+        self._confirmed[digest] = time.monotonic() + CONFIRMED_S
+        if len(self._confirmed) > MOST_CONFIRMED:
+            del self._confirmed[next(iter(self._confirmed))]
+        if digest not in self._wrong_keys.right_keys:
+            self._wrong_keys.right(digest)
+
+    def address_of(self, request: Request) -> str:
+        """See `client_address`."""
+        peer = request.client.host if request.client is not None else None
+        return client_address(peer, request.headers.getlist("x-forwarded-for"), self.trusted_proxies)
+
+    async def _look_up(self, digest: str, request: Request) -> Identity | Refusal:
+        """Whose key it is by the ledger; a Refusal with 401, or 429 for too many wrong keys. Raises Unavailable."""
+        wrong_keys, address = self._wrong_keys, self.address_of(request)
+        verdict = wrong_keys.verdict(address, digest)
+        if verdict is not Verdict.WRONG:
+            if self._waiting >= MOST_WAITING:
+                raise Unavailable("too many keys are being looked up")
+            self._waiting += 1
+            try:
+                if verdict is Verdict.LOOK_UP_AT_BEAT:
+                    await self._next_beat()
+                answer = await self._limiter.ask(Identify(digest))
+            finally:
+                self._waiting -= 1
+            wrong = isinstance(answer, Refusal) and answer.status == 401
+            wrong_keys.looked_up(digest, wrong)
+            if not wrong:
+                assert isinstance(answer, Identity | Refusal)
+                return answer
+        wait_s = wrong_keys.count(address)
+        return _too_many("", wait_s) if wait_s else Refusal("", 401, "invalid_api_key", NOT_KNOWN)
+
+    async def _next_beat(self) -> None:
+        if self._beat is None:
+            self._beat = asyncio.Event()
+            asyncio.get_running_loop().call_later(self.beat_s, self._end_beat)
+        await self._beat.wait()
+
+    def _end_beat(self) -> None:
+        assert self._beat is not None
+        self._beat.set()
+        self._beat = None
+
+    def _wrong(self, request: Request, message: str) -> ApiError:
+        wait_s = self._wrong_keys.count(self.address_of(request))
+        return refusal_error(_too_many("", wait_s)) if wait_s else errors.authentication(message)
+
+
+def _too_many(request_id: str, wait_s: float) -> Refusal:
+    message = (
+        f"Too many requests with wrong API keys came from this address. Check the key, and try again in {wait_s:.0f} s."
+    )
+    return Refusal(request_id, 429, "wrong_keys", message, wait_s)
+
+
+def bearer(authorization: str | None) -> str:
+    """The key in an `Authorization` header (RFC 6750). Raises ApiError (401); never repeats what was sent."""
+    if authorization is None or not authorization.strip():
+        raise errors.authentication(f"The Authorization header is missing. {_EXPECTED}")
+    scheme, _, key = authorization.strip().partition(" ")
+    key = key.strip()
+    if scheme.lower() != "bearer":
+        raise errors.authentication(f"The Authorization header does not begin with Bearer. {_EXPECTED}")
+    if not key:
+        raise errors.authentication(f"The Authorization header has no key after Bearer. {_EXPECTED}")
+    if not _KEY.fullmatch(key):
+        raise errors.authentication(
+            f"The key in the Authorization header has spaces or characters that no key has. {_EXPECTED}"
+        )
+    return key

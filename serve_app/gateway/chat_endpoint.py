@@ -1,0 +1,252 @@
+"""POST /chat/completions: reads the body, runs the exchange, writes one reply or a stream.
+
+A plain ASGI application with one `__call__` per request, so that every exit, a client that hangs up included, passes
+through the same `async with` and nothing is left open between a handler and its response.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from serve_app.api import errors
+from serve_app.api.chat_reply import (
+    DONE,
+    KEEP_ALIVE,
+    LINE_FEED,
+    ChunkEncoder,
+    StreamedReply,
+    Usage,
+    WholeReply,
+    complete_reply,
+    error_event,
+)
+from serve_app.api.chat_request import ChatRequest, parse_chat_request
+from serve_app.api.codec import parses_in_a_moment
+from serve_app.api.errors import ApiError
+from serve_app.contracts import metrics
+from serve_app.contracts.generation import Finished
+from serve_app.gateway.authentication import Authenticator, Caller
+from serve_app.gateway.exchange import Exchange, Services
+from serve_app.gateway.retries import Retry
+from serve_app.gateway.web import (
+    Bodies,
+    BodyReader,
+    ClientGone,
+    Headers,
+    Sender,
+    Share,
+    error_response,
+    rate_limit_headers,
+    server_timing,
+    until_gone,
+)
+
+logger = logging.getLogger("ray.serve")
+
+# One at a time: parsing holds the interpreter, and the loop must get its turns.
+_PARSING: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parse")
+
+
+class ChatEndpoint:
+    """Answers chat requests."""
+
+    def __init__(self, services: Services, authenticator: Authenticator) -> None:
+        self._services = services
+        self._authenticator = authenticator
+        self.bodies = Bodies()  # by the key's digest
+        self.unidentified = Bodies()  # by address
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await ChatReply(self, self._services, self._authenticator, Request(scope, receive)).respond(
+            scope, receive, send
+        )
+
+
+def new_id() -> str:
+    """Ids sort by their time, to the millisecond: the ledger's index of them grows at its end, however large it is."""
+    return f"chatcmpl-{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
+
+
+class ChatReply:
+    """The answer to one chat request."""
+
+    def __init__(
+        self, endpoint: ChatEndpoint, services: Services, authenticator: Authenticator, request: Request
+    ) -> None:
+        self._endpoint = endpoint
+        self._services = services
+        self._authenticator = authenticator
+        self._request = request
+        self._id = new_id()
+        self._streamed = False
+
+    async def respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Every failure before the first byte of the reply keeps its status."""
+        clock, counted = self._services.clock, self._services.metrics
+        arrived, model, status = clock(), "none", 500
+        sender = Sender(send)
+        try:
+            caller = self._authenticator.caller(self._request)
+            chat, retry = await self._read_request(caller)
+            model, self._streamed = chat.model, chat.stream
+            await until_gone(receive, self._reply(chat, caller, retry, sender, arrived))
+            status = 200
+        except ApiError as error:
+            status = error.status
+            counted.add(metrics.REFUSALS, 1, error.code)
+            await self._fail(error, scope, receive, sender)
+        except ClientGone:
+            status = 499
+        except asyncio.CancelledError:
+            status = 499
+            raise
+        except Exception:
+            logger.exception("chat request failed")
+            await self._fail(errors.server_error(), scope, receive, sender)
+        finally:
+            counted.add(metrics.REQUESTS, 1, model, str(status))
+            counted.observe(metrics.REQUEST_SECONDS, clock() - arrived, model)
+
+    async def _read_request(self, caller: Caller) -> tuple[ChatRequest, Retry | None]:
+        """Whose key it is comes first, and then the body. Work on the body that takes long is done beside the loop."""
+        settings, endpoint = self._services.settings, self._endpoint
+        reader = BodyReader(self._request, settings.max_body_bytes, settings.body_timeout_s)
+        of_one = max(settings.bodies_max_bytes // 8, settings.max_body_bytes)
+        if not caller.is_confirmed:
+            with Share(endpoint.unidentified, caller.address, of_one, of_one) as share:
+                await reader.read_while(caller.identify(), share)
+        self._request.state.identified = True
+        try:
+            with Share(endpoint.bodies, caller.digest, settings.bodies_max_bytes, of_one) as share:
+                body = await reader.read(share)
+                if parses_in_a_moment(body):
+                    return self._parse(body)
+                return await asyncio.get_running_loop().run_in_executor(_PARSING, self._parse, body)
+        except ApiError:
+            await caller.identify()  # a wrong key is reported before a wrong body
+            raise
+
+    def _parse(self, body: bytes) -> tuple[ChatRequest, Retry | None]:
+        settings = self._services.settings
+        served = self._services.catalogue.served
+        chat = parse_chat_request(body, served, settings.max_body_bytes, settings.max_body_items)
+        _ = chat.estimated_prompt_tokens  # and with it messages and tools: they are kept
+        # Streams ignore the key. OpenAI's SDKs send one only where they are configured to, but then, like clients
+        # made by the same generator, with every POST alike: a refusal would take streams from them.
+        key = None if chat.stream else self._request.headers.get("idempotency-key")
+        return chat, None if key is None else Retry.from_header(key, body)
+
+    async def _fail(self, error: ApiError, scope: Scope, receive: Receive, sender: Sender) -> None:
+        with contextlib.suppress(ClientGone):
+            if not sender.started:
+                await error_response(error)(scope, receive, sender.send_message)
+            elif self._streamed:
+                await sender.send_message(
+                    {"type": "http.response.body", "body": error_event(error), "more_body": False}
+                )
+            else:
+                # The status has been sent already. A server closes the connection of a response that its application
+                # leaves without the last chunk, so that no client takes what it has for a whole reply.
+                logger.error("the reply %s had begun and is cut: %d %s", self._id, error.status, error.message)
+
+    async def _reply(
+        self, chat: ChatRequest, caller: Caller, retry: Retry | None, sender: Sender, arrived: float
+    ) -> None:
+        async with Exchange(self._services, chat, self._id, caller, retry) as exchange:
+            await exchange.begin()
+            if exchange.replayed is not None:
+                await self._replay(exchange.replayed, exchange, sender)
+            elif chat.stream:
+                await self._stream(chat, exchange, sender)
+            else:
+                await self._whole(chat, exchange, sender, arrived)
+
+    def _headers(self, exchange: Exchange, content_type: str, **more: str) -> Headers:
+        grant = exchange.grant
+        values = {
+            "content-type": content_type,
+            **(rate_limit_headers(grant.requests, grant.tokens) if grant is not None else {}),
+            "server-timing": server_timing(admit=exchange.admitted_s, total=time.time() - exchange.started_at),
+            **more,
+        }
+        return [(name.replace("_", "-").encode("latin-1"), value.encode("latin-1")) for name, value in values.items()]
+
+    async def _replay(self, body: bytes, exchange: Exchange, sender: Sender) -> None:
+        """Sends the stored reply of a request that was answered before, byte for byte."""
+        own = {"idempotency_replayed": "true", "content_length": str(len(body))}
+        await sender.write_piece(body, lambda: self._headers(exchange, "application/json", **own), more=False)
+
+    async def _whole(self, chat: ChatRequest, exchange: Exchange, sender: Sender, arrived: float) -> None:
+        """Sends a whole reply. One that takes long begins before it is there, with line feeds.
+
+        A load balancer may not notice that its client has hung up, but it notices that it can't write to it any more.
+        """
+        settings, clock = self._services.settings, self._services.clock
+        # HTTP/1.0 has no chunks: it needs the length first, and its client could not see that a reply was cut.
+        may_begin = self._request.scope.get("http_version") != "1.0"
+        due = arrived + settings.early_reply_s
+        reply = WholeReply(chat.n)
+        while True:
+            event = await exchange.next_event(max(0.0, due - clock()) if may_begin else None)
+            if isinstance(event, Finished):
+                break
+            if event is not None:
+                reply.add_event(event)
+            if may_begin and clock() >= due:
+                await sender.write_piece(LINE_FEED, lambda: self._headers(exchange, "application/json"))
+                due = clock() + settings.line_feed_s
+        body = complete_reply(
+            id=exchange.request_id,
+            created=int(exchange.started_at),
+            model=chat.model,
+            fingerprint=exchange.fingerprint,
+            choices=reply.choices(event.reason, chat.logprobs),
+            usage=_usage(event),
+        )
+        await exchange.complete(body)
+        own = {"content_length": str(len(body))}
+        await sender.write_piece(body, lambda: self._headers(exchange, "application/json", **own), more=False)
+
+    async def _stream(self, chat: ChatRequest, exchange: Exchange, sender: Sender) -> None:
+        encoder = ChunkEncoder(
+            id=exchange.request_id,
+            created=int(exchange.started_at),
+            model=chat.model,
+            fingerprint=exchange.fingerprint,
+            include_usage=chat.include_usage,
+        )
+        keep_alive_s = self._services.settings.keep_alive_s
+
+        def stream_headers() -> Headers:
+            own = {"cache_control": "no-cache", "x_accel_buffering": "no"}
+            return self._headers(exchange, "text/event-stream; charset=utf-8", **own)
+
+        reply = StreamedReply(encoder, chat.n)
+        while True:
+            event = await exchange.next_event(keep_alive_s)
+            if isinstance(event, Finished):
+                break
+            await sender.write_piece(KEEP_ALIVE if event is None else reply.chunks(event), stream_headers)
+        await exchange.complete()
+        closing = reply.closing_chunks(event.reason)
+        if chat.include_usage:
+            closing += encoder.usage_chunk(_usage(event))
+        await sender.write_piece(closing + DONE, stream_headers, more=False)
+
+
+def _usage(finished: Finished) -> Usage:
+    return Usage(
+        prompt_tokens=finished.prompt_tokens,
+        cached_tokens=finished.cached_tokens,
+        completion_tokens=finished.completion_tokens,
+        reasoning_tokens=finished.marked_tokens or 0,
+    )

@@ -1,0 +1,330 @@
+"""Settlements on their way to the ledger, with the replies in them: each arrives exactly once, although processes die.
+
+A settlement waits in one place. It is sent to the ledger, and when that does not answer for longer than a client can be
+kept waiting, it is taken back and made durable in this gateway's own spool; the client gets its last chunk. From then
+until the ledger answers a replay of the spool, all settlements go to the spool at once, so the replay is all that a
+ledger which is coming back is asked for. Then replayed and live settlements take turns: one batch of the spool is on
+its way at a time. A hold ends when its settlement has been replayed.
+
+The gateway that takes over the spool of a dead one takes over the holds of what is in it, before their leases run out.
+So that usage stays protected from being spent again however long the ledger is away, and a retry under the request's
+idempotency key is not admitted before its reply can be found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from serve_app.contracts import metrics
+from serve_app.contracts.books import Outcome, Refusal, Settled, Settlement, SettlementRejected, StoredReply
+from serve_app.contracts.calls import Coalescer, Unavailable, detached, shard_of
+from serve_app.contracts.commands import Answer, Command, FindReply, FindUnsettled
+from serve_app.contracts.errors import LedgerUnavailable, SpoolFull
+from serve_app.contracts.limiting import OpenHold, Release
+from serve_app.contracts.metrics import Metrics
+from serve_app.contracts.ports import AccountingPort, SettleAnswer
+from serve_app.contracts.spool import Spool, measure
+from serve_app.gateway.limiter_client import LimiterClient
+
+logger = logging.getLogger("ray.serve")
+
+RETRY_S = 0.1
+REPLAY_S = 0.5
+ADOPT_S = 1.0  # how long the spool of a dead gateway may lie unseen: less than the leases of its holds
+REPLAY_BATCH = 256  # as many as accounting commits at once: live settlements and replayed ones take turns
+REPLAY_TIMEOUT_S = 30.0  # of one batch: as long as accounting tries to commit it
+FIND_TIMEOUT_S = 10.0  # of a stored reply: its request waits, before it has cost anything
+DISK_TIMEOUT_S = 60.0  # after so long without a flush the disk counts as broken
+FULL = 0.9  # of the spool's bound: the rest is for the requests that run already
+
+
+class AccountingShards:
+    """BooksPort over the shards. All write one ledger, so any may run a command in place of one that is away."""
+
+    def __init__(self, shards: Sequence[AccountingPort]) -> None:
+        self.shards = tuple(shards)
+
+    async def run(self, command: Command[Answer]) -> Answer:
+        for shard in self._beginning_with(getattr(command, "account_id", None) or ""):
+            try:
+                return await shard.run(command)
+            except (LedgerUnavailable, Unavailable) as error:
+                away = error
+        raise away
+
+    async def settle(self, batch: list[Settlement]) -> list[Settled | SettlementRejected]:
+        """Settles a batch of any accounts, all or nothing known: raises Unavailable."""
+        for shard in self._beginning_with(batch[0].account_id):
+            try:
+                answers = await shard.settle(batch)
+            except Unavailable as error:
+                away = error
+                continue
+            settled: list[Settled | SettlementRejected] = []
+            for answer in answers:
+                if isinstance(answer, LedgerUnavailable):  # the database of all shards
+                    raise Unavailable(str(answer))
+                settled.append(answer)
+            return settled
+        raise away
+
+    async def unsettled(self, request_ids: tuple[str, ...]) -> list[str]:
+        """Those of these requests that the ledger does not have."""
+        return await self.run(FindUnsettled(request_ids))
+
+    def _beginning_with(self, account_id: str) -> tuple[AccountingPort, ...]:
+        first = shard_of(account_id, len(self.shards))
+        return self.shards[first:] + self.shards[:first]
+
+
+class Settlements:
+    """Settles usage for one gateway process.
+
+    `settle_timeout_s`: how long a client's last chunk waits for the ledger; it may be set at any time.
+    """
+
+    def __init__(
+        self,
+        accounting: AccountingShards,
+        spool: Spool,
+        metrics: Metrics,
+        limiter: LimiterClient,
+        *,
+        settle_timeout_s: float,
+    ) -> None:
+        self._accounting = accounting
+        self.spool = spool
+        self._spooled = spool.size
+        self._metrics = metrics
+        self._limiter = limiter
+        self._is_away = False  # the ledger, until it has answered a replay
+        self._unkept: dict[str, Settlement] = {}  # by request id: what neither ledger nor spool has
+        self._refused: set[str] = set()  # requests that were not served, of those that are to be replayed
+        self._calls: list[Coalescer[Settlement, SettleAnswer]] = [
+            Coalescer(shard.settle, timeout_s=settle_timeout_s) for shard in accounting.shards
+        ]
+        # All that waits for the disk at the same time shares one flush.
+        self._keeping: Coalescer[Settlement, bool] = Coalescer(self._append_batch, timeout_s=DISK_TIMEOUT_S)
+        self._to_replay = asyncio.Event()
+        self._replaying: asyncio.Task[None] | None = None
+
+    @property
+    def settle_timeout_s(self) -> float:
+        return self._calls[0].timeout_s
+
+    @settle_timeout_s.setter
+    def settle_timeout_s(self, seconds: float) -> None:
+        for calls in self._calls:
+            calls.timeout_s = seconds
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing may be admitted, because its usage could not be kept while the ledger is away."""
+        return bool(self._unkept) or self._spooled > FULL * self.spool.max_bytes
+
+    def start(self) -> None:
+        """Replays what is in the spool, and what dead gateways left in theirs, from here on.
+
+        Holds of what they left are announced before this gateway asks for anything else.
+        """
+        self._adopt(self.spool.adopt_orphans())
+        self._spooled = self.spool.size
+        self._to_replay.set()
+        self._replaying = detached(self._replay_forever())
+
+    async def stop(self) -> None:
+        """Ends the replaying; what is in the spool stays there for the next gateway."""
+        if self._replaying is not None:
+            self._replaying.cancel()
+            await asyncio.wait([self._replaying])
+
+    async def close(self) -> None:
+        """Leaves no file behind when nothing waits in the spool. Nothing may be settled from here on."""
+        if not self.spool.waiting:
+            await asyncio.to_thread(self.spool.close)
+
+    async def settle(self, settlement: Settlement, *, refused: bool = False) -> Settled | None:
+        """Returns when the usage is durable, and sees to it that the hold is released, as `refused` if so.
+
+        Settled: at once. None: in the spool, then when it has been replayed; or it is stuck in the ledger.
+
+        Raises SpoolFull when neither ledger nor spool has it (then `is_full`): a reply whose client gets an error
+        instead is recorded as failed, and the hold released, when the ledger is back. Raises RuntimeError when the
+        ledger refuses it, or neither settles nor keeps it; then the caller releases the hold.
+        """
+        started = time.monotonic()
+        answer = None if self._is_away else await self._from_ledger(settlement, started + self.settle_timeout_s)
+        if answer is None:
+            if refused:
+                self._refused.add(settlement.request_id)
+            await self._keep(settlement)
+            self._count_outcome("spooled", started)
+            return None
+        if isinstance(answer, SettlementRejected):
+            self._count_outcome("rejected", started)
+            if not answer.kept or answer.refusal is not Refusal.FAILED:
+                logger.critical("the ledger refuses %r: %s", settlement, answer.message)
+                raise RuntimeError(f"the ledger refuses settlement {settlement.request_id}: {answer.message}")
+            logger.error("settlement %s is stuck: %s", settlement.request_id, answer.message)
+            self._limiter.release(release_of(settlement, None, refused=refused))
+            return None
+        self._count_outcome(settlement.outcome.value, started)
+        self._limiter.release(release_of(settlement, answer, refused=refused))
+        return answer
+
+    async def find_reply(self, account_id: str, idempotency_key: str) -> StoredReply | None:
+        """The reply that a settlement of the last 24 hours has stored.
+
+        Raises Unavailable while the ledger is away: whether there is one is then unknown.
+        """
+        try:
+            async with asyncio.timeout(FIND_TIMEOUT_S):
+                return await self._accounting.run(FindReply(account_id, idempotency_key))
+        except (LedgerUnavailable, TimeoutError) as error:
+            raise Unavailable(f"{type(error).__name__}: {error}") from None
+
+    async def _from_ledger(self, settlement: Settlement, deadline: float) -> Settled | SettlementRejected | None:
+        """The ledger's answer, None without one until `deadline`; then nothing waits to be sent any more."""
+        calls = self._calls[shard_of(settlement.account_id, len(self._calls))]
+        while True:
+            try:
+                # Not `wait_for`, which in Python 3.11 can swallow a cancellation.
+                async with asyncio.timeout(max(0.01, deadline - time.monotonic())):
+                    answer = await calls.submit(settlement)
+                if not isinstance(answer, LedgerUnavailable):
+                    return answer
+                failure: Exception = answer
+            except (Unavailable, TimeoutError) as error:
+                failure = error
+            if self._is_away or time.monotonic() + RETRY_S >= deadline:
+                logger.warning("ledger away (%s): settlement %s goes to the spool", failure, settlement.request_id)
+                return None
+            await asyncio.sleep(RETRY_S)
+
+    async def _keep(self, settlement: Settlement) -> None:
+        """In the spool when it returns. Raises SpoolFull."""
+        # Only a replay shows that the ledger is back.
+        self._is_away = self._replaying is not None
+        try:
+            is_kept = await self._keeping.submit(settlement)
+        except Unavailable as error:
+            logger.error("the disk of the spool does not answer: %s", error)
+            is_kept = False
+        self._to_replay.set()
+        if is_kept:
+            return
+        # Where this usage can still be found if this process ends before the ledger is back.
+        logger.critical("neither ledger nor spool took %r", settlement)
+        if settlement.outcome is Outcome.COMPLETED:
+            # The client gets an error in place of the usage, so it does not pay.
+            settlement = replace(settlement, outcome=Outcome.FAILED, reply=None)
+        self._unkept[settlement.request_id] = settlement
+        raise SpoolFull(f"settlement {settlement.request_id} is neither in the ledger nor in the spool")
+
+    async def _append_batch(self, batch: list[Settlement]) -> list[bool]:
+        try:
+            kept = await asyncio.to_thread(self.spool.append_batch, batch)
+        except SpoolFull as error:
+            logger.error("%s", error)
+            kept = 0
+        self._spooled = self.spool.size
+        return [number < kept for number in range(len(batch))]
+
+    def _count_outcome(self, outcome: str, started: float) -> None:
+        self._metrics.add(metrics.SETTLEMENTS, 1, outcome)
+        self._metrics.observe(metrics.SETTLEMENT_SECONDS, time.monotonic() - started)
+
+    async def _replay_forever(self) -> None:
+        while True:
+            self._to_replay.clear()
+            try:
+                self._adopt(await asyncio.to_thread(self.spool.adopt_orphans))
+                await self._settle_unkept()
+                await asyncio.to_thread(self._replay, asyncio.get_running_loop())
+                if not self._to_replay.is_set():
+                    self._is_away = False
+            except Exception as error:
+                logger.warning("the spool waits for the ledger: %s: %s", type(error).__name__, error)
+                self._to_replay.set()
+                await asyncio.sleep(REPLAY_S)
+            await self._report_spool()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ADOPT_S):
+                    await self._to_replay.wait()
+
+    async def _report_spool(self) -> None:
+        waiting, size, age_s = await asyncio.to_thread(measure, self.spool)
+        self._metrics.set(metrics.SPOOL_SETTLEMENTS, waiting, "gateway")
+        self._metrics.set(metrics.SPOOL_BYTES, size, "gateway")
+        self._metrics.set(metrics.SPOOL_AGE, age_s, "gateway")
+
+    async def _settle_unkept(self) -> None:
+        while self._unkept:
+            batch = list(self._unkept.values())[:REPLAY_BATCH]
+            await self._settle_batch(batch)
+            for settlement in batch:
+                del self._unkept[settlement.request_id]
+
+    def _replay(self, loop: asyncio.AbstractEventLoop) -> None:
+        def settle(batch: Sequence[Settlement]) -> Sequence[Settled | SettlementRejected]:
+            # The spool works in a thread of its own; the call to the ledger belongs on the loop.
+            return asyncio.run_coroutine_threadsafe(self._settle_batch(list(batch)), loop).result()
+
+        try:
+            self.spool.replay(settle, most=REPLAY_BATCH)
+        finally:
+            self._spooled = self.spool.size
+
+    async def _settle_batch(self, batch: list[Settlement]) -> Sequence[Settled | SettlementRejected]:
+        async with asyncio.timeout(REPLAY_TIMEOUT_S):
+            # A call of its own, so that what clients wait for is not held up by a batch from the spool.
+            answers = await self._accounting.settle(batch)
+        self._is_away = False
+        for settlement, answer in zip(batch, answers, strict=True):
+            refused = settlement.request_id in self._refused
+            self._refused.discard(settlement.request_id)
+            settled = answer if isinstance(answer, Settled) else None
+            self._limiter.release(release_of(settlement, settled, refused=refused))
+        return answers
+
+    def _adopt(self, found: Iterable[Settlement]) -> None:
+        """Keeps the holds of dead gateways alive. What the limiter still holds stays as it is, but for the holder."""
+        self._limiter.adopt([_hold_of(settlement) for settlement in found])
+
+
+def release_of(settlement: Settlement, settled: Settled | None, *, refused: bool = False) -> Release:
+    """What the limiter is sent when a request ends. Without `settled` the balance is not known to have changed."""
+    return Release(
+        request_id=settlement.request_id,
+        prompt_tokens=settlement.prompt_tokens,
+        completion_tokens=settlement.completion_tokens,
+        account_id=settlement.account_id,
+        balance=settled.balance if settled else None,
+        version=settled.version if settled else None,
+        refused=refused,
+        key_id=settlement.key_id,
+        key_spent=settled.key_spent if settled else None,
+        key_period=settled.key_period if settled else None,
+    )
+
+
+def _hold_of(settlement: Settlement) -> OpenHold:
+    price, reply = settlement.price, settlement.reply
+    tokens = settlement.prompt_tokens, settlement.cached_tokens, settlement.completion_tokens
+    return OpenHold(
+        request_id=settlement.request_id,
+        account_id=settlement.account_id,
+        key_id=settlement.key_id,
+        hold=price.cost(*tokens),
+        tokens_charged=settlement.prompt_tokens + settlement.completion_tokens,
+        prompt_price=max(price.input, price.cached_input),
+        output_price=price.output,
+        max_tokens=settlement.completion_tokens,
+        backend=settlement.backend,
+        idempotency_key=None if reply is None else reply.idempotency_key,
+    )

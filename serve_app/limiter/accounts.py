@@ -1,0 +1,392 @@
+"""What is known of accounts and keys: committed balances and budgets, what is set aside from them, and their rates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+
+from serve_app.contracts.books import AccountSnapshot, KeySnapshot
+from serve_app.contracts.limiting import Window
+from serve_app.contracts.limits import RATES, Contract, Unit
+from serve_app.contracts.periods import CLOCK_SKEW_S, Period, period_at
+from serve_app.contracts.rates import Bucket
+from serve_app.limiter.holds import Charge, Hold
+
+
+class LimitBucket(Bucket):
+    """The bucket of one declared rate: of an account, or of a key beside its account's."""
+
+    __slots__ = ("name", "of_key", "rate")
+
+    def __init__(self, name: str, limit: int, of_key: bool) -> None:
+        self.name = name
+        self.rate = RATES[name]
+        self.of_key = of_key
+        super().__init__(limit, self.rate.window_s)
+
+
+def tightest(buckets: Sequence[LimitBucket], now: float) -> Window:
+    """What the headers show of these buckets: the one that refuses first, of those with equal room the smallest."""
+    tightest = buckets[0].state(now)
+    for bucket in buckets[1:]:
+        tightest = min(tightest, bucket.state(now))
+    remaining, limit, reset_s = tightest
+    return Window(limit, remaining, reset_s)
+
+
+def _buckets(
+    unit: Unit, limits: Mapping[str, int], known: Sequence[LimitBucket], of_key: bool = False
+) -> tuple[LimitBucket, ...]:
+    """A bucket for each limit of the unit: the known one, with what is in use, or a new one."""
+    kept = {bucket.name: bucket for bucket in known if bucket.of_key == of_key}
+    buckets = []
+    for name, rate in RATES.items():
+        if rate.unit == unit and name in limits:
+            bucket = kept.get(name) or LimitBucket(name, limits[name], of_key)
+            bucket.limit = limits[name]
+            buckets.append(bucket)
+    return tuple(buckets)
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Account:
+    """An account's committed balance, its open holds, and its rate buckets.
+
+    Why the free balance is never overstated. Every charge is covered by a hold that is at least as large. The ledger
+    commits a charge and raises the account's version in one step. A hold is removed only in the step that also brings
+    the balance to the version of its settlement or a later one (`close`). A snapshot of an older version is ignored
+    (`apply`, `update_balance`). So at every moment each admitted request is in one of three states:
+
+    - not settled, and held;
+    - settled, the new balance not known here yet, and held;
+    - settled, and contained in the balance known here.
+
+    So its charge is taken from `free` at least once: `free <= committed balance - charges still to come`. Deposits and
+    settlements that are not known here yet only make `free` too small. Two things are not covered. When an operator
+    lowers a balance, this is known only once the snapshot arrives. And a hold whose lease has ended is no longer held:
+    within the lease, the request of a dead gateway must be settled, or it must be certain that it never will be, or
+    another gateway must have taken over the hold together with the spool.
+
+    Why that stays true with grants that expire. The balance contains what is left of them (`expiring`) until the
+    ledger removes the rest, long after the expiry. A request may be paid from a grant that had not expired when the
+    request began, and each charge uses the grant that expires soonest. So the part of an expired rest that exceeds
+    the holds opened before the expiry can't be used (`expired`). A grant that an earlier hold may use is usable for
+    every hold before that one, so pairing rests with holds in the order of expiry pairs as much as any other way.
+
+    A settlement brings a balance without the grants in it, so `expiring` may be older than `balance`. It then shows
+    rests as they were before charges. They are too large, so too much is taken off `free`, which is safe. Only a grant
+    that came and expired between two reads of the ledger's changes is missing from it. `expiring` does not stay old:
+    every settlement also reaches the limiter as a change of the account, with a version that is known already. A
+    snapshot of an equal version replaces everything but the balance, which is the same at that version.
+    """
+
+    account_id: str
+    contract: Contract  # the limits that apply now
+    snapshot: AccountSnapshot | None = None  # the last one applied; until then holds count all the same
+    balance: int | None = None  # nano-units; None until a snapshot was applied
+    version: int = -1
+    held: int = 0  # nano-units
+    holds: dict[str, Hold] = field(default_factory=dict)
+    idempotent: dict[str, str] = field(default_factory=dict)  # idempotency keys of open requests, with the request
+    keys: dict[str, Key] = field(default_factory=dict)  # by key_id
+    mean_output: float | None = None  # tokens a reply, moving average; None before the first
+    requests: tuple[LimitBucket, ...] = ()
+    tokens: tuple[LimitBucket, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.limit(self.contract)
+
+    def apply(self, snapshot: AccountSnapshot, default: Contract) -> None:
+        """Takes over a committed state unless it is older than what is known."""
+        if snapshot.version < self.version:
+            return
+        if snapshot.version > self.version or self.balance is None:
+            self.version = snapshot.version
+            self.balance = snapshot.balance
+        known, self.snapshot = self.snapshot, snapshot
+        if known is None or known.limits != snapshot.limits:
+            self.limit(default)
+
+    def limit(self, default: Contract) -> None:
+        """Sets the limits: the account's own, and the default's where it has none. What is in use stays in use."""
+        self.contract = default if self.snapshot is None else default.with_own(self.snapshot.limits)
+        limits = asdict(self.contract)
+        self.requests = _buckets("requests", limits, self.requests)
+        self.tokens = _buckets("tokens", limits, self.tokens)
+
+    def update_balance(self, balance: int, version: int) -> None:
+        """Takes over the balance after a settlement, unless a newer one is known.
+
+        While the balance is unknown only the version is kept: only `apply` brings whether the account is active, and
+        a look-up that was read before this settlement must be ignored as old.
+        """
+        if version > self.version:
+            self.version = version
+            if self.balance is not None:
+                self.balance = balance
+
+    @property
+    def free(self) -> int:
+        """Nano-units that no hold has a claim on; negative when an operator took away what was already held."""
+        return (self.balance or 0) - self.held
+
+    def expired(self, at: float) -> int:
+        """Nano-units of the balance that a request that begins at the Unix time `at`, or any later one, can't use."""
+        expiring = self.snapshot.expiring if self.snapshot is not None else ()
+        if not expiring or expiring[0][0] - CLOCK_SKEW_S > at:
+            return 0
+        rest = claimed = 0
+        for expires_at, left in expiring:
+            last = expires_at - CLOCK_SKEW_S  # the ledger compares the time that a gateway's clock has given
+            if last > at:
+                break
+            before = sum(hold.amount for hold in self.holds.values() if hold.opened_at < last)
+            claim = min(left, before - claimed)
+            claimed += claim
+            rest += left - claim
+        return rest
+
+    def spendable(self, at: float) -> int:
+        """Nano-units that a request that begins at the Unix time `at` may still set aside; can be negative."""
+        return self.free - self.expired(at)
+
+    def is_drained(self, now: float) -> bool:
+        """Whether nothing of it counts any more: no request is open, and its rates have drained."""
+        return not self.holds and not any(bucket.reset_s(now) for bucket in (*self.requests, *self.tokens))
+
+    def open(self, hold: Hold) -> None:
+        """Sets the hold's amount aside, from the key's budget too, and takes a concurrency slot of both."""
+        key = hold.key
+        self.holds[hold.request_id] = hold
+        self.held += hold.amount
+        key.held += hold.amount
+        key.open += 1
+        if hold.terms.idempotency_key is not None:
+            self.idempotent.setdefault(hold.terms.idempotency_key, hold.request_id)
+
+    def resize(self, hold: Hold, amount: int) -> None:
+        """Changes what an open hold sets aside."""
+        more = amount - hold.amount
+        self.held += more
+        hold.key.held += more
+        hold.amount = amount
+
+    def close(self, hold: Hold) -> None:
+        """Frees an open hold, its slots and its idempotency key."""
+        key, idempotency_key = hold.key, hold.terms.idempotency_key
+        del self.holds[hold.request_id]
+        self.held -= hold.amount
+        key.held -= hold.amount
+        key.open -= 1
+        if idempotency_key is not None and self.idempotent.get(idempotency_key) == hold.request_id:
+            del self.idempotent[idempotency_key]
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Key:
+    """A key as last applied, its open requests, and the rate buckets that they are charged to.
+
+    Why a budget is never overspent. As with balances (see Account), a hold is removed only in the step that brings
+    what the key has spent, as of its settlement or later, and anything older is ignored. So each charge is taken from
+    `left` at least once. A charge counts in the period in which its request ends, and requests run past the end of
+    a period. So the holds of all open requests are taken from the budget of the current period, and a charge fits
+    into the next period as well as into the one in which it was admitted.
+
+    Clocks differ by up to CLOCK_SKEW_S. A period lasts that much longer here, because a gateway may still let a
+    request end in it. What the ledger reports as spent in the next period counts already. From then on it does not
+    report the period that ends here. So its last figure for that period goes on counting, and every hold that is
+    removed counts as spent in full (`freed`). Where there is no such figure, what is left is unknown until the period
+    has ended here, too (`unsure_s`).
+    """
+
+    account: Account
+    key_id: str
+    snapshot: KeySnapshot | None = None  # the last one applied; until then holds count all the same
+    held: int = 0  # nano-units
+    open: int = 0  # requests
+    requests: tuple[LimitBucket, ...] = ()  # the account's, then those of limits of its own
+    tokens: tuple[LimitBucket, ...] = ()
+    own_tokens: tuple[LimitBucket, ...] = ()  # those of token limits of its own
+    mean_output: float | None = None  # as Account's; kept only with a token limit of its own
+    spent: int = 0  # nano-units in `spent_period`, as of the account's version `spent_version`
+    spent_period: str = ""
+    spent_version: int = -1
+    _ending: tuple[int, str] = (0, "")  # the last figure for the period before `spent_period`
+    _period: Period | None = None  # the last one asked for
+
+    def __post_init__(self) -> None:
+        self.requests, self.tokens = self.account.requests, self.account.tokens
+
+    def apply(self, snapshot: KeySnapshot, now: float) -> bool:
+        """Takes over a committed state; False and no change unless it is newer than what is known.
+
+        `spent` has a version of its own, because a settlement may have brought a newer figure.
+        """
+        if self.snapshot is not None and snapshot.version <= self.snapshot.version:
+            return False
+        self.snapshot = snapshot
+        self._limit(snapshot.limits, now)
+        if snapshot.spent_version >= self.spent_version:
+            self._spend(snapshot.spent, snapshot.spent_period, snapshot.spent_version)
+        self._period = None
+        return True
+
+    def _limit(self, own: Mapping[str, int], now: float) -> None:
+        """Sets the limits of its own. What is in use stays in use."""
+        known = self.own_tokens
+        self.own_tokens = _buckets("tokens", own, known, of_key=True)
+        self.tokens = self.account.tokens + self.own_tokens
+        self.requests = self.account.requests + _buckets("requests", own, self.requests, of_key=True)
+        # Requests that were open before the limit was known, above all those from before a restart.
+        for bucket in self.own_tokens:
+            if bucket not in known:
+                for hold in self.account.holds.values():
+                    if hold.key is self:
+                        hold.tokens.append(Charge(bucket, now, hold.tokens_charged))
+
+    def update_spent(self, spent: int, period: str, version: int) -> None:
+        """Takes over what a settlement reports as spent, unless something newer is known."""
+        if version > self.spent_version:
+            self._spend(spent, period, version)
+
+    def _spend(self, spent: int, period: str, version: int) -> None:
+        if period != self.spent_period:
+            self._ending = self.spent, self.spent_period
+        self.spent, self.spent_period, self.spent_version = spent, period, version
+
+    def period(self, at: float) -> Period:
+        """The period of the budget at the Unix time `at`, on a clock that is late by what clocks may differ."""
+        assert self.snapshot is not None
+        at -= CLOCK_SKEW_S
+        period = self._period
+        if period is None or not period.begins <= at < period.ends:
+            period = self._period = period_at(self.snapshot.budget_period or "month", at)
+        return period
+
+    def left(self, at: float) -> int:
+        """Nano-units of the budget that nothing has a claim on at the Unix time `at`; can be negative.
+
+        Only for a key with a budget.
+        """
+        assert self.snapshot is not None
+        assert self.snapshot.budget is not None
+        name = self.period(at).name
+        figures = (self.spent, self.spent_period), self._ending
+        return self.snapshot.budget - self.held - max((spent for spent, period in figures if period >= name), default=0)
+
+    def unsure_s(self, at: float) -> float:
+        """Seconds from the Unix time `at` for which it is unknown what was spent in the period; mostly 0."""
+        period = self.period(at)
+        if self.spent_period <= period.name or self._ending[1] == period.name:
+            return 0.0
+        left_s = period.ends - (at - CLOCK_SKEW_S)
+        # A ledger that is further ahead than clocks may differ is right: otherwise this would last for hours.
+        return left_s if left_s <= 2 * CLOCK_SKEW_S else 0.0
+
+    def freed(self, amount: int, at: float) -> None:
+        """Counts a hold removed at the Unix time `at` as spent in full if the ledger no longer reports the period."""
+        name = self.period(at).name
+        if self.spent_period > name == self._ending[1]:
+            self._ending = self._ending[0] + amount, name
+
+    def is_drained(self, now: float) -> bool:
+        """Whether nothing of it counts any more: no request is open, and the rates of its own have drained."""
+        return not self.open and not any(
+            bucket.of_key and bucket.reset_s(now) for bucket in (*self.requests, *self.tokens)
+        )
+
+
+class Registry:
+    """Accounts by id and keys by digest. What was not used for long is forgotten, and looked up again.
+
+    `_idle` holds the keys without open requests and the accounts without keys, the longest idle first. The start and
+    end of a request and every snapshot or settlement move them to the end or out. So what was learnt of them stays
+    known for as long as idle things do, and a look-up that was read before and arrives later is recognised as old, as
+    long as look-ups do not take longer than that.
+    """
+
+    def __init__(self, default: Contract) -> None:
+        self.default = default
+        self.accounts: dict[str, Account] = {}
+        self.keys: dict[str, Key] = {}
+        self._idle: dict[Key | Account, float] = {}  # since when
+
+    def set_default(self, contract: Contract) -> None:
+        """Changes the limits of accounts that have none of their own."""
+        self.default = contract
+        for account in self.accounts.values():
+            account.limit(contract)
+
+    def account_or_new(self, account_id: str, now: float) -> Account:
+        """The account; a new one, of which nothing is known, where there was none."""
+        account = self.accounts.get(account_id)
+        if account is None:
+            account = self.accounts[account_id] = Account(account_id, self.default)
+            self._idle[account] = now
+        return account
+
+    def key_or_new(self, account: Account, key_id: str, now: float) -> Key:
+        """The account's key; a new one, of which nothing is known, where there was none."""
+        key = account.keys.get(key_id)
+        if key is None:
+            key = account.keys[key_id] = Key(account, key_id)
+            self._idle.pop(account, None)
+            self._idle[key] = now
+        return key
+
+    def touch(self, owner: Key | Account, now: float) -> None:
+        """Something was learnt of it: if it is idle, it is idle from now on."""
+        if self._idle.pop(owner, None) is not None:
+            self._idle[owner] = now
+
+    def apply(self, snapshot: AccountSnapshot | KeySnapshot, now: float) -> None:
+        """Takes over what the ledger committed; anything older than what is known is ignored."""
+        account = self.account_or_new(snapshot.account_id, now)
+        if isinstance(snapshot, AccountSnapshot):
+            account.apply(snapshot, self.default)
+            self.touch(account, now)
+            return
+        key = self.key_or_new(account, snapshot.key_id, now)
+        if key.apply(snapshot, now):
+            self.keys[snapshot.digest] = key
+        self.touch(key, now)
+
+    def open(self, hold: Hold) -> None:
+        if not hold.key.open:
+            del self._idle[hold.key]
+        hold.key.account.open(hold)
+
+    def close(self, hold: Hold, now: float) -> None:
+        hold.key.account.close(hold)
+        if not hold.key.open:
+            self._idle[hold.key] = now
+
+    def forget_idle(self, idle_s: float, most: int, now: float) -> int:
+        """Forgets what has been idle for `idle_s` seconds. Returns how many keys and accounts that were.
+
+        Looks at no more than `most` of them, and at nothing that is not idle. What has not drained yet stays for
+        another round.
+        """
+        forgotten = 0
+        for owner, since in list(islice(self._idle.items(), most)):
+            if since > now - idle_s:
+                break
+            if owner.is_drained(now):
+                self._forget(owner, now)
+                forgotten += 1
+            else:
+                self.touch(owner, now)
+        return forgotten
+
+    def _forget(self, owner: Key | Account, now: float) -> None:
+        del self._idle[owner]
+        if isinstance(owner, Account):
+            del self.accounts[owner.account_id]
+            return
+        if owner.snapshot is not None:
+            del self.keys[owner.snapshot.digest]
+        keys = owner.account.keys
+        del keys[owner.key_id]
+        if not keys:
+            self._idle[owner.account] = now

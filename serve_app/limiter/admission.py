@@ -1,0 +1,363 @@
+"""Who may run: one decision over key, balance, budget, concurrency and rates, all or nothing, and its corrections."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from math import inf
+from random import Random
+from typing import Final
+
+from serve_app.contracts.books import AccountSnapshot, KeySnapshot
+from serve_app.contracts.limiting import (
+    AccountStatus,
+    Adjust,
+    Admit,
+    Grant,
+    Identify,
+    Identity,
+    OpenHold,
+    PressureReport,
+    Recovering,
+    Refusal,
+    Release,
+    Renew,
+    UnknownKey,
+    Window,
+)
+from serve_app.contracts.limits import Contract
+from serve_app.limiter import refusals
+from serve_app.limiter.accounts import Key, Registry, tightest
+from serve_app.limiter.checks import Offer, check_limits, learn_output, output_budget, token_charge
+from serve_app.limiter.holds import Charge, Hold, OpenHolds
+from serve_app.limiter.pressure import Tuning
+from serve_app.limiter.shares import Shares
+
+POSTED: Final = "posted"  # the holder of holds that are known from the ledger
+AWAIT_LEASE_S: Final = 0.3  # until a gateway asks again
+
+
+class Admission:
+    """Decides over requests. Not thread-safe, does no I/O, and never waits.
+
+    A refused request consumes nothing at all: every check comes before the first change. The order of the checks is
+    401 (key, account), 422 (model), 409 (idempotency key), 402 (balance, then the key's budget), 429 (concurrency,
+    requests, tokens; account and key each), 429 (the account's share of a backend under pressure), 503 (no capacity).
+
+    `clock` returns seconds of a clock that never runs backwards, `wall` Unix time, by which keys and grants expire and
+    budgets renew; `rng` spreads the times to wait. A hold lives for `lease_s` unless it is renewed. For the first
+    `recovery_s` after the start, `admit` returns `Recovering`, so that gateways announce the holds that this limiter
+    does not know. It must be longer than the gateways' heartbeat, or 0 where no gateway can have open requests.
+    From `admits_until` on, `admit` and `adjust` return `Recovering` as well: the lease is over.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        rng: Random,
+        default_contract: Contract,
+        lease_s: float = 10.0,
+        recovery_s: float = 3.0,
+        wall: Callable[[], float] = time.time,
+        tuning: Tuning | None = None,
+    ) -> None:
+        self.lease_s = lease_s
+        self._clock = clock
+        self._wall = wall
+        self._rng = rng
+        self.shares = Shares(tuning or Tuning(), default_contract)
+        self._registry = Registry(default_contract)
+        self._accounts = self._registry.accounts
+        self._keys = self._registry.keys
+        self._open_holds = OpenHolds(lease_s)
+        self._recovery_s = recovery_s
+        self.epoch = 0  # of the lease that this limiter holds, if it needs one
+        self.admits_until = inf  # on `clock`
+        self._posted: set[str] = set()  # requests of holds that are known from the ledger
+        self.recover()
+
+    @property
+    def admits(self) -> bool:
+        """Whether this limiter may decide."""
+        return self._clock() < self.admits_until
+
+    def recover(self) -> None:
+        """Waits from now on until gateways have announced the holds that this limiter does not know."""
+        self.recovering_until = self._clock() + self._recovery_s
+
+    def reconfigure(self, default: Contract, tuning: Tuning) -> None:
+        """Sets the limits of accounts that have none of their own, and what the answer to pressure aims at."""
+        self._registry.set_default(default)
+        self.shares.reconfigure(tuning, default)
+
+    def knows(self, key_digest: str) -> bool:
+        """Whether the key and its account need no look-up."""
+        return not isinstance(self._authenticate("", key_digest), UnknownKey)
+
+    def knows_account(self, account_id: str) -> bool:
+        """Whether anything is known of the account, so that its changes and those of its keys must be applied."""
+        return account_id in self._accounts
+
+    def identify(self, ask: Identify) -> Identity | Refusal | UnknownKey:
+        """Whose key it is, without admitting anything: an active key of an active account, or 401."""
+        key = self._authenticate("", ask.key_digest)
+        return Identity(key.account.account_id, key.key_id) if isinstance(key, Key) else key
+
+    def admit(self, ask: Admit) -> Grant | Refusal | UnknownKey | Recovering:
+        """Admits a request, or returns why not. Asked again for an open request, it returns the same grant."""
+        request_id = ask.request_id
+        now = self._clock()
+        if now >= self.admits_until:
+            return Recovering(request_id, AWAIT_LEASE_S)
+        known = self._open_holds.get(request_id)
+        if known is not None:
+            if known.grant.epoch != self.epoch:
+                known.grant = replace(known.grant, epoch=self.epoch)
+            return known.grant
+        if now < self.recovering_until:
+            return Recovering(request_id, self.recovering_until - now)
+        key = self._authenticate(request_id, ask.key_digest)
+        if not isinstance(key, Key):
+            return key
+        at = self._wall()
+        offer = check_limits(ask, key, now, at, self._rng)
+        if not isinstance(offer, Offer):
+            return offer
+        account = key.account
+        verdict = self.shares.check_share(ask.backend, account.account_id, account.contract, now)
+        if verdict is not None:
+            tokens = self._tokens(key, ask.backend, now)
+            return refusals.under_pressure(request_id, key, verdict, tokens, now, self._rng)
+
+        hold = Hold(request_id, key, ask, ask.holder, offer.hold, opened_at=at, admitted_at=now)
+        hold.requests = [Charge(bucket, now, 1) for bucket in key.requests]
+        hold.charge_tokens(now, offer.charge)
+        hold.share = self.shares.charge_share(ask.backend, account.account_id, account.contract, offer.charge, now)
+        return self._open(hold, offer.max_tokens, now, offer.tentative)
+
+    def adjust(self, ask: Adjust) -> Grant | Refusal | Recovering:
+        """Replaces the estimated prompt by the counted one: new hold, new output budget, corrected token buckets.
+
+        When the prompt and one token of output cost too much, it returns 402 and undoes the admission. A request that
+        is not open here gets 503, or `Recovering` while it may still be announced.
+        """
+        now = self._clock()
+        if now >= self.admits_until:
+            return Recovering(ask.request_id, AWAIT_LEASE_S)
+        hold = self._open_holds.get(ask.request_id)
+        if hold is None:
+            if now < self.recovering_until:
+                return Recovering(ask.request_id, self.recovering_until - now)
+            return refusals.lost(ask.request_id, self._rng)
+        key, terms = hold.key, hold.terms
+        account = key.account
+        at = self._wall()
+        # After a restart account and key may not be known yet: then the hold as announced is all there is to spend.
+        available, of_budget = hold.amount, False
+        if account.balance is not None and key.snapshot is not None:
+            available = max(0, account.spendable(hold.opened_at) + hold.amount)
+            if key.snapshot.budget is not None:
+                left = hold.amount if key.unsure_s(at) else max(0, key.left(at) + hold.amount)
+                if left < available:
+                    available, of_budget = left, True
+        budget = output_budget(available, ask.prompt_tokens, terms.max_tokens, terms.prompt_price, terms.output_price)
+        if budget < 1:
+            needed = ask.prompt_tokens * terms.prompt_price + terms.output_price
+            refusal = refusals.too_expensive(
+                ask.request_id, key, ask.prompt_tokens, needed, available, at, of_budget=of_budget
+            )
+            self._undo(hold, now)
+            return refusal
+        account.resize(hold, ask.prompt_tokens * terms.prompt_price + budget * terms.output_price)
+        hold.recharge_tokens(now, token_charge(ask.prompt_tokens, budget, key))
+        hold.grant = self._grant(hold, budget, now, tentative=False)
+        return hold.grant
+
+    def release(self, end: Release) -> None:
+        """Ends a request. Repeating it is harmless; newer figures are taken over even if the hold is gone."""
+        hold = self._open_holds.get(end.request_id)
+        now = self._clock()
+        # The step that frees the hold takes over the figures, too: see Account and Key on why this must be one step.
+        if hold is None:
+            self._update(end, now)
+            return
+        if end.balance is not None and end.version is not None:
+            hold.key.account.update_balance(end.balance, end.version)
+            if end.key_spent is not None and end.key_period is not None:
+                hold.key.update_spent(end.key_spent, end.key_period, end.version)
+        if end.refused and end.keeps_rate:
+            self.shares.remove_work(
+                hold.terms.backend, hold.key.account.account_id, hold.tokens_charged, hold.admitted_at, now
+            )
+            hold.recharge_tokens(now, end.prompt_tokens)
+            self._close(hold, now)
+            return
+        if end.refused:
+            self._undo(hold, now)
+            return
+        hold.recharge_tokens(now, end.prompt_tokens + end.completion_tokens)
+        if end.completion_tokens:
+            learn_output(hold.key, end.completion_tokens)
+        self._close(hold, now)
+
+    def _update(self, end: Release, now: float) -> None:
+        """Takes over the balance and what the key has spent although the hold is gone.
+
+        Also of what is not known here, so that a look-up which was read before this settlement is recognised as old.
+        """
+        if end.account_id is None or end.balance is None or end.version is None:
+            return
+        account = self._registry.account_or_new(end.account_id, now)
+        account.update_balance(end.balance, end.version)
+        self._registry.touch(account, now)
+        if end.key_id is not None and end.key_spent is not None and end.key_period is not None:
+            key = self._registry.key_or_new(account, end.key_id, now)
+            key.update_spent(end.key_spent, end.key_period, end.version)
+            self._registry.touch(key, now)
+
+    def renew(self, beat: Renew) -> tuple[str, ...]:
+        """Renews leases. Returns the requests that are not open here, which the gateway announces again."""
+        return self._open_holds.renew(beat.holder, beat.request_ids, self._clock())
+
+    def announce(self, open_hold: OpenHold, holder: str) -> None:
+        """Takes in a hold that was granted before this limiter started or whose lease had ended.
+
+        The request already runs. So the hold counts at once, at any limits, also while account and key are not known
+        yet. A hold that is open here only has its lease renewed and moved to `holder`.
+        """
+        now = self._clock()
+        known = self._open_holds.get(open_hold.request_id)
+        if known is not None:
+            known.holder = holder
+            self._open_holds.lease(known, now)
+            return
+        account = self._registry.account_or_new(open_hold.account_id, now)
+        key = self._registry.key_or_new(account, open_hold.key_id, now)
+        # Opened earlier than now. So no grant is expected to pay for it that may have expired before it began.
+        hold = Hold(open_hold.request_id, key, open_hold, holder, open_hold.hold, opened_at=self._wall())
+        hold.charge_tokens(now, open_hold.tokens_charged)
+        self._open(hold, open_hold.max_tokens, now, tentative=False)
+
+    def expire(self) -> list[str]:
+        """Frees the holds whose lease has ended and returns their requests.
+
+        It is not known what the requests used, so their charge on the token buckets stays until it drains.
+        """
+        now = self._clock()
+        expired = self._open_holds.expired(now)
+        lost = [hold for hold in expired if hold.holder != POSTED]
+        for hold in expired:
+            if hold.holder == POSTED:
+                self._open_holds.lease(hold, now)  # it goes when the ledger says so
+        for hold in lost:
+            self._close(hold, now)
+        return [hold.request_id for hold in lost]
+
+    def open_holds(self) -> list[tuple[str, OpenHold]]:
+        """What gateways hold, with the holder."""
+        return [(hold.holder, hold.announced()) for hold in self._open_holds if hold.holder != POSTED]
+
+    def take_posted(self, holds: Sequence[OpenHold]) -> list[str]:
+        """Takes in all holds that are posted in the ledger. Returns the requests that no longer are, for `drop_posted`.
+
+        A hold that a gateway of this limiter keeps alive stays that gateway's.
+        """
+        now = self._clock()
+        posted = {hold.request_id for hold in holds}
+        for hold in holds:
+            if self._open_holds.get(hold.request_id) is None:
+                self.announce(hold, POSTED)
+                self._posted.add(hold.request_id)
+        self._open_holds.renew(POSTED, posted, now)
+        return [request_id for request_id in self._posted if request_id not in posted]
+
+    def drop_posted(self, request_ids: Iterable[str]) -> None:
+        """Frees holds that are no longer posted; call it when the balances that their settlements left are known."""
+        for request_id in request_ids:
+            self._posted.discard(request_id)
+            hold = self._open_holds.get(request_id)
+            if hold is not None and hold.holder == POSTED:
+                self._close(hold, self._clock())
+
+    def apply(self, snapshot: AccountSnapshot | KeySnapshot) -> None:
+        """Takes over what the ledger committed; anything older than what is known is ignored."""
+        self._registry.apply(snapshot, self._clock())
+
+    def report(self, report: PressureReport) -> None:
+        """Takes in how much a replica has to do."""
+        self.shares.report(report, self._clock())
+
+    def forget_idle(self, idle_s: float, most: int) -> int:
+        """Drops keys, and accounts without keys, that have been idle for so long; the next request looks them up again.
+
+        What still counts stays: open holds, and rates that have not drained. `idle_s` must be longer than any look-up
+        may take. Call it often: it looks at no more than `most` keys and accounts. Returns how many it dropped.
+        """
+        return self._registry.forget_idle(idle_s, most, self._clock())
+
+    def status(self, account_id: str) -> AccountStatus:
+        """What is known of the account; of an unknown one, that it holds nothing and has the default limits."""
+        account, now = self._accounts.get(account_id), self._clock()
+        if account is None:
+            contract = self._registry.default
+            return AccountStatus(account_id, 0, 0, contract, self.shares.pressed(contract, now))
+        pressed = self.shares.pressed(account.contract, now)
+        return AccountStatus(account_id, account.held, len(account.holds), account.contract, pressed)
+
+    def _authenticate(self, request_id: str, key_digest: str) -> Key | Refusal | UnknownKey:
+        key = self._keys.get(key_digest)
+        if key is None or key.snapshot is None:
+            return UnknownKey(request_id, key_digest)
+        snapshot, account = key.snapshot, key.account
+        if not snapshot.active:
+            return refusals.revoked(request_id)
+        if snapshot.expires_at is not None and snapshot.expires_at <= self._wall():
+            return refusals.key_expired(request_id, snapshot.expires_at)
+        if account.balance is None or account.snapshot is None:
+            return UnknownKey(request_id, key_digest)
+        if not account.snapshot.active:
+            return refusals.suspended(request_id)
+        return key
+
+    def _open(self, hold: Hold, max_tokens: int, now: float, tentative: bool) -> Grant:
+        hold.grant = self._grant(hold, max_tokens, now, tentative)
+        self._registry.open(hold)
+        self._open_holds.lease(hold, now)
+        return hold.grant
+
+    def _close(self, hold: Hold, now: float) -> None:
+        self._open_holds.remove(hold)
+        self._registry.close(hold, now)
+        key = hold.key
+        if key.snapshot is not None and key.snapshot.budget is not None:
+            key.freed(hold.amount, self._wall())
+
+    def _undo(self, hold: Hold, now: float) -> None:
+        """Closes a hold as if the request had never been admitted."""
+        self.shares.remove_work(
+            hold.terms.backend, hold.key.account.account_id, hold.tokens_charged, hold.admitted_at, now
+        )
+        hold.uncharge(now)
+        self._close(hold, now)
+
+    def _grant(self, hold: Hold, max_tokens: int, now: float, tentative: bool) -> Grant:
+        key = hold.key
+        return Grant(
+            hold.request_id,
+            key.account.account_id,
+            key.key_id,
+            hold.amount,
+            max_tokens,
+            tightest(key.requests, now),
+            self._tokens(key, hold.terms.backend, now),
+            hold.tokens_charged,
+            tentative,
+            key.account.contract.weight,
+            self.epoch,
+        )
+
+    def _tokens(self, key: Key, backend: str, now: float) -> Window:
+        """Tokens per minute as the headers show them: by contract, or what pressure leaves of it."""
+        account = key.account
+        return self.shares.window(backend, account.account_id, account.contract, tightest(key.tokens, now), now)

@@ -1,0 +1,140 @@
+"""Open requests: what each has set aside and was charged, and the leases under which they stay open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING
+
+from serve_app.contracts.limiting import Admit, Grant, OpenHold
+from serve_app.contracts.rates import Bucket
+
+if TYPE_CHECKING:
+    from serve_app.limiter.accounts import Key
+    from serve_app.limiter.shares import ShareCharge
+
+
+class Charge:
+    """What one bucket was charged for one request. Undoing it gives back exactly that, also at another limit."""
+
+    __slots__ = ("bucket", "cost_s", "drained_at", "units")
+
+    def __init__(self, bucket: Bucket, now: float, units: int) -> None:
+        self.bucket = bucket
+        self.units = units
+        self.cost_s, self.drained_at = bucket.charge(now, units)
+
+    def recharge(self, now: float, units: int) -> None:
+        """Changes the charge to `units`, up into debt or down.
+
+        An increase counts as if it had been known at the start, so the time at which the charge drains moves with it.
+        """
+        if units > self.units:
+            more_s, _ = self.bucket.charge(now, units - self.units)
+            self.cost_s += more_s
+            self.drained_at += more_s
+        elif units < self.units:
+            less_s = self.cost_s * (self.units - units) / self.units
+            self.bucket.refund(now, less_s, self.drained_at)
+            self.cost_s -= less_s
+            self.drained_at -= less_s
+        self.units = units
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Hold:
+    """One open request. Mutable and private to the limiter."""
+
+    request_id: str
+    key: Key
+    terms: Admit | OpenHold  # prices, output asked for, backend and idempotency key
+    holder: str
+    amount: int  # nano-units
+    opened_at: float  # Unix time
+    admitted_at: float = -inf  # on the limiter's clock; -inf: before this limiter started
+    tokens_charged: int = 0
+    requests: Sequence[Charge] = ()  # of the key's buckets; empty: charged before this limiter started
+    tokens: list[Charge] = field(init=False)
+    share: ShareCharge | None = None  # None: the backend was not under pressure
+    expires_at: float = 0.0  # of the lease, on the limiter's clock
+    grant: Grant = field(init=False)  # the last answer
+
+    def announced(self) -> OpenHold:
+        """The hold as its gateway would announce it."""
+        terms = self.terms
+        return OpenHold(
+            self.request_id, self.key.account.account_id, self.key.key_id, self.amount, self.tokens_charged,
+            terms.prompt_price, terms.output_price, self.grant.max_tokens, terms.backend, terms.idempotency_key,
+        )  # fmt: skip
+
+    def charge_tokens(self, now: float, tokens: int) -> None:
+        """Charges the tokens for the first time to each bucket of the key that counts tokens."""
+        self.tokens_charged = tokens
+        self.tokens = [Charge(bucket, now, tokens) for bucket in self.key.tokens]
+
+    def recharge_tokens(self, now: float, tokens: int) -> None:
+        """Corrects what was charged for tokens."""
+        self.tokens_charged = tokens
+        for charge in self.tokens:
+            charge.recharge(now, tokens)
+        if self.share is not None:
+            self.share.recharge(now, tokens, self.key.account.contract)
+
+    def uncharge(self, now: float) -> None:
+        """Gives back all that was charged and has not drained by itself."""
+        self.recharge_tokens(now, 0)
+        for charge in self.requests:
+            charge.recharge(now, 0)
+
+
+class OpenHolds:
+    """Open holds by request, oldest lease first. A hold whose lease is not renewed in time is lost.
+
+    All leases are equally long. So a dict in the order of the last renewal is in the order of expiry, and the search
+    for the expired ones costs only as much as there are.
+    """
+
+    def __init__(self, lease_s: float) -> None:
+        self.lease_s = lease_s
+        self._holds: dict[str, Hold] = {}
+
+    def __len__(self) -> int:
+        return len(self._holds)
+
+    def __iter__(self) -> Iterator[Hold]:
+        return iter(self._holds.values())
+
+    def get(self, request_id: str) -> Hold | None:
+        """The open hold of the request, or None."""
+        return self._holds.get(request_id)
+
+    def lease(self, hold: Hold, now: float) -> None:
+        """Starts or renews the lease of a hold."""
+        self._holds.pop(hold.request_id, None)
+        hold.expires_at = now + self.lease_s
+        self._holds[hold.request_id] = hold
+
+    def renew(self, holder: str, request_ids: Iterable[str], now: float) -> tuple[str, ...]:
+        """Renews those that are open and belong to the holder. Returns the others."""
+        unknown = []
+        for request_id in request_ids:
+            hold = self._holds.get(request_id)
+            if hold is None or hold.holder != holder:
+                unknown.append(request_id)
+            else:
+                self.lease(hold, now)
+        return tuple(unknown)
+
+    def remove(self, hold: Hold) -> None:
+        """Ends the lease of an open hold."""
+        del self._holds[hold.request_id]
+
+    def expired(self, now: float) -> list[Hold]:
+        """Holds whose lease has ended, the oldest first."""
+        expired = []
+        for hold in self._holds.values():
+            if hold.expires_at > now:
+                break
+            expired.append(hold)
+        return expired

@@ -1,0 +1,307 @@
+"""The limiter's process without Ray: admission over accounts and keys that are looked up in, and follow, the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import islice, takewhile
+from math import inf
+from random import Random
+from typing import Any
+
+from serve_app.contracts.books import AccountSnapshot, KeySnapshot
+from serve_app.contracts.calls import Coalescer, detached
+from serve_app.contracts.commands import FindKeys, ReadChanges
+from serve_app.contracts.limiting import (
+    Adjust,
+    Admit,
+    Announce,
+    Ask,
+    Identify,
+    PressureReport,
+    Recovering,
+    Refusal,
+    Release,
+    Renew,
+    Renewed,
+    Status,
+    UnknownKey,
+)
+from serve_app.contracts.metrics import EXPIRED_HOLDS, FEED_AGE_SECONDS, LIMITER_EPOCH, Metrics
+from serve_app.contracts.ports import BooksPort
+from serve_app.limiter import refusals
+from serve_app.limiter.admission import AWAIT_LEASE_S, Admission
+from serve_app.limiter.shard_count import ShardCount
+from serve_app.limiter.tenure import Tenure
+
+logger = logging.getLogger("ray.serve")
+
+POLL_S = 0.25  # how stale a revocation or a top-up can be
+CALL_TIMEOUT_S = 5.0  # of one call to the ledger
+FEED_TIMEOUT_S = 2.5  # of one read of the feed: a lost answer must neither stop it nor make keys stale
+LOOKUP_WAIT_S = 0.5  # how long an unknown key may delay the asks of the same list
+EXPIRE_S = 1.0
+STALLED_S = 3.0  # between two rounds of EXPIRE_S: this process stood still, and renewals wait unread
+STUCK_S = 30.0  # without a turn of a task that takes seconds at most
+LEASE_RETRY_S = 0.5
+MOST_WAIT_S = 10.0  # between two renewals
+DEMAND_S = 2.5  # of which the demand counts
+ASKED_AGAIN_S = 30.0  # for so long a gateway may ask again for one request
+MOST_ASKED = 50_000
+UNREAD_S = 3.0  # how long they may take to be read: nothing expires meanwhile
+IDLE_S = 600.0  # after so long without a request, keys and accounts are forgotten; far above CALL_TIMEOUT_S
+MOST_FORGOTTEN = 2000  # in one round of EXPIRE_S
+MOST_LOOKUPS = 4000  # at a time; further unknown keys must ask again
+KEYS_PER_QUERY = 1000
+FROM_NOW = 2**62  # beyond any version: the answer is only the ledger's present version
+
+
+class LimiterService:
+    """Answers gateways. All its state is soft: balances come from the ledger, open holds from the gateways.
+
+    Each complete read of the feed of changes confirms every key and account that is known. When none succeeded for
+    `staleness_s`, a revocation may have been missed: keys get 503 until one does.
+    """
+
+    def __init__(
+        self,
+        admission: Admission,
+        accounting: BooksPort,
+        *,
+        lookup_wait_s: float = LOOKUP_WAIT_S,
+        shards: int = 1,
+        staleness_s: float = inf,
+        metrics: Metrics | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.admission = admission
+        admission.shares.shards = shards
+        self._shard_count = ShardCount(shards, clock, admission.lease_s)
+        self._accounting = accounting
+        self._lookup_wait_s = lookup_wait_s
+        self._clock = clock
+        self._metrics = metrics
+        self._expired = 0
+        self._staleness_s = staleness_s
+        self._confirmed_at = -inf  # all that is known of keys and accounts is at least as new
+        self.tenure: Tenure | None = None  # None: no other limiter can ever decide over the same accounts
+        self._asked: dict[str, float] = {}  # requests to admit, and when they first came
+        self._version: int | None = None
+        self._rng = Random()
+        self._tidied_at = self._followed_at = self._held_at = clock()
+        self._spared_until = 0.0
+        self._lookups: dict[str, asyncio.Future[bool]] = {}
+        # One query at a time for all keys that are unknown meanwhile: what clients make up costs the ledger no more
+        # queries than it can answer, and a right key waits for two of them at most.
+        self._queries: Coalescer[str, bool] = Coalescer(self._find, timeout_s=CALL_TIMEOUT_S, most=KEYS_PER_QUERY)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def stale_s(self) -> float:
+        """Seconds since all that is known of keys and accounts was confirmed by the ledger; inf: never yet."""
+        return self._clock() - self._confirmed_at
+
+    def start(self) -> None:
+        """Starts to hold the lease, to follow the ledger, to drop expired leases and to forget idle accounts."""
+        self._tasks = [detached(self._follow_forever()), detached(self._expire_forever())]
+        if self.tenure is not None:
+            self._tasks.append(detached(self._hold_forever(self.tenure)))
+
+    async def stop(self) -> None:
+        """Ends that, and lets a successor begin at once."""
+        if self.tenure is not None:
+            try:
+                await self.tenure.end()
+            except Exception as error:
+                logger.warning("the limiter's lease was not released: %s: %s", type(error).__name__, error)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the tasks of `start` make progress. While the ledger is away they do: they try again."""
+        now = self._clock()
+        turned = (self._followed_at, self._tidied_at, self._held_at)[: len(self._tasks)]
+        return not any(task.done() for task in self._tasks) and all(now - at < STUCK_S for at in turned)
+
+    def demand(self) -> int:
+        """Requests to admit that have come lately, each counted once."""
+        now = self._clock()
+        for request_id, came_at in list(islice(self._asked.items(), MOST_ASKED)):
+            if came_at > now - ASKED_AGAIN_S and len(self._asked) <= MOST_ASKED:
+                break
+            del self._asked[request_id]
+        return sum(1 for _ in takewhile(lambda at: at > now - DEMAND_S, reversed(self._asked.values())))
+
+    async def ask(self, asks: Sequence[Ask]) -> list[Any]:
+        """One answer for each ask, in order; they take effect in order, too.
+
+        Unknown keys are looked up before the first ask takes effect: a request that is admitted and released in one
+        list would otherwise be admitted last. While the ledger does not answer, only asks with unknown keys wait.
+        """
+        unknown = [
+            ask.key_digest
+            for ask in asks
+            if isinstance(ask, Admit | Identify) and ask.look_up and not self.admission.knows(ask.key_digest)
+        ]
+        looked_up = await self._look_up(unknown) if unknown else {}
+        return [self._answer(ask, looked_up) for ask in asks]
+
+    async def _look_up(self, digests: list[str]) -> dict[str, bool]:
+        """Whether the ledger knows each of these keys; without those for which it did not answer in time."""
+        if self._version is None:
+            # The revocation of a key that is looked up before this limiter follows the ledger would be missed.
+            return {}
+        for digest in digests:
+            if digest not in self._lookups and len(self._lookups) < MOST_LOOKUPS:
+                lookup = self._lookups[digest] = self._queries.submit(digest)
+                lookup.add_done_callback(partial(self._end_lookup, digest))
+        lookups = {digest: self._lookups[digest] for digest in digests if digest in self._lookups}
+        if lookups:
+            await asyncio.wait(lookups.values(), timeout=self._lookup_wait_s)
+        return {
+            digest: lookup.result()
+            for digest, lookup in lookups.items()
+            if lookup.done() and lookup.exception() is None  # else the ledger is away
+        }
+
+    def _end_lookup(self, digest: str, _: asyncio.Future[bool]) -> None:
+        del self._lookups[digest]
+
+    async def _find(self, digests: list[str]) -> list[bool]:
+        """Whether the ledger knows each of these keys. Raises when the ledger is away."""
+        try:
+            found = await self._accounting.run(FindKeys(tuple(digests)))
+        except Exception as error:
+            logger.warning("%d keys could not be looked up: %s: %s", len(digests), type(error).__name__, error)
+            raise
+        for key, account in found.values():
+            self.admission.apply(account)
+            self.admission.apply(key)
+        return [digest in found for digest in digests]
+
+    def _answer(self, ask: Any, looked_up: dict[str, bool]) -> Any:
+        try:
+            answer = self._decide(ask)
+        except Exception:
+            # A fault in one ask must not fail the others in its list.
+            logger.exception("the limiter failed on %s", type(ask).__name__)
+            message = "The service failed to admit this request. Try again."
+            return Refusal(getattr(ask, "request_id", ""), 503, "overloaded", message, 1.0)
+        if not isinstance(answer, UnknownKey) or not ask.look_up:
+            return answer
+        if looked_up.get(answer.key_digest) is False:
+            message = "the API key is not known here: check it or create a new one"
+            return Refusal(answer.request_id, 401, "invalid_api_key", message)
+        # The ledger has not answered yet, or its answer was older than a settlement: ask again.
+        return Recovering(answer.request_id, POLL_S)
+
+    def _decide(self, ask: Ask) -> Any:
+        if isinstance(ask, Admit) and self.tenure is not None:
+            self._asked.setdefault(ask.request_id, self._clock())
+            if not self.admission.admits:
+                return Recovering(ask.request_id, AWAIT_LEASE_S)
+        if isinstance(ask, Admit | Identify) and self.stale_s > self._staleness_s and self._version is not None:
+            return refusals.unconfirmed(getattr(ask, "request_id", ""), self._rng)
+        match ask:
+            case Admit():
+                return self.admission.admit(ask)
+            case Release():
+                return self.admission.release(ask)
+            case Renew():
+                epoch = self.admission.epoch if self.admission.admits else None
+                return self._shard_count.objection(ask) or Renewed(self.admission.renew(ask), epoch)
+            case Adjust():
+                return self.admission.adjust(ask)
+            case Identify():
+                return self.admission.identify(ask)
+            case Announce():
+                for hold in ask.holds:
+                    self.admission.announce(hold, ask.holder)
+                return True
+            case PressureReport():
+                self.admission.report(ask)
+                return self.admission.shares.shards
+            case Status():
+                return tuple(self.admission.status(account_id) for account_id in ask.account_ids)
+        raise TypeError(f"the limiter does not know {type(ask).__name__}")
+
+    async def follow(self) -> bool:
+        """Applies what changed in the ledger since the last time. Returns whether there is more to read at once."""
+        # The first time only the version is read: accounts are looked up when their keys come.
+        since = FROM_NOW if self._version is None else self._version
+        asked_at = self._clock()
+        async with asyncio.timeout(FEED_TIMEOUT_S):
+            changes = await self._accounting.run(ReadChanges(since))
+        for account in changes.accounts:
+            self._apply(account)
+        for key in changes.keys:
+            self._apply(key)
+        self._version = changes.version
+        if not changes.more:
+            self._confirmed_at = max(self._confirmed_at, asked_at)
+        return changes.more
+
+    def _apply(self, snapshot: AccountSnapshot | KeySnapshot) -> None:
+        """Applies a change where it is needed: most of a large service's accounts are not known here.
+
+        The answer of a look-up under way may be older than the change, so then every change is applied. Look-ups that
+        start later read newer states.
+        """
+        if self._lookups or self.admission.knows_account(snapshot.account_id):
+            self.admission.apply(snapshot)
+
+    async def _follow_forever(self) -> None:
+        while True:
+            self._followed_at = self._clock()
+            try:
+                if await self.follow():
+                    continue
+            except Exception as error:
+                logger.warning("the ledger could not be followed: %s: %s", type(error).__name__, error)
+            await asyncio.sleep(POLL_S)
+
+    async def _hold_forever(self, tenure: Tenure) -> None:
+        while True:
+            self._held_at = self._clock()
+            try:
+                wait_s = await tenure.turn()
+            except Exception as error:
+                logger.warning("the limiter's lease could not be renewed: %s: %s", type(error).__name__, error)
+                wait_s = LEASE_RETRY_S
+            await asyncio.sleep(min(wait_s, MOST_WAIT_S))
+
+    def tidy(self) -> None:
+        """Drops holds whose lease has ended, and some of the keys and accounts that have been idle for long."""
+        now = self._clock()
+        if now - self._tidied_at > STALLED_S:
+            self._spared_until = now + UNREAD_S
+        self._tidied_at = now
+        if now >= self._spared_until:
+            for request_id in self.admission.expire():
+                self._expired += 1
+                logger.warning("hold of %s expired: its gateway is gone", request_id)
+        self.admission.forget_idle(IDLE_S, MOST_FORGOTTEN)
+
+    def _report(self) -> None:
+        if self._metrics is None or self.tenure is None:
+            return
+        shard = str(self.tenure.shard)
+        self._metrics.set(LIMITER_EPOCH, self.admission.epoch if self.admission.admits else 0, shard)
+        self._metrics.set(EXPIRED_HOLDS, self._expired, shard)
+        if self.stale_s < inf:
+            self._metrics.set(FEED_AGE_SECONDS, self.stale_s, shard)
+
+    async def _expire_forever(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRE_S)
+            try:
+                self.tidy()
+                self._report()
+            except Exception:
+                logger.exception("leases could not be expired, or idle accounts not forgotten")

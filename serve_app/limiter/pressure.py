@@ -1,0 +1,231 @@
+"""How much work a backend admits: one number that rises while nothing waits and falls while something does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import exp, inf, isfinite, log
+from typing import Annotated, ClassVar, Final
+
+from annotated_types import Ge, Gt, Le
+
+from serve_app.contracts.limiting import PressureReport
+from serve_app.contracts.limits import Contract
+
+_STEP_S: Final = 0.25  # the level moves at most so often, however many replicas report
+_RATE_S: Final = 5.0  # time constant of a replica's measured rate; it counts after so long with work
+_MOST: Final = 2.0  # more pressure above the target makes no difference, in targets
+_ACCELERATION_S: Final = 5.0  # after so long without pressure the level rises twice as fast, after twice that thrice
+_ONSET: Final = 0.3  # of the capacity for an account of the default weight, when pressure begins
+_QUIET: Final = 0.1  # pressure below which nothing counts as waiting
+_FORGETTING: Final = 0.01  # per second; see Controller on why shards agree
+_LEAST: Final = 1e-5  # of the capacity, for an account of the default weight
+_FREE: Final = 100.0  # of the capacity; then an account of a hundredth of the default weight has all of it
+
+
+Share = Annotated[float, Gt(0), Le(1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What the controllers aim at: `pressure` in the Limiter's `user_config`. Times are seconds, shares are 0 to 1."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    gain: ClassVar[float] = 0.1  # per second, of the slow answer to pressure
+    damping: ClassVar[float] = 0.4  # of the quick answer
+
+    target_s: Annotated[float, Gt(0), Le(60)] = 0.75  # queueing delay to keep
+    prefill_target_s: Annotated[float, Gt(0), Le(600)] = 3.0  # work in queued prompts to keep
+    kv_target: Share = 0.95  # KV use from which the level does not rise while requests wait
+    floor: Share = 0.001  # of its contract, which every account keeps
+    burst_s: Annotated[float, Gt(0), Le(60)] = 6.0  # how far an account may be ahead of its share
+    deadline_s: Annotated[float, Gt(0)] = 120.0  # a request that would wait for more than a third of it is refused
+    silent_s: Annotated[float, Ge(1)] = 3.0  # after so long without a report a replica is forgotten
+
+
+class Controller:
+    """The level of one backend: tokens per second for each unit of weight. Infinity while nothing waits.
+
+    An account's share is its weight times the level. So capacity is divided by weight among the accounts that want
+    more than they get. What the others leave is lent out, and the controller need not know who they are: the level
+    rises until the queue shows that it is enough (max-min fairness by one price for all; Kelly, Maulloo, Tan 1998).
+
+    The signal is the queueing delay in units of its target, `pressure`; 1 is right. The level reacts in two ways, like
+    the PIE queue (RFC 8033). Slowly, by a base that grows or shrinks by `gain` per second and unit of pressure. And at
+    once, by a factor of exp(`damping`) per unit, which ends with the queue. Without that factor, base and queue would
+    swing for ever, because each is the sum over time of the other. Increase is bounded by one unit, decrease by two.
+
+    Only reports and time go in, so shards of the limiter that get the same reports come to the same level without
+    communication. One that started later, or missed some, comes closer by a factor e in 100 s: the base is also drawn
+    towards the level at which one account of the default weight gets all. (Additive increase has that effect, too, but
+    its step would have to depend on the number of accounts.)
+
+    All times come from one clock that never runs backwards.
+    """
+
+    def __init__(self, tuning: Tuning, default: Contract, now: float) -> None:
+        self.tuning = tuning
+        self.default = default  # gives the level its scale while no rate is known
+        self.level = inf
+        self.epoch = 0  # how often the level became finite or infinite
+        self.granted = 0.0  # the sum of level × seconds in this epoch: what a unit of weight could have had
+        self.restricts = False  # whether the level is finite
+        self.moved_at = now  # when the level was brought up to date last
+        # From the last reports. Kept, because every admission reads it.
+        self.replicas = 0  # that report
+        self.queue_age_s = 0.0  # how long the oldest request waits, the lower median of the replicas
+        self.waiting = 0  # requests on all replicas
+        self.queued_prefill = 0  # tokens of prompts that wait or are being computed, on all replicas
+        self.capacity = 0.0  # tokens per second that the replicas together were seen to do; 0: not known yet
+        self._base = inf
+        self._quiet_s = 0.0
+        self._replicas: dict[str, _Replica] = {}
+
+    def report(self, report: PressureReport, now: float) -> None:
+        """Takes in one replica's report."""
+        if now - self.moved_at > self.tuning.silent_s:
+            self.move(now)
+        known = self._replicas.get(report.replica)
+        if known is None:
+            known = self._replicas[report.replica] = _Replica(report, now)
+        else:
+            known.update(report, now)
+        self._sum_up()
+        if now - self.moved_at >= _STEP_S:
+            self.move(now)
+
+    def granted_until(self, now: float) -> float:
+        """`granted`, up to this moment."""
+        return self.granted + self.level * max(0.0, now - self.moved_at) if self.restricts else self.granted
+
+    @property
+    def pressure(self) -> float:
+        """The queueing delay over its target, at least 0: the lower median of the replicas.
+
+        One slow replica must not throttle what the others could serve, and a request that finds one without a queue
+        need not wait.
+        """
+        return _lower_median(replica.pressure(self.tuning) for replica in self._replicas.values())
+
+    def _sum_up(self) -> None:
+        replicas = self._replicas.values()
+        self.replicas = len(replicas)
+        self.queue_age_s = _lower_median(replica.age_s for replica in replicas)
+        self.waiting = sum(replica.waiting for replica in replicas)
+        self.queued_prefill = sum(replica.queued_prefill for replica in replicas)
+        known = [replica.capacity for replica in replicas if replica.capacity > 0]
+        # A replica that was never busy counts as the mean of the others.
+        self.capacity = sum(known) / len(known) * len(replicas) if known else 0.0
+
+    def move(self, now: float) -> None:
+        """Moves the level by the last reports, and forgets those that are silent."""
+        dt = now - self.moved_at
+        if dt <= 0:
+            return
+        tuning = self.tuning
+        silent = [name for name, replica in self._replicas.items() if now - replica.reported_at > tuning.silent_s]
+        for name in silent:
+            del self._replicas[name]
+        if silent:
+            self._sum_up()
+        pressure = self.pressure
+        self.granted = self.granted_until(now)
+        self.moved_at = now
+        self._quiet_s = self._quiet_s + dt if pressure < _QUIET else 0.0
+        scale = self._scale()
+        if self._base == inf:
+            if pressure <= 1.0:
+                return
+            self._base = _ONSET * scale
+            self.epoch += 1
+            self.granted = 0.0
+        error = max(-_MOST, min(1.0, 1.0 - pressure))  # above 0 there is room
+        speed = tuning.gain * (1.0 + self._quiet_s / _ACCELERATION_S)
+        share = log(self._base / scale)
+        share += error * speed * dt
+        share -= min(0.0, share) * (1.0 - exp(-_FORGETTING * dt))
+        if share >= log(_FREE):
+            self._base = self.level = inf
+            self.restricts = False
+            self.epoch += 1
+            return
+        self._base = scale * exp(max(log(_LEAST), share))
+        self.level = self._base * exp(tuning.damping * error)
+        self.restricts = True
+
+    def _scale(self) -> float:
+        """The level at which an account of the default weight has the whole capacity, or all of its contract."""
+        rate = self.capacity or max(1, self.default.tpm) / 60.0
+        return rate / max(1, self.default.weight)
+
+
+class _Replica:
+    """One replica's last report, and how fast it was seen to work."""
+
+    def __init__(self, report: PressureReport, now: float) -> None:
+        self._rate = 0.0
+        self._seen = 0.0  # the highest rate, lower where work waited
+        self._was_busy = False
+        self._at_work = 0.0  # the rate while there was work, over the last such seconds
+        self._worked_s = 0.0
+        self._keep(report, now)
+
+    @property
+    def capacity(self) -> float:
+        """Tokens per second that it can process; 0 while it was never seen at work for long enough.
+
+        The rate of a single stream does not count, because a replica can do far more. With it, one long prompt would
+        seem to delay all others for minutes.
+        """
+        return max(self._seen, self._at_work) if self._worked_s >= _RATE_S else 0.0
+
+    def update(self, report: PressureReport, now: float) -> None:
+        dt = now - self.reported_at
+        if dt > 0:
+            done = report.tokens_done - self._tokens_done
+            if done >= 0:  # else it has restarted under its old name
+                self._measure(done / dt, dt, waited=self.waiting > 0 and report.waiting > 0)
+                if self._was_busy and _has_work(report):
+                    self._worked_s += dt
+                    self._at_work += max(dt / self._worked_s, 1.0 - exp(-dt / _RATE_S)) * (done / dt - self._at_work)
+        self._keep(report, now)
+
+    def pressure(self, tuning: Tuning) -> float:
+        pressure = self.age_s / tuning.target_s
+        if self.capacity > 0:
+            pressure = max(pressure, self.queued_prefill / self.capacity / tuning.prefill_target_s)
+        if self.kv_used >= tuning.kv_target and self.waiting:
+            pressure = max(pressure, 1.0)
+        return pressure
+
+    def _measure(self, rate: float, dt: float, waited: bool) -> None:
+        newest = 1.0 - exp(-dt / _RATE_S)
+        self._rate += newest * (rate - self._rate)
+        if self._rate > self._seen:
+            self._seen = self._rate
+        elif waited:
+            # Only with work waiting is a low rate a sign of low capacity.
+            self._seen += newest * (self._rate - self._seen)
+
+    def _keep(self, report: PressureReport, now: float) -> None:
+        self.reported_at = now
+        self.waiting = max(0, report.waiting)
+        self.age_s = _finite(report.queue_age_s) if self.waiting else 0.0
+        self.kv_used = _finite(report.kv_used)
+        self.queued_prefill = max(0, report.queued_prefill_tokens)
+        self._tokens_done = report.tokens_done
+        self._was_busy = _has_work(report)
+
+
+def _has_work(report: PressureReport) -> bool:
+    """Whether there is more than what is being generated: requests that wait, or prompts to compute."""
+    return report.waiting > 0 or report.queued_prefill_tokens > 0
+
+
+def _lower_median(values: Iterable[float]) -> float:
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2] if ordered else 0.0
+
+
+def _finite(value: float) -> float:
+    return max(0.0, value) if isfinite(value) else 0.0

@@ -1,0 +1,270 @@
+"""What each account may use of a backend under pressure: a token rate by its weight, metered over a few seconds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from math import ceil, inf
+from typing import Final
+
+from serve_app.contracts.fairness import count_fairly
+from serve_app.contracts.limiting import PressureReport, Window
+from serve_app.contracts.limits import Contract
+from serve_app.limiter.pressure import Controller, Tuning
+
+# Of the deadline. When the oldest request has waited for so long, as much work again may be queued before it: accounts
+# that were served much wait for those that were served less. And a replica may be lost meanwhile.
+_MARGIN: Final = 1 / 3
+_MEAN_WEIGHT: Final = 0.02  # of the newest request in the mean of what one counts for
+_SLOT_S: Final = 0.5  # what was admitted is expected to show in the reports after one to two of these
+_ALWAYS_S: Final = 1.0  # of the capacity: the work of one account that counts, whatever the others have admitted
+_MIN_RETRY_S: Final = 1.0
+_FORGIVEN_S: Final = 600.0  # the meter of an account that asks for nothing for so long is dropped
+_SWEEP: Final = 1024  # so many meters start the search for those
+
+
+@dataclass(frozen=True, slots=True)
+class OverShare:
+    """The account has used what the backend's load leaves it: 429."""
+
+    limit: int  # tokens per minute now
+    used: int  # tokens by which it is ahead
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class NoCapacity:
+    """The backend has more to do than it can before the deadline; this account is not over its share: 503."""
+
+    expected_s: float
+    wait_s: float
+
+
+class Shares:
+    """Meters accounts against the level of each backend. Costs nothing where no backend is under pressure.
+
+    Each account has a meter per restricted backend: the tokens that it is ahead of its rate. Requests are admitted
+    while the meter is below `burst_s` seconds of the rate, however large they are. Then the account waits until the
+    meter has drained. So over any longer time it gets its rate, with small requests and with large ones. (A window of
+    a minute, as contracts have it, would let every account send a minute's work in the moment the pressure begins.)
+
+    `shards` is how many limiters divide the accounts. Each expects that the others admit as much as it does between
+    two reports.
+    """
+
+    def __init__(self, tuning: Tuning, default: Contract, shards: int = 1) -> None:
+        self.shards = shards
+        self.backends: dict[str, Backend] = {}
+        self._tuning = tuning
+        self._default = default
+
+    def reconfigure(self, tuning: Tuning, default: Contract) -> None:
+        """Sets what the controllers aim at, and the default contract: the level's scale while no capacity is known."""
+        self._tuning = tuning
+        self._default = default
+        for backend in self.backends.values():
+            backend.controller.tuning = tuning
+            backend.controller.default = default
+
+    def report(self, report: PressureReport, now: float) -> None:
+        """Takes in a replica's report."""
+        backend = self.backends.get(report.backend)
+        if backend is None:
+            backend = self.backends[report.backend] = Backend(Controller(self._tuning, self._default, now))
+        backend.controller.report(report, now)
+
+    def rate(self, name: str, contract: Contract, now: float) -> float:
+        """Tokens per second that an account may use of the backend: its contract, or less while there is pressure.
+
+        Never below `floor` times the contract.
+        """
+        backend = self._restricted(name, now)
+        return contract.tpm / 60.0 if backend is None else backend.rate(contract)
+
+    def check_share(self, name: str, account_id: str, contract: Contract, now: float) -> OverShare | NoCapacity | None:
+        """Why a request must not be admitted now; None when it may. Changes nothing that counts."""
+        backend = self.backends.get(name)
+        if backend is None:
+            return None
+        backend.catch_up(now)
+        if backend.controller.restricts:
+            rate = backend.rate(contract)
+            meter = backend.meter(account_id)
+            if meter is not None and rate < contract.tpm / 60.0:
+                used = backend.drained(meter, contract, now)
+                burst = self._tuning.burst_s * rate
+                if used > burst:
+                    wait_s = (used - burst) / rate if rate > 0 else inf
+                    return OverShare(round(rate * 60.0), ceil(used), wait_s)
+        expected_s = backend.expected_wait_s(account_id, now, self.shards)
+        limit_s = _MARGIN * self._tuning.deadline_s
+        if expected_s > limit_s:
+            return NoCapacity(expected_s, max(_MIN_RETRY_S, expected_s - limit_s))
+        return None
+
+    def charge_share(
+        self, name: str, account_id: str, contract: Contract, tokens: int, now: float
+    ) -> ShareCharge | None:
+        """Counts a request that is admitted. None where nothing is restricted."""
+        backend = self.backends.get(name)
+        if backend is None:
+            return None
+        backend.add_work(account_id, tokens, now)
+        meter = backend.meter(account_id)
+        if not backend.controller.restricts:
+            return None
+        if meter is None:
+            meter = backend.new_meter(account_id, now)
+        backend.add(meter, tokens, contract, now)
+        return ShareCharge(backend, meter, tokens)
+
+    def remove_work(self, name: str, account_id: str, tokens: int, since: float, now: float) -> None:
+        """Removes a request that was admitted at `since` and then refused from the work that is still to come."""
+        if (backend := self.backends.get(name)) is not None:
+            backend.remove_work(account_id, tokens, since, now)
+
+    def window(self, name: str, account_id: str, contract: Contract, tokens: Window, now: float) -> Window:
+        """The token window for the headers: `tokens`, which is by contract, or the share's where that refuses first."""
+        backend = self._restricted(name, now)
+        if backend is None or (rate := backend.rate(contract)) >= contract.tpm / 60.0:
+            return tokens
+        meter = backend.meter(account_id)
+        used = backend.drained(meter, contract, now) if meter is not None else 0.0
+        room = max(0, int(self._tuning.burst_s * rate - used))
+        share = Window(round(rate * 60.0), room, used / rate if rate > 0 else 60.0)
+        return min(share, tokens, key=lambda window: (window.remaining, window.limit))
+
+    def pressed(self, contract: Contract, now: float) -> tuple[tuple[str, int], ...]:
+        """Backends that leave an account less than its contract now, and how many tokens per minute that is."""
+        rates = [(name, self.rate(name, contract, now)) for name in sorted(self.backends)]
+        return tuple((name, round(rate * 60.0)) for name, rate in rates if rate < contract.tpm / 60.0)
+
+    def _restricted(self, name: str, now: float) -> Backend | None:
+        """The backend if its level restricts accounts."""
+        backend = self.backends.get(name)
+        if backend is None:
+            return None
+        backend.catch_up(now)
+        return backend if backend.controller.restricts else None
+
+
+class ShareCharge:
+    """What a request was counted for on its account's meter, so that it can be corrected."""
+
+    __slots__ = ("_backend", "_meter", "_tokens")
+
+    def __init__(self, backend: Backend, meter: _Meter, tokens: int) -> None:
+        self._backend = backend
+        self._meter = meter
+        self._tokens = tokens
+
+    def recharge(self, now: float, tokens: int, contract: Contract) -> None:
+        """Changes the charge to `tokens`. Without effect where the pressure has ended meanwhile."""
+        self._backend.add(self._meter, tokens - self._tokens, contract, now)
+        self._tokens = tokens
+
+
+@dataclass(slots=True)
+class _Meter:
+    """Tokens by which an account is ahead, at a time and at the level's sum then."""
+
+    used: float = 0.0
+    at: float = 0.0
+    granted: float = 0.0
+
+
+class Backend:
+    """A controller, the meters of its current epoch, and what was admitted since the replicas reported."""
+
+    def __init__(self, controller: Controller) -> None:
+        self.controller = controller
+        self._epoch = 0
+        self._meters: dict[str, _Meter] = {}
+        self._sweep_at = _SWEEP
+        self._mean: float | None = None  # tokens that a request counts for
+        self._slot = -inf
+        # Tokens admitted, by account, in the slot before and in this one.
+        self._recent: tuple[Counter[str], Counter[str]] = Counter(), Counter()
+
+    def catch_up(self, now: float) -> None:
+        """Brings the level up to `now` when the replicas are silent: silence is no pressure, so the level rises."""
+        if now - self.controller.moved_at > self.controller.tuning.silent_s:
+            self.controller.move(now)
+
+    def meter(self, account_id: str) -> _Meter | None:
+        if self._epoch != self.controller.epoch:
+            self._epoch = self.controller.epoch
+            self._meters.clear()
+            self._sweep_at = _SWEEP
+        return self._meters.get(account_id)
+
+    def new_meter(self, account_id: str, now: float) -> _Meter:
+        if len(self._meters) >= self._sweep_at:
+            self._meters = {name: meter for name, meter in self._meters.items() if now - meter.at < _FORGIVEN_S}
+            self._sweep_at = max(_SWEEP, 2 * len(self._meters))
+        meter = self._meters[account_id] = _Meter()
+        return meter
+
+    def add(self, meter: _Meter, tokens: int, contract: Contract, now: float) -> None:
+        meter.used = max(0.0, self.drained(meter, contract, now) + tokens)
+        meter.at = now
+        meter.granted = self.controller.granted_until(now)
+
+    def drained(self, meter: _Meter, contract: Contract, now: float) -> float:
+        """What is left on the meter, by the levels since it was read last, not by the present one."""
+        most = contract.tpm / 60.0 * max(0.0, now - meter.at)
+        share = contract.weight * max(0.0, self.controller.granted_until(now) - meter.granted)
+        return max(0.0, meter.used - min(most, max(share, self.controller.tuning.floor * most)))
+
+    def rate(self, contract: Contract) -> float:
+        """Tokens per second that the level leaves an account of this contract."""
+        most = contract.tpm / 60.0
+        level = self.controller.level
+        return most if level == inf else min(most, max(contract.weight * level, self.controller.tuning.floor * most))
+
+    def add_work(self, account_id: str, tokens: int, now: float) -> None:
+        """Adds an admitted request to the work that is still to come."""
+        self._turn_slot(now)
+        self._recent[1][account_id] += tokens
+        mean = tokens if self._mean is None else self._mean
+        self._mean = mean + _MEAN_WEIGHT * (tokens - mean)
+
+    def remove_work(self, account_id: str, tokens: int, since: float, now: float) -> None:
+        """Removes a request that was admitted at `since` from it."""
+        self._turn_slot(now)
+        if self._mean is not None:
+            self._mean = max(0.0, self._mean - _MEAN_WEIGHT * tokens) / (1.0 - _MEAN_WEIGHT)
+        if since >= self._slot:
+            slot = self._recent[1]
+        elif since >= self._slot - _SLOT_S:
+            slot = self._recent[0]
+        else:
+            return
+        slot[account_id] = max(0, slot[account_id] - tokens)
+
+    def expected_wait_s(self, account_id: str, now: float, shards: int) -> float:
+        """Seconds until a request of the account would start, admitted now.
+
+        As long as the oldest one waits, or as long as the work before it takes: the account's own, and of the others
+        what comes before it in a fair queue. Without a known capacity only the former.
+        """
+        controller = self.controller
+        age_s = controller.queue_age_s
+        capacity = controller.capacity
+        if capacity <= 0:
+            return age_s
+        self._turn_slot(now)
+        queued = max(controller.waiting * (self._mean or 0.0), controller.queued_prefill)
+        recent = self._recent[0] + self._recent[1]
+        own = recent.pop(account_id, 0)
+        others = count_fairly(recent.values(), capacity * _ALWAYS_S)
+        return max(age_s, (queued + (own + others) * shards) / capacity)
+
+    def _turn_slot(self, now: float) -> None:
+        passed = (now - self._slot) / _SLOT_S
+        if passed >= 2:
+            self._recent = Counter(), Counter()
+            self._slot = now
+        elif passed >= 1:
+            self._recent = self._recent[1], Counter()
+            self._slot += _SLOT_S

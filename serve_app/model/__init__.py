@@ -1,0 +1,1 @@
+"""What a replica does with a call: template, tools, reasoning, choices, settlement of orphans."""

@@ -1,0 +1,72 @@
+"""Several choices for one prompt: as many generations of the engine, merged into one stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+
+from serve_app.contracts.generation import Event, Finished, Started
+from serve_app.engine.errors import QueueFull
+from serve_app.engine.request import GenerationRequest
+
+RETRY_S = 0.05  # a choice that finds the queue full tries again: its call was accepted with the first choice
+
+Generate = Callable[[GenerationRequest], AsyncGenerator[Event, None]]
+Numbered = tuple[int, Event]
+
+
+async def generate_choices(generate: Generate, request: GenerationRequest, n: int) -> AsyncGenerator[Numbered, None]:
+    """The events of each choice with its number, up to `Finished` of each. Closing it stops them all.
+
+    The others begin when the first one has its first token: then they find the whole prompt in the cache, and an error
+    of the request is raised before there is any output.
+    """
+    events: asyncio.Queue[Numbered | Exception] = asyncio.Queue()
+    pumps = [asyncio.create_task(_pump(generate, request, 0, events))]
+    unfinished = n
+    try:
+        while unfinished:
+            item = await events.get()
+            if isinstance(item, Exception):
+                raise item
+            choice, event = item
+            if len(pumps) == 1 and not isinstance(event, Started):
+                for other in range(1, n):
+                    pumps.append(asyncio.create_task(_pump(generate, _request_of(request, other), other, events)))
+            unfinished -= isinstance(event, Finished)
+            yield choice, event
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.wait(pumps)
+
+
+def _request_of(request: GenerationRequest, choice: int) -> GenerationRequest:
+    """The engine's request for a choice after the first one, with a seed of its own."""
+    sampling = request.sampling
+    if sampling.seed is not None:
+        digest = hashlib.sha256(f"{sampling.seed}:{choice}".encode()).digest()
+        sampling = replace(sampling, seed=int.from_bytes(digest[:8], "big", signed=True))
+    # Only the first one may end for its late first token: later, part of the reply exists.
+    return replace(request, request_id=f"{request.request_id}#{choice}", sampling=sampling, first_token_by=None)
+
+
+async def _pump(
+    generate: Generate, request: GenerationRequest, choice: int, events: asyncio.Queue[Numbered | Exception]
+) -> None:
+    try:
+        while True:
+            try:
+                async with contextlib.aclosing(generate(request)) as own:
+                    async for event in own:
+                        events.put_nowait((choice, event))
+                return
+            except QueueFull:
+                if choice == 0:
+                    raise
+                await asyncio.sleep(RETRY_S)
+    except Exception as error:
+        events.put_nowait(error)

@@ -1,0 +1,112 @@
+"""How one model reads about tools and writes its replies: all by its chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from serve_app.contracts.generation import GenerateCall, Grammar, SamplingParams
+from serve_app.engine.chat import ChatRenderer
+from serve_app.model.tools.call_grammars import optional_calls, required_calls
+from serve_app.model.tools.format_table import TOOL_FORMATS, format_of
+from serve_app.model.tools.messages import conversation
+from serve_app.model.tools.parser import ReplyParser
+from serve_app.model.tools.reasoning import markers_of
+
+Tools = tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A call as the engine takes it. `sampling` is that of the call, with what tools and reasoning add to it."""
+
+    token_ids: list[int]
+    sampling: SamplingParams
+    left_open: bool  # whether the reply begins within reasoning
+
+
+class Dialect:
+    """The form of one model's tool calls and reasoning.
+
+    `tool_format` is a name in TOOL_FORMATS, or "auto": as the chat template has it. `reasoning` of "none" leaves
+    reasoning in the text; "auto" follows the chat template.
+    """
+
+    def __init__(self, chat: ChatRenderer, tool_format: str = "auto", reasoning: str = "auto") -> None:
+        template = chat.template
+        self._chat = chat
+        self._format = format_of(template) if tool_format == "auto" else TOOL_FORMATS[tool_format]
+        self._markers = markers_of(template) if reasoning == "auto" else None
+
+    def prompt(self, call: GenerateCall) -> Prompt:
+        """The call's prompt and what its reply is held to. Takes milliseconds for a long one; safe from any thread.
+
+        Raises:
+            ContextLengthExceeded: the messages can't fit the context.
+            BadTool: the reply can't be held to the parameters of a function.
+            ValueError: the template refuses the messages.
+        """
+        tools = _callable(call)
+        messages: Sequence[Mapping[str, Any]] = call.messages
+        definitions = None
+        if tools or any("tool_calls" in message or message["role"] == "tool" for message in messages):
+            messages, definitions = conversation(self._format, messages, tools)
+        text = self._chat.text(messages, call.continue_final, definitions)
+        left_open = self._markers is not None and not call.continue_final and self._markers.left_open(text)
+        return Prompt(self._chat.tokenize(text), self._sampling(call, tools, left_open), left_open)
+
+    def parser(self, call: GenerateCall, prompt: Prompt, choice: int) -> ReplyParser | None:
+        """What parses one choice of the reply; None where text is all that it can be."""
+        tools = _callable(call)
+        if not tools and self._markers is None:
+            return None
+        parser = self._format.parser if tools else ReplyParser
+        return parser(
+            [tool["function"]["name"] for tool in tools],
+            f"{call.request_id}-{choice}",  # so that a repeated request has the same ids
+            # What the grammar allows as text or in JSON must not be read as a call that was not checked.
+            _is_held(call, tools) and (not self._format.begins or call.sampling.grammar is not None),
+            self._markers,
+            prompt.left_open,
+        )
+
+    def _sampling(self, call: GenerateCall, tools: Tools, left_open: bool) -> SamplingParams:
+        sampling = call.sampling
+        grammar = self._grammar(call, tools)
+        shown = self._format.markers if tools else ()
+        mark = ""
+        if self._markers is not None:
+            shown += (self._markers.begin, self._markers.end)
+            mark = self._markers.end
+            if grammar is not None and left_open:
+                grammar = replace(grammar, lead=mark)
+        if not shown and grammar is sampling.grammar:
+            return sampling
+        return replace(sampling, shown=shown, mark=mark, grammar=grammar)
+
+    def _grammar(self, call: GenerateCall, tools: Tools) -> Grammar | None:
+        if call.tool_choice == "required":
+            return required_calls(self._format, tools, call.parallel_calls and call.function is None)
+        if _is_held(call, tools):
+            markers = () if self._markers is None else (self._markers.begin, self._markers.end)
+            return optional_calls(
+                self._format, tools, call.parallel_calls, shown=markers, otherwise=call.sampling.grammar
+            )
+        return call.sampling.grammar
+
+
+def _callable(call: GenerateCall) -> Tools:
+    """The functions that the reply may call."""
+    if call.tool_choice == "none":
+        return ()
+    if call.function is None:
+        return call.tools
+    return tuple(tool for tool in call.tools if tool["function"]["name"] == call.function)
+
+
+def _is_held(call: GenerateCall, tools: Tools) -> bool:
+    """Whether a grammar decides what may be a call although none is required."""
+    if call.tool_choice != "auto" or not tools:
+        return False
+    return call.sampling.grammar is not None or any(tool["function"].get("strict") for tool in tools)

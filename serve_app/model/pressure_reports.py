@@ -1,0 +1,62 @@
+"""Reports to every limiter shard how much one model replica has to do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from serve_app.contracts.limiting import PressureReport
+from serve_app.contracts.ports import LimiterPort
+
+if TYPE_CHECKING:
+    from serve_app.engine.engine import EngineStats
+
+logger = logging.getLogger("ray.serve")
+
+TIMEOUT_S = 2.0  # a report that takes longer is out of date
+
+
+class PressureReporter:
+    """Sends the reports of one replica. `limiter` returns the port of a shard by its index.
+
+    The first shard answers with the number of shards.
+    """
+
+    def __init__(self, backend: str, replica: str, limiter: Callable[[int], Awaitable[LimiterPort]]) -> None:
+        self._backend = backend
+        self._replica = replica
+        self._limiter = limiter
+        self._shards: dict[int, LimiterPort] = {}
+        self._arrived = True  # the last report
+
+    async def send_report(self, stats: EngineStats) -> None:
+        """Never raises: a limiter that restarts receives the next report."""
+        message = PressureReport(
+            backend=self._backend,
+            replica=self._replica,
+            queue_age_s=stats.oldest_wait_s,
+            kv_used=stats.kv_blocks_used / max(1, stats.kv_blocks_total),
+            queued_prefill_tokens=stats.queued_prefill_tokens,
+            waiting=stats.waiting,
+            running=stats.running,
+            tokens_done=stats.prompt_tokens + stats.tokens_produced,
+        )
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                shards = await self._report_to(0, message)
+                others = [self._report_to(index, message) for index in range(1, shards)]
+                await asyncio.gather(*others, return_exceptions=True)
+            self._arrived = True
+        except Exception as error:
+            if self._arrived:
+                logger.warning("the limiter does not receive this replica's reports: %s", error)
+            self._arrived = False
+
+    async def _report_to(self, index: int, message: PressureReport) -> int:
+        """The number of shards, as this one counts them."""
+        if index not in self._shards:
+            self._shards[index] = await self._limiter(index)
+        [count] = await self._shards[index].ask([message])
+        return count if isinstance(count, int) else 1

@@ -1,0 +1,179 @@
+"""What a model replica does with a call: render the prompt, check the hold, generate the reply."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from serve_app.contracts.generation import (
+    BackendEvent,
+    Event,
+    Finished,
+    FinishReason,
+    GenerateCall,
+    GrammarKind,
+    Rejected,
+    Rejection,
+    Started,
+)
+from serve_app.engine.aside import Aside
+from serve_app.engine.errors import ContextLengthExceeded, EngineClosed, QueueFull, UnsupportedGrammar
+from serve_app.engine.request import GenerationRequest
+from serve_app.model.choices import generate_choices
+from serve_app.model.dialect import Dialect, Prompt
+from serve_app.model.orphans import Orphans, Settle
+from serve_app.model.reply import Reply
+from serve_app.model.tools.call_grammars import BadTool
+
+if TYPE_CHECKING:
+    from serve_app.engine.engine import Engine
+
+SHORT = 8192  # characters of a prompt that is tokenized at once: the engine waits for a few milliseconds at most
+MAX_COALESCE_FACTOR = 6  # of the interval of a stream that is alone: 0.09 s
+
+
+class Replica:
+    """One engine and the calls that run on it.
+
+    `orphans` keeps what replies have used until the ledger has it: by default from `settle`, which is AccountingPort's,
+    and in memory. `coalesce_s` is the least time between two deltas of a stream that is alone.
+    `clock` is the engine's, in seconds.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        settle: Settle,
+        *,
+        orphans: Orphans | None = None,
+        dialect: Dialect | None = None,
+        coalesce_s: float = 0.015,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._dialect = dialect or Dialect(engine.chat)
+        self._orphans = orphans or Orphans(settle)
+        self._coalesce_s = coalesce_s
+        self._clock = clock
+        self._active = 0
+        self._aside = Aside("prompts")
+
+    async def generate(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
+        """Stream Rejected alone, or Started, the reply and Finished. Closing or cancelling it stops the engine."""
+        prepared = await self._prepare(call)
+        if isinstance(prepared, Rejected):
+            yield prepared
+            return
+        request, reply = prepared
+        started_at = time.time()
+        generated = generate_choices(self._generate, request, call.n) if call.n > 1 else self._only_choice(request)
+        self._active += 1
+        is_kept = False
+        try:
+            async with contextlib.aclosing(generated) as events:
+                async for choice, event in events:
+                    if isinstance(event, Started):
+                        event = replace(event, fingerprint=self._engine.fingerprint)
+                    for sent in reply.events(choice, event):
+                        if isinstance(sent, Finished):
+                            # Before it leaves: from then on nothing here shows whether the gateway has received it.
+                            is_kept = self._orphans.write_ahead(call, sent, started_at)
+                        yield sent
+                    if reply.is_over:
+                        return
+        except QueueFull:
+            yield Rejected(Rejection.QUEUE_FULL)
+        except EngineClosed:
+            yield Rejected(Rejection.CLOSED)
+        except ValueError as error:
+            if (rejected := _rejected_sampling(error, call)) is None:
+                raise
+            yield rejected
+        except (asyncio.CancelledError, GeneratorExit):
+            # The gateway has cut the stream. A failure of our own does not come here and is not billed.
+            produced = reply.produced
+            if not is_kept and produced.completion_tokens and produced.reason is not FinishReason.ERROR:
+                self._orphans.settle_later(call, produced, started_at)
+            raise
+        finally:
+            self._active -= 1
+
+    async def _prepare(self, call: GenerateCall) -> tuple[GenerationRequest, Reply] | Rejected:
+        received_at = self._clock()
+        try:
+            # Tokenizing a long prompt takes tens of milliseconds: on the loop, every stream would wait for it.
+            prompt = await self._render(call)
+        except ContextLengthExceeded as error:
+            return Rejected(Rejection.CONTEXT, prompt_tokens=error.prompt_tokens, limit=error.limit)
+        except BadTool as error:
+            return _rejected_tool(error.name, error, call)
+        except ValueError as error:
+            return Rejected(Rejection.INVALID, message=str(error))
+        ids = prompt.token_ids
+        limit = self._engine.max_context
+        if len(ids) >= limit:
+            return Rejected(Rejection.CONTEXT, prompt_tokens=len(ids), limit=limit)
+        output = min(call.sampling.max_tokens, limit - len(ids))
+        price = call.bill.price
+        if max(price.cost(len(ids), cached, call.n * output) for cached in (0, len(ids))) > call.credit:
+            return Rejected(Rejection.CREDIT, prompt_tokens=len(ids))
+        request = GenerationRequest(
+            request_id=call.request_id,
+            prompt_token_ids=tuple(ids),
+            sampling=replace(prompt.sampling, max_tokens=output),
+            tenant=call.bill.account_id,
+            weight=call.weight,
+            first_token_by=None if call.first_token_within_s is None else received_at + call.first_token_within_s,
+        )
+        parsers = [self._dialect.parser(call, prompt, choice) for choice in range(call.n)]
+        return request, Reply(call, len(ids), parsers)
+
+    async def _render(self, call: GenerateCall) -> Prompt:
+        size = sum(len(message.get("content") or "") for message in call.messages)
+        if size <= SHORT:
+            return await asyncio.to_thread(self._dialect.prompt, call)
+        return await self._aside.run(call.bill.account_id, lambda: self._dialect.prompt(call))
+
+    async def _only_choice(self, request: GenerationRequest) -> AsyncGenerator[tuple[int, Event], None]:
+        async with contextlib.aclosing(self._generate(request)) as events:
+            async for event in events:
+                yield 0, event
+
+    def _generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+        return self._engine.generate(request, self._interval)
+
+    def _interval(self) -> float:
+        """Seconds between the deltas of one stream: few and large ones when many streams share the machine.
+
+        Each delta that goes to another process costs about a third of a millisecond.
+        """
+        return self._coalesce_s * min(MAX_COALESCE_FACTOR, max(1.0, self._active / 4))
+
+    async def drain(self) -> None:
+        """Wait for the settlements of cut streams that are still due."""
+        await self._orphans.drain()
+        self._aside.close()
+
+
+def _rejected_sampling(error: ValueError, call: GenerateCall) -> Rejected | None:
+    """The rejection of a call whose sampling parameters or grammar the engine refuses; None for any other error."""
+    if isinstance(error, UnsupportedGrammar):
+        if error.alternative is not None:
+            return _rejected_tool(call.function or call.tools[error.alternative]["function"]["name"], error, call)
+        param = "tools" if call.tool_choice == "required" else "response_format"
+        if call.sampling.grammar is not None and call.sampling.grammar.kind is GrammarKind.REGEX:
+            param = "guided_regex"
+        return Rejected(Rejection.INVALID, message=f"{param}: {error}.", param=param)
+    if str(error).startswith("logit_bias"):  # the sampler names the parameter
+        return Rejected(Rejection.INVALID, message=f"{error}. Leave it out.", param="logit_bias")
+    return None
+
+
+def _rejected_tool(name: str, error: ValueError, call: GenerateCall) -> Rejected:
+    index = next(index for index, tool in enumerate(call.tools) if tool["function"]["name"] == name)
+    param = f"tools[{index}].function.parameters"
+    return Rejected(Rejection.INVALID, message=f"{param} (function {name}): {error}.", param=param)

@@ -1,0 +1,129 @@
+"""The reply to one call: the engine's events of each choice, parsed, counted together and sent on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from serve_app.contracts.generation import (
+    BackendEvent,
+    ChoiceEnded,
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    GenerateCall,
+    Part,
+    Reasoning,
+    ReplyParts,
+    Started,
+    Text,
+    TokenLogprob,
+)
+from serve_app.model.token_alignment import TokenAligner
+from serve_app.model.tools.parser import ReplyParser
+
+_GIVEN_UP = (FinishReason.ABORT, FinishReason.DEADLINE, FinishReason.ERROR)
+
+
+class Reply:
+    """Turns the engine's events into those that leave the replica.
+
+    `parsers` belong to the choices; without one, a choice is text and nothing else.
+    """
+
+    def __init__(self, call: GenerateCall, prompt_tokens: int, parsers: Sequence[ReplyParser | None]) -> None:
+        self.is_over = False  # Finished is among the events
+        self._prompt_tokens = prompt_tokens
+        self._cached_tokens = 0
+        self._reason = FinishReason.ABORT
+        has_logprobs = call.sampling.logprobs is not None
+        self._choices = [_Choice(parser, has_logprobs) for parser in parsers]
+        self._unfinished = len(parsers)
+
+    @property
+    def produced(self) -> Finished:
+        """What there is to bill so far: the prompt once, the output of all choices."""
+        return Finished(
+            self._reason,
+            self._prompt_tokens,
+            self._cached_tokens,
+            self._completion_tokens(),
+            sum(choice.reasoning_tokens for choice in self._choices) or None,
+        )
+
+    def _completion_tokens(self) -> int:
+        return sum(choice.completion_tokens for choice in self._choices)
+
+    def events(self, number: int, event: Event) -> Iterator[BackendEvent]:
+        """What to send for an event of a choice. `produced` includes each event before it is yielded."""
+        choice = self._choices[number]
+        if isinstance(event, Started):
+            if number == 0:  # the others find the prompt in the cache, and are not charged for it
+                self._cached_tokens = event.cached_tokens
+                yield event
+            return
+        is_first = not self._completion_tokens()
+        choice.completion_tokens = event.completion_tokens
+        if isinstance(event, Finished):
+            yield from self._end_choice(number, event)
+        elif len(self._choices) == 1 and choice.parser is None:
+            yield event if choice.aligner is None else replace(event, tokens=choice.tokens(event))
+        else:
+            parts, tokens = choice.parts(event.text), choice.tokens(event)
+            if parts or tokens or is_first:  # from the first token on the request is billed
+                yield ReplyParts(parts, self._completion_tokens(), tokens, number)
+
+    def _end_choice(self, number: int, event: Finished) -> Iterator[BackendEvent]:
+        several = len(self._choices) > 1
+        if not several:
+            self._cached_tokens = event.cached_tokens
+        last_parts = self._choices[number].last_parts(event)
+        if event.reason in _GIVEN_UP:  # all choices end with this one
+            self._unfinished = 0
+            self._reason = event.reason
+        else:
+            if last_parts:
+                yield ReplyParts(last_parts, self._completion_tokens(), (), number)
+            self._unfinished -= 1
+            if several:
+                yield ChoiceEnded(number, event.reason)
+            if not self._unfinished:
+                self._reason = FinishReason.STOP if several else event.reason
+        if not self._unfinished:
+            self.is_over = True
+            yield self.produced
+
+
+class _Choice:
+    """How far one choice is."""
+
+    __slots__ = ("_has_reasoning", "aligner", "completion_tokens", "parser", "reasoning_tokens")
+
+    def __init__(self, parser: ReplyParser | None, has_logprobs: bool) -> None:
+        self.parser = parser
+        self.aligner = TokenAligner() if has_logprobs else None
+        self.completion_tokens = 0
+        self.reasoning_tokens = 0  # counted at the end
+        self._has_reasoning = False
+
+    def parts(self, text: str) -> tuple[Part, ...]:
+        if not text:
+            return ()
+        return (Text(text),) if self.parser is None else self._noting_reasoning(self.parser.feed(text))
+
+    def tokens(self, event: Delta) -> tuple[TokenLogprob, ...]:
+        return () if self.aligner is None else self.aligner.align(event.text, event.tokens)
+
+    def last_parts(self, event: Finished) -> tuple[Part, ...]:
+        """The parts that were held back until the end."""
+        parts = self._noting_reasoning(self.parser.feed_end(event.reason)) if self.parser is not None else ()
+        if self._has_reasoning:
+            # Without the mark that ends it, the reply was reasoning to its end.
+            marked = event.marked_tokens
+            self.reasoning_tokens = event.completion_tokens if marked is None else marked
+        return parts
+
+    def _noting_reasoning(self, parts: list[Part]) -> tuple[Part, ...]:
+        self._has_reasoning = self._has_reasoning or any(isinstance(part, Reasoning) for part in parts)
+        return tuple(parts)

@@ -1,0 +1,106 @@
+"""The grammars of replies that must call a tool, or whose calls must match the schemas of strict tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from serve_app.contracts.generation import Grammar
+from serve_app.model.tools.tool_format import ToolFormat
+
+Tool = Mapping[str, Any]  # as the API defines it
+
+# Keywords by which a schema says more about an object's members than `properties` does.
+_OPENING: Final = frozenset(
+    {
+        "additionalProperties", "allOf", "anyOf", "dependentRequired", "dependentSchemas", "$dynamicRef", "if",
+        "minProperties", "not", "oneOf", "patternProperties", "propertyNames", "$ref", "unevaluatedProperties",
+    }
+)  # fmt: skip
+
+
+class BadTool(ValueError):
+    """The parameters of a function describe no object. `name` is the function's."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(why)
+        self.name = name
+
+
+def required_calls(tool_format: ToolFormat, tools: Sequence[Tool], parallel: bool = True) -> Grammar:
+    """A reply that calls one of `tools`, or several if `parallel` and the format can.
+
+    Keywords of a schema that can't be enforced are ignored unless its function has `strict` of true.
+
+    Raises:
+        BadTool: the parameters of a function describe no object.
+    """
+    functions = [tool["function"] for tool in tools]
+    schemas = [arguments_schema(function) for function in functions]
+    lenient = [number for number, function in enumerate(functions) if not function.get("strict")]
+    return _grammar(tool_format, functions, schemas, parallel, lenient=lenient)
+
+
+def optional_calls(
+    tool_format: ToolFormat,
+    tools: Sequence[Tool],
+    parallel: bool = True,
+    shown: Sequence[str] = (),
+    otherwise: Grammar | None = None,
+) -> Grammar:
+    """A reply that may call some of `tools`: with arguments that fit where a function has `strict` of true.
+
+    Its parser must look for calls `only_first` where the format has no marker for their beginning, and where a reply
+    without calls is held to JSON: a string in it may look like a call. `shown` and `otherwise` as in
+    `Grammar.tool_calls`.
+
+    Raises:
+        BadTool: the parameters of a strict function describe no object.
+    """
+    functions = [tool["function"] for tool in tools]
+    return _grammar(
+        tool_format,
+        functions,
+        [arguments_schema(function) if function.get("strict") else {"type": "object"} for function in functions],
+        parallel,
+        optional=tool_format.begins,
+        never=tool_format.also_begins,
+        not_first=tool_format.bare,
+        shown=shown,
+        otherwise=otherwise,
+    )
+
+
+def _grammar(
+    tool_format: ToolFormat, functions: Sequence[Tool], schemas: Sequence[Tool], parallel: bool, **more: Any
+) -> Grammar:
+    alternatives = []
+    for function, schema in zip(functions, schemas, strict=True):
+        before, after = tool_format.around(function["name"])
+        alternatives.append((before, json.dumps(schema, ensure_ascii=False), after))
+    separator = tool_format.separator if parallel else None
+    opening, closing = tool_format.opening, tool_format.closing
+    return Grammar.tool_calls(alternatives, separator, opening=opening, closing=closing, **more)
+
+
+def arguments_schema(function: Tool) -> dict[str, Any]:
+    """The JSON Schema for the arguments of a function; without parameters, that of the empty object.
+
+    What matches it matches the function's own. Where that lists an object's members and leaves open whether there may
+    be others, there are none: the function has no use for them, and small models like to invent some.
+
+    Raises:
+        BadTool: its parameters describe no object.
+    """
+    parameters = function.get("parameters")
+    if not parameters:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    kind = parameters.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise BadTool(function["name"], f"the parameters of {function['name']} must be of type object")
+    schema = {**parameters, "type": "object"}
+    listed = schema.get("properties")
+    if isinstance(listed, Mapping) and _OPENING.isdisjoint(schema) and set(schema.get("required") or ()) <= set(listed):
+        schema["additionalProperties"] = False
+    return schema

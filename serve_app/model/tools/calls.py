@@ -1,0 +1,202 @@
+"""Reads what the formats of tool calls share: arguments, and a JSON object with a name and arguments."""
+
+from __future__ import annotations
+
+import json
+import random
+import string as letters
+from collections.abc import Collection
+
+from serve_app.contracts.generation import CallArguments, CallEnded, CallStarted, Ending, Part, Text
+from serve_app.model.tools.source import Source, Steps
+
+LONGEST_NAME = 256  # characters, of a function called without quotes
+
+_ID_LENGTH = 24
+_ARGUMENTS = ("arguments", "parameters")
+_KEYS = frozenset({"name", "type", "id", *_ARGUMENTS})
+
+
+class CallReader:
+    """Reads calls from a source into parts; the parser of each format says where they lie.
+
+    What was stepped over but is no part of a call stays held in the source. `offered` are the functions that a call
+    without a marker may name: only they distinguish it from any other JSON. `rng` makes the ids.
+    """
+
+    def __init__(self, source: Source, offered: Collection[str], rng: random.Random) -> None:
+        self.parts: list[Part] = []
+        self.by_length = False  # whether the reply was ended by its length limit
+        self.after_call = False  # whether no text came since the last call
+        self._source = source
+        self._offered = frozenset(offered)
+        self._rng = rng
+        self._calls = 0
+
+    def add_text(self, text: str) -> None:
+        if text:
+            self.parts.append(Text(text))
+            self.after_call = False
+
+    def keep_as_text(self) -> None:
+        """What is held is plain text."""
+        self.add_text(self._source.take_held())
+
+    def drop_held(self) -> None:
+        """What is held belongs to the syntax of calls."""
+        self._source.take_held()
+
+    def read_arguments(self, name: str) -> Steps[bool]:
+        """Read the arguments of a call of `name`, which begin here. False when there is no call, and all is held."""
+        if not _is_name(name):
+            return False
+        if (yield from self._source.next_char()) != "{":
+            return self._complete_call(name, (yield from self._odd_arguments()))
+        self._start_call(name)
+        self._source.copy_to(lambda text: self.parts.append(CallArguments(self._calls, text)), hold=False)
+        complete = yield from self._source.json_value()
+        self._source.copy_to(None)
+        self._end_call(Ending.COMPLETE if complete else Ending.CUT if self._source.is_over else Ending.MALFORMED)
+        return True
+
+    def read_object(self, marked: bool = True) -> Steps[bool]:
+        """Read a call that is an object, which begins here. False when there is no call, and all is held.
+
+        After True, what is held is text unless the format can use it: an object that goes wrong after its arguments
+        is a call all the same. Unless `marked`, it must name an offered function and have none but the usual keys.
+        """
+        name: str | None = None
+        early: str | None = None  # arguments that came before the name
+        called = False
+        self._source.at += 1
+        c = yield from self._source.skip_space()
+        while c == '"':
+            key = yield from self._string()
+            if key is None or (not marked and key not in _KEYS) or (yield from self._source.skip_space()) != ":":
+                break
+            self._source.at += 1
+            c = yield from self._source.skip_space()
+            if key == "name" and name is None:
+                name = yield from self._string()
+                if name is None or not _is_name(name) or not (marked or name in self._offered):
+                    name = None
+                    break
+                if early is not None:
+                    called = self._complete_call(name, early)
+            elif key in _ARGUMENTS and early is None and not called:
+                if name is None:
+                    early = yield from self._early_arguments(c)
+                    if early is None:
+                        break
+                else:
+                    called = yield from self.read_arguments(name)
+                    if not called or not self._is_complete:
+                        return called
+            elif not (yield from self._source.json_value()):
+                break
+            c = yield from self._source.skip_space()
+            if c == ",":
+                self._source.at += 1
+                c = yield from self._source.skip_space()
+            elif c == "}":
+                self._source.at += 1
+                if name is not None and not called and marked:
+                    called = self._complete_call(name, "{}")
+                if called:
+                    self.drop_held()
+                return called
+            else:
+                break
+        if name is not None and not called:
+            called = self._complete_call(name, None)
+        return called
+
+    def read_objects_after(self, marked: bool) -> Steps[None]:
+        """Read the calls that follow one, objects too: side by side, or with commas or semicolons in between."""
+        c = yield from self._source.skip_space()
+        while c and c in ",;{":
+            if c != "{":
+                self._source.at += 1
+                c = yield from self._source.skip_space()
+            if c != "{":
+                break
+            if not (yield from self.read_object(marked)):
+                self.keep_as_text()
+                break
+            c = yield from self._source.skip_space()
+
+    def read_array(self, marked: bool = True) -> Steps[bool]:
+        """Read calls that are the objects of an array whose bracket was stepped over; otherwise as `read_object`."""
+        called = False
+        while (yield from self._source.skip_space()) == "{":
+            if not (yield from self.read_object(marked)):
+                if called:
+                    self.keep_as_text()
+                break
+            called = True
+            c = yield from self._source.skip_space()
+            if c != ",":
+                if c == "]":
+                    self._source.at += 1
+                    self.drop_held()
+                break
+            self._source.at += 1
+        return called
+
+    @property
+    def _is_complete(self) -> bool:
+        last = self.parts[-1] if self.parts else None
+        return isinstance(last, CallEnded) and last.ending is Ending.COMPLETE
+
+    def _complete_call(self, name: str, arguments: str | None) -> bool:
+        """A call that is known at once. Without arguments it is cut short by the reply's end, or no call at all."""
+        if arguments is None and not (self.by_length and self._source.is_over):
+            return False
+        self._start_call(name)
+        if arguments is not None:
+            self.parts.append(CallArguments(self._calls, arguments))
+        self._end_call(Ending.CUT if arguments is None else Ending.COMPLETE)
+        return True
+
+    def _early_arguments(self, first: str) -> Steps[str | None]:
+        """The text of arguments whose function is not known yet, held back."""
+        return (yield from self._copied(self._source.json_value()) if first == "{" else self._odd_arguments())
+
+    def _odd_arguments(self) -> Steps[str | None]:
+        """The text of arguments that are null, or an object's JSON in a string; None when they are not."""
+        if (yield from self._source.next_char()) == "n":
+            return "{}" if (yield from self._source.skip("null")) else None
+        text = yield from self._string()
+        try:
+            return text if text is not None and text.encode() and isinstance(json.loads(text), dict) else None
+        except (ValueError, RecursionError):
+            return None
+
+    def _string(self) -> Steps[str | None]:
+        """The value of a string that begins here; None when there is none."""
+        if (yield from self._source.next_char()) != '"':
+            return None
+        quoted = yield from self._copied(self._source.json_string())
+        return None if quoted is None else str(json.loads(quoted))
+
+    def _copied(self, steps: Steps[bool]) -> Steps[str | None]:
+        """What `steps` steps over, which is held too; None when they fail."""
+        copy: list[str] = []
+        self._source.copy_to(copy.append)
+        succeeded = yield from steps
+        self._source.copy_to(None)
+        return "".join(copy) if succeeded else None
+
+    def _start_call(self, name: str) -> None:
+        self.drop_held()
+        tail = "".join(self._rng.choice(letters.ascii_letters + letters.digits) for _ in range(_ID_LENGTH))
+        self.parts.append(CallStarted(self._calls, f"call_{tail}", name))
+
+    def _end_call(self, ending: Ending) -> None:
+        self.parts.append(CallEnded(self._calls, ending))
+        self._calls += 1
+        self.after_call = True
+
+
+def _is_name(name: str) -> bool:
+    return 0 < len(name) <= LONGEST_NAME and name.isprintable() and name == name.strip()

@@ -1,0 +1,177 @@
+"""Puts tools, earlier calls and their results into messages, as a chat template reads them or as plain text.
+
+Messages are those of the API: dicts with `role`, `content` and, where they apply, `tool_calls` (with arguments as JSON
+in a string), `tool_call_id` and `name`. No argument is changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from serve_app.model.tools.tool_format import ToolFormat
+
+Message = Mapping[str, Any]
+
+
+def conversation(
+    tool_format: ToolFormat, messages: Sequence[Message], tools: Sequence[Message] = ()
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """The conversation as the format's templates read it: messages, and the variable `tools` or None.
+
+    `tools` are those that the model may call now; earlier calls stay in the messages even without any.
+    """
+    result = [_with_parsed_arguments(message) for message in messages]
+    result = _for_template(tool_format, result) if tool_format.reads_calls else _written_out(tool_format, result)
+    if tool_format.reads_calls and tool_format.separator is None:
+        result = _one_by_one(result)
+    if tools and tool_format.reads_tools:
+        return result, [_definition(tool) for tool in tools]
+    return _with_system_text(result, tools_as_text(tool_format, tools)) if tools else result, None
+
+
+def tools_as_text(tool_format: ToolFormat, tools: Sequence[Message]) -> str:
+    """The system text about the tools, for templates that have no place for them."""
+    lines = [
+        "You can call these functions:",
+        "",
+        *(json.dumps(_definition(tool)["function"], ensure_ascii=False) for tool in tools),
+        "",
+        "To call a function, reply with nothing but this, with its name for NAME and for {ARGUMENTS} a JSON object"
+        " that fits its parameters:",
+        "",
+        tool_format.written([("NAME", "{ARGUMENTS}")]),
+        "",
+        "The results come in the next message. If no function is of use, answer without calling any.",
+    ]
+    return "\n".join(lines)
+
+
+def _with_parsed_arguments(message: Message) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    if not calls:
+        return _without_calls(message)
+    return {**message, "tool_calls": [{**call, "function": _parsed(call["function"])} for call in calls]}
+
+
+def _without_calls(message: Message) -> dict[str, Any]:
+    return {key: value for key, value in message.items() if key != "tool_calls"}
+
+
+def _parsed(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Templates write the arguments as JSON or iterate over them: text would be quoted twice, or split."""
+    arguments = function["arguments"]
+    if isinstance(arguments, str):
+        try:
+            parsed = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError):
+            parsed = None
+        # A call that was cut short can come back; its text stays readable.
+        arguments = parsed if isinstance(parsed, dict) else {"arguments": arguments}
+    return {"name": function["name"], "arguments": arguments}
+
+
+def _definition(tool: Message) -> dict[str, Any]:
+    """The tool with all fields that templates rely on, and no other."""
+    function = tool["function"]
+    return {
+        "type": "function",
+        "function": {
+            "name": function["name"],
+            "description": function.get("description") or "",
+            "parameters": function.get("parameters") or {"type": "object", "properties": {}},
+        },
+    }
+
+
+def _for_template(tool_format: ToolFormat, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Results name their function, as Hermes needs it, and ids are as Mistral's templates require them."""
+    names = _names(messages)
+    result = []
+    for message in messages:
+        if message["role"] == "tool" and not message.get("name") and message.get("tool_call_id") in names:
+            message = {**message, "name": names[message["tool_call_id"]]}
+        if tool_format.nine_letter_ids:
+            if "tool_calls" in message:
+                calls = [{**call, "id": _nine_letters(call.get("id") or "")} for call in message["tool_calls"]]
+                message = {**message, "tool_calls": calls}
+            if message.get("tool_call_id") is not None:
+                message = {**message, "tool_call_id": _nine_letters(message["tool_call_id"])}
+        result.append(message)
+    return result
+
+
+def _nine_letters(call_id: str) -> str:
+    """The id itself where it has that form, else one derived from it."""
+    if re.fullmatch("[A-Za-z0-9]{9}", call_id):
+        return call_id
+    return hashlib.sha256(call_id.encode(errors="replace")).hexdigest()[:9]
+
+
+def _one_by_one(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each call in a message of its own, followed by its result: some templates refuse several calls in one.
+
+    They also leave out the text of a message with calls, so it becomes a message before them.
+    """
+    result: list[dict[str, Any]] = []
+    left = list(messages)
+    while left:
+        message = left.pop(0)
+        if "tool_calls" not in message:
+            result.append(message)
+            continue
+        if message.get("content"):
+            result.append(_without_calls(message))
+        for call in message["tool_calls"]:
+            result.append({**message, "content": "", "tool_calls": [call]})
+            answers = itertools.takewhile(lambda other: other["role"] == "tool", left)
+            answer = next((a for a in answers if a.get("tool_call_id") == call.get("id")), None)
+            if answer is not None:
+                result.append(answer)
+                left.remove(answer)
+    return result
+
+
+def _written_out(tool_format: ToolFormat, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Calls as the text that they were; results as the user's text, where there is no role for them.
+
+    Results side by side become one message then, and the user's next message joins them: many templates require that
+    user and assistant take turns.
+    """
+    names = _names(messages)
+    result: list[dict[str, Any]] = []
+    after_results = False
+    for message in messages:
+        role, content = message["role"], message.get("content") or ""
+        if role == "tool" and not tool_format.reads_results:
+            name = message.get("name") or names.get(message.get("tool_call_id"), "")
+            content = f"Result of {name}:\n{content}" if name else f"Result:\n{content}"
+            message = {"role": "user", "content": content}
+        elif "tool_calls" in message:
+            functions = [call["function"] for call in message["tool_calls"]]
+            calls = tool_format.written(
+                (function["name"], json.dumps(function["arguments"], ensure_ascii=False)) for function in functions
+            )
+            message = {**_without_calls(message), "content": f"{content}\n{calls}" if content else calls}
+        if after_results and message["role"] == "user":
+            result[-1] = {**result[-1], "content": f"{result[-1]['content']}\n\n{message['content']}"}
+        else:
+            result.append(message)
+        after_results = role == "tool" and not tool_format.reads_results
+    return result
+
+
+def _with_system_text(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    if messages and messages[0]["role"] in ("system", "developer"):
+        first = {**messages[0], "content": f"{messages[0].get('content') or ''}\n\n{text}".lstrip("\n")}
+        return [first, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
+
+
+def _names(messages: Sequence[Message]) -> dict[Any, str]:
+    """Names of functions by the ids of their calls."""
+    return {call.get("id"): call["function"]["name"] for m in messages for call in m.get("tool_calls") or ()}

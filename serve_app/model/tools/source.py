@@ -1,0 +1,236 @@
+"""Text as it arrives, for parsers written as generators that yield whenever they need more of it.
+
+The source holds what a parser steps over until the parser knows whether it is plain text or syntax. No text is read
+twice but for a few characters, so a reply takes linear time however it is cut.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+
+MAX_DEPTH: Final = 200  # of arrays and objects in one another; recursive readers of JSON fail somewhere above it
+
+_BLANKS: Final = " \t\r\n"
+_SPACE = re.compile(f"[{_BLANKS}]*")
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
+_HEX = re.compile(r"[0-9a-fA-F]")
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+_OF_NUMBERS = re.compile(r"[-+.0-9eE]+")
+_LONGEST_NUMBER = 400  # characters; no double needs as many
+_LITERALS = {"t": "true", "f": "false", "n": "null"}
+
+
+class Source:
+    """The text that has arrived and was not stepped over: `text[at:]`."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.at = 0
+        self.ended = False
+        self._from = 0  # text[_from:at] was stepped over and not passed on yet
+        self._held: list[str] = []
+        self._holds = True
+        self._copy_to: Callable[[str], object] | None = None
+
+    def feed(self, text: str) -> None:
+        self.pass_on()
+        self.text = self.text[self.at :] + text
+        self.at = self._from = 0
+
+    def copy_to(self, receiver: Callable[[str], object] | None, hold: bool = True) -> None:
+        """Pass what is stepped over from here on to `receiver`, with control characters in strings escaped.
+
+        It is held too, as it was, unless `hold` is False.
+        """
+        self.pass_on()
+        self._copy_to, self._holds = receiver, hold
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the reply has ended and all of it was stepped over."""
+        return self.ended and self.at == len(self.text)
+
+    def take_held(self) -> str:
+        """Return what was stepped over and held, and hold it no more."""
+        self.pass_on()
+        held = "".join(self._held)
+        self._held.clear()
+        return held
+
+    def put_back_held(self) -> None:
+        """What was stepped over and held is to be read again."""
+        self.text = self.take_held() + self.text[self.at :]
+        self.at = self._from = 0
+
+    def take_text(self, end: int) -> str:
+        """Step over the text up to `end`. Return what is held then, but white space at the end stays held."""
+        text = ""
+        solid = self.at + len(self.text[self.at : end].rstrip(_BLANKS))
+        if solid > self.at:
+            self.at = solid
+            text = self.take_held()
+        self.at = end
+        return text
+
+    def holds_beginning_of(self, constants: tuple[str, ...]) -> bool:
+        """Whether what is held begins one of `constants`, white space around it aside."""
+        self.pass_on()
+        held = "".join(self._held).strip(_BLANKS)
+        return any(constant.startswith(held) for constant in constants)
+
+    def pass_on(self, escaped: str | None = None) -> None:
+        """Hold and copy what was stepped over so far; `escaped` is what to copy instead."""
+        if self.at > self._from:
+            piece = self.text[self._from : self.at]
+            if self._holds:
+                self._held.append(piece)
+            if self._copy_to is not None:
+                self._copy_to(piece if escaped is None else escaped)
+            self._from = self.at
+
+    # The steps of a parser. At the end of the reply they fail as if another character came.
+
+    def more(self) -> Steps[bool]:
+        """Wait for a character; False at the end of the reply."""
+        while self.at == len(self.text):
+            if self.ended:
+                return False
+            yield
+        return True
+
+    def next_char(self) -> Steps[str]:
+        """The next character, not stepped over; empty at the end of the reply."""
+        if self.at < len(self.text) or (yield from self.more()):
+            return self.text[self.at]
+        return ""
+
+    def skip_space(self) -> Steps[str]:
+        """Step over JSON white space; the character after it, as `next_char`."""
+        if self.at < len(self.text) and self.text[self.at] not in _BLANKS:
+            return self.text[self.at]
+        while True:
+            found = _SPACE.match(self.text, self.at)
+            assert found is not None
+            self.at = found.end()
+            if self.at < len(self.text):
+                return self.text[self.at]
+            if not (yield from self.more()):
+                return ""
+
+    def skip(self, wanted: str) -> Steps[bool]:
+        """Step over `wanted`. On failure, the characters that agree were stepped over."""
+        return bool((yield from self.skip_any((wanted,))))
+
+    def skip_span(self, of: re.Pattern[str], most: int) -> Steps[str]:
+        """Step over the longest run that matches `of` (one or more of some characters), of at most `most`."""
+        run = ""
+        while len(run) < most and (self.at < len(self.text) or (yield from self.more())):
+            found = of.match(self.text, self.at, self.at + most - len(run))
+            if not found:
+                break
+            run += found[0]
+            self.at = found.end()
+        return run
+
+    def skip_any(self, constants: tuple[str, ...]) -> Steps[str]:
+        """Step over the one of `constants` that comes; empty when none does. None may be another's beginning."""
+        left, done = constants, 0
+        while left:
+            if self.at == len(self.text) and not (yield from self.more()):
+                return ""
+            left = tuple(c for c in left if c[done] == self.text[self.at])
+            if left:
+                self.at += 1
+                done += 1
+                if len(left[0]) == done:
+                    return left[0]
+        return ""
+
+    # JSON text by RFC 8259, without recursion and without building any value.
+
+    def json_string(self) -> Steps[bool]:
+        """Step over a string, which begins here; False stops at the first character that can't be.
+
+        Line breaks and other control characters, which models write into strings as they are, pass on escaped.
+        """
+        self.at += 1
+        while True:
+            if self.at == len(self.text) and not (yield from self.more()):
+                return False
+            plain = _PLAIN.match(self.text, self.at)
+            if plain:
+                self.at = plain.end()
+                continue
+            c = self.text[self.at]
+            if c == '"':
+                self.at += 1
+                return True
+            if c == "\\":
+                self.at += 1
+                c = yield from self.next_char()
+                if not c or c not in '"\\/bfnrtu':
+                    return False
+                self.at += 1
+                if c == "u":
+                    for _ in range(4):
+                        c = yield from self.next_char()
+                        if not _HEX.match(c):
+                            return False
+                        self.at += 1
+            else:
+                self.pass_on()
+                self.at += 1
+                self.pass_on(escaped=f"\\u{ord(c):04x}")
+
+    def json_value(self) -> Steps[bool]:
+        """Step over a value, which begins here; False stops at the first character that can't be.
+
+        A value that is a number ends before the first character that is no part of one.
+        """
+        closers: list[str] = []
+        wants = "value"  # or: value or end, key, key or end, colon, next
+        while True:
+            # A value at the top stands here already; white space before it is the caller's.
+            c = yield from self.skip_space() if closers else self.next_char()
+            if not c:
+                return False
+            if closers and c == closers[-1] and wants in ("next", "value or end", "key or end"):
+                self.at += 1
+                closers.pop()
+            elif wants in ("value", "value or end"):
+                if c in "{[":
+                    if len(closers) == MAX_DEPTH:
+                        return False
+                    self.at += 1
+                    closers.append("}" if c == "{" else "]")
+                    wants = "key or end" if c == "{" else "value or end"
+                    continue
+                if not (yield from self._scalar(c)):
+                    return False
+            elif wants in ("key", "key or end") and c == '"':
+                if not (yield from self.json_string()):
+                    return False
+                wants = "colon"
+                continue
+            elif (wants, c) in (("colon", ":"), ("next", ",")):
+                self.at += 1
+                wants = "key" if c == "," and closers[-1] == "}" else "value"
+                continue
+            else:
+                return False
+            if not closers:
+                return True
+            wants = "next"
+
+    def _scalar(self, first: str) -> Steps[bool]:
+        if first == '"':
+            return (yield from self.json_string())
+        if first in _LITERALS:
+            return (yield from self.skip(_LITERALS[first]))
+        number = yield from self.skip_span(_OF_NUMBERS, _LONGEST_NUMBER)
+        return _NUMBER.fullmatch(number) is not None

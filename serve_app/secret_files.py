@@ -1,0 +1,82 @@
+"""The service's two secrets: the operator key, and the secret under which API keys are hashed.
+
+On a cluster they come from the environment (SERVE_APP_OPERATOR_KEY, SERVE_APP_KEY_SECRET). On one machine
+(`settings.keeps_local_state`) they are files of the state folder with mode 0600, made on first use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from serve_app.settings import SettingsError, is_placeholder, keeps_local_state
+
+LEAST_LENGTH: Final = 16  # characters; those that are made here have 43
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Secrets:
+    """Without a repr, so that no log shows them."""
+
+    operator_key: str
+    key_secret: bytes
+
+
+def load_secrets(home: Path) -> Secrets:
+    """The secrets of the service whose state folder is `home`; on one machine missing ones are made.
+
+    Raises SettingsError for one that is missing elsewhere, and for one that anybody could guess.
+    """
+    return Secrets(
+        operator_key=_secret("SERVE_APP_OPERATOR_KEY", home, "operator-key"),
+        key_secret=_secret("SERVE_APP_KEY_SECRET", home, "key-secret").encode(),
+    )
+
+
+def forget_environment() -> None:
+    """Removes what only gateway, limiter and accounting may know from the environment of this process."""
+    for variable in ("SERVE_APP_OPERATOR_KEY", "SERVE_APP_KEY_SECRET", "SERVE_APP_DATABASE_URL"):
+        os.environ.pop(variable, None)
+
+
+def _secret(variable: str, home: Path, name: str) -> str:
+    source, value = variable, os.environ.get(variable, "").strip()
+    if not value:
+        if not keeps_local_state():
+            # A file here would be this node's own: other nodes would make other secrets.
+            raise SettingsError(
+                f"{variable}: not set; give every gateway node the same random value (openssl rand -base64 32), "
+                "or set SERVE_APP_LOCAL_STATE=1 if the whole service runs on this one machine"
+            )
+        source, value = str(home / "secrets" / name), secret_file(home, name)
+    if is_placeholder(value) or len(value) < LEAST_LENGTH:
+        what = "still the placeholder of a template" if is_placeholder(value) else f"only {len(value)} characters long"
+        raise SettingsError(
+            f"{source}: {what}; write a random value of at least {LEAST_LENGTH} characters (openssl rand -base64 32)"
+        )
+    return value
+
+
+def secret_file(home: Path, name: str, value: str | None = None) -> str:
+    """The content of `home/secrets/name`. A missing file is written with `value`, or a random one."""
+    folder = home / "secrets"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = folder / name
+    if not path.exists():
+        descriptor, draft = tempfile.mkstemp(prefix=f".{name}-", dir=folder)  # readable by its owner alone
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(value or secrets.token_urlsafe(32))
+                file.flush()
+                os.fsync(file.fileno())
+            # A rename would replace the file that another process has just made; a link fails.
+            with contextlib.suppress(FileExistsError):
+                os.link(draft, path)
+        finally:
+            os.unlink(draft)
+    return path.read_text().strip()
