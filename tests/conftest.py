@@ -1,6 +1,82 @@
-"""For all tests: what hypothesis draws is the same in every run, and a busy machine is no failure."""
+"""What all tests share: hypothesis without surprises, and the bundled model, which is loaded once in a session."""
 
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
 from hypothesis import HealthCheck, settings
 
+if TYPE_CHECKING:  # most tests need no model and do not wait for these imports
+    from serve_app.engine.engine import Engine
+    from serve_app.engine.loading.loader import LoadedModel
+
+# Examples are the same in every run, and a busy machine is no failure.
 settings.register_profile("serve-app", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("serve-app")
+
+
+@pytest.fixture(scope="session")
+def model_home() -> Path:
+    """The folder that keeps the bundled model between runs."""
+    return Path(os.environ.get("SERVE_APP_TEST_HOME", Path(__file__).parents[1] / ".serve-app" / "test"))
+
+
+@pytest.fixture(scope="session")
+def model_path(model_home: Path) -> Path:
+    from serve_app.model.bundled import ensure_bundled_model
+
+    return ensure_bundled_model(model_home, print)
+
+
+@pytest.fixture(scope="session")
+def bundled_tokenizer(model_path: Path) -> Any:
+    """The bundled model's, without its weights."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model_path)
+
+
+@pytest.fixture(scope="session")
+def loaded(model_path: Path) -> LoadedModel:
+    from serve_app.engine.config import EngineSettings
+    from serve_app.engine.loading.loader import load
+
+    return load(EngineSettings(model=str(model_path), kv_cache_memory="64MiB"))
+
+
+@pytest.fixture(scope="session")
+def reference(model_path: Path) -> Any:
+    """The same weights, left to transformers' own generation."""
+    from serve_app.engine.config import EngineSettings
+    from serve_app.engine.loading.loader import load
+
+    return load(EngineSettings(model=str(model_path), kv_cache_memory="64MiB")).model
+
+
+@pytest.fixture
+def make_engine(loaded: LoadedModel, model_path: Path) -> Iterator[Callable[..., Engine]]:
+    """Engines over one copy of the weights; one at a time, since a runner changes its model."""
+    from serve_app.engine.chat import ChatRenderer
+    from serve_app.engine.config import EngineSettings
+    from serve_app.engine.engine import Engine
+    from serve_app.engine.models.transformers_runner import TransformersRunner
+    from serve_app.engine.text.detokenizer import Vocabulary
+
+    engines: list[Engine] = []
+
+    def make(**settings: object) -> Engine:
+        for engine in engines:
+            engine.close()
+        chosen = EngineSettings(model=str(model_path), **{"kv_cache_memory": "256MiB", **settings})  # type: ignore[arg-type]
+        runner = TransformersRunner(loaded.model, chosen)
+        chat = ChatRenderer(loaded.tokenizer, chosen.max_context)
+        engines.append(Engine(runner, Vocabulary(loaded.tokenizer), loaded.eos_token_ids, chosen, chat=chat))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()

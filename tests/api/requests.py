@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from serve_app.api import ApiError, ChatRequest, parse_chat_request
+from serve_app.api.chat_request import ChatRequest, parse_chat_request
+from serve_app.api.errors import ApiError
 
 SERVED = {"svc-chat": (32768, 4096), "svc-coder": (32768, 4096)}
 

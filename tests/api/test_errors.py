@@ -7,8 +7,9 @@ import pickle
 
 import pytest
 
-from serve_app.api import ApiError, errors
-from serve_app.api.codec import encode
+from serve_app.api import errors
+from serve_app.api.codec import encode_json
+from serve_app.api.errors import ApiError
 
 ROWS = [
     (errors.invalid_format("m", "stop"), 400, "invalid_request_error", "invalid_format", "stop"),
@@ -43,7 +44,7 @@ def test_each_row_has_its_status_type_code_and_body(
 ) -> None:
     assert error.status == status
     assert error.body() == {"error": {"message": error.message, "type": kind, "param": param, "code": code}}
-    assert json.loads(encode(error.body())) == error.body()
+    assert json.loads(encode_json(error.body())) == error.body()
     assert str(error) == error.message != ""
 
 
@@ -63,7 +64,7 @@ def test_401_names_the_scheme() -> None:
     assert errors.authentication("m").headers == {"www-authenticate": "Bearer"}
 
 
-def test_a_prompt_that_is_too_long_is_told_in_the_words_that_clients_look_for() -> None:
+def test_the_message_for_a_prompt_that_is_too_long_has_the_words_that_clients_look_for() -> None:
     message = errors.context_length_exceeded(40000, 32768).message
     assert "This model's maximum context length is 32768 tokens" in message
     assert "40000 tokens" in message
@@ -90,7 +91,7 @@ def test_retry_after_is_rounded_up_and_at_most_a_minute(seconds: float, whole: s
     assert errors.overloaded("m", retry_after_s=seconds).headers == expected
 
 
-def test_a_server_error_tells_the_request_id_and_nothing_else() -> None:
+def test_a_server_error_has_the_request_id_and_no_internals() -> None:
     assert "req_1" in errors.server_error("req_1").message
     assert errors.server_error().message == "The server failed to process the request. Try again."
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.api import ApiError, parse_chat_request
+from serve_app.api.chat_request import parse_chat_request
+from serve_app.api.errors import ApiError
 from tests.api.requests import SERVED
 from tests.malformed import TABLE, Row
 from tests.malformed.types import FULL, KINDS, changed, without
@@ -60,32 +61,41 @@ def is_answered(body: Any) -> None:
     json.dumps(error.body() if error else None).encode()
 
 
-@settings(max_examples=500)
-@given(st.sampled_from(PATHS), json_values)
-def test_any_value_at_any_path_of_a_full_body_is_taken_or_refused(path: str, value: Any) -> None:
-    is_answered(changed(path, value))
+@pytest.mark.parametrize("count", [50, pytest.param(500, marks=pytest.mark.slow)])
+def test_any_value_at_any_path_of_a_full_body_is_accepted_or_refused(count: int) -> None:
+    @settings(max_examples=count)
+    @given(st.sampled_from(PATHS), json_values)
+    def check(path: str, value: Any) -> None:
+        is_answered(changed(path, value))
+
+    check()
 
 
-@settings(max_examples=150)
-@given(st.lists(st.tuples(st.sampled_from(["model", "tools", "messages", "stop"]), json_values), max_size=3))
-def test_several_wrong_values_at_once_are_taken_or_refused(changes: list[tuple[str, Any]]) -> None:
-    body = copy.deepcopy(FULL)
-    for name, value in changes:
-        body[name] = value
-    is_answered(body)
+@pytest.mark.parametrize("count", [50, pytest.param(500, marks=pytest.mark.slow)])
+def test_several_wrong_values_at_once_are_accepted_or_refused(count: int) -> None:
+    @settings(max_examples=count)
+    @given(st.lists(st.tuples(st.sampled_from(["model", "tools", "messages", "stop"]), json_values), max_size=3))
+    def check(changes: list[tuple[str, Any]]) -> None:
+        is_answered({**copy.deepcopy(FULL), **dict(changes)})
+
+    check()
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_full_body_without_any_one_member_is_taken_or_refused(path: str) -> None:
+def test_a_full_body_without_any_one_member_is_accepted_or_refused(path: str) -> None:
     is_answered(without(path))
 
 
-@settings(max_examples=400)
-@given(st.data())
-def test_a_full_body_with_any_bytes_changed_is_taken_or_refused(data: st.DataObject) -> None:
-    raw = bytearray(json.dumps(FULL).encode())
-    for _ in range(data.draw(st.integers(1, 4))):
-        at = data.draw(st.integers(0, len(raw) - 1))
-        raw[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
-    error = outcome(bytes(raw))
-    assert error is None or error.status in (400, 422)
+@pytest.mark.parametrize("count", [50, pytest.param(500, marks=pytest.mark.slow)])
+def test_a_full_body_with_any_bytes_changed_is_accepted_or_refused(count: int) -> None:
+    @settings(max_examples=count)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        raw = bytearray(json.dumps(FULL).encode())
+        for _ in range(data.draw(st.integers(1, 4))):
+            at = data.draw(st.integers(0, len(raw) - 1))
+            raw[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+        error = outcome(bytes(raw))
+        assert error is None or error.status in (400, 422)
+
+    check()

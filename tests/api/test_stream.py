@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 
-from serve_app.api import DONE, KEEP_ALIVE, Choice, ChunkEncoder, Usage, complete_reply, errors
+from serve_app.api import errors
+from serve_app.api.chat_reply import DONE, KEEP_ALIVE, Choice, ChunkEncoder, Usage, complete_reply, error_event
 
 HEAD = b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"svc-chat",'
 HEAD += b'"system_fingerprint":"fp_a","choices":['
@@ -36,31 +37,31 @@ def chunk(choices: bytes, usage: bytes | None) -> bytes:
 def test_every_chunk_has_exactly_these_bytes(usage: bytes | None) -> None:
     chunks = encoder(include_usage=usage is not None)
     end = b'"logprobs":null,"finish_reason":null}'
-    assert chunks.role() == chunk(b'{"index":0,"delta":{"role":"assistant","content":""},' + end, usage)
-    assert chunks.content("Hi") == chunk(b'{"index":0,"delta":{"content":"Hi"},' + end, usage)
-    assert chunks.finish("stop") == chunk(b'{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}', usage)
+    assert chunks.role_chunk() == chunk(b'{"index":0,"delta":{"role":"assistant","content":""},' + end, usage)
+    assert chunks.content_chunk("Hi") == chunk(b'{"index":0,"delta":{"content":"Hi"},' + end, usage)
+    assert chunks.finish_chunk("stop") == chunk(b'{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}', usage)
     assert DONE == b"data: [DONE]\n\n"
     assert KEEP_ALIVE == b": keep-alive\n\n"
 
 
 def test_the_usage_chunk_has_no_choices() -> None:
-    assert encoder(include_usage=True).usage(USAGE) == chunk(b"", USAGE_JSON)
+    assert encoder(include_usage=True).usage_chunk(USAGE) == chunk(b"", USAGE_JSON)
     with pytest.raises(ValueError, match="usage"):
-        encoder().usage(USAGE)
+        encoder().usage_chunk(USAGE)
 
 
 def test_an_error_in_the_stream_is_one_data_event() -> None:
     error = errors.server_error("req_1")
-    sent = ChunkEncoder.error(error)
+    sent = error_event(error)
     assert sent.startswith(b'data: {"error":{"message":')
     assert sent.endswith(b"}}\n\n")
     assert sent.count(b"\n") == 2
 
 
 @pytest.mark.parametrize("reason", ["abort", "error", "", "STOP"])
-def test_only_the_formats_finish_reasons_leave(reason: str) -> None:
+def test_only_finish_reasons_of_the_format_are_sent(reason: str) -> None:
     with pytest.raises(ValueError, match="finish reason"):
-        encoder().finish(reason)
+        encoder().finish_chunk(reason)
 
 
 def test_the_complete_reply() -> None:
@@ -96,10 +97,12 @@ texts = st.text(max_size=20) | st.text(st.characters(categories=["Cc", "Cs", "Zl
 
 
 @given(texts=st.lists(texts, max_size=8), include_usage=st.booleans(), piece=st.integers(1, 50))
-def test_the_client_library_reads_what_was_said(texts: list[str], include_usage: bool, piece: int) -> None:
+def test_the_client_library_reads_the_text_that_was_generated(
+    texts: list[str], include_usage: bool, piece: int
+) -> None:
     chunks = encoder(include_usage)
-    stream = KEEP_ALIVE + chunks.role() + KEEP_ALIVE + b"".join(chunks.content(text) for text in texts)
-    stream += chunks.finish("stop") + (chunks.usage(USAGE) if include_usage else b"") + DONE
+    stream = KEEP_ALIVE + chunks.role_chunk() + KEEP_ALIVE + b"".join(chunks.content_chunk(text) for text in texts)
+    stream += chunks.finish_chunk("stop") + (chunks.usage_chunk(USAGE) if include_usage else b"") + DONE
     stream.decode()
     events = decode(stream, piece)
     assert events.pop().data == "[DONE]"
@@ -124,13 +127,13 @@ def test_the_client_library_reads_what_was_said(texts: list[str], include_usage:
 @given(texts)
 def test_no_line_splitter_takes_text_for_a_line_end(text: str) -> None:
     """`str.splitlines`, which some clients use, also splits at U+0085, U+2028 and U+2029."""
-    sent = encoder().content(text)
+    sent = encoder().content_chunk(text)
     assert sent.decode().splitlines() == [*sent.decode()[:-2].split("\n"), ""]
 
 
 def test_lone_surrogates_become_the_replacement_character_and_pairs_are_joined() -> None:
-    assert '"content":"a\ufffdb"' in encoder().content("a\ud800b").decode()
-    assert '"content":"\U0001f600"' in encoder().content("\ud83d\ude00").decode()
+    assert '"content":"a\ufffdb"' in encoder().content_chunk("a\ud800b").decode()
+    assert '"content":"\U0001f600"' in encoder().content_chunk("\ud83d\ude00").decode()
 
 
 def test_the_sdk_reads_a_whole_stream_and_raises_the_error_event() -> None:
@@ -138,8 +141,15 @@ def test_the_sdk_reads_a_whole_stream_and_raises_the_error_event() -> None:
     import httpx2
 
     chunks = encoder(include_usage=True)
-    good = KEEP_ALIVE + chunks.role() + chunks.content("Hello") + chunks.finish("length") + chunks.usage(USAGE) + DONE
-    bad = chunks.role() + chunks.content("Hel") + ChunkEncoder.error(errors.server_error("req_1"))
+    good = (
+        KEEP_ALIVE
+        + chunks.role_chunk()
+        + chunks.content_chunk("Hello")
+        + chunks.finish_chunk("length")
+        + chunks.usage_chunk(USAGE)
+        + DONE
+    )
+    bad = chunks.role_chunk() + chunks.content_chunk("Hel") + error_event(errors.server_error("req_1"))
 
     def client(stream: bytes) -> openai.OpenAI:
         answer = httpx2.MockTransport(

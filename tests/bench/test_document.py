@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bench import document
 from bench.engine import report as engine_report
 from bench.gateway import report as gateway_report
+from bench.harness import document
 from tests.bench.test_gateway_report import results as gateway_results
 from tests.bench.test_report import record, results
 
@@ -30,6 +30,7 @@ def test_a_document_without_both_marks_in_order_is_refused(text: str) -> None:
         document.renewed(text, "<a>", "</a>", "new")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine_first", [True, False])
 def test_both_benchmarks_keep_each_others_sections(tmp_path: Path, engine_first: bool) -> None:
     places = [

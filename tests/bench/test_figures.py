@@ -1,19 +1,12 @@
-"""Figures say what happened: cut requests count by their text, silent ones as waiting, ratios round by round."""
+"""Cut requests count by their text, silent ones as waiting, ratios within a round."""
 
 from __future__ import annotations
 
 import pytest
 
-from bench.engine.figures import (
-    Spread,
-    floor_share,
-    load_figures,
-    longest_pause,
-    percentile,
-    ratios,
-    stream_rate,
-)
-from bench.engine.replies import Reply
+from bench.engine.figures import floor_share, load_figures, longest_pause, stream_rate
+from bench.harness.replies import Reply
+from bench.harness.results import Spread, percentile, ratio
 
 
 def words(text: str) -> int:
@@ -48,17 +41,17 @@ def test_a_request_without_a_token_has_waited_until_the_end() -> None:
     assert load.unanswered == 1
 
 
-def test_a_reply_shorter_than_asked_for_is_counted_and_told() -> None:
+def test_a_reply_shorter_than_asked_for_is_counted_and_reported() -> None:
     assert load_figures([reply(0.0, [1.0], tokens=7)], 0.0, 2.0, words).early == 1
 
 
-def test_what_went_wrong_is_told_and_not_measured() -> None:
+def test_a_failure_is_reported_and_not_measured() -> None:
     load = load_figures([reply(0.0, [1.0], problem="HTTP 503"), reply(0.0, [2.0], tokens=10)], 0.0, 2.0, words)
     assert load.problems == ("HTTP 503",)
     assert load.ttft_s == (2.0,)
 
 
-def test_a_request_sent_when_all_was_over_is_none() -> None:
+def test_a_request_sent_after_the_end_does_not_count() -> None:
     assert load_figures([reply(2.0, [])], 0.0, 2.0, words).ttft_s == ()
 
 
@@ -76,8 +69,14 @@ def test_a_spread_is_the_median_with_the_range() -> None:
 
 
 def test_ratios_are_taken_within_a_round() -> None:
-    # A machine half as fast in the second round changes nothing.
-    assert ratios([30.0, 15.0], [10.0, 5.0]) == Spread(3.0, 3.0, 3.0)
+    # A machine that is half as fast in the second round does not change the ratio.
+    rates = {"ours": (30.0, 15.0, 7.0), "theirs": (10.0, 5.0)}
+    records = [
+        {"server": server, "workload": "short", "clients": 1, "round": number, "rate": rate, "problems": []}
+        for server, values in rates.items()
+        for number, rate in enumerate(values)
+    ]
+    assert ratio({"records": records}, "ours", "theirs", "short", 1, "rate") == Spread(3.0, 3.0, 3.0)
 
 
 def test_the_rate_between_two_moments_counts_what_arrived_between_them() -> None:

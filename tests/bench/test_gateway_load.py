@@ -1,4 +1,4 @@
-"""Figures of a load are wrk's own, processes are told apart, and a reply that is not the expected one is named."""
+"""Figures of a load are wrk's own, processes are known by name, and an unexpected reply is reported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 
 from bench.gateway import load, parts
 from bench.gateway.request import BODY, MAX_TOKENS, MODEL, PROMPT_TOKENS, REPLY, wrong_in
-from serve_app.api import Choice, Usage, complete_reply, parse_chat_request
+from serve_app.api.chat_reply import Choice, Usage, complete_reply
+from serve_app.api.chat_request import parse_chat_request
 
 FIGURES = {
     "requests": 300, "seconds": 2.0, "p50_ms": 5.1, "p90_ms": 6.0, "p99_ms": 9.5, "max_ms": 20.0, "non_2xx": 0,
@@ -30,17 +31,17 @@ def test_output_without_figures_is_an_error_with_its_end() -> None:
         load.parse("unable to connect to 127.0.0.1:1 Connection refused\n")
 
 
-def test_whatever_failed_is_a_problem() -> None:
+def test_each_kind_of_failure_is_a_problem() -> None:
     assert load.parse(output(non_2xx=2)).problems == ["2 replies that were not 2xx"]
     assert load.parse(output(broken=1)).problems == ["1 broken connections"]
     assert len(load.parse(output(timeouts=4)).problems) == 1
-    assert load.parse(output(requests=0)).problems == ["nothing was answered"]
+    assert load.parse(output(requests=0)).problems == ["there was no reply"]
 
 
 def test_the_request_is_a_valid_one_whose_estimate_covers_what_the_stub_counts() -> None:
     chat = parse_chat_request(BODY.encode(), {MODEL: (32768, 4096)})
     assert (chat.model, chat.max_tokens, chat.stream) == (MODEL, MAX_TOKENS, False)
-    # Else every request would be admitted twice: by the estimate, and again by the exact count.
+    # Otherwise every request would be admitted twice: with the estimate, and with the exact count.
     assert chat.estimated_prompt_tokens >= PROMPT_TOKENS
 
 

@@ -1,4 +1,4 @@
-"""What the gateway benchmark says follows from its records alone: ratios, the books, and what went wrong."""
+"""The report of the gateway benchmark follows from its records alone: ratios, the books, failures."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def kept(found: Any) -> dict[str, bool | None]:
     return {verdict.promise.text: verdict.kept for verdict in verdicts(found)}
 
 
-def test_promises_are_held_against_the_ratios_of_a_round() -> None:
+def test_promises_are_judged_by_the_ratios_of_a_round() -> None:
     assert kept(results()) == {
         "requests/s at 16 clients, against the LiteLLM proxy": True,
         "requests/s at 64 clients, against the LiteLLM proxy": True,
@@ -63,7 +63,7 @@ def test_what_was_not_measured_is_not_kept() -> None:
     assert set(kept(results(record(FULL, 16, 0, 400.0))).values()) == {None}
 
 
-def test_a_load_in_which_requests_failed_is_left_out_and_told() -> None:
+def test_a_load_in_which_requests_failed_is_left_out_and_named() -> None:
     found = results(
         record(FULL, 16, 0, 400.0, non_2xx=3, problems=["3 replies that were not 2xx"]), record(LITELLM, 16, 0, 200.0)
     )
@@ -73,7 +73,7 @@ def test_a_load_in_which_requests_failed_is_left_out_and_told() -> None:
     assert "Left out: serve-app, 16 clients, round 1: 3 replies that were not 2xx" in text
 
 
-def test_the_books_are_told_with_the_replies_they_were_held_against() -> None:
+def test_the_report_has_the_replies_that_the_books_were_compared_with() -> None:
     assert "100 replies; each of them is in the ledger" in report.notes(results(audits=(audit(),)))
     text = report.notes(results(audits=(audit(settled=99, exact=False),)))
     assert "**the ledger has 99, books sound**" in text

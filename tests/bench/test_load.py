@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from bench.engine import plan, workloads
-from bench.engine.client import Call, closed_loop, disturbed, one
-from bench.engine.replies import read
+from bench.harness.client import Call, closed_loop, disturbed, one
+from bench.harness.replies import read
+
+pytestmark = pytest.mark.slow
 
 EVENT = b'data: {"choices": [{"delta": {"content": "word "}}]}\n\n'
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
@@ -87,13 +89,13 @@ async def test_a_load_ends_in_time_and_what_runs_is_cut(fake: Fake) -> None:
     await asyncio.wait_for(fake.closed.wait(), 5)
 
 
-async def test_a_client_that_is_refused_does_not_ask_again_and_again(fake: Fake) -> None:
+async def test_a_refused_client_does_not_retry_in_a_tight_loop(fake: Fake) -> None:
     window = await closed_loop(3, lambda client, number: fake.call("broken"), 0.05, 5.0)
     assert len(window.replies) == 3
     assert {read(reply).problem for reply in window.replies} == {"HTTP 503: busy"}
 
 
-async def test_a_server_that_is_not_there_is_a_problem_not_an_exception() -> None:
+async def test_a_missing_server_is_a_problem_not_an_exception() -> None:
     reply = await one(Call(1, b"", 1), 1.0)
     assert read(reply).problem is not None
 

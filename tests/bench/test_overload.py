@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.engine.replies import RawReply
-from bench.overload.__main__ import AsConfigured
-from bench.overload.figures import Sent, goodput, markdown, percentile, promises, shares, summary
-from bench.overload.traffic import told
+from bench.harness.replies import RawReply
+from bench.harness.servers import deployment
+from bench.overload.__main__ import Overloaded
+from bench.overload.figures import Sent, goodput, markdown, promises, shares, summary
+from bench.overload.traffic import sent
+from deployments import strict_config
 from serve_app.settings import LimiterSettings, parse
 
 WEIGHTS = {"a": 100, "b": 300}
@@ -36,12 +38,14 @@ def test_goodput_is_of_replies_that_ended_complete_in_time() -> None:
     assert shares([], 0, 10) == {}
 
 
-def test_percentiles_are_values_that_were_seen() -> None:
-    assert [percentile([4, 1, 3, 2], part) for part in (0.5, 0.75, 0.99, 0.01)] == [2, 3, 4, 1]
-    assert math.isnan(percentile([], 0.5))
+def test_without_a_first_token_its_promise_is_broken() -> None:
+    found = summary([Sent("a", 10.0, 10.1, 429, retry_after=True)], WEIGHTS, 1.0, 0.0, 60.0)
+    assert found["ttft_s"]["p99"] is None
+    assert kept(found)[2] is False
+    assert "p99 none" in markdown({"times": 3.0, "capacity": 1.0, "overload": found})
 
 
-def test_a_run_in_which_all_holds() -> None:
+def test_a_run_that_keeps_all_promises_reports_no_failure() -> None:
     found = run()
     assert found["statuses"] == {"200": 100, "429": 100}
     assert found["goodput_of_capacity"] == pytest.approx(1.0)
@@ -68,7 +72,7 @@ def test_a_promise_that_is_broken_shows(which: int, found: dict[str, Any]) -> No
 
 
 def exchanged(*pieces: bytes, problem: str | None = None) -> Sent:
-    return told("a", RawReply(1.0, 32, [(2.0 + at, piece) for at, piece in enumerate(pieces)], 9.0, problem))
+    return sent("a", RawReply(1.0, 32, [(2.0 + at, piece) for at, piece in enumerate(pieces)], 9.0, problem))
 
 
 def test_what_came_over_the_socket_is_read() -> None:
@@ -82,6 +86,8 @@ def test_what_came_over_the_socket_is_read() -> None:
     assert exchanged(problem="refused") == Sent("a", 1.0, 9.0, 0, is_broken=True)
 
 
-def test_it_runs_under_the_pressure_settings_that_are_shipped() -> None:
-    [limiter] = [one for one in AsConfigured().config()["applications"][0]["deployments"] if one["name"] == "Limiter"]
+def test_the_service_runs_under_the_shipped_pressure_settings(tmp_path: Path) -> None:
+    config = Overloaded(tmp_path).config()
+    assert strict_config.find_problems(config) == []
+    limiter = deployment(config, "Limiter")
     assert parse(LimiterSettings, limiter["user_config"], "Limiter.user_config").pressure.target_s == 3.0

@@ -14,7 +14,7 @@ VOCABULARY = 11
 
 
 class Fake:
-    """Gives the token after `t` the probability 1/2 when it is t + 1, and notes which positions it was asked for."""
+    """Gives the token after `t` the probability 1/2 when it is t + 1, and notes the positions of its calls."""
 
     num_blocks = 100
 
@@ -54,7 +54,7 @@ def test_a_text_that_does_not_fit_is_refused() -> None:
         perplexity(Fake(), 1, [3], 8)
 
 
-def test_the_table_tells_how_much_worse_int8_is() -> None:
+def test_the_table_shows_how_much_worse_int8_is() -> None:
     results = {
         "tokens": {"code": 1405},
         "runners": {"float32": "A", "int8": "B"},

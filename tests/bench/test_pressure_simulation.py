@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench import document
+from bench.harness import document
 from bench.pressure import day, report
 from bench.pressure.clients import Shape
 from bench.pressure.overload import capacity

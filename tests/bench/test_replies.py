@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.engine.replies import RawReply, read, server_sent_events
+from bench.harness.replies import RawReply, read, server_sent_events
 
 EVENTS = (
     b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\n\n'
@@ -55,7 +55,7 @@ def test_content_counts_from_its_first_letter_not_from_the_role() -> None:
     assert read(raw).first_at == 2.0
 
 
-def test_a_refusal_is_told_with_its_words() -> None:
+def test_a_refusal_is_reported_with_its_message() -> None:
     body = b'{"error": {"message": "no such model"}}'
     raw = arrived(b"HTTP/1.1 422 Unprocessable\r\ncontent-length: %d\r\n\r\n" % len(body) + body, 9)
     reply = read(raw)
@@ -70,7 +70,7 @@ def test_an_error_event_spoils_a_reply() -> None:
     assert "the engine died" in (read(raw).problem or "")
 
 
-def test_what_is_not_http_is_told() -> None:
+def test_bytes_that_are_not_http_are_a_problem() -> None:
     assert "not HTTP" in (read(arrived(b"SSH-2.0-OpenSSH_9.2\r\n\r\n", 100)).problem or "")
 
 

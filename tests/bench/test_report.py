@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from bench.engine import plan, report, verdicts
-from bench.engine.results import spread
+from bench.harness.results import Spread, spread
+from bench.harness.tables import promise_table
 
 
 def record(server: str, clients: int, number: int, rate: float, workload: str = plan.SHORT, **more: Any) -> Any:
@@ -53,13 +54,13 @@ def test_rounds_that_one_of_both_lacks_are_left_out() -> None:
     found = results(
         record("ours", 1, 0, 10.0), record("ours", 1, 1, 40.0), record("transformers", 1, 1, 10.0)
     )  # fmt: skip
-    assert verdicts.verdicts(found)[0].measured == verdicts.Spread(4.0, 4.0, 4.0)
+    assert verdicts.verdicts(found)[0].measured == Spread(4.0, 4.0, 4.0)
 
 
 def test_what_was_not_measured_is_not_kept() -> None:
     found = results(record("ours", 1, 0, 100.0))
     assert kept(found, "vLLM") is None
-    assert "not measured" in report.promise_table(verdicts.verdicts(found))
+    assert "not measured" in promise_table(verdicts.verdicts(found))
 
 
 def test_a_wait_is_kept_when_it_is_small() -> None:
@@ -70,7 +71,7 @@ def test_a_wait_is_kept_when_it_is_small() -> None:
 
 def test_a_measurement_with_a_problem_is_left_out_and_named() -> None:
     found = results(record("ours", 1, 0, 10.0), record("ours", 1, 1, 99.0, problems=["HTTP 503: busy"]))
-    assert spread(found, "ours", plan.SHORT, 1, "tokens_per_s") == verdicts.Spread(10.0, 10.0, 10.0)
+    assert spread(found, "ours", plan.SHORT, 1, "tokens_per_s") == Spread(10.0, 10.0, 10.0)
     assert "HTTP 503: busy" in report.notes(found)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serve_app.cli import main
+from serve_app.cli.__main__ import main
 
 from .fake_grafana import FakeGrafana
 from .fake_service import OPERATOR_KEY, FakeService
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from .real_service import RealService
 
 VARIABLES = (
-    "SERVE_APP_URL", "SERVE_APP_OPERATOR_KEY", "SERVE_APP_OPERATOR", "SERVE_APP_HOME", "PORT", "GRAFANA_TOKEN",
+    "SERVE_APP_URL", "SERVE_APP_INSECURE", "SERVE_APP_OPERATOR_KEY", "SERVE_APP_OPERATOR", "SERVE_APP_HOME", "PORT",
+    "GRAFANA_TOKEN",
 )  # fmt: skip
 
 
@@ -82,7 +83,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeService]:
 @pytest.fixture
 def real(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealService]:
     """The service itself, which the commands find, with the right operator key."""
-    from .real_service import OPERATOR, real_service  # only those who use it wait for its imports
+    from .real_service import OPERATOR, real_service  # imported here, because it is slow and few tests need it
 
     with real_service(tmp_path_factory.mktemp("service")) as service:
         monkeypatch.setenv("SERVE_APP_URL", service.url)

@@ -1,4 +1,4 @@
-"""A small real HTTP server on a real port, for stand-ins. It records requests and can be told to misbehave."""
+"""A small real HTTP server on a real port, for stand-ins. It records requests; `next` plans faults."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Answer:
 
 
 class Drop:
-    """Close the connection instead of answering; `after_work` does what was asked first."""
+    """Closes the connection without a response; with `after_work` it handles the request first."""
 
     def __init__(self, *, after_work: bool = False) -> None:
         self.after_work = after_work
 
 
 class Hang:
-    """Answer nothing until `release` is set; `reached` says that the request is here."""
+    """Sends no response until `release` is set; `reached` is set when the request has arrived."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from serve_app.ledger import migrate
+from serve_app.accounting.ledger import Ledger
 from tests.gateway.connections import served
 from tests.gateway.world import OPERATOR, World
 
@@ -29,7 +29,7 @@ class RealService:
 
 @contextlib.contextmanager
 def real_service(folder: Path) -> Iterator[RealService]:
-    migrate(f"sqlite:///{folder / 'ledger.db'}")
+    Ledger(f"sqlite:///{folder / 'ledger.db'}").close()
     started: Future[RealService] = Future()
 
     async def live() -> None:

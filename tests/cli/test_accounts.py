@@ -2,6 +2,8 @@
 
 import pytest
 
+from serve_app.contracts.limits import ACCOUNT_LIMITS
+
 from .conftest import Run
 from .fake_service import FakeService
 from .local_http import Answer, Drop
@@ -38,16 +40,14 @@ def test_show_gives_money_as_the_service_wrote_it(service: FakeService, run: Run
     assert set(shown["usage"]) == {"requests", "prompt_tokens", "cached_tokens", "completion_tokens", "charged"}
 
 
-def test_show_for_people_tells_defaults_from_own_limits(service: FakeService, run: Run, account: str) -> None:
+def test_show_marks_limits_that_are_defaults(service: FakeService, run: Run, account: str) -> None:
     run("accounts", "limits", account, "--rpm", "60")
     lines = run("accounts", "show", account).out.splitlines()
     assert any(line.split() == ["rpm", "60"] for line in lines)
     assert any(line.split() == ["tpm", "200,000", "(default)"] for line in lines)
 
 
-def test_show_for_people_tells_what_the_present_load_leaves_of_a_limit(
-    service: FakeService, run: Run, account: str
-) -> None:
+def test_show_has_what_the_present_load_leaves_of_a_limit(service: FakeService, run: Run, account: str) -> None:
     shown = run("accounts", "show", account, "--json").json
     service.next.append(Answer(200, {**shown, "effective": {**shown["limits"], "tpm": 4000}}))
     lines = [" ".join(line.split()) for line in run("accounts", "show", account).out.splitlines()]
@@ -55,7 +55,7 @@ def test_show_for_people_tells_what_the_present_load_leaves_of_a_limit(
     assert "rpm 600 (default)" in lines
 
 
-def test_show_for_people_tells_what_can_be_spent_and_what_expires(service: FakeService, run: Run, account: str) -> None:
+def test_show_has_what_can_be_spent_and_what_expires(service: FakeService, run: Run, account: str) -> None:
     shown = run("accounts", "show", account, "--json").json
     expiring = [{"expires_at": "2026-12-01T00:00:00Z", "left": "1.50"}]
     service.next.append(Answer(200, {**shown, "available": "4.25", "expiring": expiring}))
@@ -64,7 +64,7 @@ def test_show_for_people_tells_what_can_be_spent_and_what_expires(service: FakeS
     assert "expiring 1.50 USD at 2026-12-01T00:00:00Z" in lines
 
 
-def test_a_grant_for_a_duration_that_stays_unanswered_says_which_time_was_meant(
+def test_a_grant_without_a_response_reports_the_expiry_that_was_sent(
     service: FakeService, run: Run, account: str
 ) -> None:
     service.next.extend([Drop(after_work=True), Drop(), Drop()])
@@ -116,14 +116,16 @@ def test_credit_adds_funds_with_a_fresh_idempotency_key(service: FakeService, ru
     assert first.headers["idempotency-key"] != second.headers["idempotency-key"]
 
 
-def test_credit_is_repeated_after_a_lost_answer_and_booked_once(service: FakeService, run: Run, account: str) -> None:
+def test_a_credit_is_repeated_after_a_lost_response_and_posted_once(
+    service: FakeService, run: Run, account: str
+) -> None:
     service.next.append(Drop(after_work=True))
     assert run("accounts", "credit", account, "2", "--json").json["balance"] == "7"
     first, second = service.requests[-2:]
     assert first.headers["idempotency-key"] == second.headers["idempotency-key"]
 
 
-def test_credit_that_stays_unanswered_says_how_to_repeat_it(service: FakeService, run: Run, account: str) -> None:
+def test_a_credit_without_a_response_reports_how_to_repeat_it(service: FakeService, run: Run, account: str) -> None:
     service.next.extend([Drop(after_work=True), Drop(), Drop()])
     lost = run("accounts", "credit", account, "2")
     assert lost.code == 1
@@ -132,14 +134,14 @@ def test_credit_that_stays_unanswered_says_how_to_repeat_it(service: FakeService
     assert run("accounts", "credit", account, "2", "--idempotency-key", key, "--json").json["balance"] == "7"
 
 
-def test_create_is_repeated_after_a_lost_answer_and_opens_one_account(service: FakeService, run: Run) -> None:
+def test_create_is_repeated_after_a_lost_response_and_opens_one_account(service: FakeService, run: Run) -> None:
     service.next.append(Drop(after_work=True))
     assert run("accounts", "create", "Research", "--credit", "5", "--json").json["balance"] == "5"
     assert len(service.accounts) == 1
 
 
 @pytest.mark.parametrize("amount", ["0", "0.0", "five", "NaN", "Infinity", "0.0000000001", "1e-10", "--", ""])
-def test_an_amount_that_is_none_is_refused_before_anything_is_sent(
+def test_an_invalid_amount_is_refused_before_anything_is_sent(
     service: FakeService, run: Run, account: str, amount: str
 ) -> None:
     sent = len(service.requests)
@@ -169,7 +171,16 @@ def test_limits_can_go_back_to_the_default(service: FakeService, run: Run, accou
 
 @pytest.mark.parametrize(
     "options",
-    [[], ["--rpm", "0"], ["--rpm", "-1"], ["--rpm", "1.5"], ["--default", "rps"], ["--rpm", "1", "--default", "rpm"]],
+    [
+        [],
+        ["--rpm", "0"],
+        ["--rpm", "-1"],
+        ["--rpm", "1.5"],
+        ["--default", "rps"],
+        ["--rpm", "1", "--default", "rpm"],
+        ["--weight", "0"],
+        ["--weight", "1000001"],
+    ],
 )
 def test_limits_that_make_no_sense_are_usage_errors(
     service: FakeService, run: Run, account: str, options: list[str]
@@ -177,6 +188,14 @@ def test_limits_that_make_no_sense_are_usage_errors(
     sent = len(service.requests)
     assert run("accounts", "limits", account, *options).code == 2
     assert len(service.requests) == sent
+
+
+@pytest.mark.parametrize("limit", ACCOUNT_LIMITS)
+def test_each_limit_of_the_contract_is_an_option(service: FakeService, run: Run, account: str, limit: str) -> None:
+    run("accounts", "limits", account, f"--{limit}", "1000000")
+    assert service.requests[-1].body == {limit: 1_000_000}
+    run("accounts", "limits", account, "--default", limit)
+    assert service.requests[-1].body == {limit: None}
 
 
 def test_suspend_and_resume(service: FakeService, run: Run, account: str) -> None:

@@ -76,7 +76,7 @@ def test_a_wrong_token_is_one_clear_line(run: Run, grafana: FakeGrafana) -> None
     assert run(*PUSH, grafana.url, "--token", "wrong", "--json").error["status"] == 401
 
 
-def test_a_token_without_the_right_is_one_clear_line(run: Run, grafana: FakeGrafana) -> None:
+def test_a_token_without_permission_is_one_clear_line(run: Run, grafana: FakeGrafana) -> None:
     grafana.next.append(Answer(403, {"message": "Access denied"}))
     assert "needs the role Editor" in run(*PUSH, grafana.url, "--token", TOKEN).error_line
 
@@ -107,7 +107,7 @@ def test_without_a_token_nothing_is_sent(run: Run, grafana: FakeGrafana, options
 
 
 @pytest.mark.parametrize("address", ["grafana.example.com", "ftp://host", "http://host:port"])
-def test_an_address_that_is_none_is_a_usage_error(run: Run, address: str) -> None:
+def test_an_invalid_address_is_a_usage_error(run: Run, address: str) -> None:
     assert run(*PUSH, address, "--token", TOKEN).code == 2
 
 

@@ -27,7 +27,7 @@ def check(result: Result, name: str) -> dict[str, str]:
     return next(check for check in result.json["checks"] if check["name"] == name)
 
 
-def test_all_well(run: Run, service: FakeService, home: Path) -> None:
+def test_a_healthy_service_passes_every_check(run: Run, service: FakeService, home: Path) -> None:
     well = run("doctor", "--json")
     assert well.code == 0
     assert well.json["ok"] is True
@@ -66,7 +66,7 @@ def test_a_service_that_is_down_fails_one_check_and_skips_what_follows(
     assert "→ start the service (`make serve`)" in run("doctor").out
 
 
-def test_a_fresh_checkout_is_told_to_start_the_service(run: Run, service: FakeService, monkeypatch) -> None:
+def test_in_a_fresh_checkout_the_hint_is_to_start_the_service(run: Run, service: FakeService, monkeypatch) -> None:
     monkeypatch.delenv("SERVE_APP_OPERATOR_KEY")
     fresh = run("doctor", "--json")
     assert fresh.code == 1

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from serve_app import __version__
@@ -34,6 +35,37 @@ def test_a_service_that_is_down(run: Run, closed_port: int, monkeypatch: pytest.
     assert f"no service at http://127.0.0.1:{closed_port}: is it running?" in down.error_line
     assert "make serve" in down.error_line
     assert down.out == ""
+
+
+@pytest.mark.parametrize("address", ["http://service.invalid", "http://10.0.0.1:8000", "http://localhost.invalid"])
+def test_the_operator_key_does_not_cross_a_network_in_the_open(
+    run: Run, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.setenv("SERVE_APP_OPERATOR_KEY", OPERATOR_KEY)
+    sent: list[httpx.Request] = []
+
+    def send(client: httpx.Client, request: httpx.Request, **_: object) -> httpx.Response:
+        sent.append(request)
+        raise httpx.ConnectError("no such host")
+
+    monkeypatch.setattr(httpx.Client, "send", send)
+    refused = run("accounts", "list", "--url", address)
+    assert (refused.code, sent) == (1, [])
+    for word in ("plain HTTP", "https://", "--insecure", "SERVE_APP_INSECURE=1"):
+        assert word in refused.error_line
+    assert run("accounts", "list", "--json", "--url", address).error["code"] == "insecure"
+    grafana = ("dashboards", "push", "--grafana", address, "--token", "t", "--from", str(REPOSITORY / "dashboards"))
+    assert run(*grafana, "--json").error["code"] == "insecure"
+    for allowed in (["--url", address, "--insecure"], ["--url", address.replace("http:", "https:")]):
+        assert run("accounts", "list", "--json", *allowed).error["code"] == "unreachable"
+    monkeypatch.setenv("SERVE_APP_INSECURE", "1")
+    assert run("accounts", "list", "--json", "--url", address).error["code"] == "unreachable"
+
+
+@pytest.mark.parametrize("address", ["http://localhost:1", "http://127.0.0.2:1", "http://[::1]:1"])
+def test_this_machine_is_reached_over_plain_http(run: Run, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("SERVE_APP_OPERATOR_KEY", OPERATOR_KEY)
+    assert run("accounts", "list", "--json", "--url", address).error["code"] == "unreachable"
 
 
 def test_with_json_an_error_is_an_object_on_standard_error(run: Run, service: FakeService) -> None:
@@ -97,7 +129,7 @@ def test_no_operator_key_names_every_place_to_put_one(run: Run, bare_environment
 
 
 @pytest.mark.parametrize("content", ["", " \n", "two words", "caf\u00e9"])
-def test_an_operator_key_that_can_not_be_one_is_not_shown(run: Run, tmp_path: Path, content: str) -> None:
+def test_an_invalid_operator_key_is_not_shown(run: Run, tmp_path: Path, content: str) -> None:
     (tmp_path / "key").write_text(content, encoding="utf-8")
     refused = run("models", "--operator-key-file", tmp_path / "key")
     assert refused.code == 1
@@ -107,7 +139,7 @@ def test_an_operator_key_that_can_not_be_one_is_not_shown(run: Run, tmp_path: Pa
 @pytest.mark.parametrize(
     "address", ["127.0.0.1:8000", "ftp://host", "http://", "http://host:port", "http://host:99999"]
 )
-def test_an_address_that_is_none_is_a_usage_error(run: Run, address: str) -> None:
+def test_an_invalid_address_is_a_usage_error(run: Run, address: str) -> None:
     assert run("models", "--url", address).code == 2
 
 
@@ -184,7 +216,7 @@ def test_a_closed_pipe_is_no_traceback(service: FakeService) -> None:
 
 
 def test_starting_up_loads_nothing_of_the_service() -> None:
-    code = "import sys, serve_app.cli; print(*sys.modules)"
+    code = "import sys, serve_app.cli.__main__; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, check=True)
     modules = set(loaded.stdout.split())
     heavy = {"ray", "torch", "transformers", "fastapi", "sqlalchemy", "pydantic", "deployments", "grafana_client"}

@@ -19,7 +19,7 @@ def test_a_new_key_is_shown(service: FakeService, run: Run, account: str) -> Non
     assert service.requests[-1].body == {}
 
 
-def test_a_key_is_never_made_twice_on_its_own(service: FakeService, run: Run, account: str) -> None:
+def test_creating_a_key_is_never_repeated_automatically(service: FakeService, run: Run, account: str) -> None:
     service.next.append(Drop(after_work=True))
     lost = run("keys", "create", account)
     assert lost.code == 1
@@ -50,7 +50,7 @@ def test_revoking_a_key(service: FakeService, run: Run, account: str) -> None:
     assert run("keys", "revoke", "key_9").code == 1
 
 
-def test_usage_hands_every_filter_on(service: FakeService, run: Run) -> None:
+def test_usage_sends_every_filter(service: FakeService, run: Run) -> None:
     options = "--account acct_1 --key key_1 --model svc-chat --from 2026-11-01 --to 2026-11-30 --group-by day,account"
     assert run("usage", *options.split(), "--json").json == {"data": service.usage}
     assert service.requests[-1].query == {
@@ -71,7 +71,15 @@ def test_usage_for_people_shows_the_groups_and_a_total(service: FakeService, run
     assert service.requests[-1].query == {"group_by": "day,model"}
 
 
-def test_no_usage_is_said(service: FakeService, run: Run) -> None:
+def test_the_total_of_large_charges_is_exact(service: FakeService, run: Run) -> None:
+    [row] = service.usage
+    service.usage = [row | {"charged": "123456789.123456789"}, row | {"charged": "0.000000001"}]
+    lines = run("usage").out.splitlines()
+    assert lines[1].split()[-1] == "123456789.123456789"
+    assert lines[-1] == "total: 2,400 requests, 123456789.123456790 charged"
+
+
+def test_no_usage_is_reported(service: FakeService, run: Run) -> None:
     service.usage = []
     assert run("usage").out == "Nothing was used.\n"
 
@@ -86,7 +94,9 @@ def test_no_usage_is_said(service: FakeService, run: Run) -> None:
         ["--from", "2026-11-02", "--to", "2026-11-01"],
     ],
 )
-def test_usage_that_can_not_be_meant_is_refused_here(service: FakeService, run: Run, options: list[str]) -> None:
+def test_invalid_usage_options_are_refused_before_anything_is_sent(
+    service: FakeService, run: Run, options: list[str]
+) -> None:
     assert run("usage", *options).code == 2
     assert service.requests == []
 
@@ -98,8 +108,8 @@ def test_models_shows_backends_and_prices(service: FakeService, run: Run) -> Non
 
 
 def test_a_clean_ledger(service: FakeService, run: Run) -> None:
-    said = "ok: 1,234 journal entries add up; 3 accounts, 56 requests, grants, budgets and the audit log agree\n"
-    assert run("ledger", "check").out == said
+    line = "ok: 1,234 journal entries add up; 3 accounts, 56 requests, grants, budgets and the audit log agree\n"
+    assert run("ledger", "check").out == line
     checked = run("ledger", "check", "--json")
     assert (checked.code, checked.json["ok"]) == (0, True)
 

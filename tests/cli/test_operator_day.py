@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from serve_app.contracts.books import Outcome, Refusal, Settlement, SettlementRejected
+from serve_app.contracts.money import Price
 from tests.gateway.world import NANO, OPERATOR
 
 from .conftest import Run
@@ -140,7 +143,7 @@ def test_keys_for_people_show_terms_and_status(real: RealService, run: Run, acco
         (["--expires", "2020-01-01"], "passed"),
     ],
 )
-def test_terms_that_can_not_be_meant_are_refused_before_anything_is_sent(
+def test_invalid_terms_of_a_key_are_refused_before_anything_is_sent(
     real: RealService, run: Run, account: str, options: list[str], says: str
 ) -> None:
     refused = run("keys", "create", account, *options)
@@ -184,7 +187,7 @@ def test_the_audit_log_names_who_did_what(
 def test_the_audit_log_is_read_over_pages(
     real: RealService, run: Run, account: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serve_app.cli.audit.PAGE_SIZE", 2)
+    monkeypatch.setattr("serve_app.cli.client.PAGE_SIZE", 2)
     for rpm in range(1, 8):
         run("accounts", "limits", account, "--rpm", rpm)
     new = [record["detail"]["rpm"]["is"] for record in run("audit", "list", "--json").json["data"]]
@@ -225,3 +228,33 @@ def test_help_ends_with_examples(run: Run, command: str) -> None:
     out = run(*command.split(), "--help").out
     assert "--json" in out
     assert f"serve-app {command}" in out.partition("Examples:")[2]
+
+
+def test_stuck_settlements_are_listed_and_settled_on_command(real: RealService, run: Run, account: str) -> None:
+    assert run("ledger", "stuck").out == "Nothing is stuck.\n"
+    ledger = real.world.ledger
+    [key] = ledger.list_keys(account)
+    sent = [
+        Settlement(
+            f"r{number}", account, key.key_id, "svc-chat", "fake", Price(1, 1, 1), 10, 0, 2, Outcome.COMPLETED, 1.0, 2.0
+        )
+        for number in range(120)
+    ]
+    ledger.keep_stuck([(one, SettlementRejected(one.request_id, Refusal.FAILED, "OperationalError")) for one in sent])
+    gone = replace(sent[0], request_id="unknown", account_id="acct_none")
+    ledger.keep_stuck([(gone, SettlementRejected("unknown", Refusal.ACCOUNT_NOT_FOUND, "no account"))])
+    found = run("ledger", "stuck", "--json").json["data"]
+    assert len(found) == 121
+    assert (found[0]["id"], found[0]["refusal"], found[0]["tries"]) == ("r0", "failed", 1)
+    assert found[0]["settlement"]["completion_tokens"] == 2
+    assert "OperationalError" in run("ledger", "stuck").out
+
+    assert run("ledger", "stuck", "--retry", "r0", "--retry", "r1").code == 0
+    assert ledger.account_totals(account).requests == 2
+    rest = run("ledger", "stuck", "--all", "--json")
+    assert rest.code == 1
+    assert [one["id"] for one in rest.json["data"]] == ["unknown"]
+    assert ledger.account_totals(account).requests == 120
+    assert {record["action"] for record in run("audit", "list", "--json").json["data"]} == {"retry_stuck"}
+    assert run("ledger", "stuck", "--retry", "r0", "--all").code == 2
+    assert run("ledger", "check").code == 0

@@ -1,4 +1,4 @@
-"""A scripted model that does what a capable one would: it calls the tool that fits, and takes results for an answer.
+"""A scripted model that behaves like a capable one: it calls the right tool, and replies from its result.
 
 For what clients ask of a model's understanding, which the bundled one is too small for. Everything else is real:
 engine, grammars, the parser of its calls (it writes them as Qwen does), replica, gateway.
@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 
-from serve_app.engine import ChatRenderer, Engine, EngineSettings
-from serve_app.engine.sampling.detokenizer import Vocabulary
+from serve_app.engine.chat import ChatRenderer
+from serve_app.engine.config import EngineSettings
+from serve_app.engine.engine import Engine
 from serve_app.engine.scheduling.sequence import Chunk
+from serve_app.engine.text.detokenizer import Vocabulary
 from tests.gateway.scripted_model import EOS, tokenizer_of
 
-# The whole conversation as JSON, so that it can be read back. The tags in the comment tell how calls and reasoning are
+# The whole conversation as JSON, so that it can be read back. The tags in the comment show how calls and reasoning are
 # written.
 TEMPLATE = (
     "{# <tool_call></tool_call> <think></think> #}{{ {'messages': messages, 'tools': tools | default(none)} | tojson }}"
@@ -58,7 +60,7 @@ def arguments(function: Mapping[str, Any], asked: str) -> dict[str, Any]:
 
 
 class CapableRunner:
-    """A model runner whose every token is the next byte of `answer`; any other byte is as unlikely as the next."""
+    """A model runner whose next token is the next byte of `answer`; all other bytes are equally unlikely."""
 
     class_bounds = (32768,)
     num_blocks = 4096

@@ -1,8 +1,7 @@
-"""One gateway with the bundled model for all clients, and one with a model that says what a capable one would."""
+"""One gateway with the bundled model for all clients, and one with a scripted model that acts like a capable one."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from tokenizers import Tokenizer
 
-from serve_app.bundled import ensure_bundled_model
 from tests.clients.capable import capable_engine
 from tests.clients.served import Served, bundled_engine, serve
 from tests.clients.ways import WAYS, Ask, asking
@@ -19,19 +17,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
-def home() -> Path:
-    """Where the bundled model is kept between runs."""
-    return Path(os.environ.get("SERVE_APP_TEST_HOME", ROOT / ".serve-app" / "test"))
-
-
-@pytest.fixture(scope="session")
-def model_path(home: Path) -> Path:
-    return ensure_bundled_model(home, print)
-
-
-@pytest.fixture(scope="session")
-def service(tmp_path_factory: pytest.TempPathFactory, model_path: Path, home: Path) -> Iterator[Served]:
-    with serve(tmp_path_factory.mktemp("clients"), lambda: bundled_engine(model_path, home)) as running:
+def service(tmp_path_factory: pytest.TempPathFactory, model_path: Path, model_home: Path) -> Iterator[Served]:
+    with serve(tmp_path_factory.mktemp("clients"), lambda: bundled_engine(model_path, model_home)) as running:
         yield running
 
 
@@ -44,7 +31,7 @@ def capable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def client(service: Served) -> Iterator[OpenAI]:
-    """The SDK, which refuses every answer that is not of its types."""
+    """The SDK with strict validation: it rejects responses that do not fit its types."""
     with OpenAI(
         api_key=service.key, base_url=service.base_url, max_retries=0, timeout=60, _strict_response_validation=True
     ) as made:
@@ -59,11 +46,7 @@ async def async_client(service: Served) -> AsyncIterator[AsyncOpenAI]:
         yield made
 
 
-# Two of the four are enough for every day.
-EVERY_DAY = ("whole", "streamed, async")
-
-
-@pytest.fixture(params=[way if way in EVERY_DAY else pytest.param(way, marks=pytest.mark.slow) for way in WAYS])
+@pytest.fixture(params=WAYS)
 def ask(request: pytest.FixtureRequest, client: OpenAI, async_client: AsyncOpenAI) -> Ask:
     """A request, whole or streamed, sync or async."""
     return asking(request.param, client, async_client)

@@ -9,21 +9,20 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mappi
 from pathlib import Path
 from typing import Any, TypeVar
 
-from serve_app.backend.messages import BackendEvent, GenerateCall
-from serve_app.backend.replica import Replica
-from serve_app.bundled import cache_dir
-from serve_app.engine import Engine, EngineSettings
-from serve_app.gateway.ports import BackendUnavailable
-from serve_app.ledger import migrate
-from serve_app.ledger.messages import Settlement
+from serve_app.accounting.ledger import Ledger
+from serve_app.contracts.generation import BackendEvent, GenerateCall
+from serve_app.contracts.ports import BackendUnavailable
+from serve_app.engine.config import EngineSettings
+from serve_app.engine.engine import Engine
+from serve_app.model.bundled import bundled_cache_dir
+from serve_app.model.replica import Replica
 from tests.gateway.connections import served
 from tests.gateway.world import NANO, World
 
 Answer = TypeVar("Answer")
-SettleOrphan = Callable[[Settlement], Coroutine[Any, Any, None]]
 
 PRICE = {"input": "1", "cached_input": "0.5", "output": "3"}
-# Clients are to meet comments and line feeds, so these come soon.
+# Short, so that clients receive comments and line feeds.
 PAUSES = {"keep_alive_s": 0.05, "early_reply_s": 0.5, "line_feed_s": 0.1}
 
 
@@ -45,7 +44,7 @@ class Served:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     def account(self, credit: int = 1000 * NANO, **limits: int) -> str:
-        """The key of a new account with so much money, in nano-units."""
+        """The key of a new account with this balance, in nano-units."""
 
         async def make() -> str:
             return self.world.new_account(credit, **limits)[1]
@@ -72,7 +71,7 @@ def backends(replica: Replica) -> Callable[[str, GenerateCall], AsyncGenerator[B
 def serve(folder: Path, make_engine: Callable[[], Engine], **settings: Any) -> Iterator[Served]:
     """A gateway before the model of this engine, until the context ends. `settings` are the gateway's."""
     ledger = folder / "ledger.db"
-    migrate(f"sqlite:///{ledger}")
+    Ledger(f"sqlite:///{ledger}").close()
     models: Mapping[str, Any] = {
         name: {"backends": {backend: 100}, "price": PRICE}
         for name, backend in (
@@ -89,11 +88,7 @@ def serve(folder: Path, make_engine: Callable[[], Engine], **settings: Any) -> I
 
     async def live() -> None:
         world = World(folder, ledger, **{**PAUSES, "models": models, **settings})
-
-        async def settle(settlement: Settlement) -> None:
-            await world.accounting.settle([settlement])
-
-        replica = Replica(engine, settle)
+        replica = Replica(engine, world.accounting.settle)
         world.backends.generate = backends(replica)  # type: ignore[method-assign]
         world.backends.report = {name: {"status": "RUNNING", "replicas": 1} for name in ("model", "nowhere", "broken")}
         await world.start()
@@ -122,6 +117,10 @@ def bundled_engine(model: Path, home: Path) -> Engine:
     """The bundled model as the service runs it by default, with a cache of 256 MiB."""
     return Engine.from_settings(
         EngineSettings(
-            model=str(model), dtype="int8", kv_cache_memory=2**28, cache_dir=str(cache_dir(home)), max_running=16
+            model=str(model),
+            dtype="int8",
+            kv_cache_memory=2**28,
+            cache_dir=str(bundled_cache_dir(home)),
+            max_running=16,
         )
     )

@@ -50,6 +50,7 @@ def passes(file: str, service: Served, folder: Path, **more: str) -> None:
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_langchains_standard_tests_pass_with_a_capable_model(capable: Served, tmp_path: Path) -> None:
     passes("langchain_standard.py", capable, tmp_path, SERVICE_MODEL="scripted")
 
@@ -61,6 +62,7 @@ def test_langchains_standard_tests_pass_but_for_what_the_bundled_model_is_too_sm
     passes("langchain_standard.py", service, tmp_path, SERVICE_MODEL="bundled")
 
 
+@pytest.mark.slow
 def test_litellm_and_llama_index_make_a_round_trip_with_a_forced_call(service: Served, tmp_path: Path) -> None:
     passes("round_trip.py", service, tmp_path, FORCED="1")
 

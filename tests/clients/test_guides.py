@@ -1,4 +1,4 @@
-"""The examples of docs/clients.md, run as they stand with a real address and key."""
+"""The examples of docs/clients.md, run unchanged except for a real address and key."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.clients.conftest import ROOT
 from tests.clients.served import Served
 
 ADDRESS, KEY = "http://127.0.0.1:8000/v1", "YOUR_KEY"
-BY_HAND = ("aider", "Open WebUI", "Continue")  # programs with a surface of their own
+BY_HAND = ("aider", "Open WebUI", "Continue")  # programs with a user interface
 
-HEAVY = ("LlamaIndex", "LiteLLM")  # seconds to import; tests.clients.test_apart has them every day
+HEAVY = ("LangChain", "LlamaIndex", "LiteLLM")  # seconds to import
 
 
 @dataclass(frozen=True)

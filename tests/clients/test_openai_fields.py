@@ -1,4 +1,4 @@
-"""Every field of docs/api.md through OpenAI's Python SDK with strict validation: streamed and not, sync and async."""
+"""Every field of docs/api.md through OpenAI's Python SDK with strict validation: streamed and not."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import math
 from typing import Any
 
 import pytest
-from openai import OpenAI
+from openai import AsyncOpenAI, OpenAI
 from tokenizers import Tokenizer
 
 from tests.clients.served import Served
-from tests.clients.ways import QUESTION, Ask
+from tests.clients.ways import OTHER_WAYS, QUESTION, Ask, asking
 
 SEA = [{"role": "user", "content": "Tell me about the sea."}]
-# Fields that common clients send and this service has no use for.
+# Fields that common clients send and that have no effect here.
 IGNORED: dict[str, Any] = {
     "user": "ada",
     "metadata": {"team": "blue"},
@@ -56,6 +56,17 @@ async def test_a_reply_has_an_id_the_model_asked_for_a_fingerprint_and_usage_tha
     assert extra["prompt_cache_hit_tokens"] + extra["prompt_cache_miss_tokens"] == usage.prompt_tokens
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("way", OTHER_WAYS)
+async def test_sync_streams_and_async_whole_replies_read_the_same(
+    way: str, ask: Ask, client: OpenAI, async_client: AsyncOpenAI
+) -> None:
+    expected = await ask(temperature=0)
+    reply = await asking(way, client, async_client)(temperature=0)
+    assert (reply.content, reply.finish_reason) == (expected.content, expected.finish_reason)
+    assert reply.usage.completion_tokens == expected.usage.completion_tokens
+
+
 async def test_fields_of_other_services_are_ignored(ask: Ask) -> None:
     plain = await ask(temperature=0, max_tokens=6)
     extra = {"chat_template_kwargs": {"enable_thinking": False}, "made_up": [1, {"a": None}]}
@@ -78,7 +89,7 @@ async def test_a_reply_that_is_cut_by_its_limit_says_length(ask: Ask, field: str
 
 
 @pytest.mark.parametrize("fields", [{"extra_body": {"top_k": 1}}, {"extra_body": {"min_p": 1}}, {"top_p": 1e-9}])
-async def test_the_most_likely_token_alone_is_left_by(ask: Ask, fields: dict[str, Any]) -> None:
+async def test_only_the_most_likely_token_remains_with(ask: Ask, fields: dict[str, Any]) -> None:
     greedy = await ask(temperature=0, max_tokens=6)
     assert (await ask(temperature=2, seed=1, max_tokens=6, **fields)).content == greedy.content
 
@@ -148,7 +159,7 @@ async def test_log_probabilities_come_with_bytes_and_as_many_others_as_asked(ask
         assert sum(math.exp(other.logprob) for other in token_.top_logprobs) <= 1.0001
 
 
-async def test_log_probabilities_without_others_tell_the_token_alone(ask: Ask) -> None:
+async def test_log_probabilities_without_others_have_the_token_alone(ask: Ask) -> None:
     [choice] = (await ask(temperature=0, logprobs=True, max_tokens=2)).choices
     assert [token.top_logprobs for token in choice.tokens] == [[], []]
 
@@ -205,7 +216,7 @@ async def test_messages_may_have_names(ask: Ask) -> None:
     assert (await ask(temperature=0, max_tokens=4, messages=messages)).content
 
 
-async def test_a_json_object_is_one_whatever_the_temperature(ask: Ask) -> None:
+async def test_json_mode_returns_a_json_object_at_any_temperature(ask: Ask) -> None:
     reply = await ask(
         temperature=1.5, seed=2, max_tokens=200, response_format={"type": "json_object"}, stop=None, messages=SEA
     )
@@ -215,7 +226,7 @@ async def test_a_json_object_is_one_whatever_the_temperature(ask: Ask) -> None:
         assert isinstance(json.loads(reply.content), dict)
 
 
-async def test_a_strict_schema_is_kept_whatever_the_temperature(ask: Ask) -> None:
+async def test_a_reply_fits_a_strict_schema_at_any_temperature(ask: Ask) -> None:
     schema = {
         "type": "object",
         "properties": {"capital": {"enum": ["Paris", "Rome"]}, "sure": {"type": "boolean"}},

@@ -52,7 +52,7 @@ def test_the_stream_helper_shows_the_object_as_it_grows(client: OpenAI) -> None:
 
 async def test_the_stream_helper_works_async_and_for_plain_text(async_client: AsyncOpenAI) -> None:
     async with async_client.chat.completions.stream(
-        model="svc-chat", messages=[{"role": "user", "content": "What is the capital of France?"}], temperature=0
+        model="svc-chat", messages=[{"role": "user", "content": "Name the capital of France."}], temperature=0
     ) as stream:
         events = [event async for event in stream]
         final = await stream.get_final_completion()
@@ -65,7 +65,7 @@ def test_an_object_that_was_cut_is_an_error_of_its_own(client: OpenAI) -> None:
         client.chat.completions.parse(model="svc-chat", messages=ASKED, response_format=Animal, max_tokens=3)
 
 
-def test_a_schema_that_cannot_be_held_to_is_refused_and_its_keyword_named(client: OpenAI) -> None:
+def test_a_schema_that_cannot_be_enforced_is_refused_and_names_the_keyword(client: OpenAI) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
     with pytest.raises(openai.UnprocessableEntityError) as refused:
         client.chat.completions.create(

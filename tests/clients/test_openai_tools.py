@@ -80,7 +80,7 @@ async def test_a_call_that_is_cut_says_length(ask: Ask) -> None:
     assert reply.choices[0].finish_reason == "length"
 
 
-async def test_left_to_choose_the_model_ends_as_its_reply_is(ask: Ask) -> None:
+async def test_with_auto_the_finish_reason_fits_the_reply(ask: Ask) -> None:
     reply = await ask(messages=ASKED, tools=tools(strict=True), temperature=0, max_tokens=60)
     [choice] = reply.choices
     if choice.calls:
@@ -158,7 +158,7 @@ def test_a_pydantic_tool_comes_back_parsed(client: OpenAI) -> None:
     assert isinstance(call.function.parsed_arguments, GetWeather)
 
 
-def test_the_stream_helper_tells_of_calls_as_they_come_and_parses_them(client: OpenAI) -> None:
+def test_the_stream_helper_reports_calls_as_they_arrive_and_parses_them(client: OpenAI) -> None:
     with client.chat.completions.stream(
         model="svc-chat",
         messages=[{"role": "user", "content": "What is the weather in Paris?"}],

@@ -1,4 +1,4 @@
-"""One request in each of the SDK's four ways, whole or streamed, sync or async, and what came as one value."""
+"""One request in each of the SDK's ways, whole or streamed, sync or async, and the reply as one value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from openai import AsyncOpenAI, OpenAI
 from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionTokenLogprob
 
-WAYS = ("whole", "streamed", "whole, async", "streamed, async")
+#: The server can tell whole from streamed, but not sync from async.
+WAYS = ("whole", "streamed, async")
+OTHER_WAYS = ("streamed", "whole, async")
 
 
 @dataclass
@@ -57,7 +59,7 @@ class Reply:
 
 Ask = Callable[..., Awaitable[Reply]]
 
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION = [{"role": "user", "content": "Name the capital of France."}]
 
 
 def whole(reply: ChatCompletion) -> Reply:
@@ -82,7 +84,7 @@ def whole(reply: ChatCompletion) -> Reply:
 
 
 def joined(chunks: Iterable[ChatCompletionChunk]) -> Reply:
-    """A stream with usage as one reply; fails where its chunks are not as the contract has them."""
+    """A stream with usage as one reply; fails if its chunks do not follow the contract."""
     chunks = list(chunks)
     choices: dict[int, Choice] = {}
     *body, last = chunks
@@ -120,7 +122,7 @@ def joined(chunks: Iterable[ChatCompletionChunk]) -> Reply:
 
 
 def asking(way: str, client: OpenAI, async_client: AsyncOpenAI) -> Ask:
-    """How to ask in this way."""
+    """Sends requests in this way."""
     asynchronous = way.endswith("async")
     if way.startswith("whole"):
 

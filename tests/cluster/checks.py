@@ -1,10 +1,11 @@
-"""What must hold of the files in cluster/, as functions from a parsed file to its problems: none means sound.
+"""Checks of the files in cluster/: functions from a parsed file to its problems; no problem means valid.
 
-They are functions, so that the tests can also hand them broken copies and see that these are found out.
+They are functions, so that the tests can also pass broken copies and check that the fault is found.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterator
 from functools import cache
@@ -36,6 +37,7 @@ FLAGS = (
     "RAY_SERVE_THROUGHPUT_OPTIMIZED",
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S",
     "RAY_SERVE_HAPROXY_MAXCONN",
+    "RAY_SERVE_HAPROXY_RETRY_ON",
 )
 
 Document = dict[str, Any]
@@ -46,8 +48,10 @@ def read(name: str) -> Document:
 
 
 def flags() -> dict[str, str]:
+    """What bash reads."""
     lines = (CLUSTER / "flags.env").read_text(encoding="utf-8").splitlines()
-    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    given = (line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    return {name: ast.literal_eval(value[1:]) if value.startswith("$'") else value for name, value in given}
 
 
 def flag_problems(given: dict[str, str]) -> Iterator[str]:
@@ -90,7 +94,7 @@ def rayservice_problems(document: Document) -> list[str]:
     if cluster["headGroupSpec"]["rayStartParams"].get("num-cpus") != "0":
         problems.append("headGroupSpec: replicas may run on the head")
     for name, template in pod_templates(document).items():
-        problems += [f"{name}: {problem}" for problem in pod_problems(template)]
+        problems += [f"{name}: {problem}" for problem in pod_problems(template, has_secrets=name == "gateway")]
     if not problems:
         problems += time_problems(document, serve)
     return problems
@@ -102,14 +106,18 @@ def pod_templates(document: Document) -> dict[str, Document]:
     return {"head": cluster["headGroupSpec"]["template"], **workers}
 
 
-def pod_problems(template: Document) -> Iterator[str]:
+def pod_problems(template: Document, has_secrets: bool) -> Iterator[str]:
+    """The service's secrets are for the pods of gateway, limiter and accounting alone."""
     yield from kubernetes_problems({"apiVersion": "v1", "kind": "Pod", **template})
     container = template["spec"]["containers"][0]
     environment = {variable["name"]: variable for variable in container["env"]}
     yield from flag_problems({name: variable.get("value", "") for name, variable in environment.items()})
     for name, key in SECRETS.items():
         source = environment.get(name, {}).get("valueFrom", {}).get("secretKeyRef")
-        if source != {"name": "serve-app", "key": key}:
+        if not has_secrets:
+            if name in environment or "envFrom" in container:
+                yield f"{name} is given to a pod that has no use for it"
+        elif source != {"name": "serve-app", "key": key}:
             yield f"{name} does not come from the Secret's {key}"
     mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
@@ -146,7 +154,7 @@ def deployments(serve: Document) -> list[Document]:
 
 def serve_problems(serve: Document) -> list[str]:
     """The strict check of the service itself, and what a cluster asks beyond it."""
-    problems = strict_config.check(serve)
+    problems = strict_config.find_problems(serve)
     if problems:
         return problems
     for deployment in deployments(serve):

@@ -1,6 +1,6 @@
 """Which metrics there are, and which ones the dashboard and the alerts name. The service tests import both.
 
-`own_metrics()` must all be exported by a service that has answered requests; `dashboard_metrics()` are looked at.
+A service that has handled requests exports all `own_metrics()`. The dashboard and the alerts use `dashboard_metrics()`.
 """
 
 from __future__ import annotations
@@ -14,24 +14,11 @@ from typing import Any
 import promql_parser
 import yaml
 
+from serve_app.contracts import metrics
+
 DASHBOARDS = Path(__file__).parents[2] / "dashboards"
 
-# Our own, as deployments/metrics.py names them.
-OWN = {
-    "serve_app_requests": "counter",
-    "serve_app_refusals": "counter",
-    "serve_app_ttft_seconds": "histogram",
-    "serve_app_request_seconds": "histogram",
-    "serve_app_prompt_tokens": "counter",
-    "serve_app_cached_tokens": "counter",
-    "serve_app_completion_tokens": "counter",
-    "serve_app_settlement_seconds": "histogram",
-    "serve_app_settlements": "counter",
-    "serve_app_running_sequences": "gauge",
-    "serve_app_waiting_sequences": "gauge",
-    "serve_app_kv_blocks_used": "gauge",
-    "serve_app_kv_blocks_total": "gauge",
-}
+OWN = {one.name: str(one.kind) for one in vars(metrics).values() if isinstance(one, metrics.Metric)}
 # Ray's, as its sources name them.
 RAYS = {
     "serve_num_http_requests": "counter",
@@ -56,10 +43,10 @@ HAPROXY = {"haproxy_process_current_connections", "haproxy_process_max_connectio
 VARIABLES = {"$__rate_interval": "5m", "$model": ".*", "$application": ".*"}
 
 
-def exported(metrics: dict[str, str]) -> set[str]:
+def exported(named: dict[str, str]) -> set[str]:
     """The names under which Prometheus sees them."""
     endings = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
-    return {f"ray_{name}{ending}" for name, kind in metrics.items() for ending in endings[kind]}
+    return {f"ray_{name}{ending}" for name, kind in named.items() for ending in endings[kind]}
 
 
 def own_metrics() -> set[str]:

@@ -1,4 +1,4 @@
-"""Broken copies of a parsed file: a check that lets one pass proves nothing."""
+"""Broken copies of a parsed file: a check must reject each of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Namespace, Secret, NetworkPolicy, Ingress and disruption budget: Kubernetes takes them, and what is closed is."""
+"""Namespace, Secret, NetworkPolicy, Ingress, disruption budget: Kubernetes accepts them; nothing else is open."""
 
 import pytest
 
@@ -9,12 +9,12 @@ FILES = ["namespace.yaml", "secret.template.yaml", "networkpolicy.yaml", "ingres
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_it_is_sound(name: str) -> None:
+def test_each_manifest_is_valid(name: str) -> None:
     assert list(kubernetes_problems(read(name))) == []
 
 
 @pytest.mark.parametrize("name", FILES[1:])
-def test_it_belongs_to_the_namespace(name: str) -> None:
+def test_each_manifest_belongs_to_the_namespace(name: str) -> None:
     assert read(name)["metadata"]["namespace"] == read("namespace.yaml")["metadata"]["name"]
 
 
@@ -65,7 +65,7 @@ def test_clients_reach_both_base_forms(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/admin", "/admin/accounts", "/v1/admin/accounts", "/-/healthz", "/-/routes", "/"])
-def test_what_is_the_operators_is_not_published(path: str) -> None:
+def test_the_operators_paths_are_not_published(path: str) -> None:
     assert not reachable(read("ingress.yaml"), path)
     opened = broken(read("ingress.yaml"), "spec/rules/0/http/paths/0/path", "/")
     assert reachable(broken(opened, "spec/rules/0/http/paths/0/pathType", "Prefix"), path)

@@ -1,11 +1,16 @@
-"""The files for Ray's cluster launcher: Ray's own schema takes them, and every node starts with flags and secrets."""
+"""The files for Ray's cluster launcher: Ray's own schema accepts them, and every node starts with the flags,
+and with the secrets where they are used."""
 
 import copy
+import json
+import os
+import subprocess
+from pathlib import Path
 
 import pytest
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from .checks import FLAGS, Document, flags, launcher_problems, read, serve_problems
+from .checks import CLUSTER, FLAGS, SECRETS, Document, flags, launcher_problems, read, serve_problems
 from .mutate import REMOVED, broken, renamed
 
 CLOUDS = ["aws.yaml", "gcp.yaml"]
@@ -16,15 +21,15 @@ def launcher(request: pytest.FixtureRequest) -> Document:
     return read(request.param)
 
 
-def test_it_is_sound(launcher: Document) -> None:
+def test_the_configuration_of_the_launcher_is_valid(launcher: Document) -> None:
     assert launcher_problems(launcher, flags()) == []
 
 
-def test_rays_own_check_takes_it(launcher: Document) -> None:
+def test_rays_own_check_accepts_the_configuration(launcher: Document) -> None:
     validate_config(prepare_config(copy.deepcopy(launcher)))
 
 
-def test_its_nodes_have_room_for_what_is_served(launcher: Document) -> None:
+def test_the_nodes_have_room_for_the_deployments(launcher: Document) -> None:
     types = launcher["available_node_types"]
     serve = read("serve-gpu.yaml")
     assert serve_problems(serve) == []
@@ -84,3 +89,35 @@ def test_a_misspelt_key_is_found(launcher: Document, path: str, name: str) -> No
 )
 def test_a_wrong_value_is_found(launcher: Document, path: str, value: object) -> None:
     assert launcher_problems(broken(launcher, path, value), flags()) != []
+
+
+def started_with(launcher: Document, part: str, resources: str, home: Path) -> dict[str, str]:
+    """The environment that Ray starts with on a machine of these resources, and the secrets left in its file."""
+    (home / "serve-app" / "cluster").mkdir(parents=True)
+    (home / "venv" / "bin").mkdir(parents=True)
+    (home / "serve-app" / "cluster" / "flags.env").write_text((CLUSTER / "flags.env").read_text())
+    (home / "secrets.env").write_text((CLUSTER / "secrets.env.template").read_text())
+    ray = home / "venv" / "bin" / "ray"
+    ray.write_text(f"#!/bin/sh\nenv > {home}/environment\n")
+    ray.chmod(0o755)
+    (command,) = [command for command in launcher[part] if "ray start" in command]
+    command = command.replace("/home/ubuntu", str(home)).replace("ulimit -n 65536", "true")
+    given = {"PATH": os.environ["PATH"], "RAY_OVERRIDE_RESOURCES": resources, "RAY_HEAD_IP": "10.0.0.1"}
+    subprocess.run(["bash", "-c", command], env=given, check=True, timeout=10)
+    return dict(line.split("=", 1) for line in (home / "environment").read_text().splitlines() if "=" in line)
+
+
+def test_only_gateway_machines_start_ray_with_the_secrets(launcher: Document, tmp_path: Path) -> None:
+    types = launcher["available_node_types"]
+    kinds = {
+        "head": "head_start_ray_commands",
+        "gateway": "worker_start_ray_commands",
+        "gpu": "worker_start_ray_commands",
+    }
+    for kind, part in kinds.items():
+        started = started_with(launcher, part, json.dumps(types[kind]["resources"]), tmp_path / kind)
+        assert started["RAY_AUTH_MODE"] == "token"
+        assert started["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
+        assert {name for name in SECRETS if name in started} == (set(SECRETS) if kind == "gateway" else set())
+    left = (tmp_path / "gpu" / "secrets.env").read_text()
+    assert [name for name in SECRETS if name in left] == []

@@ -1,4 +1,4 @@
-"""The RayService: KubeRay takes it, Serve reads all of it, no stream is cut by it; broken copies are found out."""
+"""The RayService: KubeRay accepts it, Serve reads all of it, it cuts no stream; broken copies are rejected."""
 
 from typing import Any
 
@@ -23,15 +23,15 @@ def environment(pod: Document) -> dict[str, Any]:
     return {variable["name"]: variable for variable in pod["spec"]["containers"][0]["env"]}
 
 
-def test_it_is_sound(rayservice: Document) -> None:
+def test_the_rayservice_is_valid(rayservice: Document) -> None:
     assert rayservice_problems(rayservice) == []
 
 
-def test_its_serve_config_is_the_one_of_the_launcher_clusters(rayservice: Document) -> None:
+def test_the_serve_config_is_the_one_of_the_launcher_clusters(rayservice: Document) -> None:
     assert yaml.safe_load(rayservice["spec"]["serveConfigV2"]) == read("serve-gpu.yaml")
 
 
-def test_its_flags_are_those_of_the_launcher_clusters_on_every_pod(rayservice: Document) -> None:
+def test_every_pod_has_the_flags_of_the_launcher_clusters(rayservice: Document) -> None:
     for pod in pod_templates(rayservice).values():
         given = {name: variable.get("value") for name, variable in environment(pod).items()}
         assert {name: given.get(name) for name in flags()} == flags()
@@ -112,10 +112,24 @@ def test_a_missing_part_is_found(rayservice: Document, path: str) -> None:
     assert rayservice_problems(broken(rayservice, path)) != []
 
 
-@pytest.mark.parametrize("pod", [HEAD_POD, GATEWAY_POD, GPU_POD])
-@pytest.mark.parametrize("position", [0, 1, 2, 3, 6, 7, 8])
+@pytest.mark.parametrize(
+    ("pod", "position"),
+    [(pod, position) for pod in (HEAD_POD, GATEWAY_POD, GPU_POD) for position in range(5)]
+    + [(GATEWAY_POD, position) for position in (7, 8, 9)],
+)
 def test_a_flag_or_secret_that_one_kind_of_pod_lacks_is_found(rayservice: Document, pod: str, position: int) -> None:
     assert rayservice_problems(broken(rayservice, f"{pod}/containers/0/env/{position}")) != []
+
+
+@pytest.mark.parametrize("pod", [HEAD_POD, GPU_POD])
+@pytest.mark.parametrize("position", [7, 8, 9])
+def test_a_secret_that_reaches_the_head_or_a_gpu_pod_is_found(rayservice: Document, pod: str, position: int) -> None:
+    gateway = rayservice["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]
+    secret = gateway["spec"]["containers"][0]["env"][position]
+    assert "secretKeyRef" in secret["valueFrom"]
+    assert rayservice_problems(broken(rayservice, f"{pod}/containers/0/env/6", secret)) != []
+    everything = [{"secretRef": {"name": "serve-app"}}]
+    assert rayservice_problems(broken(rayservice, f"{pod}/containers/0/envFrom", everything)) != []
 
 
 @pytest.mark.parametrize(

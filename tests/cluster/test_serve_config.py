@@ -1,4 +1,4 @@
-"""The Serve config of a cluster: Ray ignores what it does not know, so nothing in it may be unknown."""
+"""The Serve config of a cluster: it has no unknown key, because Ray would ignore one."""
 
 from pathlib import Path
 
@@ -16,11 +16,11 @@ def serve() -> Document:
     return read("serve-gpu.yaml")
 
 
-def test_it_is_sound(serve: Document) -> None:
+def test_the_serve_configuration_is_valid(serve: Document) -> None:
     assert serve_problems(serve) == []
 
 
-def test_it_offers_the_two_identifiers(serve: Document) -> None:
+def test_the_configuration_offers_the_two_identifiers(serve: Document) -> None:
     assert set(serve["applications"][0]["deployments"][0]["user_config"]["models"]) == {"svc-chat", "svc-coder"}
 
 

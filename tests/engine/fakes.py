@@ -6,22 +6,24 @@ import itertools
 import threading
 import time
 import zlib
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from serve_app.contracts.generation import Event, Finished, FinishReason, SamplingParams, Started
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.core import EngineCore, Runner
-from serve_app.engine.delivery import Outbox
+from serve_app.engine.delivery import LoopSink, Outbox
 from serve_app.engine.engine import Engine
-from serve_app.engine.request import Event, Finished, FinishReason, GenerationRequest, SamplingParams, Started
-from serve_app.engine.sampling.detokenizer import Vocabulary, bytes_of_unicode
-from serve_app.engine.scheduling.sequence import Chunk, Sequence, StepPlan
-from serve_app.engine.stream import Stream
+from serve_app.engine.output_stream import OutputStream
+from serve_app.engine.request import GenerationRequest
+from serve_app.engine.scheduling.scheduler import Scheduler
+from serve_app.engine.scheduling.sequence import Chunk, StepPlan, TokenSequence
+from serve_app.engine.text.detokenizer import Vocabulary, bytes_of_unicode
 
 EOS = 256
 VOCAB = 257
@@ -40,7 +42,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 class FakeRunner:
-    """Says `script` byte by byte after any prompt, then ends. Checks that every chunk follows the last one.
+    """Generates `script` byte by byte after any prompt, then ends. Checks that every chunk follows the last one.
 
     `gate`, where set, holds each step until it is released; `failures` maps a step's number to what it raises. `cost`,
     where set, says how many seconds a step takes; `now` is their sum.
@@ -57,10 +59,10 @@ class FakeRunner:
         self.keep_steps = True
         self.steps: list[tuple[Chunk, ...]] = []
         self.cleared: list[tuple[int, ...]] = []
-        self.cost: Callable[[Seq[Chunk]], float] | None = None
+        self.cost: Callable[[Sequence[Chunk]], float] | None = None
         self.now = 0.0
 
-    def execute(self, chunks: Seq[Chunk]) -> torch.Tensor:
+    def execute(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         if self.keep_steps:
             self.steps.append(tuple(chunks))
             self.entered.release()
@@ -80,12 +82,12 @@ class FakeRunner:
         logits[torch.arange(len(said)), said] = 50.0
         return logits
 
-    def clear_blocks(self, blocks: Seq[int]) -> None:
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
         self.cleared.append(tuple(blocks))
 
 
-def next_token_logits(context: Seq[int | float]) -> torch.Tensor:
-    """What MemoryRunner's model thinks of a context: a few letters or the end, decided by every token of it."""
+def next_token_logits(context: Sequence[int | float]) -> torch.Tensor:
+    """The next token of MemoryRunner's model: a letter or the end. It depends on every token of the context."""
     row = torch.full((VOCAB,), -30.0)
     seed = zlib.crc32(repr(list(context)).encode())
     for rank, token in enumerate((97 + seed % 3, 97 + seed // 3 % 3, 100, EOS)):
@@ -94,7 +96,7 @@ def next_token_logits(context: Seq[int | float]) -> torch.Tensor:
 
 
 class MemoryRunner:
-    """A model that sees what lies in its KV cache and nothing else, as a real one does.
+    """A model that reads only its KV cache, as a real one does.
 
     What it says is a hash of all the tokens found there, so a slot that is wrong changes the text. NaN anywhere in the
     blocks that it reads makes its logits NaN, also where it is masked; a `POISON` token writes NaN.
@@ -107,11 +109,11 @@ class MemoryRunner:
         self.vocab_size = VOCAB
         self.slots: list[int | float] = [0] * (num_blocks * block_size)
 
-    def execute(self, chunks: Seq[Chunk]) -> torch.Tensor:
+    def execute(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         for chunk in chunks:
             assert chunk.start == chunk.sequence.num_computed
             for at, token in enumerate(chunk.token_ids, chunk.start):
-                # A hidden state that saw NaN is NaN.
+                # A hidden state computed from NaN is NaN.
                 spoilt = token == POISON or torch.nan in self._seen(chunk.sequence, at)
                 self.slots[self._slot(chunk.sequence, at)] = (
                     torch.nan if spoilt else token * 8 + chunk.sequence.length_class
@@ -128,14 +130,14 @@ class MemoryRunner:
                     rows.append(next_token_logits(seen))
         return torch.stack(rows) if rows else torch.zeros(0, VOCAB)
 
-    def clear_blocks(self, blocks: Seq[int]) -> None:
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
         for block in blocks:
             self.slots[block * self.block_size : (block + 1) * self.block_size] = [0] * self.block_size
 
-    def _slot(self, sequence: Sequence, position: int) -> int:
+    def _slot(self, sequence: TokenSequence, position: int) -> int:
         return sequence.block_table[position // self.block_size] * self.block_size + position % self.block_size
 
-    def _seen(self, sequence: Sequence, length: int) -> list[int | float]:
+    def _seen(self, sequence: TokenSequence, length: int) -> list[int | float]:
         return [self.slots[self._slot(sequence, position)] for position in range(length)]
 
 
@@ -148,11 +150,11 @@ def fake_engine(runner: Runner, clock: Callable[[], float] = time.monotonic, **s
 
 
 class SteppedEngine:
-    """An engine's core without its thread: the test takes the steps and tells the time."""
+    """An engine's core without its thread: the test runs the steps and sets the clock."""
 
     vocabulary: Vocabulary | None = None
 
-    def __init__(self, runner: Runner, stream: type[Stream] = Stream, **settings: object) -> None:
+    def __init__(self, runner: Runner, stream: type[OutputStream] = OutputStream, **settings: object) -> None:
         if SteppedEngine.vocabulary is None:
             SteppedEngine.vocabulary = Vocabulary(byte_tokenizer())
         self.runner = runner
@@ -167,11 +169,11 @@ class SteppedEngine:
     def submit(self, request: GenerationRequest) -> Inbox:
         room = min(self.runner.class_bounds[-1], self.runner.num_blocks * self.settings.block_size)
         output = min(request.sampling.max_tokens, room - len(request.prompt_token_ids))
-        sequence = Sequence(request, next(self._arrivals), self.now, output)
+        sequence = TokenSequence(request, next(self._arrivals), self.now, output)
         inbox = Inbox(lambda: self.steps)
         assert self.vocabulary is not None
-        stream = self._stream(sequence, self.vocabulary, VOCAB, frozenset({EOS}), inbox, self.settings.speculation_rows)
-        self.core.add(stream)
+        rows = self.settings.speculation_rows
+        self.core.add(self._stream(sequence, self.vocabulary, VOCAB, frozenset({EOS}), sink_of(inbox), rows))
         return inbox
 
     def step(self) -> StepPlan:
@@ -202,15 +204,42 @@ class SteppedEngine:
 
 def request(
     name: str = "r",
-    prompt: Seq[int] = (1, 2, 3),
+    prompt: Sequence[int] = (1, 2, 3),
     tenant: str = "",
     weight: float = 1.0,
-    deadline: float | None = None,
     first_token_by: float | None = None,
     **sampling: object,
 ) -> GenerationRequest:
     params = SamplingParams(**{"max_tokens": 64, "temperature": 0.0, **sampling})  # type: ignore[arg-type]
-    return GenerationRequest(name, tuple(prompt), params, tenant, weight, deadline, first_token_by)
+    return GenerationRequest(name, tuple(prompt), params, tenant, weight, first_token_by)
+
+
+class _Direct:
+    """Stands in for a sink's loop and for its queue: calls `receive` at once, on the engine's thread."""
+
+    def __init__(self, receive: Callable[[Event], None]) -> None:
+        self.put_nowait = receive
+
+    def call_soon_threadsafe(self, callback: Callable[..., None], *args: object) -> None:
+        callback(*args)
+
+
+def sink_of(receive: Callable[[Event], None]) -> LoopSink:
+    """A sink without a loop; `receive` is called on the engine's thread."""
+    direct: Any = _Direct(receive)
+    sink = LoopSink(direct)
+    sink.events = direct
+    return sink
+
+
+def submit(engine: Engine, request: GenerationRequest, receive: Callable[[Event], None]) -> None:
+    """Queue a request as `Engine.generate` does, but without a loop: errors are raised at once."""
+    engine._submit(request, sink_of(receive))
+
+
+def live(scheduler: Scheduler) -> list[TokenSequence]:
+    """Every sequence that has not finished."""
+    return [*scheduler.running, *scheduler.waiting]
 
 
 class Inbox:

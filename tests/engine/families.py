@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from serve_app.engine import EngineSettings
-from serve_app.engine.scheduling.sequence import Chunk, Sequence
+from serve_app.engine.config import EngineSettings
+from serve_app.engine.scheduling.sequence import Chunk, TokenSequence
 from tests.engine.fakes import request
 
 VOCAB = 97
@@ -86,16 +86,16 @@ def settings(**options: Any) -> EngineSettings:
 
 
 class Blocks:
-    """Hands out a runner's blocks in an order that is not theirs."""
+    """Allocates a runner's blocks in a random order."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         torch.manual_seed(2)
         self._free = torch.randperm(num_blocks).tolist()
         self._size = block_size
 
-    def sequence(self, tokens: list[int], length_class: int = 0, room: int = 8) -> Sequence:
+    def sequence(self, tokens: list[int], length_class: int = 0, room: int = 8) -> TokenSequence:
         """A running sequence with blocks for its tokens and `room` more."""
-        sequence = Sequence(request(str(len(self._free)), tokens), len(self._free), 0.0, 99)
+        sequence = TokenSequence(request(str(len(self._free)), tokens), len(self._free), 0.0, 99)
         sequence.length_class = length_class
         sequence.block_table = [self._free.pop() for _ in range(-(-(len(tokens) + room) // self._size))]
         return sequence
@@ -111,6 +111,6 @@ def reference_logits(model: Any, tokens: list[int]) -> torch.Tensor:
         return model(input_ids=torch.tensor([tokens])).logits[0].float()
 
 
-def prefill(sequence: Sequence, end: int | None = None) -> Chunk:
+def prefill(sequence: TokenSequence, end: int | None = None) -> Chunk:
     """All tokens of a sequence that have not been computed, up to `end`."""
     return Chunk(sequence, sequence.num_computed, (end or len(sequence.tokens)) - sequence.num_computed)

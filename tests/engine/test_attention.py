@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from serve_app.engine.models.attention import PagedStep, causal, group_lengths
 from serve_app.engine.models.kv_cache import KVCache, LayerShape
-from serve_app.engine.scheduling.sequence import Chunk, Sequence
+from serve_app.engine.models.paged_attention import PagedStep, causal, group_lengths
+from serve_app.engine.scheduling.sequence import Chunk, TokenSequence
 from tests.engine.fakes import request
 
 HEADS, KV_HEADS, SIZE, BLOCK = 6, 2, 8, 4
@@ -36,7 +36,7 @@ def test_every_sequence_attends_to_its_own_tokens_only(window: int | None) -> No
     spans = [(3, 1), (9, 1), (150, 1), (0, 11), (6, 13)]
     chunks, queries, keys, values, expected = [], [], [], [], []
     for number, (start, count) in enumerate(spans):
-        sequence = Sequence(request(str(number), [1] * (start + count)), number, 0.0, 1)
+        sequence = TokenSequence(request(str(number), [1] * (start + count)), number, 0.0, 1)
         sequence.block_table = [free.pop() for _ in range(-(-(start + count) // BLOCK))]
         chunks.append(Chunk(sequence, start, count))
         k, v = torch.randn(2, start + count, KV_HEADS, SIZE)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from serve_app import bundled
-from serve_app.engine import EngineSettings, ModelError
-from serve_app.engine.loading import loader, prepared, sources
+from serve_app.engine.config import EngineSettings
+from serve_app.engine.errors import ModelError
+from serve_app.engine.loading import loader, prepared
+from serve_app.model import bundled
 from tests.engine import model_folders
 
 
@@ -24,7 +25,7 @@ def tiny_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
     monkeypatch.setenv(bundled.GGUF_VARIABLE, str(gguf))
     monkeypatch.setattr(bundled, "GGUF_SHA256", hashlib.sha256(b"weights").hexdigest())
-    monkeypatch.setattr(loader, "convert_gguf", convert)
+    monkeypatch.setattr("serve_app.engine.loading.gguf.convert_gguf", convert)
     return conversions
 
 
@@ -39,7 +40,7 @@ def test_the_bundled_model_must_be_the_recorded_file(tmp_path: Path, monkeypatch
         bundled.ensure_bundled_model(tmp_path / "home", print)
 
 
-def test_the_bundled_model_is_prepared_once_however_many_ask(tmp_path: Path, tiny_one: list[Path]) -> None:
+def test_the_bundled_model_is_prepared_once_for_many_concurrent_starts(tmp_path: Path, tiny_one: list[Path]) -> None:
     left_overs = [tmp_path / "models" / f".{name}-old" for name in (f"fetch-{bundled.NAME}", bundled.NAME)]
     for left_over in left_overs:
         left_over.mkdir(parents=True)
@@ -52,23 +53,24 @@ def test_the_bundled_model_is_prepared_once_however_many_ask(tmp_path: Path, tin
     assert not any(left_over.exists() for left_over in left_overs)
 
 
+@pytest.mark.slow
 def test_set_up_leaves_nothing_for_the_first_start(
     tmp_path: Path, tiny_one: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"
-    folder = bundled.prepare(home, print)
-    monkeypatch.setattr(loader, "prepare", None)  # not asked again
-    assert bundled.prepare(home, print) == folder
+    folder = bundled.prepare_bundled_model(home, print)
+    monkeypatch.setattr(loader, "prepare", None)  # not called again
+    assert bundled.prepare_bundled_model(home, print) == folder
     monkeypatch.setattr(loader, "_quantize", None)
     # As the launcher sets the home, and as a replica finds it.
-    for cache in (str(bundled.cache_dir(home)), None):
+    for cache in (str(bundled.bundled_cache_dir(home)), None):
         monkeypatch.setenv("SERVE_APP_HOME", str(home))
         settings = EngineSettings(model=str(folder), dtype="int8", kv_cache_memory="1MiB", cache_dir=cache)  # type: ignore[arg-type]
         assert loader.load(settings).weights is not None
     assert len(tiny_one) == 1
 
 
-def test_the_command_says_in_one_line_what_is_wrong(
+def test_the_command_reports_a_problem_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(bundled.GGUF_VARIABLE, str(tmp_path / "missing.gguf"))
@@ -76,7 +78,7 @@ def test_the_command_says_in_one_line_what_is_wrong(
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_whether_a_start_has_something_to_prepare_is_known_without_loading(
+def test_a_start_knows_without_loading_whether_it_must_prepare_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERVE_APP_HOME", str(tmp_path / "home"))
@@ -84,17 +86,17 @@ def test_whether_a_start_has_something_to_prepare_is_known_without_loading(
     gguf.write_bytes(b"GGUF")
 
     def ready(model: Path | str, dtype: str = "int8") -> bool:
-        return sources.is_ready(EngineSettings(model=str(model), dtype=dtype))  # type: ignore[arg-type]
+        return prepared.is_ready(EngineSettings(model=str(model), dtype=dtype))  # type: ignore[arg-type]
 
     assert ready(folder, "float32")
     assert not ready(folder)
     loader.prepare(EngineSettings(model=str(folder), dtype="int8"), print)
     assert ready(folder)
     assert not ready(gguf, "float32")
-    converted = sources.gguf_slot(gguf, prepared.cache_dir()).path
+    converted = prepared.gguf_slot(gguf, prepared.cache_dir()).path
     model_folders.save(converted)
     assert ready(gguf, "float32")
     assert not ready(gguf)
-    assert ready("someone/tiny")  # the hub's to tell
-    assert ready(tmp_path / "nowhere")  # the loader's to explain
+    assert ready("someone/tiny")  # a name on the hub: only the hub can report it
+    assert ready(tmp_path / "nowhere")  # the loader reports what is wrong
     assert ready(tmp_path)

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from serve_app.engine import ChatRenderer, ContextLengthExceeded
+from serve_app.engine.chat import ChatRenderer
+from serve_app.engine.errors import ContextLengthExceeded
 from serve_app.engine.loading.loader import LoadedModel
 from tests.engine import model_folders
 
@@ -110,13 +111,13 @@ def test_what_is_nested_too_deeply_is_a_plain_refusal() -> None:
         renderer_with(WITH_TOOLS).text([{"role": "user", "content": "Hi"}], tools=[deep])
 
 
-def test_of_several_templates_the_one_for_tools_is_told() -> None:
+def test_of_several_templates_the_one_for_tools_is_used() -> None:
     assert renderer_with(WITH_TOOLS).template == WITH_TOOLS
     assert renderer_with({"default": "plain", "tool_use": WITH_TOOLS}).template == WITH_TOOLS
     assert renderer_with({"default": "plain", "rag": "other"}).template == "plain"
     assert renderer_with(None).template is None
 
 
-def test_special_tokens_are_told_by_name(renderer: ChatRenderer) -> None:
+def test_special_tokens_are_listed_by_name(renderer: ChatRenderer) -> None:
     assert {"<|im_start|>", "<|im_end|>"} <= renderer.special_names
     assert renderer_with(None).special_names == {"<s>", "</s>"}

@@ -1,26 +1,9 @@
-"""Requests that come too late: by their own deadline, or by that of their first token."""
+"""Requests whose first token does not come in time."""
 
 from __future__ import annotations
 
-from serve_app.engine.request import Finished, FinishReason
-from tests.engine.fakes import FakeRunner, Inbox, SteppedEngine, fake_engine, request
-
-
-def test_a_request_past_its_deadline_ends_within_a_step_whether_it_runs_or_waits() -> None:
-    runner = FakeRunner(b"x" * 60)
-    engine = SteppedEngine(runner, max_running=1, speculation_rows=0)
-    runs = engine.submit(request("runs", deadline=10.0))
-    waits = engine.submit(request("waits", deadline=5.0))
-    patient = engine.submit(request("patient", deadline=1e9, max_tokens=3))
-    while engine.core.streams:
-        engine.step()
-        engine.now += 1.0
-    assert waits.events == [Finished(FinishReason.DEADLINE, 3, 0, 0)]
-    assert waits.first[Finished] == 5  # steps of a second each
-    assert runs.last == Finished(FinishReason.DEADLINE, 3, 0, 10)
-    assert runs.text == "x" * 10
-    assert patient.last.reason is FinishReason.LENGTH
-    assert engine.core.scheduler.allocator.num_used == 0
+from serve_app.contracts.generation import Finished, FinishReason
+from tests.engine.fakes import FakeRunner, Inbox, SteppedEngine, fake_engine, request, submit
 
 
 def test_a_request_whose_first_token_is_late_ends_and_one_that_has_begun_is_never_cut() -> None:
@@ -54,8 +37,8 @@ def test_a_deadline_is_in_the_engine_clocks_seconds() -> None:
     engine = fake_engine(FakeRunner(), clock=lambda: now)
     try:
         late, fine = Inbox(), Inbox()
-        engine.submit(request("late", deadline=50.0), late)
-        engine.submit(request("fine", deadline=51.0), fine)
+        submit(engine, request("late", first_token_by=50.0), late)
+        submit(engine, request("fine", first_token_by=51.0), fine)
         assert (late.wait().reason, fine.wait().reason) == (FinishReason.DEADLINE, FinishReason.STOP)
     finally:
         engine.close()

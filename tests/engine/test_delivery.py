@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from serve_app.contracts.generation import Delta, Event, Finished, FinishReason, Started
 from serve_app.engine.delivery import LoopSink, Outbox
-from serve_app.engine.request import Delta, Event, Finished, FinishReason, Started
 
 STOP = FinishReason.STOP
 
@@ -47,7 +47,7 @@ async def test_the_first_delta_does_not_wait_and_later_ones_come_together() -> N
     assert await made.step(Delta("y", 6)) == [Delta("xxxxy", 6)]
 
 
-async def test_a_delta_that_waits_goes_when_its_time_has_come_although_nothing_follows_it() -> None:
+async def test_a_waiting_delta_is_sent_after_the_interval_even_if_no_other_follows() -> None:
     made = Delivered(interval_s=0.02)
     await made.step(Delta("a", 1))
     made.now += 0.01
@@ -57,7 +57,7 @@ async def test_a_delta_that_waits_goes_when_its_time_has_come_although_nothing_f
     assert await made.step() == []
 
 
-async def test_the_end_takes_what_waits_with_it() -> None:
+async def test_the_end_sends_the_waiting_deltas_first() -> None:
     made = Delivered(interval_s=10.0)
     await made.step(Delta("a", 1))
     assert await made.step(Delta("b", 2), Delta("c", 3), Finished(STOP, 1, 0, 3)) == [
@@ -95,7 +95,7 @@ async def test_requests_are_joined_each_for_itself() -> None:
     assert other.events.get_nowait() == Delta("z", 1)
 
 
-def test_a_receiver_whose_loop_is_closed_is_told_of_as_lost() -> None:
+def test_a_receiver_whose_loop_is_closed_is_reported_as_lost() -> None:
     async def begin() -> Any:
         return Delivered(interval_s=0.0)
 

@@ -12,8 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from serve_app.engine.loading.loader import LoadedModel
-from serve_app.engine.sampling.detokenizer import Detokenizer, StopFinder, Vocabulary
-from serve_app.engine.sampling.logprobs import describe
+from serve_app.engine.text.detokenizer import Detokenizer, StopFinder, Vocabulary
 from tests.engine.fakes import EOS, byte_tokenizer
 
 TEXTS = [
@@ -62,7 +61,7 @@ def test_a_character_is_never_split_wherever_the_output_is_cut(tokenizer: Any, t
     for cut in range(len(tokens) + 1):
         said = "".join(stream(Detokenizer(vocabulary), tokens[:cut]))
         spelled = b"".join(vocabulary.spelling(token) for token in tokens[:cut])
-        # The whole characters and no more: what a cut has left of one is no text.
+        # Only complete characters: a cut one is not text.
         assert said == text[: len(said)]
         assert said == spelled.decode(errors="ignore").removeprefix("" if vocabulary.is_byte_level else " ")
 
@@ -202,7 +201,7 @@ def test_a_shown_token_is_spelled_as_it_is_shown(tokenizer: Any) -> None:
     vocabulary = Vocabulary(tokenizer)
     tokens = ids(tokenizer, "a", "<|call|>", " b", "<|end|>")
     text = "".join(stream(Detokenizer(vocabulary, shown=("<|call|>", "<|end|>")), tokens))
-    spelled = b"".join(describe(vocabulary, token, 0.0).raw for token in tokens)
+    spelled = b"".join(vocabulary.spelling(token) for token in tokens)
     assert spelled.decode().lstrip() == text.lstrip()
 
 

@@ -1,4 +1,4 @@
-"""What a schema's grammar takes is what readers of the reply allow: numbers as doubles, days of leap years, hosts."""
+"""A schema's grammar accepts what readers of the reply accept: numbers as doubles, days of leap years, host names."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from serve_app.engine.request import Grammar, GrammarKind
-from serve_app.engine.sampling.exact_schema import exact
-from serve_app.engine.sampling.grammar_text import source
+from serve_app.contracts.generation import Grammar, GrammarKind
+from serve_app.engine.grammar.exact_schema import exact
+from serve_app.engine.grammar.translate import to_llguidance
 
 TOKENIZER = LLTokenizer("byte")
 
 
 def takes(schema: dict[str, Any], text: str) -> bool:
     """Whether a reply held to the schema can be this text."""
-    matcher = LLMatcher(TOKENIZER, source(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)), {}))
+    matcher = LLMatcher(TOKENIZER, to_llguidance(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)), {}))
     assert not matcher.is_error(), matcher.get_error()
     tokens = TOKENIZER.tokenize_str(text)
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
 def near(bound: float, rng: random.Random) -> str:
-    """A decimal that is hardly more or less than a bound, or the bound itself."""
+    """A decimal slightly above or below a bound, or the bound itself."""
     return f"{Decimal(bound) + rng.choice([-1, 0, 1]) * Decimal(10) ** -rng.randint(1, 20):.45f}".rstrip("0")
 
 
 @pytest.mark.parametrize("low", [3, -7.5, 0, 0.1, 1e-6, -123456.789, 2.5e10])
-def test_what_the_grammar_takes_is_within_exclusive_bounds_as_doubles(low: float) -> None:
+def test_accepted_numbers_are_within_exclusive_bounds_as_doubles(low: float) -> None:
     rng = random.Random(str(low))
     schema = {"type": "number", "exclusiveMinimum": low, "exclusiveMaximum": low + 2}
     taken = 0

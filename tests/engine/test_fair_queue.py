@@ -1,4 +1,4 @@
-"""The fair queue: nobody waits behind another's flood, nobody saves up service, and shares stay within the bound."""
+"""The fair queue: no tenant waits behind another's flood or earns credit in a pause; shares stay within the bound."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import random
 from collections import Counter
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -14,18 +14,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serve_app.contracts.generation import Delta
 from serve_app.engine.errors import QueueFull
-from serve_app.engine.request import Delta
 from serve_app.engine.scheduling.blocks import BlockAllocator
-from serve_app.engine.scheduling.fair_queue import FairQueue
+from serve_app.engine.scheduling.fair_queue import (
+    FairQueue,
+    limit_long_prompts,
+    share_evenly,
+    share_prefill_among_tenants,
+)
 from serve_app.engine.scheduling.scheduler import Scheduler
-from serve_app.engine.scheduling.sequence import Chunk, Sequence, SequenceStatus
-from serve_app.engine.scheduling.shares import share_evenly, share_prefill_among_tenants
-from tests.engine.fakes import FakeRunner, SteppedEngine, request
+from serve_app.engine.scheduling.sequence import Chunk, SequenceStatus, TokenSequence
+from tests.engine.fakes import FakeRunner, SteppedEngine, live, request
 
 
-def make_sequence(number: int, tenant: str, prompt: int = 4, output: int = 4) -> Sequence:
-    return Sequence(replace(request(str(number), [number % 97] * prompt), tenant=tenant), number, 0.0, output)
+def make_sequence(number: int, tenant: str, prompt: int = 4, output: int = 4) -> TokenSequence:
+    return TokenSequence(replace(request(str(number), [number % 97] * prompt), tenant=tenant), number, 0.0, output)
 
 
 def take(queue: FairQueue, output: int = 0) -> str:
@@ -33,7 +37,7 @@ def take(queue: FairQueue, output: int = 0) -> str:
     expected = queue.peek()
     sequence = queue.pop()
     assert sequence is expected
-    queue.charge(sequence, prompt_tokens=sequence.num_prompt, output_tokens=output)
+    queue.count_served(sequence, prompt_tokens=sequence.num_prompt, output_tokens=output)
     return sequence.request.tenant
 
 
@@ -56,7 +60,7 @@ def test_newcomers_go_in_the_order_in_which_they_came() -> None:
     assert [take(queue) for _ in range(3)] == ["x", "y", "z"]
 
 
-def test_a_pause_saves_up_nothing() -> None:
+def test_a_pause_earns_no_credit() -> None:
     queue = FairQueue()
     for number in range(100):
         queue.push(make_sequence(number, "busy"))
@@ -68,7 +72,7 @@ def test_a_pause_saves_up_nothing() -> None:
     assert turns.count("back") == 20
 
 
-def test_who_comes_when_nobody_waits_starts_where_the_last_one_left() -> None:
+def test_a_tenant_that_comes_to_an_empty_queue_starts_at_the_service_of_the_last_one() -> None:
     queue = FairQueue()
     queue.push(make_sequence(0, "a", prompt=100))
     take(queue)
@@ -102,17 +106,17 @@ def test_only_the_tenants_charged_last_are_remembered() -> None:
     assert len([take(queue) for _ in range(50)]) == 50
 
 
-def test_an_empty_queue_says_so() -> None:
+def test_an_empty_queue_is_reported_as_empty() -> None:
     queue = FairQueue()
     assert queue.peek() is None
     with pytest.raises(IndexError):
         queue.pop()
     with pytest.raises(KeyError):
-        queue.remove(make_sequence(0, "a"))
+        queue.withdraw(make_sequence(0, "a"))
 
 
 @given(st.lists(st.tuples(st.sampled_from(["push", "push", "pop", "remove"]), st.integers(0, 3), st.integers(1, 9))))
-def test_everyone_leaves_once_and_in_order_within_a_tenant(operations: list[tuple[str, int, int]]) -> None:
+def test_each_request_leaves_once_and_in_order_within_its_tenant(operations: list[tuple[str, int, int]]) -> None:
     queue, inside, popped = FairQueue(remembered=3), [], []
     for number, (operation, which, size) in enumerate(operations):
         if operation == "push":
@@ -120,11 +124,11 @@ def test_everyone_leaves_once_and_in_order_within_a_tenant(operations: list[tupl
             queue.push(inside[-1])
         elif operation == "pop" and inside:
             popped.append(queue.pop())
-            queue.charge(popped[-1], prompt_tokens=size)
+            queue.count_served(popped[-1], prompt_tokens=size)
             assert popped[-1] is next(s for s in inside if s.request.tenant == popped[-1].request.tenant)
             inside.remove(popped[-1])
         elif inside:
-            queue.remove(inside.pop(which % len(inside)))
+            queue.withdraw(inside.pop(which % len(inside)))
         assert len(queue) == len(inside)
         assert set(queue) == set(inside)
     while inside:
@@ -134,7 +138,7 @@ def test_everyone_leaves_once_and_in_order_within_a_tenant(operations: list[tupl
 
 @settings(max_examples=80, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(2, 4))
-def test_tenants_who_always_wait_get_the_same_service_within_the_papers_bound(
+def test_tenants_that_always_wait_get_the_same_service_within_the_papers_bound(
     seed: int, max_running: int, tenants: int
 ) -> None:
     """Over any stretch of time, service differs by at most 2·max(w_p·L, w_o·M)."""
@@ -190,19 +194,52 @@ def test_a_weight_buys_its_share() -> None:
     assert turns.count("double") == 20
 
 
-def test_who_is_put_back_goes_before_his_tenants_later_ones_and_is_lifted_by_nothing() -> None:
+def test_a_request_that_is_put_back_goes_before_later_ones_of_its_tenant_and_gains_no_credit() -> None:
     queue = FairQueue()
     for number in range(3):
         queue.push(make_sequence(number, "a"))
     popped = [queue.pop(), queue.pop()]
-    queue.charge(popped[0], output_tokens=50)
+    queue.count_served(popped[0], output_tokens=50)
     queue.push(make_sequence(3, "b"))
     for sequence in reversed(popped):
         queue.restore(sequence)
     assert [queue.pop().arrival for _ in range(4)] == [3, 0, 1, 2]
 
 
-def test_a_full_queue_still_takes_who_has_less_than_his_share_and_never_twice_its_size() -> None:
+def test_a_tenant_that_cancels_its_prompts_is_charged_for_them_and_waits_behind_others() -> None:
+    scheduler = Scheduler(
+        BlockAllocator(64, 4),
+        max_running=1,
+        max_waiting=50,
+        prefill_chunk=8,
+        busy_chunk=lambda rows: 8,
+        queue=FairQueue(),
+    )
+    numbers = itertools.count()
+    modest = dict.fromkeys("bc", 0)
+
+    def enter(tenant: str, prompt: int) -> None:
+        scheduler.add(make_sequence(next(numbers), tenant, prompt=prompt, output=1))
+
+    enter("a", 100)
+    for _ in range(30):
+        [chunk] = scheduler.schedule().chunks
+        scheduler.computed(chunk)
+        running = chunk.sequence
+        assert running.request.tenant == "a"
+        enter("a", 100)
+        for tenant in modest:
+            enter(tenant, 4)
+        scheduler.finish(running)  # cancelled long before its first token
+        for _ in modest:  # both go before its next prompt
+            [chunk] = scheduler.schedule().chunks
+            modest[chunk.sequence.request.tenant] += 1
+            scheduler.computed(chunk)
+            scheduler.finish(chunk.sequence)
+    assert modest == {"b": 30, "c": 30}
+
+
+def test_a_full_queue_accepts_tenants_below_their_share_but_never_twice_its_size() -> None:
     scheduler = Scheduler(
         BlockAllocator(64, 4),
         max_running=1,
@@ -231,7 +268,7 @@ def test_a_full_queue_still_takes_who_has_less_than_his_share_and_never_twice_it
     assert scheduler.num_waiting == 2 * 6 + 1
 
 
-def cost(chunks: Seq[Chunk]) -> float:
+def cost(chunks: Sequence[Chunk]) -> float:
     """Seconds of a step, as int8 steps of the bundled model go: a batch of four costs what one row costs."""
     return 0.008 + 0.001 * max(4, sum(chunk.length for chunk in chunks))
 
@@ -297,7 +334,7 @@ def crowded(num_blocks: int = 64, **options: object) -> Scheduler:
     return scheduler
 
 
-def test_the_youngest_of_who_has_all_slots_yields_one_and_goes_on_where_it_was() -> None:
+def test_the_youngest_request_of_a_tenant_with_all_slots_yields_and_continues_later() -> None:
     scheduler = crowded()
     youngest = scheduler.running[-1]
     said = list(youngest.tokens)
@@ -313,7 +350,7 @@ def test_the_youngest_of_who_has_all_slots_yields_one_and_goes_on_where_it_was()
     assert youngest.tokens[: len(said)] == said
 
 
-def test_a_second_slot_is_not_taken_from_others_and_nobodys_last() -> None:
+def test_no_tenant_takes_a_second_slot_from_others_or_loses_its_last() -> None:
     scheduler = crowded()
     for number, tenant in enumerate("bbbccddee", start=50):
         scheduler.add(make_sequence(number, tenant, output=100))
@@ -323,7 +360,7 @@ def test_a_second_slot_is_not_taken_from_others_and_nobodys_last() -> None:
     assert scheduler.num_preemptions == 3
 
 
-def test_nobody_yields_twice_so_that_a_crowd_of_short_requests_does_not_thrash() -> None:
+def test_no_request_yields_twice_so_that_a_crowd_of_short_requests_does_not_thrash() -> None:
     scheduler = crowded()
     for number in range(50, 90):
         newcomer = make_sequence(number, "b", output=1)
@@ -334,10 +371,10 @@ def test_nobody_yields_twice_so_that_a_crowd_of_short_requests_does_not_thrash()
     assert scheduler.num_preemptions <= 8
 
 
-def test_who_was_served_more_takes_nothing_from_others() -> None:
+def test_a_tenant_that_was_served_more_takes_no_slot_from_others() -> None:
     scheduler = crowded()
     greedy = make_sequence(50, "b", output=100)
-    scheduler.waiting.charge(greedy, output_tokens=1000)
+    scheduler.waiting.count_served(greedy, output_tokens=1000)
     scheduler.add(greedy)
     drive(scheduler)
     assert slots(scheduler) == {"a": 4}
@@ -354,7 +391,7 @@ def test_memory_is_claimed_up_to_an_even_share_and_no_further() -> None:
     assert slots(scheduler)["b"] == 0  # more than half of the blocks
     assert slots(scheduler)["a"] >= before["a"] - 1
     scheduler.add(make_sequence(51, "c", prompt=4 * 8, output=1))
-    scheduler.waiting.remove(next(s for s in scheduler.waiting if s.request.tenant == "b"))
+    scheduler.waiting.withdraw(next(s for s in scheduler.waiting if s.request.tenant == "b"))
     drive(scheduler)
     assert slots(scheduler)["c"] == 1
     assert slots(scheduler)["a"] >= 1
@@ -395,14 +432,14 @@ def test_the_budget_is_used_up_and_the_oldest_always_advances(prompts: list[tupl
 
 
 @given(st.lists(st.integers(0, 30), max_size=8), st.integers(0, 90))
-def test_even_shares_differ_only_where_somebody_needs_less(needs: list[int], budget: int) -> None:
+def test_shares_are_even_except_where_a_tenant_needs_less(needs: list[int], budget: int) -> None:
     shares = share_evenly(needs, budget)
     assert sum(shares) == min(budget, sum(needs))
     unmet = [share for share, need in zip(shares, needs, strict=True) if share < need]
     assert all(share <= min(unmet, default=99) + 2 for share in shares)
 
 
-def test_several_yield_where_one_frees_too_little_and_none_where_all_would_not_do() -> None:
+def test_several_requests_yield_if_one_frees_too_little_and_none_if_all_free_too_little() -> None:
     def full(prompt: int) -> Scheduler:
         scheduler = crowded(num_blocks=20, max_running=8, prefix_reuse=False)
         assert slots(scheduler)["a"] >= 6
@@ -412,7 +449,38 @@ def test_several_yield_where_one_frees_too_little_and_none_where_all_would_not_d
 
     claimed = full(4 * 7)
     assert slots(claimed)["b"] == 1
-    assert sum(sequence.yielded for sequence in claimed.live()) >= 2
+    assert sum(sequence.yielded for sequence in live(claimed)) >= 2
     refused = full(4 * 11)  # more than half of the blocks
     assert slots(refused)["b"] == 0
-    assert not any(sequence.yielded for sequence in refused.live())
+    assert not any(sequence.yielded for sequence in live(refused))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "kept"),
+    [
+        ([("a", 5000), ("a", 4000), ("a", 30)], [64, 0, 30]),
+        ([("a", 5000), ("b", 20), ("b", 900), ("a", 100)], [32, 20, 32, 0]),
+        ([("a", 64), ("b", 1)], [64, 1]),
+        ([], []),
+    ],
+)
+def test_long_prompts_share_one_limit_and_short_ones_keep_what_they_need(
+    prompts: list[tuple[str, int]], kept: list[int]
+) -> None:
+    assert [tokens for _, tokens in limit_long_prompts(prompts, 64)] == kept
+
+
+def test_a_short_prompt_waits_for_no_long_step_of_another_account() -> None:
+    """Eight prompts of 4,000 tokens, a step of which takes a millisecond for each token."""
+    runner = FakeRunner(b"x" * 5000, num_blocks=4000, max_context=8192)
+    runner.cost = lambda chunks: 0.001 * sum(chunk.length for chunk in chunks)
+    engine = SteppedEngine(runner, max_running=16, max_waiting=64, block_size=16, prefill_chunk=512)
+    for number in range(8):
+        engine.submit(request(f"a{number}", [number + 1] * 4000, "a", max_tokens=1))
+    for _ in range(10):
+        engine.step()
+    began = engine.now
+    inbox = engine.submit(request("b", [99] * 40, "b", max_tokens=1))
+    while Delta not in inbox.first:
+        engine.step()
+    assert engine.now - began <= 0.15

@@ -1,4 +1,4 @@
-"""A model's fingerprint is the same wherever its files are, and another one when what it says may be another."""
+"""A model's fingerprint does not depend on the place of its files, and changes when its output may change."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from serve_app.engine import Engine
 from serve_app.engine.config import EngineSettings
-from serve_app.engine.loading import fingerprint as module
-from serve_app.engine.loading.fingerprint import fingerprint
+from serve_app.engine.engine import Engine
+from serve_app.engine.loading import checkpoint
+from serve_app.engine.loading.checkpoint import fingerprint
 from tests.engine import model_folders
 
 
@@ -20,16 +20,16 @@ def folder(tmp_path: Path) -> Path:
     return model_folders.save(tmp_path / "one")
 
 
-def test_a_copy_has_the_same(folder: Path, tmp_path: Path) -> None:
+def test_a_copy_has_the_same_fingerprint(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "other" / "name", copy_function=shutil.copyfile)
     assert fingerprint(tmp_path / "other" / "name", "int8") == fingerprint(folder, "int8")
 
 
-def test_another_type_has_another(folder: Path) -> None:
+def test_another_type_has_another_fingerprint(folder: Path) -> None:
     assert fingerprint(folder, "int8") != fingerprint(folder, "float32")
 
 
-def test_weights_of_the_same_shape_have_another(folder: Path, tmp_path: Path) -> None:
+def test_other_weights_of_the_same_shape_have_another_fingerprint(folder: Path, tmp_path: Path) -> None:
     made = model_folders.model()
     with torch.no_grad():
         for weight in made.parameters():
@@ -38,17 +38,17 @@ def test_weights_of_the_same_shape_have_another(folder: Path, tmp_path: Path) ->
     assert fingerprint(tuned, "float32") != fingerprint(folder, "float32")
 
 
-def test_another_chat_template_has_another(folder: Path) -> None:
+def test_another_chat_template_has_another_fingerprint(folder: Path) -> None:
     before = fingerprint(folder, "float32")
     template = folder / "chat_template.jinja"
     template.write_text(template.read_text() + " ")
     assert fingerprint(folder, "float32") != before
 
 
-def test_of_large_files_a_little_is_read_and_a_change_all_over_is_seen(
+def test_large_files_are_read_in_part_and_a_change_everywhere_is_noticed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_SAMPLE_BYTES", 64)
+    monkeypatch.setattr(checkpoint, "_SAMPLE_BYTES", 64)
     before = fingerprint(folder, "float32")
     [weights] = folder.glob("*.safetensors")
     raw = bytearray(weights.read_bytes())
@@ -57,7 +57,7 @@ def test_of_large_files_a_little_is_read_and_a_change_all_over_is_seen(
     assert fingerprint(folder, "float32") != before
 
 
-def test_an_engine_tells_that_of_its_model(folder: Path) -> None:
+def test_an_engine_has_the_fingerprint_of_its_model(folder: Path) -> None:
     settings = EngineSettings(model=str(folder), kv_cache_memory=2**20)
     engine = Engine.from_settings(settings, progress=lambda _: None)
     try:

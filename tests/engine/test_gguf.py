@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from serve_app.engine import EngineSettings, ModelError
-from serve_app.engine.loading import gguf, loader, memory, prepared, sources
+from serve_app.engine.config import EngineSettings
+from serve_app.engine.errors import ModelError
+from serve_app.engine.loading import gguf, loader, placement, prepared
 from tests.engine import model_folders
 
 
@@ -40,7 +41,7 @@ def test_a_gguf_file_is_converted_once_and_again_when_it_changes(tmp_path: Path,
     for _ in range(2):
         assert loader.load(settings(path)).model.config.model_type == "llama"
     assert fake_conversion == [path]
-    left_over = prepared.cache_dir() / "gguf" / f".{sources.gguf_slot(path, tmp_path).stem}-of-a-killed-process"
+    left_over = prepared.cache_dir() / "gguf" / f".{prepared.gguf_slot(path, tmp_path).stem}-of-a-killed-process"
     left_over.mkdir()
     path.write_bytes(b"GGUF, version two of it")
     loader.load(settings(path, dtype="int8"))
@@ -142,7 +143,7 @@ def test_a_gguf_file_gives_the_weights_and_the_tokenizer_that_are_in_it(tmp_path
     assert loaded.eos_token_ids == {1}
 
 
-def test_what_is_wrong_with_a_gguf_file_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_problem_of_a_gguf_file_is_reported_in_one_line(tmp_path: Path) -> None:
     good = tmp_path / "good.gguf"
     write_gguf(good, "novel")
     broken = {
@@ -164,6 +165,6 @@ def test_what_is_wrong_with_a_gguf_file_is_told_in_one_line(tmp_path: Path) -> N
 
 def test_a_gguf_file_too_large_for_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_gguf(tmp_path / "large.gguf", "llama")
-    monkeypatch.setattr(memory, "available_memory", lambda: 1000)
+    monkeypatch.setattr(placement, "available_memory", lambda: 1000)
     with pytest.raises(ModelError, match=r"Too little memory: .*converting large\.gguf needs .*smaller model"):
         loader.load(settings(tmp_path / "large.gguf"))

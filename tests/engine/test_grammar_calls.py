@@ -1,4 +1,4 @@
-"""Tool calls that a reply may make or not: whatever it says, only a call that was checked can be read as one."""
+"""Optional tool calls: in any reply, only text that the grammar has checked can be read as a call."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from serve_app.contracts.generation import Grammar, GrammarKind
 from serve_app.engine.errors import UnsupportedGrammar
+from serve_app.engine.grammar.compiler import GrammarCompiler
 from serve_app.engine.loading.loader import LoadedModel
-from serve_app.engine.request import Grammar, GrammarKind
-from serve_app.engine.sampling.detokenizer import Detokenizer, Vocabulary
-from serve_app.engine.sampling.grammar import GrammarCompiler
+from serve_app.engine.text.detokenizer import Detokenizer, Vocabulary
 from tests.engine.fakes import EOS, byte_tokenizer
 from tests.engine.test_grammar import PADDED, next_tokens
 from tests.engine.test_grammar_lead import CALL, END, marked, spelled, takes
@@ -59,29 +59,29 @@ def test_a_reply_may_be_text_or_calls_or_text_and_then_calls(
 
     for text in TEXTS:
         one, several = tagged(marker), tagged(marker, separator="\n")
-        assert takes(held.start(one), tokens(text))
-        assert takes(held.start(one), tokens(text + marker + WEATHER))
-        assert takes(held.start(several), tokens(f"{text}{marker}{WEATHER}\n{marker}{TIME}\n{marker}{WEATHER}"))
-        assert not takes(held.start(one), tokens(f"{text}{marker}{WEATHER}\n{marker}{TIME}"))
+        assert takes(held.start_grammar(one), tokens(text))
+        assert takes(held.start_grammar(one), tokens(text + marker + WEATHER))
+        assert takes(held.start_grammar(several), tokens(f"{text}{marker}{WEATHER}\n{marker}{TIME}\n{marker}{WEATHER}"))
+        assert not takes(held.start_grammar(one), tokens(f"{text}{marker}{WEATHER}\n{marker}{TIME}"))
         for wrong in ("other {}!", "weather {}!", "", WEATHER + "and text"):
-            assert not takes(held.start(several), tokens(text + marker + wrong))
+            assert not takes(held.start_grammar(several), tokens(text + marker + wrong))
 
 
 def test_what_stands_around_all_calls_does_so_once(compiler: GrammarCompiler) -> None:
     for optional in (None, "[", "[["):
         grammar = Grammar.tool_calls([("<", ANY, ">")], ", ", opening="[[", closing="]]", optional=optional)
         for text in ("[[<{}>]]", "[[<{}>, <{}>]]"):
-            assert takes(compiler.start(grammar), list(text.encode()))
+            assert takes(compiler.start_grammar(grammar), list(text.encode()))
         for wrong in ("[[]]", "[[<{}>", "[[<{}>]][[<{}>]]", "[[<{}>, ]]"):
-            assert not takes(compiler.start(grammar), list(wrong.encode()))
+            assert not takes(compiler.start_grammar(grammar), list(wrong.encode()))
 
 
-def test_calls_without_a_marker_are_all_that_a_reply_may_begin_like(compiler: GrammarCompiler) -> None:
+def test_a_reply_that_begins_like_a_call_without_a_marker_must_be_one(compiler: GrammarCompiler) -> None:
     weather, time = '{"name": "weather", "arguments": {"city": "Rome"}}', '{"name": "time", "arguments": {}}'
     for good in ("", "Hello {}", " \n ", "\n x", weather, f"\n{time}", f"{weather}\n{time}", "1", '"a"', "汉["):
-        assert takes(compiler.start(bare(separator="\n")), list(good.encode())), good
+        assert takes(compiler.start_grammar(bare(separator="\n")), list(good.encode())), good
     for wrong in ("{}", "[1]", "```", "\n {", ' \t["', '{"name": "weather", "arguments": {}}', f"{weather} text"):
-        assert not takes(compiler.start(bare(separator="\n")), list(wrong.encode())), wrong
+        assert not takes(compiler.start_grammar(bare(separator="\n")), list(wrong.encode())), wrong
 
 
 def test_text_has_nothing_that_readers_take_for_the_beginning_of_calls(
@@ -89,17 +89,17 @@ def test_text_has_nothing_that_readers_take_for_the_beginning_of_calls(
 ) -> None:
     grammar = tagged("<c>", never=["<d>", "<e>"], not_first="[", shown=["<t>"])
     for good in ("Hi <d", "{}", "a[", "<t>a[", "x <t>\n<c>" + WEATHER):
-        assert takes(compiler.start(grammar), list(good.encode())), good
+        assert takes(compiler.start_grammar(grammar), list(good.encode())), good
     for wrong in ("Hi <d>", "<e>", "[", "\n[", "a <t>[", "a<t>\n[", "<t>[<c>" + WEATHER):
-        assert not takes(compiler.start(grammar), list(wrong.encode())), wrong
-    # Of special tokens only those that are shown: all others would vanish from between two halves of a marker.
+        assert not takes(compiler.start_grammar(grammar), list(wrong.encode())), wrong
+    # Only shown special tokens: any other is left out of the text, even between two halves of a marker.
     grammar = tagged("<c>", never=["<|call|>"], not_first="[", shown=["</think>", "<|call|>"])
-    assert takes(marked.start(grammar), spelled("a</think>b"))
-    assert takes(marked.start(grammar), spelled("a</think>b<c>" + WEATHER))
-    assert not takes(marked.start(grammar), spelled("a</think>["))
-    assert not takes(marked.start(grammar), list(b"<|call|>"))
-    assert CALL not in next_tokens(marked.start(grammar))
-    assert END not in next_tokens(marked.start(tagged("<c>")))
+    assert takes(marked.start_grammar(grammar), spelled("a</think>b"))
+    assert takes(marked.start_grammar(grammar), spelled("a</think>b<c>" + WEATHER))
+    assert not takes(marked.start_grammar(grammar), spelled("a</think>["))
+    assert not takes(marked.start_grammar(grammar), list(b"<|call|>"))
+    assert CALL not in next_tokens(marked.start_grammar(grammar))
+    assert END not in next_tokens(marked.start_grammar(tagged("<c>")))
 
 
 PERSON = (
@@ -109,7 +109,7 @@ PERSON = (
 
 @pytest.mark.parametrize("grammar", [tagged("<c>"), bare()], ids=["marked", "bare"])
 @pytest.mark.parametrize("kind", ["json_object", "json_schema"])
-def test_where_replies_must_be_json_they_are_that_or_calls(
+def test_where_replies_must_be_json_they_are_json_or_calls(
     compiler: GrammarCompiler, grammar: Grammar, kind: str
 ) -> None:
     other = Grammar(GrammarKind.JSON_OBJECT) if kind == "json_object" else Grammar(GrammarKind.JSON_SCHEMA, PERSON)
@@ -117,7 +117,7 @@ def test_where_replies_must_be_json_they_are_that_or_calls(
     held = Grammar.tool_calls(calls["alternatives"], optional=calls["optional"], otherwise=other)
     call = '<c>weather {"city": "Rome"}!' if calls["optional"] else '{"name": "weather", "arguments": {"city": "Rome"}}'
     for good in (call, '{"age": 3}', *(['{"nam": {"name": [3]}}', "{}"] if kind == "json_object" else [])):
-        assert takes(compiler.start(held), list(good.encode())), good
+        assert takes(compiler.start_grammar(held), list(good.encode())), good
     for wrong in (
         "Hello",
         "",
@@ -125,15 +125,15 @@ def test_where_replies_must_be_json_they_are_that_or_calls(
         '{"age": 3}' + call,
         *(["{}"] if kind != "json_object" else []),
     ):
-        assert not takes(compiler.start(held), list(wrong.encode())), wrong
+        assert not takes(compiler.start_grammar(held), list(wrong.encode())), wrong
 
 
 @pytest.mark.parametrize("key", ["name", r"\u006eame", r"na\u006de"])
 def test_json_beside_calls_without_a_marker_can_not_be_taken_for_one(compiler: GrammarCompiler, key: str) -> None:
     grammar = bare(otherwise=Grammar(GrammarKind.JSON_OBJECT))
     for text in ('{"%s": "weather", "arguments": {}}', '{"a": 1, "%s": "weather", "arguments": {}}'):
-        assert not takes(compiler.start(grammar), list((text % key).encode()))
-    assert takes(compiler.start(bare(otherwise=Grammar(GrammarKind.JSON_SCHEMA, json.dumps({
+        assert not takes(compiler.start_grammar(grammar), list((text % key).encode()))
+    assert takes(compiler.start_grammar(bare(otherwise=Grammar(GrammarKind.JSON_SCHEMA, json.dumps({
         "type": "object", "properties": {"name": {"type": "string"}}, "additionalProperties": False,
     })))), list(b'{"name": "Ada"}'))  # fmt: skip
 
@@ -146,7 +146,7 @@ def test_json_beside_calls_without_a_marker_can_not_be_taken_for_one(compiler: G
         (Grammar.tool_calls([("a", "[1]", "")], optional="a"), "must be an object", 0),
         (Grammar.tool_calls([], optional=""), "no tools", None),
         (Grammar.tool_calls([("a", ANY, "")], optional="b"), "do not all begin with", None),
-        (tagged("<c>", otherwise=Grammar(GrammarKind.REGEX, "a")), "JSON alone", None),
+        (tagged("<c>", otherwise=Grammar.tool_calls([("a", ANY, "")])), "only JSON", None),
         (tagged("<c>", otherwise=Grammar(GrammarKind.JSON_SCHEMA, '{"not": {}}')), "not", None),
         (bare(otherwise=Grammar(GrammarKind.JSON_SCHEMA, '{"type": "array"}')), "type object", None),
         (bare(otherwise=Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object", "anyOf": []}')), "at its top", None),
@@ -159,17 +159,31 @@ def test_json_beside_calls_without_a_marker_can_not_be_taken_for_one(compiler: G
         ),
     ],
 )  # fmt: skip
-def test_what_can_not_be_held_to_is_refused_and_the_tool_at_fault_is_told(
+def test_a_schema_that_cannot_be_enforced_is_refused_and_names_the_tool(
     compiler: GrammarCompiler, grammar: Grammar, message: str, alternative: int | None
 ) -> None:
     with pytest.raises(UnsupportedGrammar, match=message) as caught:
-        compiler.check(grammar)
+        compiler.compile(grammar)
     assert caught.value.alternative == alternative
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("marker", ["<tool_call>", "<|im_start|>", "```json\n"])
-@pytest.mark.parametrize("lead", ["", "</think>"])
+@pytest.mark.parametrize(
+    ("lead", "marker"),
+    [
+        ("", "<tool_call>"),
+        ("</think>", "```json\n"),
+        *(
+            pytest.param(lead, marker, marks=pytest.mark.slow)
+            for lead, marker in [
+                ("", "<|im_start|>"),
+                ("", "```json\n"),
+                ("</think>", "<tool_call>"),
+                ("</think>", "<|im_start|>"),
+            ]
+        ),
+    ],
+)
 def test_random_replies_in_the_bundled_models_tokens_have_only_calls_that_fit(
     loaded: LoadedModel, marker: str, lead: str
 ) -> None:
@@ -191,7 +205,7 @@ def test_random_replies_in_the_bundled_models_tokens_have_only_calls_that_fit(
     rng = random.Random(f"{marker}{lead}")
     called = 0
     for _ in range(12):
-        state = compiler.start(grammar)
+        state = compiler.start_grammar(grammar)
         tokens: list[int] = []
         while len(tokens) < 60 and not state.finished:
             allowed = sorted(next_tokens(state))

@@ -1,9 +1,8 @@
-"""Grammars that begin after a text, as after the end of reasoning: nothing of them counts before it."""
+"""Grammars that begin after a text, for example after the end of reasoning: before it they constrain nothing."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from copy import deepcopy
 
@@ -11,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serve_app.contracts.generation import Grammar, GrammarKind
 from serve_app.engine.errors import UnsupportedGrammar
-from serve_app.engine.request import Grammar, GrammarKind
-from serve_app.engine.sampling.grammar import GrammarCompiler, GrammarState
+from serve_app.engine.grammar.compiler import GrammarCompiler, GrammarState
 from tests.engine.fakes import EOS, byte_tokenizer
 from tests.engine.test_grammar import PADDED, next_tokens
 
@@ -62,9 +61,7 @@ KINDS = [
     (Grammar(GrammarKind.JSON_OBJECT), '{"a": [1]}', "[1]"),
     (Grammar(GrammarKind.JSON_SCHEMA, '{"enum": ["x", 1]}'), '"x"', '"y"'),
     (Grammar(GrammarKind.JSON_SCHEMA, '{"type": "array", "uniqueItems": true}', strict=False), "[1,1]", "{}"),
-    (Grammar(GrammarKind.REGEX, "[ab]+c"), "abc", "c"),
-    (Grammar(GrammarKind.LARK, 'start: "<" word ">"\nword: /[a-z]+/'), "<abc>", "<>"),
-    (Grammar(GrammarKind.CHOICE, json.dumps(["yes", "no"])), "yes", "maybe"),
+    (Grammar(GrammarKind.JSON_SCHEMA, '{"type": "string", "pattern": "^[ab]+c$"}'), '"abc"', '"c"'),
     (Grammar.tool_calls([("call(", '{"type": "object"}', ")")]), 'call({"a": 1})', "call(1)"),
 ]
 EACH = pytest.mark.parametrize(
@@ -74,7 +71,7 @@ EACH = pytest.mark.parametrize(
 
 @EACH
 @pytest.mark.parametrize("kind", ["text", "special token"])
-def test_a_reply_says_what_it_likes_up_to_the_lead_and_is_held_from_there(
+def test_a_reply_is_free_up_to_the_lead_and_constrained_from_there(
     plain: GrammarCompiler, marked: GrammarCompiler, kind: str, grammar: Grammar, good: str, wrong: str
 ) -> None:
     compiler = plain if kind == "text" else marked
@@ -86,32 +83,32 @@ def test_a_reply_says_what_it_likes_up_to_the_lead_and_is_held_from_there(
     held = dataclasses.replace(grammar, lead=lead)
     for before in ("", "I think, </ so\n\n\nwell. {}", good, wrong, "汉 <|think|>"):
         for space in ("", "\n", "\n\n", " \n \n"):
-            assert takes(compiler.start(held), tokens(f"{before}{lead}{space}{good}"))
-        assert not takes(compiler.start(held), tokens(f"{before}{lead}\n{wrong}"))
-        assert not takes(compiler.start(held), tokens(f"{before}{lead}\n\n\n{good}"))
-        assert not takes(compiler.start(held), tokens(before))
-        state = compiler.start(held)
+            assert takes(compiler.start_grammar(held), tokens(f"{before}{lead}{space}{good}"))
+        assert not takes(compiler.start_grammar(held), tokens(f"{before}{lead}\n{wrong}"))
+        assert not takes(compiler.start_grammar(held), tokens(f"{before}{lead}\n\n\n{good}"))
+        assert not takes(compiler.start_grammar(held), tokens(before))
+        state = compiler.start_grammar(held)
         assert takes(state, tokens(before), end=False)
         assert EOS not in next_tokens(state)
         assert takes(state, tokens(f"{lead}{good}"))
 
 
 def test_a_special_token_that_is_spelled_out_is_no_lead_and_may_not_be(marked: GrammarCompiler) -> None:
-    state = marked.start(Grammar(GrammarKind.JSON_OBJECT, lead="</think>"))
+    state = marked.start_grammar(Grammar(GrammarKind.JSON_OBJECT, lead="</think>"))
     assert takes(state, list(b"</think"), end=False)
     assert ord(">") not in next_tokens(state)
     assert END in next_tokens(state)
 
 
-def test_no_other_special_token_is_said_before_the_lead(plain: GrammarCompiler, marked: GrammarCompiler) -> None:
-    # It would leave no text: a reader would see a lead that the grammar has not seen.
+def test_no_other_special_token_is_allowed_before_the_lead(plain: GrammarCompiler, marked: GrammarCompiler) -> None:
+    # It leaves no text: a reader would find a lead that the grammar has not seen.
     for compiler, lead in ((plain, "</think>"), (marked, "</think>"), (marked, "END")):
-        assert not {EOS, CALL} & next_tokens(compiler.start(Grammar(GrammarKind.JSON_OBJECT, lead=lead)))
+        assert not {EOS, CALL} & next_tokens(compiler.start_grammar(Grammar(GrammarKind.JSON_OBJECT, lead=lead)))
 
 
 def test_a_lead_with_a_special_token_inside_is_refused(marked: GrammarCompiler) -> None:
     with pytest.raises(UnsupportedGrammar, match="plain text or a special token"):
-        marked.check(Grammar(GrammarKind.JSON_OBJECT, lead="</think>\n"))
+        marked.compile(Grammar(GrammarKind.JSON_OBJECT, lead="</think>\n"))
 
 
 @settings(max_examples=100, deadline=None)
@@ -120,8 +117,8 @@ def test_a_lead_with_a_special_token_inside_is_refused(marked: GrammarCompiler) 
     before=st.text('</ab"\\\n é{}', max_size=12),
 )
 def test_the_first_occurrence_of_any_lead_counts(plain: GrammarCompiler, lead: str, before: str) -> None:
-    state = plain.start(Grammar(GrammarKind.CHOICE, '["X"]', lead=lead))
+    state = plain.start_grammar(Grammar(GrammarKind.JSON_SCHEMA, '{"const": "X"}', lead=lead))
     first = (before + lead).index(lead) + len(lead)
     assert takes(state, list((before + lead)[:first].encode()), end=False)
-    assert ord("X") in next_tokens(state)
-    assert not next_tokens(state) - set(b"X \t\n")
+    assert ord('"') in next_tokens(state)
+    assert not next_tokens(state) - set(b'" \t\n')

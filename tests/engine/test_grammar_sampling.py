@@ -1,4 +1,4 @@
-"""Grammars together with the sampler: what is drawn is what they allow, with drafts and without."""
+"""Grammars with the sampler: it draws only allowed tokens, with drafts and without."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.engine.request import Grammar, GrammarKind, SamplingParams
-from serve_app.engine.sampling.grammar import GrammarCompiler, GrammarState
-from serve_app.engine.sampling.sampler import DEAD_END, SamplerState, sample
+from serve_app.contracts.generation import Grammar, GrammarKind, SamplingParams
+from serve_app.engine.grammar.compiler import GrammarCompiler, GrammarState
+from serve_app.engine.sampling.draw import DEAD_END
+from serve_app.engine.sampling.sampler import SamplerState, sample
 from tests.engine.fakes import EOS, byte_tokenizer
-from tests.engine.test_grammar import PADDED, regex, said, schema
+from tests.engine.test_grammar import PADDED, PatternCompiler, regex, said, schema
 
 
 @pytest.fixture(scope="module")
 def compiler() -> Iterator[GrammarCompiler]:
-    compiler = GrammarCompiler(byte_tokenizer(), PADDED, frozenset({EOS}))
+    compiler = PatternCompiler(byte_tokenizer(), PADDED, frozenset({EOS}))
     yield compiler
     compiler.close()
 
@@ -30,13 +31,13 @@ def compiler() -> Iterator[GrammarCompiler]:
     grammar=st.sampled_from([Grammar(GrammarKind.JSON_OBJECT), regex("(ab?c|[x-z]+,)*"), schema(enum=["aaa", "aab"])]),
     data=st.data(),
 )
-def test_a_reply_is_the_same_whatever_is_drafted_right_wrong_or_past_the_end(
+def test_a_reply_is_the_same_with_drafts_that_are_right_wrong_or_past_the_end(
     compiler: GrammarCompiler, seed: int, temperature: float, grammar: Grammar, data: st.DataObject
 ) -> None:
     table = torch.randn(40, PADDED, generator=torch.Generator().manual_seed(seed)) * 3
 
     def reply(with_drafts: tuple[int, ...] | None) -> tuple[int, ...]:
-        state = sampling(compiler.start(grammar), temperature=temperature, seed=seed)
+        state = sampling(compiler.start_grammar(grammar), temperature=temperature, seed=seed)
         output: list[int] = []
         while len(output) < 20 and not state.complete and EOS not in output:
             draft: tuple[int, ...] = ()
@@ -82,7 +83,10 @@ def test_only_allowed_tokens_are_sampled_and_only_where_there_is_a_grammar(
     given = random_logits(3)
     given[:, 7] = 90.0
     for seed in range(20):
-        states = [sampling(None, temperature=0.0), sampling(compiler.start(regex("[a-e]+")), **options, seed=seed)]
+        states = [
+            sampling(None, temperature=0.0),
+            sampling(compiler.start_grammar(regex("[a-e]+")), **options, seed=seed),
+        ]
         entries = sample(given.clone(), states, [(), (ord("a"),)])
         assert entries[0][0].token == 7
         assert entries[1][0].token in set(b"abcde")
@@ -91,7 +95,7 @@ def test_only_allowed_tokens_are_sampled_and_only_where_there_is_a_grammar(
 
 def test_min_tokens_below_a_complete_grammar_gives_the_end_and_no_nonsense(compiler: GrammarCompiler) -> None:
     for temperature in (0.0, 1.0):
-        state = sampling(said(compiler.start(regex("a")), b"a"), temperature=temperature, min_tokens=9)
+        state = sampling(said(compiler.start_grammar(regex("a")), b"a"), temperature=temperature, min_tokens=9)
         assert state.complete
         assert sample(random_logits(1), [state], [()])[0][0].token == EOS
 
@@ -99,7 +103,7 @@ def test_min_tokens_below_a_complete_grammar_gives_the_end_and_no_nonsense(compi
 def test_min_tokens_goes_on_while_the_grammar_can(compiler: GrammarCompiler) -> None:
     given = random_logits(1)
     given[0, EOS] = 50.0
-    state = sampling(said(compiler.start(regex("a+")), b"a"), temperature=0.0, min_tokens=9)
+    state = sampling(said(compiler.start_grammar(regex("a+")), b"a"), temperature=0.0, min_tokens=9)
     assert sample(given.clone(), [state], [()])[0][0].token == ord("a")
 
 
@@ -108,15 +112,15 @@ def test_a_grammar_is_stronger_than_bans_and_chooses_among_banned_tokens_by_thei
 ) -> None:
     given = random_logits(1)
     given[0, ord("a")], given[0, ord("b")] = -5.0, 5.0
-    state = sampling(compiler.start(regex("a|b")), temperature=0.0, logit_bias=((97, -100.0), (98, -100.0)))
+    state = sampling(compiler.start_grammar(regex("a|b")), temperature=0.0, logit_bias=((97, -100.0), (98, -100.0)))
     assert sample(given.clone(), [state], [()])[0][0].token == ord("b")
-    state = sampling(compiler.start(regex("a|b")), temperature=2.0, logit_bias=((98, -100.0),))
+    state = sampling(compiler.start_grammar(regex("a|b")), temperature=2.0, logit_bias=((98, -100.0),))
     assert sample(given.clone(), [state], [()])[0][0].token == ord("a")
 
 
 def test_a_failed_grammar_ends_its_own_row_and_no_other(compiler: GrammarCompiler) -> None:
-    broken = sampling(said(compiler.start(regex("ab")), b"x"))
-    whole = sampling(compiler.start(regex("ab")))
+    broken = sampling(said(compiler.start_grammar(regex("ab")), b"x"))
+    whole = sampling(compiler.start_grammar(regex("ab")))
     entries = sample(random_logits(3), [broken, whole], [(), (ord("a"),)])
     assert [s.token for s in entries[0]] == [DEAD_END]
     assert [s.token for s in entries[1]] == [ord("a"), ord("b")]
@@ -133,7 +137,7 @@ class FailingMatcher:
 
 
 def test_a_panic_of_the_grammar_engine_is_that_requests_error_alone(compiler: GrammarCompiler) -> None:
-    state = compiler.start(regex("ab"))
+    state = compiler.start_grammar(regex("ab"))
     state._matcher = FailingMatcher()
     state.prepare()
     assert not state.masks().any()
@@ -143,7 +147,7 @@ def test_a_panic_of_the_grammar_engine_is_that_requests_error_alone(compiler: Gr
 
 def test_logprobs_under_a_grammar_are_those_of_the_raw_logits(compiler: GrammarCompiler) -> None:
     given = random_logits(1)
-    (entry,) = sample(given.clone(), [sampling(compiler.start(regex("a")), logprobs=3)], [()])
+    (entry,) = sample(given.clone(), [sampling(compiler.start_grammar(regex("a")), logprobs=3)], [()])
     expected = given.log_softmax(-1)[0]
     assert entry[0].logprob == pytest.approx(float(expected[ord("a")]), abs=1e-5)
     assert [token for token, _ in entry[0].top] == expected.topk(3).indices.tolist()

@@ -1,22 +1,20 @@
-"""Schemas and prompts that are made to hurt: refused or compiled in a second, on the bundled model's own tokenizer."""
+"""Hostile schemas and prompts are refused or compiled within a second, on the bundled model's own tokenizer."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
-from serve_app.api import json_schemas
-from serve_app.engine import ChatRenderer
+from serve_app.api.json_schemas import check_schema
+from serve_app.contracts.generation import Grammar, GrammarKind
+from serve_app.engine.chat import ChatRenderer
 from serve_app.engine.errors import ContextLengthExceeded, UnsupportedGrammar
-from serve_app.engine.request import Grammar, GrammarKind
-from serve_app.engine.sampling.detokenizer import StopFinder
-from serve_app.engine.sampling.grammar import GrammarCompiler
+from serve_app.engine.grammar.compiler import GrammarCompiler
+from serve_app.engine.text.detokenizer import StopFinder
 from tests.malformed.row import Row
 from tests.malformed.schemas import LARGEST, rows
 
@@ -36,14 +34,10 @@ TOO_LONG = {
 
 
 @pytest.fixture(scope="module")
-def tokenizer(model_path: Path) -> Any:
-    return AutoTokenizer.from_pretrained(model_path)
-
-
-@pytest.fixture(scope="module")
-def compiler(tokenizer: Any) -> Iterator[GrammarCompiler]:
+def compiler(bundled_tokenizer: Any) -> Iterator[GrammarCompiler]:
+    tokenizer = bundled_tokenizer
     compiler = GrammarCompiler(tokenizer, len(tokenizer), frozenset({tokenizer.eos_token_id}))
-    compiler.check(Grammar(GrammarKind.JSON_OBJECT, ""))  # makes the tokenizer's tables
+    compiler.compile(Grammar(GrammarKind.JSON_OBJECT, ""))  # makes the tokenizer's tables
     yield compiler
     compiler.close()
 
@@ -57,7 +51,7 @@ def schema_of(row: Row) -> Grammar:
 def test_a_schema_that_can_not_be_enforced_is_refused_in_time_and_says_why(compiler: GrammarCompiler, row: Row) -> None:
     began = time.thread_time()
     with pytest.raises(UnsupportedGrammar) as caught:
-        compiler.check(schema_of(row))
+        compiler.compile(schema_of(row))
     assert time.thread_time() - began < SOON_S
     for words in row.says:
         assert words in str(caught.value)
@@ -67,9 +61,9 @@ def test_a_schema_that_can_not_be_enforced_is_refused_in_time_and_says_why(compi
 @pytest.mark.parametrize("name", LARGEST)
 def test_the_largest_schemas_that_are_taken_compile_in_time(compiler: GrammarCompiler, name: str) -> None:
     schema = LARGEST[name]
-    json_schemas.check("schema", schema)
+    check_schema("schema", schema)
     began = time.thread_time()
-    state = compiler.start(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
+    state = compiler.start_grammar(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
     assert time.thread_time() - began < SOON_S
     for _ in range(5):
         began = time.thread_time()
@@ -82,8 +76,8 @@ def test_the_largest_schemas_that_are_taken_compile_in_time(compiler: GrammarCom
 
 
 @pytest.mark.parametrize("kind", TOO_LONG)
-def test_a_prompt_that_is_far_too_long_is_refused_in_time(tokenizer: Any, kind: str) -> None:
-    renderer = ChatRenderer(tokenizer, CONTEXT)
+def test_a_prompt_that_is_far_too_long_is_refused_in_time(bundled_tokenizer: Any, kind: str) -> None:
+    renderer = ChatRenderer(bundled_tokenizer, CONTEXT)
     began = time.thread_time()
     with pytest.raises(ContextLengthExceeded):
         renderer.render([{"role": "user", "content": TOO_LONG[kind]}])
@@ -91,12 +85,12 @@ def test_a_prompt_that_is_far_too_long_is_refused_in_time(tokenizer: Any, kind: 
 
 
 @pytest.mark.parametrize("repeated", ["the quick brown fox ", "\u4e2d", " ", "="])
-def test_a_long_prompt_is_refused_only_if_it_does_not_fit(tokenizer: Any, repeated: str) -> None:
-    whole = ChatRenderer(tokenizer)
+def test_a_long_prompt_is_refused_only_if_it_does_not_fit(bundled_tokenizer: Any, repeated: str) -> None:
+    whole = ChatRenderer(bundled_tokenizer)
     characters = CONTEXT * 8 + 1000  # long enough to be looked at in pieces
     text = repeated * (characters // len(repeated))
     tokens = len(whole.tokenize(text))
-    assert len(ChatRenderer(tokenizer, tokens).tokenize(text)) == tokens
+    assert len(ChatRenderer(bundled_tokenizer, tokens).tokenize(text)) == tokens
 
 
 def test_stop_strings_that_nearly_come_cost_no_more_than_others() -> None:

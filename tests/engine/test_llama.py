@@ -1,4 +1,4 @@
-"""Which models the fused paths take, and what is taken out of them."""
+"""Which models the fused paths support, and what they extract from them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from accelerate import cpu_offload, disk_offload, init_empty_weights
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from serve_app.engine.models.llama import shape_of, take_weights, why_not
+from serve_app.engine.models.choose_runner import create_runner
+from serve_app.engine.models.llama_weights import extract_weights, shape_of, why_not
 from serve_app.engine.models.quantize import Int8Weight
-from serve_app.engine.models.runner import ModelRunner
-from serve_app.engine.models.runners import create_runner
+from serve_app.engine.models.transformers_runner import TransformersRunner
 from tests.engine.families import FAMILIES, Blocks, make_model, prefill, reference_logits, settings, tokens_of
 
 
@@ -27,7 +27,7 @@ def test_other_models_are_not() -> None:
     assert why_not(AutoModelForCausalLM.from_config(config)) == "models of type gpt2 run through their own code"
 
 
-def test_a_model_with_parts_that_are_not_fused_is_not_taken() -> None:
+def test_a_model_with_unsupported_parts_is_not_fused() -> None:
     assert "activation" in str(why_not(make_model(hidden_act="gelu")))
     assert "feed-forward" in str(why_not(make_model(mlp_bias=True)))
 
@@ -56,7 +56,7 @@ def test_offloaded_layers_keep_the_models_own_code(part: str, to_disk: bool, tmp
         cpu_offload(model.get_submodule(part), execution_device=cpu)
     assert "offloaded" in str(why_not(model))
     runner = create_runner(model, settings(max_context=64))
-    assert isinstance(runner, ModelRunner)
+    assert isinstance(runner, TransformersRunner)
     got = runner.execute([prefill(Blocks(runner.num_blocks, 4).sequence(tokens))])[0]
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-4)
 
@@ -91,7 +91,7 @@ def test_weights_are_joined_and_the_models_own_are_freed(int8: bool) -> None:
     attention, mlp = model.model.layers[1].self_attn, model.model.layers[1].mlp
     q, k, v = (getattr(attention, f"{name}_proj").weight.detach().clone() for name in "qkv")
     up = mlp.up_proj.weight.detach().clone()
-    weights = take_weights(model, int8=int8)
+    weights = extract_weights(model, int8=int8)
     layer = weights.layers[1]
     assert [weight.shape for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)] == [
         (128, 64),
@@ -114,6 +114,6 @@ def test_weights_are_joined_and_the_models_own_are_freed(int8: bool) -> None:
 
 
 def test_a_shared_head_is_not_stored_twice() -> None:
-    weights = take_weights(make_model(tie_word_embeddings=True))
+    weights = extract_weights(make_model(tie_word_embeddings=True))
     assert isinstance(weights.head, torch.Tensor)
     assert weights.head.data_ptr() == weights.embedding.data_ptr()

@@ -11,8 +11,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from serve_app.engine import EngineSettings, ModelError
-from serve_app.engine.loading import hub, loader, memory, prepared
+from serve_app.engine.config import EngineSettings
+from serve_app.engine.errors import ModelError
+from serve_app.engine.loading import hub, loader, placement, prepared
 from serve_app.engine.loading.progress import Progress
 from serve_app.settings import ModelArgs, SettingsError, parse
 from tests.engine import model_folders
@@ -45,12 +46,12 @@ def test_settings_that_mean_nothing_are_refused(options: dict[str, object]) -> N
         settings("m", **options)
 
 
-def test_a_wrong_dtype_is_answered_with_the_right_ones() -> None:
+def test_a_wrong_dtype_is_refused_with_the_list_of_valid_ones() -> None:
     with pytest.raises(SettingsError, match=r"^args\.dtype: .*'float32', 'bfloat16' or 'int8'$"):
         parse(ModelArgs, {"model": "m", "dtype": "int3"}, "args")
 
 
-# What can be wrong with a folder: how it is broken, settings, and what the one line must say.
+# What can be wrong with a folder: how it is broken, the settings, and the text of the one line.
 
 
 def remove(*names: str) -> Callable[[Path], None]:
@@ -148,7 +149,12 @@ BROKEN: dict[str, tuple[Callable[[Path], None], dict[str, Any], str]] = {
         {"device_map": "auto", "max_memory": {"cpuu": 1}},
         r"names 'cpuu', which is no device",
     ),
-    "device not there": (void, {"device_map": "cuda:77"}, r"There is no device cuda:77: .*change device_map"),
+    # In float32: the settings refuse int8 on any GPU.
+    "device not there": (
+        void,
+        {"device_map": "cuda:77", "dtype": "float32"},
+        r"There is no device cuda:77: .*change device_map",
+    ),
     "device of another kind": (void, {"device_map": "mps"}, r"type mps are not supported: set device_map to cpu"),
     "a map that says things twice": (void, {"device_map": {"": "cpu", "lm_head": "disk"}}, r"name every part"),
     "too little memory": (void, {"kv_cache_memory": "900000GiB"}, r"Too little memory: .*: lower kv_cache_memory"),
@@ -161,7 +167,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_what_is_wrong_is_told_in_one_line_with_the_remedy(folder: Path, case: str) -> None:
+def test_a_problem_is_reported_in_one_line_with_the_remedy(folder: Path, case: str) -> None:
     damage, options, line = BROKEN[case]
     damage(folder)
     for dtype in ("float32", "int8"):
@@ -187,17 +193,17 @@ def test_a_sharded_model_is_loaded_by_its_index(tmp_path: Path) -> None:
 def test_too_little_memory_is_refused_with_the_setting_to_lower(folder: Path) -> None:
     from serve_app.engine.loading import checkpoint
 
-    tensors = list(checkpoint.stored_tensors(folder))
-    weights = sum(tensor.elements for tensor in tensors)
+    tensors = checkpoint.tensor_sizes(folder)
+    weights = sum(tensors.values())
     chosen = settings(folder, kv_cache_memory="2GiB")
     with pytest.raises(ModelError, match=r"1\.0 GiB are available, 2\.0 GiB are needed.*lower kv_cache_memory"):
-        memory.check("model", tensors, chosen, available=2**30)
-    memory.check("model", tensors, chosen, available=2**31 + 4 * weights)
+        placement.check_memory("model", tensors, chosen, available=2**30)
+    placement.check_memory("model", tensors, chosen, available=2**31 + 4 * weights)
     with pytest.raises(ModelError):
-        memory.check("model", tensors, chosen, available=2**31 + 4 * weights - 1)
-    memory.check("model", tensors, settings(folder, device_map="auto"), available=0)  # accelerate's to plan
+        placement.check_memory("model", tensors, chosen, available=2**31 + 4 * weights - 1)
+    placement.check_memory("model", tensors, settings(folder, device_map="auto"), available=0)  # accelerate plans
     with pytest.raises(ModelError, match=r"memory on cuda:1: 0\.0 GiB .*bfloat16"):
-        memory.check("model", tensors, settings(folder, device_map="cuda:1"), available=1000)
+        placement.check_memory("model", tensors, settings(folder, device_map="cuda:1"), available=1000)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -205,20 +211,20 @@ def test_int8_is_counted_as_what_it_takes(tmp_path: Path, tied: bool) -> None:
     from serve_app.engine.loading import checkpoint
 
     folder = model_folders.save(tmp_path / "model", model_folders.model(tie_word_embeddings=tied), dtype=torch.bfloat16)
-    counted = memory.weight_bytes(checkpoint.stored_tensors(folder), "int8")
+    counted = placement.weight_bytes(checkpoint.tensor_sizes(folder), "int8")
     loader.load(settings(folder, dtype="int8"))
     [file] = (tmp_path / "home" / "cache" / "int8").glob("*.safetensors")
     assert counted == pytest.approx(file.stat().st_size, rel=0.1)  # scales and the file's header are not counted
 
 
 def test_a_container_counts_its_own_limit_as_the_memory_there_is(tmp_path: Path) -> None:
-    assert memory.available_memory(tmp_path) > 0
+    assert placement.available_memory(tmp_path) > 0
     (tmp_path / "memory.max").write_text("1048576\n")
     (tmp_path / "memory.current").write_text("48576\n")
     (tmp_path / "memory.stat").write_text("anon 40000\ninactive_file 8576\n")
-    assert memory.available_memory(tmp_path) == 1_008_576
+    assert placement.available_memory(tmp_path) == 1_008_576
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory.available_memory(tmp_path) > 1_008_576
+    assert placement.available_memory(tmp_path) > 1_008_576
 
 
 # Hub names
@@ -226,7 +232,7 @@ def test_a_container_counts_its_own_limit_as_the_memory_there_is(tmp_path: Path)
 
 @pytest.fixture
 def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A hub cache of this test's own, and no network."""
+    """An empty hub cache, and no network."""
     import huggingface_hub.constants as constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -263,18 +269,18 @@ def test_a_hub_that_can_not_be_reached_is_named(offline: Path, monkeypatch: pyte
     assert "\n" not in str(refusal.value)
 
 
-def test_a_name_that_is_no_name_is_told_as_such(offline: Path) -> None:
+def test_an_invalid_hub_name_is_reported_as_such(offline: Path) -> None:
     with pytest.raises(ModelError, match="no name on the hub either"):
         loader.load(settings("some one"))
 
 
 @pytest.fixture
 def slow_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock on which a second passes whenever somebody looks."""
+    """A clock that advances one second at each reading."""
     monkeypatch.setattr(Progress.__init__, "__defaults__", (itertools.count().__next__,))
 
 
-def test_a_download_is_told_in_lines(slow_work: None) -> None:
+def test_a_download_is_reported_in_lines(slow_work: None) -> None:
     lines: list[str] = []
     bar = hub._bar("someone/tiny", lines.append)
     with bar(total=100, unit="B", mininterval=0, desc="Reconstructing") as bytes_done:
@@ -287,7 +293,7 @@ def test_a_download_is_told_in_lines(slow_work: None) -> None:
 # Progress
 
 
-def test_progress_is_said_each_ten_percent_but_not_more_often_than_each_second() -> None:
+def test_progress_is_reported_each_ten_percent_but_at_most_once_a_second() -> None:
     now, lines = [0.0], list[str]()
     progress = Progress(lines.append, "Loading", 100, lambda: now[0])
     for step in range(101):  # half a second a percent
@@ -296,7 +302,7 @@ def test_progress_is_said_each_ten_percent_but_not_more_often_than_each_second()
     assert lines == [f"Loading: {share} %" for share in range(10, 100, 10)]
 
 
-def test_short_work_says_nothing_and_stuck_work_says_so() -> None:
+def test_short_work_reports_nothing_and_stuck_work_is_reported() -> None:
     now, lines = [0.0], list[str]()
     progress = Progress(lines.append, "Loading", 100, lambda: now[0])
     progress.at(50)
@@ -306,7 +312,7 @@ def test_short_work_says_nothing_and_stuck_work_says_so() -> None:
     assert lines == ["Loading: 51 %", "Loading: 51 %"]
 
 
-def test_a_long_load_is_told_in_lines(folder: Path, slow_work: None) -> None:
+def test_a_long_load_is_reported_in_lines(folder: Path, slow_work: None) -> None:
     lines: list[str] = []
     loader.load(settings(folder), lines.append)
     assert len(lines) > 3

@@ -1,4 +1,4 @@
-"""Contexts beyond what the model was trained for: served whole, and no change for those within."""
+"""Contexts beyond the trained length: served completely, and shorter ones are unchanged."""
 
 from __future__ import annotations
 
@@ -6,16 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.engine import (
-    Delta,
-    Engine,
-    EngineSettings,
-    Event,
-    Finished,
-    FinishReason,
-    GenerationRequest,
-    SamplingParams,
-)
+from serve_app.contracts.generation import Delta, Event, Finished, FinishReason, SamplingParams
+from serve_app.engine.config import EngineSettings
+from serve_app.engine.engine import Engine
+from serve_app.engine.request import GenerationRequest
 
 PROMPT_TOKENS = 31_000
 PARAGRAPH = "The keeper wrote down the wind, the water and the name of every ship that passed the light. "
@@ -52,7 +46,7 @@ async def test_a_prompt_of_31000_tokens_is_served(model_path: Path) -> None:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "int8"])
 async def test_a_reply_within_the_trained_context_is_the_same_with_the_long_setting(
     model_path: Path, dtype: str
 ) -> None:

@@ -88,7 +88,7 @@ def test_a_guess_gets_longer_while_it_is_right_and_one_more_than_was_right_when_
     lengths = []
     for right in (2, 4, 8, 8, 3, 4, 8):
         lengths.append(length.next())
-        length.judge(lengths[-1], right)
+        length.learn(lengths[-1], right)
     assert lengths == [2, 4, 8, 8, 8, 4, 8]
 
 
@@ -98,15 +98,15 @@ def test_misses_are_followed_by_pauses_that_double() -> None:
     for step in range(1000):
         if guess := length.next():
             asked.append(step)
-            length.judge(guess, 0)
+            length.learn(guess, 0)
     gaps = [b - a for a, b in itertools.pairwise(asked)]
     assert gaps[:7] == [2, 3, 5, 9, 17, 33, 65]
     assert set(gaps[7:]) == {_LONGEST_PAUSE + 1}
     while not length.next():
         pass
-    length.judge(1, 1)
+    length.learn(1, 1)
     assert length.next() == 2
-    length.judge(2, 0)
+    length.learn(2, 0)
     assert [length.next() for _ in range(2)] == [0, 1]
 
 
@@ -119,7 +119,7 @@ def test_text_that_matches_and_never_follows_costs_few_rows() -> None:
         guess = lookup.guess(8)
         rows += len(guess)
         if guess:
-            lookup.judge(guess, 0)
+            lookup.learn(guess, 0)
         tokens.append((guess[0] + 1 + chance.randrange(3)) % 4 if guess else chance.randrange(4))
     assert 0 < rows <= 30
 
@@ -131,4 +131,4 @@ def test_a_guess_is_never_longer_than_its_bounds(most: int) -> None:
         guess = lookup.guess(limit)
         assert len(guess) <= min(most, limit)
         if guess:
-            lookup.judge(guess, len(guess))
+            lookup.learn(guess, len(guess))

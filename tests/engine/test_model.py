@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from serve_app.engine import Engine, GenerationRequest, SamplingParams
+from serve_app.contracts.generation import FinishReason, SamplingParams
+from serve_app.engine.engine import Engine
 from serve_app.engine.loading.loader import LoadedModel
-from serve_app.engine.request import FinishReason
-from tests.engine.fakes import Inbox
+from serve_app.engine.request import GenerationRequest
+from tests.engine.fakes import Inbox, submit
 
 pytestmark = pytest.mark.model
 
@@ -47,13 +48,13 @@ def expected(reference: Any, prompts: list[tuple[int, ...]]) -> list[list[int]]:
 
 
 def run(engine: Engine, prompts: list[tuple[int, ...]], **sampling: object) -> list[list[int]]:
-    """Generate all at once; the output tokens of each, which the engine itself only tells as text."""
+    """Generate all at once; the output tokens of each, which the engine itself only returns as text."""
     outputs: dict[str, list[int]] = {}
     inboxes = []
     for number, prompt in enumerate(prompts):
         params = SamplingParams(**{"max_tokens": LENGTH, "temperature": 0.0, **sampling})  # type: ignore[arg-type]
         inboxes.append(Inbox())
-        engine.submit(GenerationRequest(str(number), prompt, params), inboxes[-1])
+        submit(engine, GenerationRequest(str(number), prompt, params), inboxes[-1])
         sequence = engine._core.by_id.get(str(number))
         assert sequence is not None
         outputs[str(number)] = sequence.tokens
@@ -77,11 +78,10 @@ def assert_same_or_tied(reference: Any, prompt: tuple[int, ...], got: list[int],
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
-        {"prefill_chunk": 7, "prefill_chunk_busy": 3},
-        {"block_size": 5, "max_running": 2},
+        pytest.param({}, id="whole prompts", marks=pytest.mark.slow),
+        pytest.param({"prefill_chunk": 7, "prefill_chunk_busy": 3}, id="chunked"),
+        pytest.param({"block_size": 5, "max_running": 2}, id="odd blocks, queueing", marks=pytest.mark.slow),
     ],
-    ids=["whole prompts", "chunked", "odd blocks, queueing"],
 )
 def test_greedy_replies_are_those_of_transformers_in_a_batch(
     make_engine: Callable[..., Engine],
@@ -94,6 +94,7 @@ def test_greedy_replies_are_those_of_transformers_in_a_batch(
         assert_same_or_tied(reference, prompt, got, wanted)
 
 
+@pytest.mark.slow
 def test_greedy_replies_are_those_of_transformers_alone(
     make_engine: Callable[..., Engine], reference: Any, prompts: list[tuple[int, ...]], expected: list[list[int]]
 ) -> None:
@@ -102,7 +103,7 @@ def test_greedy_replies_are_those_of_transformers_alone(
         assert_same_or_tied(reference, prompt, run(engine, [prompt])[0], wanted)
 
 
-@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize("reuse", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_greedy_replies_survive_preemption(
     make_engine: Callable[..., Engine],
     reference: Any,
@@ -115,7 +116,7 @@ def test_greedy_replies_survive_preemption(
     block_size, per_token = 4, 30 * 2 * 3 * 64 * 4  # layers, K and V, heads, size, bytes
     # One block less than all of them need at their ends.
     blocks = sum(-(-(len(prompts[i]) + LENGTH - 1) // block_size) for i in long) - 1
-    if reuse:  # the template's own beginning is there once
+    if reuse:  # the beginning of the template is stored once
         columns = zip(*(prompts[i] for i in long), strict=False)
         common = len(list(itertools.takewhile(lambda column: len(set(column)) == 1, columns)))
         blocks -= common // block_size * (len(long) - 1)
@@ -131,8 +132,13 @@ def test_greedy_replies_survive_preemption(
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"prefill_chunk": 7, "prefill_chunk_busy": 3, "block_size": 4}, {"block_size": 5, "max_running": 2}],
-    ids=["whole prompts", "chunked", "odd blocks, queueing"],
+    [
+        pytest.param({}, id="whole prompts"),
+        pytest.param(
+            {"prefill_chunk": 7, "prefill_chunk_busy": 3, "block_size": 4}, id="chunked", marks=pytest.mark.slow
+        ),
+        pytest.param({"block_size": 5, "max_running": 2}, id="odd blocks, queueing", marks=pytest.mark.slow),
+    ],
 )
 def test_greedy_replies_are_the_same_over_a_prefix_that_was_found(
     make_engine: Callable[..., Engine],
@@ -153,7 +159,7 @@ def test_greedy_replies_are_the_same_over_a_prefix_that_was_found(
     assert engine.stats().kv_blocks_used == 0
 
 
-def test_a_conversations_next_turn_says_the_same_with_and_without_reuse(
+def test_a_conversations_next_turn_is_the_same_with_and_without_reuse(
     make_engine: Callable[..., Engine], loaded: LoadedModel
 ) -> None:
     messages = [{"role": "user", "content": "Tell me three facts about the moon."}]
@@ -162,8 +168,8 @@ def test_a_conversations_next_turn_says_the_same_with_and_without_reuse(
         engine, talk = make_engine(prefix_reuse=reuse), list(messages)
         for question in ("Now say that in one sentence.", "In five words?", ""):
             inbox, prompt = Inbox(), tuple(engine.chat.render(talk))
-            params = SamplingParams(max_tokens=48, temperature=0.0)
-            engine.submit(GenerationRequest("turn", prompt, params), inbox)
+            params = SamplingParams(max_tokens=24, temperature=0.0)
+            submit(engine, GenerationRequest("turn", prompt, params), inbox)
             final = inbox.wait()
             turns.setdefault(reuse, []).append((inbox.text, len(prompt), final.cached_tokens))
             talk += [{"role": "assistant", "content": inbox.text}, {"role": "user", "content": question}]
@@ -187,7 +193,7 @@ def test_a_seeded_reply_is_the_same_alone_and_in_a_batch(
 def test_the_token_count_is_the_tokenizers_own(make_engine: Callable[..., Engine], loaded: LoadedModel) -> None:
     engine, inbox = make_engine(), Inbox()
     prompt = engine.chat.render([{"role": "user", "content": "What is the capital of France?"}])
-    engine.submit(GenerationRequest("r", tuple(prompt), SamplingParams(max_tokens=50, temperature=0.0)), inbox)
+    submit(engine, GenerationRequest("r", tuple(prompt), SamplingParams(max_tokens=50, temperature=0.0)), inbox)
     assert inbox.wait().reason is FinishReason.STOP
     assert "Paris" in inbox.text
     assert inbox.wait().completion_tokens == len(loaded.tokenizer(inbox.text)["input_ids"])

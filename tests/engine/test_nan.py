@@ -1,4 +1,4 @@
-"""NaN in one request's K and V ends that request and reaches nobody else, on the real runners."""
+"""NaN in one request's K and V ends that request and reaches no other, on the real runners."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from serve_app.engine import Engine, EngineSettings, FinishReason
+from serve_app.contracts.generation import FinishReason
+from serve_app.engine.config import EngineSettings
 from serve_app.engine.core import Runner
+from serve_app.engine.engine import Engine
 from serve_app.engine.loading.loader import load
-from serve_app.engine.models.runners import create_runner
-from serve_app.engine.sampling.detokenizer import Vocabulary
+from serve_app.engine.models.choose_runner import create_runner
 from serve_app.engine.scheduling.sequence import Chunk
-from tests.engine.fakes import Inbox, request
+from serve_app.engine.text.detokenizer import Vocabulary
+from tests.engine.fakes import Inbox, request, submit
 
 pytestmark = pytest.mark.model
 
@@ -34,7 +36,7 @@ def engine(request: pytest.FixtureRequest, model_path: Path) -> Iterator[Engine]
 def say(engine: Engine, *prompts: list[int]) -> list[Inbox]:
     inboxes = [Inbox() for _ in prompts]
     for number, (prompt, inbox) in enumerate(zip(prompts, inboxes, strict=True)):
-        engine.submit(request(str(number), prompt, tenant=str(number), max_tokens=8, ignore_eos=True), inbox)
+        submit(engine, request(str(number), prompt, tenant=str(number), max_tokens=8, ignore_eos=True), inbox)
     for inbox in inboxes:
         inbox.wait(120)
     return inboxes
@@ -55,8 +57,10 @@ def spoil(runner: Runner, request_id: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(runner, "execute", spoilt)
 
 
-def test_neither_those_beside_it_nor_those_after_it_notice(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Of lengths that are padded to each other; those after it get its blocks and leave parts of them masked.
+def test_a_request_with_nan_changes_no_reply_beside_or_after_it(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Their lengths are padded to each other; later requests get the victim's blocks and leave parts of them masked.
     victim, beside, after = [50] * 40, [60, 61, 62] * 3, [[70 + number] * 5 for number in range(8)]
     (alone,), later = say(engine, beside), say(engine, *after)
     with monkeypatch.context() as patched:

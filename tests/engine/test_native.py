@@ -1,4 +1,4 @@
-"""The native int8 decoder against its definition in torch, and against itself in other company."""
+"""The native int8 decoder against its definition in torch, and against itself in other batches."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from serve_app.engine import EngineSettings, GenerationRequest, SamplingParams
+from serve_app.contracts.generation import SamplingParams
+from serve_app.engine.config import EngineSettings
 from serve_app.engine.errors import ModelError
-from serve_app.engine.models.fused import FusedRunner
-from serve_app.engine.models.llama import LlamaWeights, take_weights
+from serve_app.engine.models.choose_runner import native_folder
+from serve_app.engine.models.llama_weights import LlamaWeights, extract_weights
 from serve_app.engine.models.native import library
-from serve_app.engine.models.native.runner import NativeRunner
+from serve_app.engine.models.native.native_runner import NativeRunner
 from serve_app.engine.models.rope import RopeTable
-from serve_app.engine.models.runners import native_folder
-from serve_app.engine.scheduling.sequence import Chunk, Sequence
+from serve_app.engine.models.torch_runner import TorchRunner
+from serve_app.engine.request import GenerationRequest
+from serve_app.engine.scheduling.sequence import Chunk, TokenSequence
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler: the torch path runs instead"
@@ -69,7 +71,7 @@ def built(make: Callable[[], torch.nn.Module]) -> tuple[LlamaWeights, RopeTable]
             torch.nn.init.normal_(parameter, 1.0 if "norm" in str(parameter) else 0.3, 0.3)
         else:
             torch.nn.init.normal_(parameter, 0.0, 0.1)
-    return take_weights(model, int8=True), RopeTable(model, 512, torch.float32)
+    return extract_weights(model, int8=True), RopeTable(model, 512, torch.float32)
 
 
 def native(weights: LlamaWeights, table: RopeTable, architecture: str = "native", **changes: object) -> NativeRunner:
@@ -78,8 +80,8 @@ def native(weights: LlamaWeights, table: RopeTable, architecture: str = "native"
     return NativeRunner(loaded, weights, table, settings(**changes))
 
 
-def sequence(tokens: list[int], first_block: int = 0, block_size: int = 16) -> Sequence:
-    made = Sequence(GenerationRequest("r", tuple(tokens), SamplingParams(max_tokens=1)), 0, 0.0, 1)
+def sequence(tokens: list[int], first_block: int = 0, block_size: int = 16) -> TokenSequence:
+    made = TokenSequence(GenerationRequest("r", tuple(tokens), SamplingParams(max_tokens=1)), 0, 0.0, 1)
     made.block_table = list(range(first_block, first_block + math.ceil((len(tokens) + 8) / block_size)))
     return made
 
@@ -88,7 +90,7 @@ def prompt(length: int, seed: int = 1) -> list[int]:
     return torch.randint(0, 300, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def whole(s: Sequence) -> Chunk:
+def whole(s: TokenSequence) -> Chunk:
     return Chunk(s, 0, len(s.tokens))
 
 
@@ -98,9 +100,9 @@ def small() -> tuple[LlamaWeights, RopeTable]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_it_computes_what_the_torch_form_computes(name: str) -> None:
+def test_the_native_kernels_compute_what_torch_computes(name: str) -> None:
     weights, table = built(MODELS[name])
-    ours, torchs = native(weights, table), FusedRunner(weights, table, settings())
+    ours, torchs = native(weights, table), TorchRunner(weights, table, settings())
     for length in (1, 5, 64, 150):
         s = sequence(prompt(length))
         got, want = ours.execute([whole(s)]), torchs.execute([whole(s)])
@@ -203,7 +205,7 @@ def test_the_cache_stays_within_its_setting(small: tuple[LlamaWeights, RopeTable
     assert runner._cache.nbytes <= 2**20
 
 
-def test_it_is_compiled_once_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_library_is_compiled_once_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     library.prepare(tmp_path, said.append)
     [compiled] = tmp_path.iterdir()
@@ -225,7 +227,7 @@ def test_without_a_compiler_one_line_says_so(
     assert "install g++" in record.message
 
 
-def test_a_compiler_that_fails_leaves_nothing_behind(
+def test_a_failed_compilation_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:

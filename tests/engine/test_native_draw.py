@@ -9,11 +9,11 @@ import shutil
 import pytest
 import torch
 
-from serve_app.engine import EngineSettings
+from serve_app.contracts.generation import SamplingParams
+from serve_app.engine.config import EngineSettings
+from serve_app.engine.models.choose_runner import native_folder
 from serve_app.engine.models.native import library
-from serve_app.engine.models.native.draw import NativeDraw
-from serve_app.engine.models.runners import native_folder
-from serve_app.engine.request import SamplingParams
+from serve_app.engine.models.native.native_runner import NativeDraw
 from serve_app.engine.sampling import draw
 from serve_app.engine.sampling.draw import DEAD_END, INVALID
 from serve_app.engine.sampling.sampler import SamplerState, sample

@@ -1,4 +1,4 @@
-"""Streams keep at least a third of their speed while prompts are read, whatever a step costs on this machine."""
+"""Streams keep at least a third of their speed while prompts are read, for any cost of a step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_steps_take_on_average_at_most_twice_one_without_prompt_tokens(
     assert chunks[0] == 0  # measures
     later = chunks[40:]
     seconds = sum(decode_s + token_s * chunk for chunk in later)
-    assert seconds <= 2.15 * decode_s * len(later) + token_s * 16  # the last one's may not be paid back yet
+    assert seconds <= 2.15 * decode_s * len(later) + token_s * 16  # the last chunk may not be paid back yet
     for chunk in later:
         assert chunk == 0 or 16 <= chunk <= 512
         if chunk > 16:
@@ -76,7 +76,7 @@ def test_one_slow_step_does_not_stop_prompts_nor_streams() -> None:
     assert drive(pacer, 4, 0.02, 0.0005, 200, noise=0.1)[-1] == pytest.approx(usual, rel=0.5)
 
 
-def test_a_step_that_was_lost_is_not_waited_for() -> None:
+def test_a_lost_step_does_not_block_later_ones() -> None:
     pacer = PrefillPacer(16, 512)
     assert pacer.chunk(2) == 0
     assert all(pacer.chunk(2) > 0 for _ in range(60))

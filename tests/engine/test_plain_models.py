@@ -8,11 +8,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from serve_app.engine import Engine, GenerationRequest, SamplingParams
-from serve_app.engine.models.runner import ModelRunner
-from serve_app.engine.models.runners import create_runner
-from serve_app.engine.sampling.detokenizer import Vocabulary
-from tests.engine.fakes import Inbox, byte_tokenizer
+from serve_app.contracts.generation import SamplingParams
+from serve_app.engine.engine import Engine
+from serve_app.engine.models.choose_runner import create_runner
+from serve_app.engine.models.transformers_runner import TransformersRunner
+from serve_app.engine.request import GenerationRequest
+from serve_app.engine.text.detokenizer import Vocabulary
+from tests.engine.fakes import Inbox, byte_tokenizer, submit
 from tests.engine.families import VOCAB, Blocks, prefill, reference_logits, settings, tokens_of
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -45,7 +47,7 @@ def test_other_decoders_compute_what_transformers_computes(kind: str) -> None:
             parameter.add_(torch.randn_like(parameter) * 0.1)
     rows = {n: reference_logits(model, tokens_of(n, n)) for n in (20, 7)}
     runner = create_runner(model, settings(max_context=64))
-    assert isinstance(runner, ModelRunner)
+    assert isinstance(runner, TransformersRunner)
     blocks = Blocks(runner.num_blocks, 4)
     long, short = (blocks.sequence(tokens_of(n, n)) for n in (20, 7))
     runner.execute([prefill(long, 11)])
@@ -77,7 +79,7 @@ def test_the_engine_serves_a_model_that_is_not_llama_like() -> None:
         inboxes = [Inbox() for _ in prompts]
         params = SamplingParams(max_tokens=20, temperature=0.0)
         for number, (prompt, inbox) in enumerate(zip(prompts, inboxes, strict=True)):
-            engine.submit(GenerationRequest(str(number), prompt, params), inbox)
+            submit(engine, GenerationRequest(str(number), prompt, params), inbox)
         for prompt, inbox, tokens in zip(prompts, inboxes, expected, strict=True):
             assert inbox.wait().completion_tokens == 20
             decoder = vocabulary.decoder()

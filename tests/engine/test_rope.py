@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from serve_app.engine import EngineSettings, GenerationRequest, SamplingParams
+from serve_app.contracts.generation import SamplingParams
+from serve_app.engine.config import EngineSettings
 from serve_app.engine.loading.loader import LoadedModel
 from serve_app.engine.models import rope
-from serve_app.engine.models.runner import ModelRunner
-from serve_app.engine.scheduling.sequence import Chunk, Sequence
+from serve_app.engine.models.transformers_runner import TransformersRunner
+from serve_app.engine.request import GenerationRequest
+from serve_app.engine.scheduling.sequence import Chunk, TokenSequence
 from tests.engine.families import make_model
 
 
@@ -71,11 +73,11 @@ def test_a_rope_of_another_kind_keeps_its_own_context(kind: str) -> None:
 @pytest.mark.model
 def test_a_neighbour_of_another_class_changes_nothing(loaded: LoadedModel, model_path: object) -> None:
     settings = EngineSettings(model=str(model_path), kv_cache_memory="64MiB")
-    runner = ModelRunner(loaded.model, settings)
+    runner = TransformersRunner(loaded.model, settings)
 
     def chunk(number: int, length_class: int) -> Chunk:
         request = GenerationRequest(str(number), tuple(range(500, 548)), SamplingParams(1))
-        sequence = Sequence(request, number, 0.0, 1, length_class=length_class)
+        sequence = TokenSequence(request, number, 0.0, 1, length_class=length_class)
         sequence.block_table = list(range(3 * number, 3 * number + 3))
         return Chunk(sequence, 0, 48)
 

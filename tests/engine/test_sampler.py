@@ -14,9 +14,10 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from serve_app.engine.request import SamplingParams
-from serve_app.engine.sampling import adjust, draw
-from serve_app.engine.sampling.sampler import DEAD_END, INVALID, SampledToken, SamplerState, sample
+from serve_app.contracts.generation import SamplingParams
+from serve_app.engine.sampling import draw, logits_processing
+from serve_app.engine.sampling.draw import DEAD_END, INVALID
+from serve_app.engine.sampling.sampler import SampledToken, SamplerState, sample
 
 VOCAB = 1000
 EOS = 0
@@ -51,7 +52,7 @@ def support(row: torch.Tensor, **options: object) -> set[int]:
     drawn = weights.flatten()[:, None]
     mass = (weights.double().sum() * params.top_p if params.top_p < 1 else torch.tensor(torch.inf)).expand(drawn.shape)
     rows = torch.zeros(len(drawn), dtype=torch.long)
-    rejected, _, _ = draw.judge(weights, peaks, rows, drawn, torch.full_like(drawn, params.min_p), mass)
+    rejected, _, _ = draw.check_drawn(weights, peaks, rows, drawn, torch.full_like(drawn, params.min_p), mass)
     return set(names[0, ~rejected & (drawn[:, 0] > 0)].tolist())
 
 
@@ -104,7 +105,7 @@ def assert_drawn_from(tokens: list[int], expected: torch.Tensor) -> None:
     counts = torch.bincount(torch.tensor(tokens), minlength=len(expected)).double()
     wanted = expected.double() * len(tokens)
     assert not counts[wanted == 0].any()
-    common = wanted >= 5  # below, the statistic's distribution is another; they are one class together
+    common = wanted >= 5  # rarer tokens are joined into one class: the statistic's distribution needs 5
     counts = torch.cat([counts[common], counts[~common].sum()[None]])
     wanted = torch.cat([wanted[common], wanted[~common].sum()[None]])
     keep = wanted > 0
@@ -134,7 +135,7 @@ def test_tokens_come_as_often_as_their_probability_says(options: dict[str, float
 
 
 @pytest.mark.parametrize("options", FILTERS, ids=str)
-def test_tokens_come_as_often_with_drafts_whatever_the_drafts_are(options: dict[str, float]) -> None:
+def test_tokens_come_as_often_as_their_probability_says_with_any_drafts(options: dict[str, float]) -> None:
     # The model's distribution depends on the last token alone, so that both tokens of a pair can be checked.
     table = logits(SMALL, spread=1.5, vocab=SMALL)
     first = distribution(table[:1], **options)
@@ -213,7 +214,7 @@ def generate(
     with_drafts=st.booleans(),
     data=st.data(),
 )
-def test_a_seeded_request_says_the_same_alone_and_in_any_batch_with_and_without_drafts(
+def test_a_seeded_request_generates_the_same_alone_and_in_any_batch_with_and_without_drafts(
     options: list[dict[str, object]],
     seed: int,
     spread: float,
@@ -272,7 +273,7 @@ def test_positions_and_attempts_draw_different_numbers() -> None:
 
 def penalised(given: torch.Tensor, one: SamplerState) -> torch.Tensor:
     assert one.tally is not None
-    adjust.penalise(given, [(0, one.params, *one.tally.with_draft(()))])
+    logits_processing.penalise(given, [(0, one.params, *one.tally.with_draft(()))])
     return given
 
 
@@ -312,8 +313,8 @@ def test_a_bias_is_added_and_minus_a_hundred_bans() -> None:
 
 
 def test_a_bias_outside_the_vocabulary_or_too_many_logprobs_are_refused() -> None:
-    with pytest.raises(ValueError, match="logit_bias"):
-        state(logit_bias=((VOCAB, 1.0),))
+    with pytest.raises(ValueError, match=rf"logit_bias has the token id {VOCAB + 5}, .* of {VOCAB} tokens"):
+        state(logit_bias=((0, 1.0), (VOCAB + 5, 1.0)))
     with pytest.raises(ValueError, match="logprobs"):
         state(logprobs=21)
 
@@ -353,7 +354,7 @@ def test_nan_after_an_accepted_draft_ends_the_entry() -> None:
     assert tokens_of(entry) == [best, INVALID]
 
 
-def test_logprobs_are_those_of_the_untouched_row_whatever_changes_it() -> None:
+def test_logprobs_are_those_of_the_row_before_any_change() -> None:
     given = logits(2)
     expected = given.log_softmax(-1)
     top = expected.topk(5)
@@ -367,7 +368,7 @@ def test_logprobs_are_those_of_the_untouched_row_whatever_changes_it() -> None:
     assert second[0].top == ()
 
 
-def test_who_does_not_ask_gets_no_logprobs() -> None:
+def test_a_request_without_logprobs_gets_none() -> None:
     first, second = sample(logits(2), [state(), state(logprobs=20)], [(), ()])
     assert first[0].logprob is None
     assert len(second[0].top) == 20

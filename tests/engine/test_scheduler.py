@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from serve_app.engine.errors import QueueFull
 from serve_app.engine.scheduling.blocks import BlockAllocator, OutOfBlocks
+from serve_app.engine.scheduling.fair_queue import share_prefill
 from serve_app.engine.scheduling.scheduler import Scheduler
-from serve_app.engine.scheduling.sequence import Sequence, SequenceStatus
-from serve_app.engine.scheduling.shares import share_prefill
-from tests.engine.fakes import request
+from serve_app.engine.scheduling.sequence import SequenceStatus, TokenSequence
+from tests.engine.fakes import live, request
 
 
 def make_scheduler(num_blocks: int = 16, **options: object) -> Scheduler:
@@ -26,11 +26,11 @@ def make_scheduler(num_blocks: int = 16, **options: object) -> Scheduler:
     return Scheduler(BlockAllocator(num_blocks, 4), **{**defaults, **options})  # type: ignore[arg-type]
 
 
-def make_sequence(number: int, prompt: int = 4, output: int = 4) -> Sequence:
-    return Sequence(request(str(number), [7] * prompt), number, 0.0, output)
+def make_sequence(number: int, prompt: int = 4, output: int = 4) -> TokenSequence:
+    return TokenSequence(request(str(number), [7] * prompt), number, 0.0, output)
 
 
-def advance(scheduler: Scheduler) -> list[Sequence]:
+def advance(scheduler: Scheduler) -> list[TokenSequence]:
     """Do a step as the engine would: every token is followed by the number of tokens before it."""
     plan = scheduler.schedule()
     check_blocks(scheduler)
@@ -61,12 +61,12 @@ def test_a_block_is_free_again_only_after_its_last_reference() -> None:
     allocator = BlockAllocator(2, 4)
     blocks = allocator.allocate(2)
     allocator.share(blocks[:1])
-    allocator.release(blocks)
+    allocator.free(blocks)
     assert allocator.num_free == 1
-    allocator.release(blocks[:1])
+    allocator.free(blocks[:1])
     assert allocator.num_free == 2
     with pytest.raises(ValueError, match="already free"):
-        allocator.release(blocks[:1])
+        allocator.free(blocks[:1])
 
 
 def test_an_allocation_that_does_not_fit_takes_nothing() -> None:
@@ -108,7 +108,7 @@ def test_the_youngest_makes_room_when_blocks_run_out_and_keeps_its_text() -> Non
     old, young = make_sequence(0, prompt=4, output=12), make_sequence(1, prompt=4, output=8)
     scheduler.add(old)
     scheduler.add(young)
-    done: list[Sequence] = []
+    done: list[TokenSequence] = []
     while not done:
         done += advance(scheduler)
     assert done == [old]
@@ -140,7 +140,7 @@ def test_a_queue_refuses_what_exceeds_its_bound() -> None:
         scheduler.add(make_sequence(3))
 
 
-def test_a_cancelled_sequence_leaves_from_wherever_it_is() -> None:
+def test_a_cancelled_sequence_leaves_from_any_state() -> None:
     scheduler = make_scheduler(num_blocks=4, max_running=2)
     sequences = [make_sequence(number, prompt=4, output=8) for number in range(3)]
     for sequence in sequences:
@@ -151,7 +151,7 @@ def test_a_cancelled_sequence_leaves_from_wherever_it_is() -> None:
         scheduler.finish(sequence)
         scheduler.finish(sequence)
         check_blocks(scheduler)
-    assert scheduler.live() == []
+    assert live(scheduler) == []
     assert scheduler.allocator.num_used == 0
 
 
@@ -171,7 +171,7 @@ def test_a_sequence_that_outgrows_its_length_class_is_computed_anew_in_the_next(
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(4, 14), st.integers(1, 5))
-def test_whatever_arrives_no_block_is_lost_and_everyone_gets_exactly_his_tokens(
+def test_for_any_arrivals_no_block_is_lost_and_each_sequence_gets_exactly_its_tokens(
     seed: int, num_blocks: int, max_running: int
 ) -> None:
     chance = random.Random(seed)
@@ -193,7 +193,7 @@ def test_whatever_arrives_no_block_is_lost_and_everyone_gets_exactly_his_tokens(
             check_blocks(scheduler)
     bound = 50 * sum(s.num_prompt + s.max_output for s in expected.values()) + 1
     for _ in range(bound):
-        if not scheduler.live():
+        if not live(scheduler):
             break
         finished += advance(scheduler)
     assert {s.arrival for s in finished} == set(expected), "a sequence starved"

@@ -13,8 +13,9 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from serve_app.engine import Engine, QueueFull
-from serve_app.engine.request import Delta, Finished, FinishReason, Started
+from serve_app.contracts.generation import Delta, Finished, FinishReason, Started
+from serve_app.engine.engine import Engine
+from serve_app.engine.errors import QueueFull
 from tests.engine.fakes import FakeRunner, fake_engine, request
 
 AT_ONCE = 48  # more than run together, fewer than the queue takes
@@ -23,7 +24,7 @@ AT_ONCE = 48  # more than run together, fewer than the queue takes
 async def soak(
     engine: Engine, count: int, prompt: Callable[[random.Random], list[int]], seed: int = 0, longest: int = 8
 ) -> Counter[str]:
-    """Send `count` requests, `AT_ONCE` at a time; how many ended in which way."""
+    """Send `count` requests, `AT_ONCE` at a time. Returns how many ended in which way."""
     chance, ends = random.Random(seed), Counter[str]()
     numbers = iter(range(count))
 
@@ -75,7 +76,7 @@ def check_empty(engine: Engine) -> None:
     assert not engine._core.streams
     assert not engine._core.by_id
     assert not engine._aborts
-    assert not engine._outbox._pending
+    assert not engine._outbox._sinks
 
 
 async def test_ten_thousand_requests_over_a_stand_in_leave_no_memory_block_task_or_thread() -> None:
@@ -89,7 +90,7 @@ async def test_ten_thousand_requests_over_a_stand_in_leave_no_memory_block_task_
         return chance.choice(prompts)
 
     try:
-        await soak(engine, 1000, prompt)  # fills caches that are meant to be filled
+        await soak(engine, 1000, prompt)  # fills the caches
         await until_idle(engine)
         gc.collect()
         before = sys.getallocatedblocks()

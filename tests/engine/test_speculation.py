@@ -6,17 +6,17 @@ import random
 
 import pytest
 
-from serve_app.engine.request import Delta, Finished, FinishReason
-from serve_app.engine.stream import Stream
+from serve_app.contracts.generation import Delta, Finished, FinishReason
+from serve_app.engine.output_stream import OutputStream
 from tests.engine.fakes import EOS, FakeRunner, MemoryRunner, SteppedEngine, request
 
 SONG = b"row, row, row your boat, gently down the stream. row, row, row your boat, gently down the stream. "
 
 
-def script_guesser(script: bytes, right: int, wrong: int) -> type[Stream]:
+def script_guesser(script: bytes, right: int, wrong: int) -> type[OutputStream]:
     """Guesses `right` tokens of the script, then `wrong` others."""
 
-    class Guesser(Stream):
+    class Guesser(OutputStream):
         def guess(self, limit: int) -> tuple[int, ...]:
             said = self.sequence.num_output
             truth = [*script[said : said + right], EOS, EOS]
@@ -25,7 +25,7 @@ def script_guesser(script: bytes, right: int, wrong: int) -> type[Stream]:
     return Guesser
 
 
-def test_a_reply_that_repeats_itself_takes_few_steps_and_says_the_same() -> None:
+def test_a_reply_that_repeats_itself_takes_few_steps_and_is_the_same() -> None:
     texts, steps = [], []
     for rows in (0, 8):
         engine = SteppedEngine(FakeRunner(SONG * 3, num_blocks=99), speculation_rows=rows)
@@ -80,8 +80,8 @@ def test_an_unfinished_context_bounds_the_guess() -> None:
     assert inbox.last == Finished(FinishReason.LENGTH, 4, 0, 8)
 
 
-def test_nobody_is_preempted_for_a_guess() -> None:
-    """The blocks suffice for both sequences to the token; guesses take what is free until the end."""
+def test_no_sequence_is_preempted_for_a_guess() -> None:
+    """The blocks are exactly enough for both sequences; guesses use what is free until the end."""
     script = b"x" * 64
     engine = SteppedEngine(FakeRunner(script, num_blocks=16), script_guesser(script, 0, 8), prefix_reuse=False)
     inboxes = [engine.submit(request(str(n), prompt=[1] * 4, max_tokens=28)) for n in range(2)]
@@ -90,7 +90,7 @@ def test_nobody_is_preempted_for_a_guess() -> None:
         plan = engine.step()
         most = max(most, *(len(chunk.draft) for chunk in plan.chunks))
         for sequence in engine.core.scheduler.running:
-            assert len(sequence.block_table) <= -(-len(sequence.tokens) // 4)  # those of the guess were given back
+            assert len(sequence.block_table) <= -(-len(sequence.tokens) // 4)  # the blocks of the guess are free again
     assert most >= 3
     assert engine.core.stats(0.0).preemptions == 0
     assert {inbox.last.completion_tokens for inbox in inboxes} == {28}
@@ -128,7 +128,7 @@ def test_without_rows_nothing_is_guessed() -> None:
 
 
 def test_a_block_with_a_rejected_guess_is_not_found_by_others() -> None:
-    """The memory model says something else where it finds a token that was never said."""
+    """The memory model gives another token if its context has one that was never generated."""
     texts = set()
     for wrong in (0, 3, 8):
         runner = MemoryRunner(32, 4, (128,))
@@ -149,12 +149,12 @@ def test_random_guesses_change_no_token(temperature: float) -> None:
         texts = []
         for guessing in (False, True):
 
-            class Guesser(Stream):
+            class Guesser(OutputStream):
                 def guess(self, limit: int) -> tuple[int, ...]:
                     return tuple(chance.choice((97, 98, 99, 100, EOS)) for _ in range(chance.randint(0, limit)))
 
             engine = SteppedEngine(
-                MemoryRunner(16, 4, (20, 64)), Guesser if guessing else Stream, speculation_rows=8 * guessing
+                MemoryRunner(16, 4, (20, 64)), Guesser if guessing else OutputStream, speculation_rows=8 * guessing
             )
             inboxes = [
                 engine.submit(

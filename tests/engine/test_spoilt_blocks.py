@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from serve_app.engine.request import FinishReason
+from serve_app.contracts.generation import FinishReason
 from tests.engine.fakes import POISON, MemoryRunner, SteppedEngine, request
 
 
@@ -19,7 +19,7 @@ def test_blocks_of_a_request_with_nan_are_cleared_before_another_gets_them() -> 
 
 
 def test_blocks_of_a_prompt_that_was_cancelled_half_read_are_cleared_too() -> None:
-    """Nobody has seen logits yet that would tell."""
+    """No logits have shown the NaN yet."""
     runner = MemoryRunner(6, 4, (24,))
     engine = SteppedEngine(runner, prefill_chunk=6)
     engine.submit(request("spoilt", [1, 2, 3, POISON] + [1] * 12))

@@ -13,10 +13,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from serve_app.engine import EngineSettings, ModelError
+from serve_app.engine.config import EngineSettings
+from serve_app.engine.errors import ModelError
 from serve_app.engine.loading import loader, prepared
-from serve_app.engine.loading.sources import Source, int8_slot
-from serve_app.engine.models import llama
+from serve_app.engine.loading.prepared import Source, int8_slot
+from serve_app.engine.models import llama_weights
 from serve_app.engine.models.quantize import Int8Weight
 from tests.engine import model_folders
 from tests.engine.families import FAMILIES
@@ -32,7 +33,7 @@ def settings(folder: Path, **options: object) -> EngineSettings:
     return EngineSettings(model=str(folder), **chosen)  # type: ignore[arg-type]
 
 
-def tensors(weights: llama.LlamaWeights) -> Iterator[torch.Tensor]:
+def tensors(weights: llama_weights.LlamaWeights) -> Iterator[torch.Tensor]:
     parts: list[Any] = [weights.embedding, weights.final_norm, weights.head]
     parts += [getattr(layer, part.name) for layer in weights.layers for part in fields(layer)]
     for part in parts:
@@ -42,7 +43,7 @@ def tensors(weights: llama.LlamaWeights) -> Iterator[torch.Tensor]:
             yield part
 
 
-def same(left: llama.LlamaWeights | None, right: llama.LlamaWeights | None) -> bool:
+def same(left: llama_weights.LlamaWeights | None, right: llama_weights.LlamaWeights | None) -> bool:
     assert left is not None
     assert right is not None
     pairs = zip(tensors(left), tensors(right), strict=True)
@@ -57,13 +58,13 @@ def cached(folder: Path) -> Path:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """How often weights are quantized from here on."""
     calls: list[str] = []
-    take = llama.take_weights
+    take = llama_weights.extract_weights
 
-    def counting(*args: Any, **options: Any) -> llama.LlamaWeights:
+    def counting(*args: Any, **options: Any) -> llama_weights.LlamaWeights:
         calls.append("quantized")
         return take(*args, **options)
 
-    monkeypatch.setattr(llama, "take_weights", counting)
+    monkeypatch.setattr(llama_weights, "extract_weights", counting)
     return calls
 
 
@@ -75,7 +76,7 @@ def test_first_start_and_restart_give_the_weights_that_quantizing_gives(
 ) -> None:
     folder = model_folders.save(tmp_path / "model", model_folders.model(family, tie_word_embeddings=tied), dtype=stored)
     plain = loader.load(settings(folder, dtype="float32")).model
-    expected = llama.take_weights(plain, int8=True)
+    expected = llama_weights.extract_weights(plain, int8=True)
     calls = counted(monkeypatch)
     first = loader.load(settings(folder))
     assert calls == ["quantized"]
@@ -90,7 +91,7 @@ def test_what_stands_in_for_the_model_has_no_weights_but_its_real_rotary_frequen
     plain = loader.load(settings(folder, dtype="float32"))
     assert all(parameter.is_meta for parameter in loaded.model.parameters())
     assert torch.equal(loaded.model.model.rotary_emb.inv_freq, plain.model.model.rotary_emb.inv_freq)
-    assert llama.why_not(loaded.model) is None
+    assert llama_weights.why_not(loaded.model) is None
     assert loaded.eos_token_ids == plain.eos_token_ids
     assert loaded.model.generation_config.to_dict() == plain.model.generation_config.to_dict()
 
@@ -146,7 +147,7 @@ def test_a_file_that_can_not_be_trusted_is_made_again(
     folder: Path, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loader.load(settings(folder))
-    expected = llama.take_weights(loader.load(settings(folder, dtype="float32")).model, int8=True)
+    expected = llama_weights.extract_weights(loader.load(settings(folder, dtype="float32")).model, int8=True)
     change, reason = DAMAGE[damage]
     change(cached(folder))
     calls, lines = counted(monkeypatch), list[str]()
@@ -178,12 +179,12 @@ def test_two_models_of_the_same_folder_name_keep_apart(tmp_path: Path) -> None:
     assert len(list((tmp_path / "cache" / "int8").glob("*.safetensors"))) == 2
 
 
-def test_without_a_folder_to_write_to_it_goes_on_and_says_so_once(folder: Path) -> None:
+def test_without_a_writable_folder_the_start_continues_and_warns_once(folder: Path) -> None:
     blocked = folder.parent / "cache"
     blocked.write_text("a file in the way")
     lines: list[str] = []
     loaded = loader.load(settings(folder), lines.append)
-    expected = llama.take_weights(loader.load(settings(folder, dtype="float32")).model, int8=True)
+    expected = llama_weights.extract_weights(loader.load(settings(folder, dtype="float32")).model, int8=True)
     assert same(loaded.weights, expected)
     assert sum("can't be kept" in line for line in lines) == 1
 
@@ -214,14 +215,14 @@ def test_what_a_killed_process_left_half_written_is_cleared_away(folder: Path) -
 def test_replicas_that_start_together_quantize_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Threads stand in for processes: the lock belongs to an open file, not to a process.
     calls, lines = counted(monkeypatch), list[str]()
-    shape = llama.shape_of(model_folders.model().config)
+    shape = llama_weights.shape_of(model_folders.model().config)
     slot = int8_slot(Source(str(folder), folder), folder.parent / "cache")
-    weights = llama.take_weights(model_folders.model(), int8=True)
+    weights = llama_weights.extract_weights(model_folders.model(), int8=True)
     calls.clear()
     together = threading.Barrier(4)
-    results: list[llama.LlamaWeights] = []
+    results: list[llama_weights.LlamaWeights] = []
 
-    def build() -> llama.LlamaWeights:
+    def build() -> llama_weights.LlamaWeights:
         calls.append("quantized")
         return weights
 

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
-from serve_app.backend.messages import BackendEvent, Ended, GenerateCall, Said
-from serve_app.engine.request import Delta, Finished, FinishReason, Started, TokenLogprob
-from serve_app.tools import CallArguments, CallEnded, CallStarted, Ending, Part, Reasoning, Text
+from serve_app.contracts.generation import (
+    BackendEvent,
+    CallArguments,
+    CallEnded,
+    CallStarted,
+    ChoiceEnded,
+    Delta,
+    Ending,
+    Finished,
+    FinishReason,
+    GenerateCall,
+    Part,
+    Reasoning,
+    ReplyParts,
+    Started,
+    Text,
+    TokenLogprob,
+)
 
 PROMPT = 10  # tokens of every prompt
 
 
 async def any_reply(backend: str, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
-    """BackendPort.generate without a model. Plain text comes as it does of a model without tools or reasoning."""
+    """BackendPort.generate without a model. Plain text comes as from a model without tools or reasoning."""
     reason = FinishReason.LENGTH if call.sampling.max_tokens < 4 else FinishReason.STOP
     calls = bool(call.tools) and call.tool_choice != "none"
     yield Started(PROMPT, 4)
@@ -26,9 +41,9 @@ async def any_reply(backend: str, call: GenerateCall) -> AsyncGenerator[BackendE
         for part in _parts(call, calls):
             produced += 1
             text = getattr(part, "text", "")
-            yield Said((part,), produced, _told(call, text) if text else (), choice)
+            yield ReplyParts((part,), produced, _told(call, text) if text else (), choice)
         if call.n > 1:
-            yield Ended(choice, reason)
+            yield ChoiceEnded(choice, reason)
     yield Finished(reason, PROMPT, 4, produced, marked_tokens=call.n)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from serve_app.ledger import Settled
+from serve_app.contracts.books import Settled
+from tests.accounting.books import settlement
 from tests.gateway.world import NANO, World
-from tests.ledger.books import settlement
 
 START = datetime(2026, 11, 1, tzinfo=UTC).timestamp()
 BATCH = 1000

@@ -10,27 +10,30 @@ from typing import Any
 import httpx
 import pytest
 
-from serve_app.gateway import leases, limiter, operations, outbox
-from serve_app.ledger import migrate
+from serve_app.accounting.ledger import Ledger
+from serve_app.admin import endpoint
+from serve_app.gateway import limiter_client, settlements
+from serve_app.limiter import limiter_service as limiter
 from tests.gateway.world import OPERATOR, World
 
 
 @pytest.fixture(scope="session")
 def empty_ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("template") / "ledger.db"
-    migrate(f"sqlite:///{path}")
+    Ledger(f"sqlite:///{path}").close()
     return path
 
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pauses between two tries."""
-    monkeypatch.setattr(leases, "RENEW_S", 0.02)
-    monkeypatch.setattr(leases, "RETRY_S", 0.01)
-    monkeypatch.setattr(operations, "RETRY_S", 0.01)
-    monkeypatch.setattr(outbox, "RETRY_S", 0.01)
-    monkeypatch.setattr(outbox, "REPLAY_S", 0.02)
+    """Short pauses between two tries, and a feed that waits for a slow disk."""
+    monkeypatch.setattr(limiter_client, "HEARTBEAT_S", 0.02)
+    monkeypatch.setattr(limiter_client, "RETRY_S", 0.01)
+    monkeypatch.setattr(endpoint, "RETRY_S", 0.01)
+    monkeypatch.setattr(settlements, "RETRY_S", 0.01)
+    monkeypatch.setattr(settlements, "REPLAY_S", 0.02)
     monkeypatch.setattr(limiter, "POLL_S", 0.02)
+    monkeypatch.setattr(limiter, "FEED_TIMEOUT_S", 30.0)
     monkeypatch.setattr(limiter, "EXPIRE_S", 0.02)
 
 

@@ -1,4 +1,4 @@
-"""Clients whose every move the test decides: an ASGI connection by hand, and a real port with raw sockets."""
+"""Clients that the test controls step by step: an ASGI connection, and a real port with raw sockets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def chat_body(**fields: Any) -> dict[str, Any]:
 
 
 class Call:
-    """One POST /chat/completions, with `sends` as headers; `hang_up` is what the server sees of a client that goes."""
+    """One POST /chat/completions, with `sends` as headers; `hang_up` disconnects the client as the server sees it."""
 
     def __init__(
         self, world: World, key: str | None = None, *, sends: dict[str, str] | None = None, **fields: Any
@@ -32,7 +32,7 @@ class Call:
         self.body = b""
         self.ended = False
         self.frames = asyncio.Event()  # set with each message of the server
-        self.stalled: asyncio.Event | None = None  # where set, the client takes nothing until it is
+        self.stalled: asyncio.Event | None = None  # if there is one, the client reads nothing until it is set
         self.send_error: BaseException | None = None
         self._gone = asyncio.Event()
         self._sent = False
@@ -111,7 +111,7 @@ class Call:
 @contextlib.asynccontextmanager
 async def served(world: World) -> AsyncIterator[int]:
     """The app on a real port, in this loop."""
-    # asyncio turns Nagle's algorithm off only where it sees the protocol: else half of the answers wait for 40 ms.
+    # asyncio turns Nagle's algorithm off only if it knows the protocol: otherwise half of the responses wait for 40 ms.
     listener = socket.socket(proto=socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     listener.listen()
@@ -125,7 +125,7 @@ async def served(world: World) -> AsyncIterator[int]:
 
 
 async def post(world: World, **fields: Any) -> bytes:
-    """The body of the answer to one request over a real port, as its bytes came, without the marks of chunks."""
+    """The body of one response over a real port: the bytes as they arrived, without chunk framing."""
     body = json.dumps(chat_body(**fields)).encode()
     async with served(world) as port, httpx.AsyncClient() as client:
         headers = {"authorization": f"Bearer {world.key}"}
@@ -134,7 +134,7 @@ async def post(world: World, **fields: Any) -> bytes:
 
 
 class DeafBalancer:
-    """A load balancer that leaves unread what its clients do after their request, and notices when a write fails.
+    """A load balancer that reads nothing from its clients after their request, and notices when a write fails.
 
     That is how HAProxy meets a client that hangs up on a request that is not streamed: the end of its side of the
     connection lies unread in the kernel until something is written to it. Carries one request a connection.

@@ -1,4 +1,4 @@
-"""A model that says what a test wrote, token by token, behind a real engine, a real replica and a real gateway.
+"""A model that generates a test's script, token by token, behind a real engine, replica and gateway.
 
 Tokens are any bytes that the test likes, parts of characters included, so that a reply is cut wherever it says.
 """
@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import AsyncGenerator
-from collections.abc import Sequence as Seq
+from collections.abc import AsyncGenerator, Sequence
+from typing import NoReturn
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from serve_app.backend.messages import BackendEvent, GenerateCall
-from serve_app.backend.replica import Replica
-from serve_app.engine import ChatRenderer, Engine, EngineSettings
-from serve_app.engine.sampling.detokenizer import Vocabulary, bytes_of_unicode
+from serve_app.contracts.books import Settlement
+from serve_app.contracts.generation import BackendEvent, GenerateCall
+from serve_app.engine.chat import ChatRenderer
+from serve_app.engine.config import EngineSettings
+from serve_app.engine.engine import Engine
 from serve_app.engine.scheduling.sequence import Chunk
-from serve_app.ledger.messages import Settlement
+from serve_app.engine.text.detokenizer import Vocabulary, bytes_of_unicode
+from serve_app.model.replica import Replica
 from tests.gateway.world import World
 
 EOS = 256
-FAILS = b""  # as a token: the step that would say it raises
+FAILS = b""  # as a token: the step that would generate it raises
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% if not loop.last %}\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}\n<assistant>{% endif %}"
@@ -33,7 +35,7 @@ TEMPLATE = (
 QWEN = "{% if tools %}{{ tools | tojson }} in <tool_call></tool_call>\n{% endif %}" + TEMPLATE + "{# <think></think> #}"
 
 
-def tokenizer_of(tokens: Seq[bytes], template: str = TEMPLATE) -> PreTrainedTokenizerFast:
+def tokenizer_of(tokens: Sequence[bytes], template: str = TEMPLATE) -> PreTrainedTokenizerFast:
     """Byte-level: token b is byte b, 256 ends a reply, and from 257 on the given ones of several bytes follow."""
     stand_ins = {byte: character for character, byte in bytes_of_unicode().items()}
     vocabulary = {stand_ins[byte]: byte for byte in range(256)}
@@ -48,7 +50,7 @@ def tokenizer_of(tokens: Seq[bytes], template: str = TEMPLATE) -> PreTrainedToke
     return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>", chat_template=template)
 
 
-def ids_of(tokenizer: PreTrainedTokenizerFast, tokens: Seq[bytes]) -> list[int]:
+def ids_of(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[bytes]) -> list[int]:
     """The ids of tokens that `tokenizer_of` was given; -1 for `FAILS`."""
     stand_ins = {byte: character for character, byte in bytes_of_unicode().items()}
     vocabulary = tokenizer.get_vocab()
@@ -67,7 +69,7 @@ class ScriptedRunner:
     class_bounds = (4096,)
     num_blocks = 1024
 
-    def __init__(self, scripts: Seq[Seq[int]], vocab_size: int) -> None:
+    def __init__(self, scripts: Sequence[Sequence[int]], vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self.gate = threading.Event()
         self.gate.set()
@@ -75,7 +77,7 @@ class ScriptedRunner:
         self.steps = 0
         self._scripts = scripts
 
-    def execute(self, chunks: Seq[Chunk]) -> torch.Tensor:
+    def execute(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         self.gate.wait(30)
         self.steps += 1
         if self.turns is not None:
@@ -94,13 +96,13 @@ class ScriptedRunner:
         logits[rows, said] = 20.0
         return logits
 
-    def clear_blocks(self, blocks: Seq[int]) -> None: ...
+    def clear_blocks(self, blocks: Sequence[int]) -> None: ...
 
 
 class ScriptedModel:
-    """Takes the place of a gateway's backends. Each token is a delta of its own. Close it."""
+    """Replaces a gateway's backends. Each token is a delta of its own. The test must close it."""
 
-    def __init__(self, *choices: Seq[bytes], template: str = TEMPLATE) -> None:
+    def __init__(self, *choices: Sequence[bytes], template: str = TEMPLATE) -> None:
         tokenizer = tokenizer_of([token for tokens in choices for token in tokens], template)
         self.runner = ScriptedRunner([ids_of(tokenizer, tokens) for tokens in choices], len(tokenizer))
         settings = EngineSettings(model="scripted", block_size=4, speculation_rows=0, prefix_reuse=False)
@@ -132,5 +134,5 @@ class ScriptedModel:
         self._engine.close()
 
 
-async def _no_orphans(settlement: Settlement) -> None:
-    raise AssertionError(f"settled by the replica: {settlement}")
+async def _no_orphans(settlements: list[Settlement]) -> NoReturn:
+    raise AssertionError(f"settled by the replica: {settlements}")

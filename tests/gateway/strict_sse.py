@@ -1,4 +1,4 @@
-"""Reads a streamed reply as strictly as docs/api.md puts it; shares no code with what writes one.
+"""Reads a streamed reply as strictly as docs/api.md describes it; shares no code with the writer.
 
 Sources of the rules: the section "Streaming" of the wire contract, and the HTML standard's section on parsing event
 streams, of which only what every client library reads alike is allowed here.
@@ -18,7 +18,7 @@ REASONS = ("stop", "length", "tool_calls", "content_filter")
 
 @dataclass
 class Call:
-    """A tool call as its pieces came."""
+    """A tool call, joined from its pieces."""
 
     id: str
     name: str
@@ -34,7 +34,7 @@ class Call:
 
 @dataclass
 class Choice:
-    """What the chunks of one choice come to."""
+    """One choice, joined from its chunks."""
 
     content: str = ""
     reasoning: str = ""
@@ -45,7 +45,7 @@ class Choice:
 
 @dataclass
 class Reply:
-    """What a stream comes to. `error` is its failure; without one it ended with `[DONE]`."""
+    """A stream's content. `error` is its failure; without one it ended with `[DONE]`."""
 
     choices: dict[int, Choice] = field(default_factory=dict)
     usage: dict[str, Any] | None = None
@@ -54,7 +54,7 @@ class Reply:
 
 
 def frames(body: bytes) -> list[str]:
-    """The frames of a stream, whole ones all, each a single line: a comment or data. Raises AssertionError."""
+    """The frames of a stream. Each must be complete and one line: a comment or data. Raises AssertionError."""
     assert b"\r" not in body, "lines end with a line feed alone"
     assert body.endswith(b"\n\n"), "the last frame is not whole"
     found = body.decode("utf-8", "strict")[:-2].split("\n\n")
@@ -194,5 +194,5 @@ def _ended(choice: Choice) -> None:
         assert choice.calls
         assert all(call.is_whole for call in choice.calls)
     elif choice.calls:
-        # Ended by its length, or by a stop string in the midst of it.
+        # Ended by its length, or by a stop string inside the call.
         assert choice.finish_reason == "length" or not choice.calls[-1].is_whole, "whole calls wait for their results"

@@ -1,4 +1,4 @@
-"""A gateway that dies with usage in its spool: until the ledger has it, nobody spends its money or runs it again."""
+"""A gateway dies with usage in its spool: until the ledger has it, its money is not spent and no request runs again."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from serve_app.gateway import outbox
-from serve_app.gateway.shards import shard_of
-from serve_app.ledger.messages import Settlement
+from serve_app.contracts.books import Settlement
+from serve_app.contracts.calls import shard_of
+from serve_app.gateway import settlements
 from tests.gateway.connections import Call
 from tests.gateway.world import NANO, World, price, settled, until
 
@@ -20,7 +20,7 @@ LEASE_S = 10.0
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "ADOPT_S", 0.02)
+    monkeypatch.setattr(settlements, "ADOPT_S", 0.02)
 
 
 async def dead_and_next(make_world: Callable[..., Any], *, runs: bool, balance: int = NANO) -> tuple[World, World]:
@@ -28,43 +28,47 @@ async def dead_and_next(make_world: Callable[..., Any], *, runs: bool, balance: 
 
     With `runs` the other one ran before, else it starts afterwards.
     """
-    dead: World = await make_world(settle_timeout_s=0.05)
+    dead: World = await make_world(settle_timeout_s=0.5)
     if balance != NANO:
         dead.account_id, dead.key = dead.new_account(credit=balance)
-    other: World = await make_world(beside=dead, settle_timeout_s=0.05)
+    other: World = await make_world(beside=dead, settle_timeout_s=0.5)
     other.accounting.wire_settle.down()
     dead.accounting.wire_settle.down()
-    dead.leases.start()
+    dead.limiter_client.start()
     if runs:
-        other.leases.start()
-        other.outbox.start()
+        other.limiter_client.start()
+        other.settlements.start()
     assert (await Call(dead, sends=KEY).done()).status == 200
     assert dead.metrics.settlements == ["spooled"]
     await dead.die()
     if not runs:
-        other.leases.start()
-        other.outbox.start()
+        other.limiter_client.start()
+        other.settlements.start()
     return dead, other
 
 
 def holder(world: World) -> str | None:
-    """Who keeps the hold of the one request alive; None when it is not held."""
+    """The gateway that keeps the request's hold alive; None when nothing is held."""
     [*holds] = world.limiter.service.admission._accounts[world.account_id].holds.values()
     return holds[0].holder if holds else None
 
 
 async def a_lease_passes(dead: World, other: World) -> None:
-    """In steps, so that who renews is heard; `dead` made the limiter, so its clock is the limiter's."""
+    """Advances the clock in steps, so that renewals arrive. `dead` created the limiter and has its clock."""
     admission = dead.limiter.service.admission
     for _ in range(3):
         dead.passed_s += 0.4 * LEASE_S
         now = admission._clock()
-        await until(lambda now=now: all(hold.expires_at >= now + LEASE_S for hold in admission._leases._holds.values()))
+        await until(
+            lambda now=now: all(hold.expires_at >= now + LEASE_S for hold in admission._open_holds._holds.values())
+        )
         assert admission.expire() == []
 
 
 @pytest.mark.parametrize("runs", [True, False], ids=["another runs", "the next one starts"])
-async def test_its_retry_waits_until_the_reply_is_in_the_ledger(make_world: Callable[..., Any], runs: bool) -> None:
+async def test_a_retry_of_a_dead_gateways_request_waits_until_the_reply_is_in_the_ledger(
+    make_world: Callable[..., Any], runs: bool
+) -> None:
     dead, other = await dead_and_next(make_world, runs=runs)
     await until(lambda: holder(dead) == "gateway-2")
     await a_lease_passes(dead, other)
@@ -84,13 +88,13 @@ async def test_a_gateway_that_starts_takes_its_holds_over_before_it_asks_for_any
 ) -> None:
     dead, other = await dead_and_next(make_world, runs=True)
     await until(lambda: holder(dead) == "gateway-2")
-    # Both are gone, and the leases with them: the next one must not let the retry in before it has told the limiter.
+    # Both are dead and their leases have expired: the next one must announce the holds before it admits the retry.
     await other.die()
     dead.passed_s += 2 * LEASE_S
     assert len(dead.limiter.service.admission.expire()) == 1
-    third: World = await make_world(beside=dead, settle_timeout_s=0.05)
+    third: World = await make_world(beside=dead, settle_timeout_s=0.5)
     third.accounting.wire_settle.down()
-    third.outbox.start()
+    third.settlements.start()
     assert (await Call(third, sends=KEY).done()).status == 409
     assert third.held == price(10, 2)
     third.accounting.wire_settle.up()
@@ -98,7 +102,9 @@ async def test_a_gateway_that_starts_takes_its_holds_over_before_it_asks_for_any
     await settled(third, requests=1, spent=price(10, 2))
 
 
-async def test_its_usage_is_not_spent_again_while_the_ledger_is_away(make_world: Callable[..., Any]) -> None:
+async def test_a_dead_gateways_usage_is_not_spent_again_while_the_ledger_is_away(
+    make_world: Callable[..., Any],
+) -> None:
     dead, other = await dead_and_next(make_world, runs=True, balance=price(10, 2))
     await until(lambda: holder(dead) == "gateway-2")
     await a_lease_passes(dead, other)
@@ -110,7 +116,7 @@ async def test_its_usage_is_not_spent_again_while_the_ledger_is_away(make_world:
     assert (await Call(other).done()).status == 402
 
 
-async def test_its_holds_outlive_a_restart_of_the_limiter_too(make_world: Callable[..., Any]) -> None:
+async def test_a_dead_gateways_holds_outlive_a_restart_of_the_limiter(make_world: Callable[..., Any]) -> None:
     dead, other = await dead_and_next(make_world, runs=True)
     await until(lambda: holder(dead) == "gateway-2")
     other.limiter.service = other.new_limiter(recovery_s=0.2)
@@ -123,30 +129,32 @@ async def test_its_holds_outlive_a_restart_of_the_limiter_too(make_world: Callab
 
 
 async def test_holds_go_to_the_limiter_of_their_account(make_world: Callable[..., Any]) -> None:
-    dead: World = await make_world(limiter_shards=3, settle_timeout_s=0.05)
-    other: World = await make_world(beside=dead, settle_timeout_s=0.05)
+    dead: World = await make_world(limiter_shards=3, settle_timeout_s=0.5)
+    other: World = await make_world(beside=dead, settle_timeout_s=0.5)
     accounts: list[tuple[str, str]] = []
     while len({shard_of(account, 3) for account, _ in accounts}) < 3:
         accounts.append(dead.new_account())
     for world in (dead, other):
         world.accounting.wire_settle.down()
-        world.leases.start()
+        world.limiter_client.start()
     for _, key in accounts:
         assert (await Call(dead, key).done()).status == 200
-    held = [limiter.service.admission.stats().open_holds for limiter in dead.limiters]
+    held = [len(limiter.service.admission._open_holds) for limiter in dead.limiters]
     assert all(held)
     await dead.die()
-    other.outbox.start()
-    await until(lambda: other.leases.open_requests == len(accounts))
+    other.settlements.start()
+    await until(lambda: other.limiter_client.open_requests == len(accounts))
     admissions = [limiter.service.admission for limiter in dead.limiters]
-    await until(lambda: {hold.holder for one in admissions for hold in one._leases._holds.values()} == {"gateway-2"})
-    assert [admission.stats().open_holds for admission in admissions] == held
+    await until(
+        lambda: {hold.holder for one in admissions for hold in one._open_holds._holds.values()} == {"gateway-2"}
+    )
+    assert [len(admission._open_holds) for admission in admissions] == held
     other.accounting.wire_settle.up()
-    await until(lambda: other.is_idle and not sum(admission.stats().open_holds for admission in admissions))
+    await until(lambda: other.is_idle and not sum(len(admission._open_holds) for admission in admissions))
     assert {dead.ledger.get_account(account).balance for account, _ in accounts} == {NANO - price(10, 2)}
 
 
-async def test_what_the_ledger_refuses_for_good_holds_nothing_for_ever(
+async def test_a_settlement_that_the_ledger_refuses_releases_its_hold(
     make_world: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead, other = await dead_and_next(make_world, runs=True)
@@ -155,10 +163,10 @@ async def test_what_the_ledger_refuses_for_good_holds_nothing_for_ever(
     def refuse(batch: list[Settlement]) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(other.accounting_service._committer, "_settle", refuse)
+    monkeypatch.setattr(other.ledger, "settle", refuse)
     other.accounting.wire_settle.up()
     await until(lambda: other.is_idle)
-    await until(lambda: list((other.folder / "spool").glob("*.refused")))
+    assert [stuck.refusal for stuck in other.ledger.stuck()] == ["failed"]
 
 
 async def test_without_a_spool_a_dead_gateways_holds_go_with_their_lease(make_world: Callable[..., Any]) -> None:
@@ -168,8 +176,8 @@ async def test_without_a_spool_a_dead_gateways_holds_go_with_their_lease(make_wo
     gone = Call(dead, sends=KEY)
     await until(lambda: dead.backends.running)
     await dead.die()
-    other.leases.start()
-    other.outbox.start()
+    other.limiter_client.start()
+    other.settlements.start()
     assert (await Call(other, sends=KEY).done()).status == 409
     dead.passed_s += LEASE_S
     assert len(dead.limiter.service.admission.expire()) == 1

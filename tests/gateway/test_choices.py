@@ -7,9 +7,23 @@ from typing import Any
 
 import pytest
 
-from serve_app.backend.messages import Ended, Rejected, Rejection, Said
-from serve_app.engine.request import Delta, Finished, FinishReason, Started
-from serve_app.tools import CallArguments, CallEnded, CallStarted, Ending, Part, Reasoning, Text
+from serve_app.contracts.generation import (
+    CallArguments,
+    CallEnded,
+    CallStarted,
+    ChoiceEnded,
+    Delta,
+    Ending,
+    Finished,
+    FinishReason,
+    Part,
+    Reasoning,
+    Rejected,
+    Rejection,
+    ReplyParts,
+    Started,
+    Text,
+)
 from tests.gateway.connections import Call
 from tests.gateway.world import PRICE_IN, PRICE_OUT, World, price, settled
 
@@ -20,11 +34,11 @@ CACHED = 4 * PRICE_IN // 2 + 6 * PRICE_IN  # a prompt of 10 tokens, 4 of them ca
 
 TWO_CHOICES = [
     Started(10, 4),
-    Said((Text("one"),), 1, (), 0),
-    Said((Text("two"),), 2, (), 1),
-    Ended(1, LENGTH),
-    Said((Text(" more"),), 3, (), 0),
-    Ended(0, STOP),
+    ReplyParts((Text("one"),), 1, (), 0),
+    ReplyParts((Text("two"),), 2, (), 1),
+    ChoiceEnded(1, LENGTH),
+    ReplyParts((Text(" more"),), 3, (), 0),
+    ChoiceEnded(0, STOP),
     Finished(STOP, 10, 4, 3),
 ]
 
@@ -94,7 +108,7 @@ async def test_a_balance_that_pays_for_no_token_of_each_choice_is_402_and_nothin
     await settled(world, requests=0, spent=0)
 
 
-async def test_a_client_that_leaves_pays_for_what_all_choices_said_until_then(world: World) -> None:
+async def test_a_client_that_leaves_pays_for_the_tokens_of_all_choices_so_far(world: World) -> None:
     world.backends.play([*TWO_CHOICES[:3], asyncio.Event()])
     call = Call(world, n=2, stream=True)
     await call.until('"two"')
@@ -118,7 +132,7 @@ async def test_a_client_that_leaves_pays_for_what_all_choices_said_until_then(wo
         ),
     ],
 )
-async def test_the_replica_hears_which_tools_there_are_and_what_must_be_called(
+async def test_the_replica_receives_the_tools_and_the_tool_choice(
     world: World, fields: dict[str, Any], expected: tuple[Any, ...]
 ) -> None:
     assert (await Call(world, tools=[WEATHER], **fields).done()).status == 200
@@ -129,7 +143,7 @@ async def test_the_replica_hears_which_tools_there_are_and_what_must_be_called(
 
 async def test_a_whole_reply_with_calls_has_them_apart_from_the_text(world: World) -> None:
     parts = (*call_parts(0, "get_weather", '{"city":', ' "Paris"}'), *call_parts(1, "get_time", "{}"))
-    world.backends.play([Started(10, 0), Said(parts, 9), Finished(STOP, 10, 0, 9)])
+    world.backends.play([Started(10, 0), ReplyParts(parts, 9), Finished(STOP, 10, 0, 9)])
     call = await Call(world, tools=[WEATHER]).done()
     [choice] = call.json["choices"]
     assert choice["finish_reason"] == "tool_calls"
@@ -148,9 +162,9 @@ async def test_a_streamed_call_has_its_id_and_name_once_and_its_arguments_in_pie
     world.backends.play(
         [
             Started(10, 0),
-            Said((Text("I look. "),), 2),
-            Said((started, first), 5),
-            Said((second, ended), 8),
+            ReplyParts((Text("I look. "),), 2),
+            ReplyParts((started, first), 5),
+            ReplyParts((second, ended), 8),
             Finished(STOP, 10, 0, 8),
         ]
     )
@@ -182,7 +196,7 @@ async def test_only_whole_calls_that_the_model_ended_wait_for_results(
     world: World, stream: bool, ending: Ending, reason: FinishReason, expected: str
 ) -> None:
     parts = call_parts(0, "get_weather", '{"city"', ending=ending)
-    world.backends.play([Started(10, 0), Said(parts, 4), Finished(reason, 10, 0, 4)])
+    world.backends.play([Started(10, 0), ReplyParts(parts, 4), Finished(reason, 10, 0, 4)])
     call = await Call(world, tools=[WEATHER], stream=stream).done()
     last = call.events[-1] if stream else call.json
     assert last["choices"][0]["finish_reason"] == expected
@@ -198,11 +212,11 @@ async def test_a_function_that_can_not_be_enforced_is_422_and_names_it(world: Wo
 # Reasoning
 
 
-async def test_reasoning_is_told_apart_and_its_tokens_are_counted(world: World) -> None:
+async def test_reasoning_is_separated_and_its_tokens_are_counted(world: World) -> None:
     script = [
         Started(10, 0),
-        Said((Reasoning("Hm"),), 2),
-        Said((Reasoning("."), Text("Yes")), 5),
+        ReplyParts((Reasoning("Hm"),), 2),
+        ReplyParts((Reasoning("."), Text("Yes")), 5),
         Finished(STOP, 10, 0, 6, marked_tokens=4),
     ]
     world.backends.play(script)
@@ -215,9 +229,9 @@ async def test_reasoning_is_told_apart_and_its_tokens_are_counted(world: World) 
     await settled(world, requests=2, spent=2 * price(10, 6))
 
 
-async def test_what_is_plain_text_looks_the_same_whether_it_came_in_parts_or_not(world: World) -> None:
+async def test_plain_text_looks_the_same_in_one_part_and_in_several(world: World) -> None:
     bodies = []
-    for said in (Delta("Hi", 1), Said((Text("Hi"),), 1)):
+    for said in (Delta("Hi", 1), ReplyParts((Text("Hi"),), 1)):
         world.backends.play([Started(10, 0), said, Finished(STOP, 10, 0, 1)])
         bodies.append((await Call(world).done()).json["choices"])
     assert bodies[0] == bodies[1]

@@ -1,4 +1,4 @@
-"""What a request may wait for its first token, and whose turn it is: told to the replica, and what comes of it."""
+"""The time limit of the first token and the weight of the account: sent to the replica, and the results."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from serve_app.backend.messages import Rejected, Rejection
-from serve_app.engine.request import Delta, Finished, FinishReason, Started
+from serve_app.contracts.generation import Delta, Finished, FinishReason, Rejected, Rejection, Started
 from tests.gateway.connections import Call
 from tests.gateway.world import World, price, says, settled, until
 
 LATE = Finished(FinishReason.DEADLINE, 10, 0, 0)
 
 
-async def test_the_replica_hears_of_the_weight_and_of_when_a_token_is_due(make_world: Callable[..., Any]) -> None:
+async def test_the_replica_receives_the_weight_and_the_time_left_for_the_first_token(
+    make_world: Callable[..., Any],
+) -> None:
     world: World = await make_world(queue_timeout_s=45.0)
     _, heavy = world.new_account(weight=250)
     await Call(world, heavy).done()

@@ -8,21 +8,20 @@ from typing import Any
 
 import pytest
 
-from serve_app.backend.messages import Rejected, Rejection
-from serve_app.engine.request import Delta, Finished, FinishReason, Started
-from serve_app.gateway import replies
-from serve_app.gateway.ports import BackendUnavailable
-from serve_app.ledger import keys
-from serve_app.ledger.messages import Outcome, Settlement
-from serve_app.limits.messages import Identify, Status
+from serve_app.contracts import key_format as keys
+from serve_app.contracts.books import Outcome, Settlement
+from serve_app.contracts.generation import Delta, Finished, FinishReason, Rejected, Rejection, Started
+from serve_app.contracts.limiting import Identify, Status
+from serve_app.contracts.ports import BackendUnavailable
+from serve_app.gateway import web
 from tests.gateway.connections import Call
 from tests.gateway.world import NANO, PRICE_OUT, SECRET, World, price, says, settled, until
 
-# What ends well
+# Requests that complete
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_usage_that_is_told_is_usage_that_is_billed(world: World, stream: bool) -> None:
+async def test_the_usage_that_is_reported_is_the_usage_that_is_billed(world: World, stream: bool) -> None:
     world.backends.play(says("Hello", " wor", "ld", prompt=12))
     options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     call = await Call(world, **options).done()
@@ -34,7 +33,7 @@ async def test_usage_that_is_told_is_usage_that_is_billed(world: World, stream: 
 
 
 async def test_events_that_arrive_all_at_once_keep_their_order(world: World) -> None:
-    # Started first: else a client that goes away later would be billed for a prompt of no tokens.
+    # Started comes first: otherwise a client that disconnects later is billed for a prompt of zero tokens.
     gate = asyncio.Event()
     world.backends.play([Started(10, 0), Delta("a", 1), Delta("b", 2), gate])
     call = Call(world, stream=True)
@@ -47,7 +46,7 @@ async def test_events_that_arrive_all_at_once_keep_their_order(world: World) -> 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_settlement_is_durable_before_the_last_chunk_leaves(world: World, stream: bool) -> None:
     gate = world.accounting.wire_settle.hold["*"] = asyncio.Event()
-    world.services.outbox.settle_timeout_s = 5
+    world.services.settlements.settle_timeout_s = 5
     call = Call(world, stream=stream)
     await world.accounting.wire_settle.seen("*").wait()
     assert 'finish_reason":"stop' not in call.body.decode()
@@ -104,9 +103,41 @@ async def test_a_request_that_a_replica_rejects_consumes_nothing(
     call = await Call(world, stream=stream).done()
     assert (call.status, call.json["error"]["code"]) == (status, code)
     await settled(world, requests=0, spent=0)
-    # Neither rate: the next one sees both buckets as if this one had never been.
-    after = await Call(world).done()
-    assert after.headers["x-ratelimit-remaining-requests"] == "999"
+    if status != 422:
+        # Nor any rate: the next request finds both buckets as if this one had never come.
+        after = await Call(world).done()
+        assert after.headers["x-ratelimit-remaining-requests"] == "999"
+
+
+@pytest.mark.parametrize(
+    "rejected",
+    [
+        Rejected(Rejection.INVALID, message="a bad grammar", param="response_format"),
+        Rejected(Rejection.CONTEXT, prompt_tokens=40_000, limit=32768),
+    ],
+    ids=["invalid", "context"],
+)
+async def test_requests_that_are_rejected_for_their_own_fault_use_up_the_rates_of_a_minute(
+    world: World, rejected: Rejected
+) -> None:
+    """Else prompts of nearly the context's length with a bad grammar keep replicas busy for nothing."""
+    _, key = world.new_account(rpm=2)
+    world.backends.play([rejected])
+    assert [(await Call(world, key).done()).status for _ in range(3)] == [422, 422, 429]
+    _, key = world.new_account(tpm=90_000)
+    world.backends.play([rejected])
+    long = {"messages": [{"role": "user", "content": "word " * 18_000}], "max_tokens": 1}
+    statuses = [(await Call(world, key, **long).done()).status for _ in range(5)]
+    assert statuses[:2] == [422, 422]
+    assert statuses[4] == 429
+    await until(lambda: world.is_idle)
+
+
+async def test_a_queue_that_is_full_gives_the_tokens_of_a_minute_back(world: World) -> None:
+    _, key = world.new_account(tpm=90_000)
+    world.backends.play([Rejected(Rejection.QUEUE_FULL)])
+    long = {"messages": [{"role": "user", "content": "word " * 18_000}], "max_tokens": 1}
+    assert {(await Call(world, key, **long).done()).status for _ in range(8)} == {503}
 
 
 async def test_a_refused_admission_leaves_nothing(world: World) -> None:
@@ -147,10 +178,10 @@ async def test_a_client_that_is_gone_while_the_hold_is_adjusted_leaves_nothing_b
     await settled(world, requests=1, spent=0)
 
 
-# Clients that go away
+# Clients that disconnect
 
 
-async def test_gone_while_the_limiter_is_asked(world: World) -> None:
+async def test_a_client_that_leaves_while_the_limiter_is_asked_pays_nothing(world: World) -> None:
     gate = world.limiter.wire.hold["Admit"] = asyncio.Event()
     call = Call(world)
     await world.limiter.wire.seen("Admit").wait()
@@ -163,14 +194,15 @@ async def test_gone_while_the_limiter_is_asked(world: World) -> None:
     assert world.metrics.requests == [("svc-chat", 499)]
 
 
-async def test_gone_while_the_admission_waits_behind_another_call(world: World) -> None:
-    # Admission and release reach the limiter in one list, with a key that it does not know yet.
+async def test_a_client_that_leaves_while_the_admission_waits_behind_another_call_pays_nothing(world: World) -> None:
+    # Admission and release reach the limiter in one list.
     await Call(world).done()
     _, other = world.new_account()
+    await Call(world, other).done()  # so that nobody asks whose key it is
     gate = world.limiter.wire.hold["*"] = asyncio.Event()
-    blocker = world.leases._leases[0]._asks.submit(Status(()))  # the call that is in flight
+    blocker = world.limiter_client._shards[0]._asks.submit(Status(()))  # the call that is in flight
     call = Call(world, other)
-    await until(lambda: len(world.leases._leases[0]._asks._waiting) == 1)
+    await until(lambda: len(world.limiter_client._shards[0]._asks._waiting) == 1)
     call.hang_up()
     await call.done()
     gate.set()
@@ -179,8 +211,19 @@ async def test_gone_while_the_admission_waits_behind_another_call(world: World) 
     await settled(world, requests=1, spent=price(10, 2))
 
 
+async def test_a_client_that_leaves_before_it_is_known_who_it_is_is_not_admitted(world: World) -> None:
+    gate = world.limiter.wire.hold["Identify"] = asyncio.Event()
+    call = Call(world)
+    await world.limiter.wire.seen("Identify").wait()
+    call.hang_up()
+    await call.done()
+    gate.set()
+    await settled(world, requests=0, spent=0)
+    assert "Admit" not in [type(ask).__name__ for ask in world.limiter.asked]
+
+
 @pytest.mark.parametrize("stream", [False, True])
-async def test_gone_in_the_queue_costs_nothing(world: World, stream: bool) -> None:
+async def test_a_client_that_leaves_in_the_queue_pays_nothing(world: World, stream: bool) -> None:
     [script] = world.backends.play([asyncio.Event()])
     call = Call(world, stream=stream)
     await until(lambda: script.calls)
@@ -190,7 +233,7 @@ async def test_gone_in_the_queue_costs_nothing(world: World, stream: bool) -> No
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_gone_during_the_prompt_costs_nothing(world: World, stream: bool) -> None:
+async def test_a_client_that_leaves_during_the_prompt_pays_nothing(world: World, stream: bool) -> None:
     [script] = world.backends.play([Started(1000, 0), asyncio.Event()])
     call = Call(world, stream=stream)
     await until(lambda: script.calls)
@@ -200,8 +243,32 @@ async def test_gone_during_the_prompt_costs_nothing(world: World, stream: bool) 
     await settled(world, requests=1, spent=0)
 
 
+async def test_a_prompt_that_its_client_cancels_keeps_its_cost_in_rates(world: World) -> None:
+    [script, _] = world.backends.play([Started(300_000, 0), asyncio.Event()], says("x"))
+    call = Call(world, stream=True)
+    await until(lambda: script.calls)
+    call.hang_up()
+    await call.done()
+    await settled(world, requests=1, spent=0)
+    headers = (await Call(world).done()).headers
+    assert int(headers["x-ratelimit-remaining-tokens"]) < 900_000  # of a million, with some seconds' refill
+
+
+async def test_a_client_that_leaves_while_its_first_token_is_held_back_pays_for_it(world: World) -> None:
+    """From the first token on, its prompt is found in the cache."""
+    [script] = world.backends.play([Started(10, 0), Delta("", 1), asyncio.Event()])
+    call = Call(world, stream=True)
+    await until(lambda: script.calls and world.metrics.first_tokens)
+    assert not call.body  # nothing of it is for the client
+    call.hang_up()
+    await call.done()
+    await settled(world, requests=1, spent=price(10, 1))
+
+
 @pytest.mark.parametrize("stream", [False, True])
-async def test_gone_in_mid_reply_stops_the_model_and_pays_for_what_was_produced(world: World, stream: bool) -> None:
+async def test_a_client_that_leaves_in_mid_reply_stops_the_model_and_pays_for_the_tokens_produced(
+    world: World, stream: bool
+) -> None:
     reached = asyncio.Event()
     [script] = world.backends.play([Started(10, 0), Delta("a", 1), Delta("b", 4), reached])
     call = Call(world, stream=stream)
@@ -229,9 +296,9 @@ async def test_the_task_of_a_request_is_cancelled_as_ray_serve_does(world: World
 
 
 @pytest.mark.parametrize("cancel", [False, True])
-async def test_gone_during_settlement_is_billed_as_a_whole(world: World, cancel: bool) -> None:
+async def test_a_client_that_leaves_during_settlement_pays_for_the_whole_reply(world: World, cancel: bool) -> None:
     gate = world.accounting.wire_settle.hold["*"] = asyncio.Event()
-    world.services.outbox.settle_timeout_s = 5
+    world.services.settlements.settle_timeout_s = 5
     call = Call(world)
     await world.accounting.wire_settle.seen("*").wait()
     if cancel:
@@ -256,10 +323,10 @@ async def test_a_connection_that_breaks_while_something_is_sent_is_a_client_that
     assert world.metrics.requests == [("svc-chat", 499)]
 
 
-async def test_a_client_that_takes_nothing_any_more_does_not_keep_its_hold(
+async def test_a_client_that_stops_reading_does_not_keep_its_hold(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replies, "STALLED_S", 0.02)
+    monkeypatch.setattr(web, "STALLED_S", 0.02)
     world.backends.play(says("a", "b", "c"))
     call = Call(world, stream=True)
     call.stalled = asyncio.Event()
@@ -290,6 +357,27 @@ async def test_a_fault_of_the_model_is_500_and_costs_nothing(world: World, strea
 
 
 @pytest.mark.parametrize(
+    ("work", "remaining"),
+    [
+        ([Started(10, 0), Finished(FinishReason.ERROR, 10, 0, 0)], "8"),
+        ([Started(10, 0), Finished(FinishReason.ERROR, 10, 0, 7)], "8"),
+        ([Started(10, 0), RuntimeError("fault")], "8"),
+        ([Started(10, 0), Finished(FinishReason.DEADLINE, 10, 0, 7)], "8"),
+        ([Started(10, 0), BackendUnavailable("died")], "9"),
+    ],
+    ids=["engine fails", "fails after hidden tokens", "replica fails", "late after hidden tokens", "replica dies"],
+)
+async def test_a_failure_that_took_work_counts_against_the_rate_limits(
+    world: World, work: list[Any], remaining: str
+) -> None:
+    world.account_id, world.key = world.new_account(rpm=10)  # a slot of the rate every 6 s
+    world.backends.play(work, says("x"))
+    assert (await Call(world).done()).status in (500, 503)
+    await until(lambda: world.is_idle)
+    assert (await Call(world).done()).headers["x-ratelimit-remaining-requests"] == remaining
+
+
+@pytest.mark.parametrize(
     "end",
     [[BackendUnavailable("died")], [RuntimeError("fault")], [], [Finished(FinishReason.ERROR, 10, 0, 1)],
      [Finished(FinishReason.ABORT, 10, 0, 1)], [asyncio.CancelledError()]],
@@ -313,13 +401,13 @@ async def test_a_whole_reply_that_breaks_is_503_and_is_not_billed(world: World, 
     await settled(world, requests=1, spent=0)
 
 
-async def test_a_client_that_is_gone_before_it_hears_of_a_failure_does_not_pay_for_it(world: World) -> None:
+async def test_a_client_that_leaves_before_it_receives_a_failure_does_not_pay_for_it(world: World) -> None:
     gate = asyncio.Event()
     failure = Finished(FinishReason.ERROR, 10, 0, 2)
     [script] = world.backends.play([Started(10, 0), Delta("a", 1), gate, Delta("b", 2), failure])
     call = Call(world, stream=True)
     await call.until('"a"')
-    call.stalled = asyncio.Event()  # the failure waits behind what the client does not take
+    call.stalled = asyncio.Event()  # the failure waits behind data that the client does not read
     gate.set()
     await script.closed.wait()
     call.hang_up()
@@ -336,7 +424,7 @@ async def test_a_request_that_waits_too_long_is_503_and_stays_free_whatever_the_
     assert call.status == 503
     assert 1 <= int(call.headers["retry-after"]) <= 60
     await until(lambda: world.is_idle and world.recorded == 1)
-    # The replica has begun just then, and bills what it thinks was cut.
+    # The replica begins at this moment, and settles the stream as a cut one.
     [generate] = world.backends.calls
     bill = generate.bill
     late = Settlement(
@@ -348,7 +436,7 @@ async def test_a_request_that_waits_too_long_is_503_and_stays_free_whatever_the_
     assert world.metrics.settlements == ["failed"]
 
 
-# Answers that are lost after they took effect
+# Responses that are lost after the call took effect
 
 
 async def test_an_admission_whose_answer_is_lost_is_admitted_once(world: World) -> None:
@@ -375,7 +463,7 @@ async def test_an_admission_whose_answers_are_all_lost_is_503_and_leaves_nothing
 
 
 async def test_a_settlement_whose_answer_is_lost_is_charged_once(world: World) -> None:
-    world.services.outbox.settle_timeout_s = 5
+    world.services.settlements.settle_timeout_s = 5
     world.accounting.wire_settle.lose.add("*")
     call = Call(world)
     await until(lambda: world.recorded == 1)
@@ -393,7 +481,7 @@ async def test_a_release_whose_answer_is_lost_frees_once(world: World) -> None:
 
 
 async def test_a_settlement_that_the_ledger_refuses_is_500_and_frees_the_hold(world: World) -> None:
-    world.backends.play([Started(10, 0), Delta("a", 1), Finished(FinishReason.STOP, 10, 11, 1)])  # more cached than are
+    world.backends.play([Started(10, 0), Delta("a", 1), Finished(FinishReason.STOP, 10, 11, 1)])  # 11 cached of 10
     call = await Call(world).done()
     assert call.status == 500
     await until(lambda: world.is_idle)
@@ -414,7 +502,7 @@ async def test_many_at_once_never_overdraw_and_are_billed_exactly(world: World) 
     assert world.books_balance()
 
 
-async def test_a_next_request_never_meets_its_own_last_one(world: World) -> None:
+async def test_the_slot_of_a_request_is_free_before_the_next_request(world: World) -> None:
     world.account_id, key = world.new_account(credit=NANO, concurrency=1)
     for _ in range(20):
         assert (await Call(world, key).done()).status == 200

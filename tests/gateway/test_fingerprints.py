@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from serve_app.engine.request import Delta, Finished, FinishReason, Started
-from serve_app.gateway.catalogue import Catalogue
+from serve_app.contracts.generation import Delta, Finished, FinishReason, Started
+from serve_app.gateway.backends import Catalogue
 from serve_app.settings import GatewaySettings
 from tests.gateway.connections import Call
 from tests.gateway.world import FULL_SETTINGS, World
@@ -31,7 +31,7 @@ def split(world: World, backends: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_reply_tells_the_weights_of_the_replica_that_gave_it(world: World, stream: bool) -> None:
+async def test_a_reply_has_the_fingerprint_of_the_replica_that_generated_it(world: World, stream: bool) -> None:
     seen = set()
     for weights in ("aaaa", "bbbb"):  # a redeployment under the same name
         world.backends.play(reply(weights))
@@ -42,12 +42,12 @@ async def test_a_reply_tells_the_weights_of_the_replica_that_gave_it(world: Worl
     assert len(seen) == 2
 
 
-async def test_models_tell_what_replies_will(world: World, http: httpx.AsyncClient) -> None:
+async def test_the_list_of_models_has_the_fingerprints_of_replies(world: World, http: httpx.AsyncClient) -> None:
     world.backends.fingerprints["fake"] = "aaaa"
     assert await listed(world, http) == {"svc-chat": ["fp_fake_aaaa"], "svc-coder": ["fp_fake_aaaa"]}
 
 
-async def test_while_traffic_is_split_all_backends_that_may_answer_are_told(
+async def test_while_traffic_is_split_the_list_has_all_backends_that_may_reply(
     world: World, http: httpx.AsyncClient
 ) -> None:
     up = {"status": "RUNNING", "replicas": 1}

@@ -1,4 +1,4 @@
-"""The fields of the chat format from the body to the replica, and what comes of its answers."""
+"""The fields of the chat format from the body to the replica, and its events as the reply."""
 
 from __future__ import annotations
 
@@ -7,8 +7,17 @@ from typing import Any
 
 import pytest
 
-from serve_app.backend.messages import Rejected, Rejection
-from serve_app.engine.request import Delta, Finished, FinishReason, Grammar, GrammarKind, Started, TokenLogprob
+from serve_app.contracts.generation import (
+    Delta,
+    Finished,
+    FinishReason,
+    Grammar,
+    GrammarKind,
+    Rejected,
+    Rejection,
+    Started,
+    TokenLogprob,
+)
 from tests.gateway.connections import Call, post
 from tests.gateway.world import World, price, says, settled
 
@@ -20,7 +29,7 @@ async def test_a_logit_bias_reaches_the_replica(world: World) -> None:
     assert world.backends.calls[0].sampling.logit_bias == ((5, -100.0), (7, 1.5))
 
 
-async def test_what_only_the_replica_can_refuse_is_422_names_the_field_and_costs_nothing(world: World) -> None:
+async def test_a_refusal_of_the_replica_is_422_names_the_field_and_costs_nothing(world: World) -> None:
     world.backends.play([Rejected(Rejection.INVALID, message="no such tokens", param="logit_bias")])
     for stream in (False, True):
         call = await Call(world, logit_bias={"999999": 1}, stream=stream).done()
@@ -46,7 +55,7 @@ def entry(token: TokenLogprob) -> dict[str, Any]:
     ("fields", "asked"),
     [({}, None), ({"logprobs": False}, None), ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 20}, 20)],
 )
-async def test_the_replica_hears_how_many_log_probabilities_are_wanted(
+async def test_the_replica_receives_the_number_of_log_probabilities(
     world: World, fields: dict[str, Any], asked: int | None
 ) -> None:
     call = await Call(world, **fields).done()
@@ -55,7 +64,7 @@ async def test_the_replica_hears_how_many_log_probabilities_are_wanted(
     assert call.json["choices"][0]["logprobs"] == expected
 
 
-async def test_a_whole_reply_tells_the_tokens_of_all_its_deltas(world: World) -> None:
+async def test_a_complete_reply_has_the_tokens_of_all_its_deltas(world: World) -> None:
     world.backends.play(TELLS)
     call = await Call(world, logprobs=True, top_logprobs=2).done()
     [choice] = call.json["choices"]
@@ -117,14 +126,20 @@ def schema_format(**more: Any) -> dict[str, Any]:
         ({"type": "text"}, None),
         ({"type": "json_object"}, Grammar(GrammarKind.JSON_OBJECT)),
         (schema_format(), Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), strict=False)),
+        ({"type": "json_object", "schema": SCHEMA}, Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), strict=True)),
         (schema_format(strict=None), Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), strict=False)),
         (schema_format(strict=False), Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), strict=False)),
         (schema_format(strict=True), Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), strict=True)),
     ],
 )
-async def test_the_replica_hears_what_the_reply_is_held_to(world: World, given: Any, grammar: Grammar | None) -> None:
+async def test_the_replica_receives_the_grammar_of_the_reply(world: World, given: Any, grammar: Grammar | None) -> None:
     assert (await Call(world, response_format=given).done()).status == 200
     assert world.backends.calls[0].sampling.grammar == grammar
+
+
+async def test_a_replica_receives_the_grammar_of_a_choice(world: World) -> None:
+    assert (await Call(world, guided_choice=["yes", "n.o"]).done()).status == 200
+    assert world.backends.calls[0].sampling.grammar == Grammar(GrammarKind.REGEX, r"yes|n\.o")
 
 
 async def test_a_schema_that_cannot_be_enforced_is_422_names_the_feature_and_costs_nothing(world: World) -> None:

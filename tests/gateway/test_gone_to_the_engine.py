@@ -32,13 +32,13 @@ async def test_every_choice_of_a_client_that_is_gone_ends_with_the_step_that_is_
         call.hang_up()
         await call.done()
         await until(lambda: not world.backends.running)
-        # Whatever turns are left are taken before the next step begins, which is the last one.
+        # The remaining turns are used before the next step begins, which is the last one.
         before = model.runner.steps
         turns.release()
         await until(lambda: not model.running)
         assert model.runner.steps <= before + 1
         await until(lambda: world.is_idle and world.recorded == 1)
         assert world.books_balance()
-        assert world.spent > 0 or not stream  # what a client has seen is paid for
+        assert world.spent > 0 or not stream  # the client pays for what it has received
     finally:
         model.close()

@@ -1,4 +1,4 @@
-"""The chat endpoint and its neighbours over HTTP: what arrives, in which order, in which form."""
+"""The chat endpoint and the other endpoints over HTTP: what arrives, in which order, in which form."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from serve_app.engine.request import Delta, Finished, FinishReason, Started
-from serve_app.ledger import keys
+from serve_app.contracts import key_format as keys
+from serve_app.contracts.generation import Delta, Finished, FinishReason, Started
 from tests.gateway.connections import Call, chat_body, http_request, served
 from tests.gateway.world import NANO, World, price, says, until
 
@@ -112,7 +112,7 @@ async def test_a_client_that_is_gone_in_the_middle_of_its_body_is_no_server_erro
     assert world.metrics.requests == [("none", 499)]
 
 
-async def test_a_wrong_key_is_told_before_a_wrong_body(world: World, http: httpx.AsyncClient) -> None:
+async def test_a_wrong_key_is_reported_before_a_wrong_body(world: World, http: httpx.AsyncClient) -> None:
     for key, status in ((keys.new_key(), 401), (world.key, 400)):
         answer = await http.post("/chat/completions", content=b"{", headers={"authorization": f"Bearer {key}"})
         assert answer.status_code == status
@@ -131,7 +131,7 @@ async def test_real_connections_that_break_free_the_slot_and_pay_for_what_was_pr
         await until(lambda: world.is_idle)
 
 
-async def test_a_slow_reader_gets_everything_and_delays_nobody_else(world: World) -> None:
+async def test_a_slow_reader_gets_everything_and_delays_no_other_request(world: World) -> None:
     pieces = ["x" * 20_000] * 100
     world.backends.play(says(*pieces), says("quick"))
     body = json.dumps(chat_body(stream=True)).encode()
@@ -153,7 +153,7 @@ async def test_a_slow_reader_gets_everything_and_delays_nobody_else(world: World
 
 
 @pytest.mark.parametrize("prefix", ["", "/v1"])
-async def test_what_a_key_opens(world: World, http: httpx.AsyncClient, prefix: str) -> None:
+async def test_a_key_opens_the_users_endpoints(world: World, http: httpx.AsyncClient, prefix: str) -> None:
     await Call(world).done()
     http.headers["authorization"] = f"Bearer {world.key}"
     models = (await http.get(f"{prefix}/models")).json()["data"]
@@ -171,7 +171,9 @@ async def test_what_a_key_opens(world: World, http: httpx.AsyncClient, prefix: s
 
 @pytest.mark.parametrize("path", ["/models", "/models/svc-chat", "/user/balance", "/user/usage"])
 @pytest.mark.parametrize("header", [None, "Bearer", "Basic abc", "Bearer sk-nonsense", f"Bearer {keys.new_key()}"])
-async def test_what_no_key_opens(http: httpx.AsyncClient, path: str, header: str | None) -> None:
+async def test_without_a_valid_key_the_users_endpoints_are_401(
+    http: httpx.AsyncClient, path: str, header: str | None
+) -> None:
     answer = await http.get(path, headers={"authorization": header} if header else {})
     assert answer.status_code == 401
     assert answer.json()["error"]["type"] == "authentication_error"

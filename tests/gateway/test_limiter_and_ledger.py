@@ -1,4 +1,4 @@
-"""The limiter knows what the ledger says of who asks, and nothing of who does not."""
+"""The limiter knows the ledger's state of active accounts, and nothing of others."""
 
 from __future__ import annotations
 
@@ -9,12 +9,23 @@ from typing import Any
 
 import pytest
 
-from serve_app.gateway import limiter
-from serve_app.gateway.limiter import LimiterService
-from serve_app.ledger import keys
-from serve_app.ledger.messages import Outcome, Price, Settlement
-from serve_app.limits import AccountState, Admission, Contract, KeyState
-from serve_app.limits.messages import Admit, Grant, Identify, Identity, Recovering, Refusal, Release
+from serve_app.contracts import key_format as keys
+from serve_app.contracts.books import AccountSnapshot, KeySnapshot, Outcome, Settlement
+from serve_app.contracts.commands import Command, FindKeys
+from serve_app.contracts.limiting import (
+    Admit,
+    Grant,
+    Identify,
+    Identity,
+    Recovering,
+    Refusal,
+    Release,
+)
+from serve_app.contracts.limits import Contract
+from serve_app.contracts.money import Price
+from serve_app.limiter import limiter_service as limiter
+from serve_app.limiter.admission import Admission
+from serve_app.limiter.limiter_service import LimiterService
 from tests.gateway.world import SECRET, World, until
 
 TERMS: dict[str, Any] = {
@@ -50,19 +61,19 @@ async def ask(world: World, what: Any) -> Any:
     return (await world.limiter.service.ask([what]))[0]
 
 
-def known_key(world: World, key: str) -> KeyState:
-    state = world.limiter.service.admission._keys[digest(key)].state
+def known_key(world: World, key: str) -> KeySnapshot:
+    state = world.limiter.service.admission._keys[digest(key)].snapshot
     assert state is not None
     return state
 
 
-def known_account(world: World) -> AccountState:
-    own = world.limiter.service.admission._accounts[world.account_id].own
+def known_account(world: World) -> AccountSnapshot:
+    own = world.limiter.service.admission._accounts[world.account_id].snapshot
     assert own is not None
     return own
 
 
-# What it knows
+# What the limiter knows
 
 
 async def test_a_look_up_brings_all_the_terms_of_key_and_account(world: World) -> None:
@@ -75,11 +86,12 @@ async def test_a_look_up_brings_all_the_terms_of_key_and_account(world: World) -
     assert isinstance(grant, Grant)
     assert (grant.weight, grant.requests.limit, grant.tokens.limit) == (40, 7, 7000)
     state = known_key(world, key)
-    assert {name: getattr(state, name) for name in TERMS} == TERMS
+    terms = {name: state.limits.get(name) or getattr(state, name) for name in TERMS}
+    assert terms == TERMS
     assert (state.key_id, state.spent, state.expires_at) == (key_id, 3000, expires_at)
     account = world.ledger.get_account(world.account_id)
     assert state.spent_version == account.version
-    assert (known_account(world).expiring, known_account(world).weight) == (account.expiring, 40)
+    assert (known_account(world).expiring, known_account(world).limits) == (account.expiring, account.limits)
 
 
 async def test_changed_terms_reach_the_limiter_with_the_feed(world: World) -> None:
@@ -100,7 +112,7 @@ async def test_changed_terms_reach_the_limiter_with_the_feed(world: World) -> No
     assert answer.status == 401
 
 
-async def test_a_settlement_that_only_the_ledger_tells_of_counts_for_the_keys_budget(world: World) -> None:
+async def test_a_settlement_that_only_the_ledger_reports_counts_for_the_keys_budget(world: World) -> None:
     """The gateway died; a replica has settled for it."""
     key_id, key = add_key(world, **TERMS)
     await ask(world, Identify(digest(key)))
@@ -123,18 +135,17 @@ async def test_the_rest_of_a_grant_is_known_again_after_each_settlement(world: W
     assert known_account(world).version == settled.version
 
 
-# What it does not keep
+# What the limiter does not keep
 
 
-async def test_changes_of_accounts_that_nobody_has_asked_about_are_not_kept(world: World) -> None:
+async def test_changes_of_accounts_without_requests_are_not_kept(world: World) -> None:
     service = world.limiter.service
     await ask(world, Identify(digest(world.key)))
     for _ in range(20):
         world.new_account()
     await service.follow()
-    stats = service.admission.stats()
-    assert (stats.accounts, stats.keys) == (1, 1)
-    # Nor is anything lost by it: who comes is looked up.
+    assert (len(service.admission._accounts), len(service.admission._keys)) == (1, 1)
+    # No state is missing later: the first request looks the account up.
     account_id, key = world.new_account()
     await service.follow()
     world.ledger.set_active(account_id, False)
@@ -145,16 +156,16 @@ async def test_a_revocation_that_overtakes_the_look_up_is_not_lost(world: World)
     service = world.limiter.service
     [key] = world.ledger.list_keys(world.account_id)
     read, gate = asyncio.Event(), asyncio.Event()
-    call = world.accounting.call
+    call = world.accounting.run
 
-    async def late(operation: str, arguments: dict[str, Any]) -> Any:
-        answer = await call(operation, arguments)
-        if operation == "find_key":
+    async def late(command: Command[Any]) -> Any:
+        answer = await call(command)
+        if isinstance(command, FindKeys):
             read.set()
             await gate.wait()
         return answer
 
-    world.accounting.call = late  # type: ignore[method-assign]
+    world.accounting.run = late  # type: ignore[method-assign]
     asked = asyncio.create_task(service.ask([Identify(digest(world.key))]))
     await read.wait()
     world.ledger.revoke_key(key.key_id)
@@ -165,23 +176,22 @@ async def test_a_revocation_that_overtakes_the_look_up_is_not_lost(world: World)
     assert answer.status == 401
 
 
-async def test_keys_that_nobody_knows_leave_nothing_behind(world: World) -> None:
+async def test_unknown_keys_leave_no_state_behind(world: World) -> None:
     service = world.limiter.service
     for _ in range(5):
         answers = await service.ask([Identify(digest(keys.new_key())) for _ in range(40)])
         assert {answer.status for answer in answers} == {401}
     await asyncio.sleep(0)
-    stats = service.admission.stats()
-    assert (stats.accounts, stats.keys, len(service._lookups)) == (0, 0, 0)
+    assert (len(service.admission._accounts), len(service.admission._keys), len(service._lookups)) == (0, 0, 0)
 
 
-async def test_only_so_many_look_ups_are_under_way_and_the_others_are_asked_again(
+async def test_look_ups_at_once_are_bounded_and_the_others_are_repeated(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limiter, "MOST_LOOKUPS", 10)
     service = world.limiter.service
     service._lookup_wait_s = 0.01
-    gate = world.accounting.wire_call.hold["find_key"] = asyncio.Event()
+    gate = world.accounting.wire_call.hold["FindKeys"] = asyncio.Event()
     answers = await service.ask([Identify(digest(keys.new_key())) for _ in range(30)])
     assert all(isinstance(answer, Recovering) for answer in answers)
     assert len(service._lookups) == 10
@@ -191,7 +201,7 @@ async def test_only_so_many_look_ups_are_under_way_and_the_others_are_asked_agai
     assert isinstance(await ask(world, Identify(digest(world.key))), Identity)
 
 
-async def test_who_is_idle_is_forgotten_round_by_round_and_looked_up_again(
+async def test_idle_accounts_are_forgotten_round_by_round_and_looked_up_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limiter, "MOST_FORGOTTEN", 3)
@@ -203,15 +213,15 @@ async def test_who_is_idle_is_forgotten_round_by_round_and_looked_up_again(
         assert isinstance((await service.ask([Identify(digest(key))]))[0], Identity)
     now += limiter.IDLE_S - 1
     service.tidy()
-    assert admission.stats().keys == 5
+    assert len(admission._keys) == 5
     now += 1
     service.tidy()
-    assert admission.stats().keys == 2
+    assert len(admission._keys) == 2
     service.tidy()
-    assert (admission.stats().keys, admission.stats().accounts) == (0, 5)
+    assert (len(admission._keys), len(admission._accounts)) == (0, 5)
     assert isinstance((await service.ask([admit(world.key)]))[0], Grant)
     now += limiter.IDLE_S
     for _ in range(3):
         service.tidy()
-    assert admission.stats().accounts == 1
-    assert admission.open_requests(world.account_id) == 0, "its lease is over, too"
+    assert len(admission._accounts) == 1
+    assert admission.status(world.account_id).open_requests == 0, "its lease is over, too"

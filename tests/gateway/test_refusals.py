@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from serve_app.gateway.refusals import as_api_error
-from serve_app.ledger import keys
-from serve_app.limits.messages import Refusal, Release, Window
+from serve_app.contracts import key_format as keys
+from serve_app.contracts.limiting import Refusal, Release, Window
+from serve_app.gateway.refusal_errors import refusal_error
 from tests.gateway.connections import Call
 from tests.gateway.world import SECRET, World, price, settled, until
 
@@ -35,7 +35,7 @@ RATE = {f"x-ratelimit-{part}-{of}" for part in ("limit", "remaining", "reset") f
 def test_each_refusal_has_its_row_of_the_table(
     refusal: Refusal, kind: str, param: str | None, headers: set[str]
 ) -> None:
-    error = as_api_error(refusal)
+    error = refusal_error(refusal)
     assert error.status == refusal.status
     assert error.body() == {"error": {"message": "m", "type": kind, "param": param, "code": refusal.code}}
     assert set(error.headers) == headers

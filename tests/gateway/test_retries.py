@@ -1,4 +1,4 @@
-"""With an idempotency key a request that has finished is answered again, and neither runs nor is billed again."""
+"""With an idempotency key, a retry of a finished request gets its reply and neither runs nor is billed again."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from typing import Any
 import openai
 import pytest
 
-from serve_app.backend.messages import Rejected, Rejection
-from serve_app.engine.request import Delta, Finished, FinishReason, Started
+from serve_app.contracts.generation import Delta, Finished, FinishReason, Rejected, Rejection, Started
+from serve_app.contracts.limiting import Admit, Release
+from serve_app.contracts.ports import BackendUnavailable
 from serve_app.gateway import retries
-from serve_app.gateway.ports import BackendUnavailable
-from serve_app.limits.messages import Admit, Release
 from tests.gateway.connections import MESSAGES, Call, served
 from tests.gateway.world import NANO, World, price, says, settled, until
 
@@ -50,11 +49,11 @@ async def test_a_retry_gets_the_same_bytes_and_is_not_billed_again(world: World)
 
 
 async def test_a_retry_consumes_neither_rate_nor_slot(world: World) -> None:
-    _, key = world.new_account(rpm=3, concurrency=1)  # a request a minute's third
+    _, key = world.new_account(rpm=3, concurrency=1)  # a slot of the rate every 20 s
     for _ in range(6):
         assert (await answered(world, key)).status == 200
     after = await Call(world, key).done()
-    assert after.headers["x-ratelimit-remaining-requests"] == "1"  # of three, but for the first one's and its own
+    assert after.headers["x-ratelimit-remaining-requests"] == "1"  # of three; the first request and this one used two
 
 
 async def test_a_retry_after_an_answer_that_was_lost_bills_once(world: World) -> None:
@@ -84,8 +83,8 @@ async def test_a_client_that_hangs_up_during_settlement_gets_its_reply_by_a_retr
 async def test_the_retry_of_a_gateway_that_was_killed_before_it_answered_gets_the_stored_reply(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Killed between the ledger's commit and everything that follows: no answer, no release, no more heartbeats.
-    monkeypatch.setattr(world.leases, "release", lambda release: None)
+    # Killed directly after the ledger's commit: no response, no release, no more heartbeats.
+    monkeypatch.setattr(world.limiter_client, "release", lambda release: None)
     killed = Call(world, sends=KEY)
     killed.send_error = ConnectionResetError("killed")
     await killed.done()
@@ -123,9 +122,8 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-async def test_a_process_that_dies_once_the_ledger_has_committed_leaves_its_reply_to_the_next(
-    world: World, tmp_path: Path
-) -> None:
+@pytest.mark.slow
+async def test_a_reply_is_kept_when_the_process_dies_after_the_commit(world: World, tmp_path: Path) -> None:
     folder = tmp_path / "killed"
     folder.mkdir()
     arguments = (str(folder), str(tmp_path / "ledger.db"), world.key, KEY["idempotency-key"])
@@ -141,7 +139,7 @@ async def test_a_process_that_dies_once_the_ledger_has_committed_leaves_its_repl
     await settled(world, requests=1, spent=price(10, 2))
 
 
-async def test_a_reply_that_took_the_last_of_the_balance_is_given_again(world: World) -> None:
+async def test_a_reply_that_used_up_the_balance_is_returned_to_a_retry(world: World) -> None:
     world.account_id, key = world.new_account(credit=price(10, 2))
     world.backends.play([Rejected(Rejection.CREDIT, prompt_tokens=10)], says("Hello", " world"))
     first = await answered(world, key)
@@ -172,7 +170,7 @@ async def test_two_retries_at_once_run_the_model_once(world: World) -> None:
     await settled(world, requests=1, spent=price(10, 2))
 
 
-async def test_the_sdk_waits_for_the_other_one_by_itself(world: World) -> None:
+async def test_the_sdk_waits_for_the_first_request_by_itself(world: World) -> None:
     gate = asyncio.Event()
     world.backends.play([Started(10, 0), gate, *says("Hello", " world")[1:]])
     async with served(world) as port:
@@ -188,7 +186,7 @@ async def test_the_sdk_waits_for_the_other_one_by_itself(world: World) -> None:
 
 
 async def test_the_key_of_an_open_request_outlives_a_restart_of_the_limiter(world: World) -> None:
-    world.leases.start()
+    world.limiter_client.start()
     gate = asyncio.Event()
     world.backends.play([Started(10, 0), gate, *says("Hello", " world")[1:]])
     first = Call(world, sends=KEY)
@@ -217,15 +215,15 @@ async def test_a_reply_that_was_begun_early_is_stored_without_its_line_feeds(mak
 
 
 async def test_a_reply_in_the_spool_is_neither_run_again_nor_lost(make_world: Callable[..., Any]) -> None:
-    world: World = await make_world(settle_timeout_s=0.05)
+    world: World = await make_world(settle_timeout_s=0.5)
     world.accounting.wire_settle.down()
-    world.outbox.start()
+    world.settlements.start()
     first = await answered(world)
     assert first.status == 200
     assert world.metrics.settlements == ["spooled"]
-    world.accounting.wire_call.down("find_reply")
+    world.accounting.wire_call.down("FindReply")
     assert (await answered(world)).status == 409  # its hold stays until the ledger has it
-    world.outbox.settle_timeout_s = 30
+    world.settlements.settle_timeout_s = 30
     world.accounting.wire_settle.up()
     world.accounting.wire_call.up()
     await until(lambda: world.is_idle and world.recorded == 1)
@@ -236,7 +234,7 @@ async def test_a_reply_in_the_spool_is_neither_run_again_nor_lost(make_world: Ca
     await settled(world, requests=1, spent=price(10, 2))
 
 
-# What is another request
+# Which requests are different ones
 
 
 async def test_the_same_key_for_another_body_is_422_and_consumes_nothing(world: World) -> None:
@@ -265,7 +263,7 @@ async def test_another_key_or_none_is_another_request_and_costs_no_look_up(world
     for sends in ({"idempotency-key": "another"}, {}):
         call = await answered(world, sends=sends)
         assert not replayed(call)
-    assert world.accounting.called.count("find_reply") == 1
+    assert world.accounting.called.count("FindReply") == 1
     await settled(world, requests=3, spent=3 * price(10, 2))
 
 
@@ -274,7 +272,7 @@ async def test_streams_ignore_the_key(world: World) -> None:
         call = await answered(world, stream=True)
         assert (call.status, call.text) == (200, "Hello world")
     assert (await answered(world)).status == 200
-    assert world.accounting.called.count("find_reply") == 1
+    assert world.accounting.called.count("FindReply") == 1
     await settled(world, requests=3, spent=3 * price(10, 2))
 
 
@@ -286,7 +284,7 @@ async def test_a_key_that_can_not_be_one_is_422(world: World, key: str) -> None:
     await until(lambda: world.is_idle)
 
 
-# What has not finished
+# Requests that have not finished
 
 
 @pytest.mark.parametrize(
@@ -327,13 +325,14 @@ async def test_a_request_that_was_cancelled_stores_nothing_and_its_retry_runs(wo
 
 
 async def test_a_reply_whose_usage_can_not_be_kept_is_not_stored(make_world: Callable[..., Any]) -> None:
-    world: World = await make_world(settle_timeout_s=0.02, spool_max_bytes=4096)
+    world: World = await make_world(settle_timeout_s=0.3, spool_max_bytes=4096)
+    world.settlements.start()
     world.spool.max_bytes = 1
     world.accounting.wire_settle.down()
     assert (await answered(world)).status == 503
-    world.outbox.settle_timeout_s = 30
+    world.settlements.settle_timeout_s = 30
     world.accounting.wire_settle.up()
-    await until(lambda: world.is_idle and not world.outbox.is_full)
+    await until(lambda: world.is_idle and not world.settlements.is_full)
     assert world.spent == 0
     world.spool.max_bytes = 4096
     again = await answered(world)
@@ -341,7 +340,7 @@ async def test_a_reply_whose_usage_can_not_be_kept_is_not_stored(make_world: Cal
     await settled(world, requests=2, spent=price(10, 2))
 
 
-async def test_a_refused_request_is_not_an_answer(world: World) -> None:
+async def test_a_refusal_is_not_stored_as_a_reply(world: World) -> None:
     account, key = world.new_account(credit=0)
     assert (await answered(world, key)).status == 402
     world.ledger.credit(account, NANO)
@@ -349,21 +348,23 @@ async def test_a_refused_request_is_not_an_answer(world: World) -> None:
     assert (await answered(world, key)).status == 200
 
 
-async def test_while_the_ledger_can_not_tell_a_keyed_request_is_503_and_holds_nothing(world: World) -> None:
-    world.accounting.wire_call.down("find_reply")
+async def test_while_the_ledger_is_away_a_request_with_an_idempotency_key_is_503_and_holds_nothing(
+    world: World,
+) -> None:
+    world.accounting.wire_call.down("FindReply")
     call = await answered(world)
     assert (call.status, call.json["error"]["type"]) == (503, "overloaded_error")
     assert 1 <= int(call.headers["retry-after"]) <= 60
     assert not world.backends.calls
     await settled(world, requests=0, spent=0)
-    # Others are not concerned.
+    # Other requests are not affected.
     assert (await Call(world).done()).status == 200
 
 
-async def test_gone_while_the_stored_reply_is_looked_for_leaves_nothing_behind(world: World) -> None:
-    gate = world.accounting.wire_call.hold["find_reply"] = asyncio.Event()
+async def test_a_client_that_leaves_while_the_stored_reply_is_looked_up_leaves_no_hold(world: World) -> None:
+    gate = world.accounting.wire_call.hold["FindReply"] = asyncio.Event()
     call = Call(world, sends=KEY)
-    await world.accounting.wire_call.seen("find_reply").wait()
+    await world.accounting.wire_call.seen("FindReply").wait()
     call.hang_up()
     await call.done()
     gate.set()
@@ -372,7 +373,7 @@ async def test_gone_while_the_stored_reply_is_looked_for_leaves_nothing_behind(w
     assert world.spent == 0
 
 
-async def test_a_reply_that_is_too_large_is_given_but_not_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reply_that_is_too_large_is_sent_but_not_stored(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "MOST_BYTES", 100)
     assert (await answered(world)).status == 200
     again = await answered(world)
@@ -403,7 +404,7 @@ async def test_retries_are_billed_once_with_several_limiters_and_accounting_proc
     assert len(world.backends.calls) == len(accounts)
 
 
-async def test_the_limiter_hears_of_key_and_backend_and_of_the_end(world: World) -> None:
+async def test_the_limiter_receives_the_key_the_backend_and_the_end(world: World) -> None:
     await answered(world)
     await until(lambda: any(isinstance(ask, Release) for ask in world.limiter.asked))
     admits = [ask for ask in world.limiter.asked if isinstance(ask, Admit)]

@@ -1,4 +1,4 @@
-"""Gateways and limiters that count different shards: nothing is admitted by two limiters, whoever comes first."""
+"""Gateways and limiters with different numbers of shards: in any order, no request is admitted by two limiters."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import httpx
 import pytest
 
-from serve_app.engine.request import Delta, Started
-from serve_app.limits.messages import Admit
+from serve_app.contracts.generation import Delta, Started
+from serve_app.contracts.limiting import Admit
 from tests.gateway.connections import Call
 from tests.gateway.world import World, says, settled, until
 
 
 def admits(world: World) -> int:
-    return sum(isinstance(ask, Admit) and ask.look_up for limiter in world.limiters for ask in limiter.asked)
+    return sum(isinstance(ask, Admit) for limiter in world.limiters for ask in limiter.asked)
 
 
 async def ready(world: World) -> httpx.Response:
@@ -27,7 +27,7 @@ async def ready(world: World) -> httpx.Response:
 
 
 @pytest.mark.parametrize(("counts", "there"), [(1, 3), (2, 3)])
-async def test_a_gateway_that_counts_otherwise_is_refused_and_says_why(
+async def test_a_gateway_with_another_number_of_shards_is_refused_and_logs_why(
     make_world: Callable[..., Any], caplog: pytest.LogCaptureFixture, counts: int, there: int
 ) -> None:
     running: World = await make_world(limiter_shards=there)
@@ -46,7 +46,7 @@ async def test_a_gateway_that_counts_otherwise_is_refused_and_says_why(
     answer = await ready(strange)
     assert answer.status_code == 503
     assert said in answer.json()["error"]["message"]
-    # Those that count right are not concerned.
+    # Gateways with the right number are not affected.
     assert (await Call(running).done()).status == 200
     assert (await ready(running)).status_code == 200
     await settled(running, requests=1, spent=running.spent)
@@ -56,33 +56,33 @@ async def test_a_change_of_the_number_under_way_admits_nothing_before_the_old_re
     make_world: Callable[..., Any],
 ) -> None:
     old: World = await make_world()
-    old.leases.start()
+    old.limiter_client.start()
     gate = asyncio.Event()
     old.backends.play([Started(10, 0), Delta("a", 1), gate, *says("a", "b")[2:]])
     call = Call(old, stream=True)
     await call.until('"a"')
 
-    # Both shards of the new count start, the first in the place of the old one; then a new gateway.
+    # Both shards of the new number start, the first one replaces the old one; then a new gateway starts.
     shards = [old.new_limiter(shards=2) for _ in range(2)]
     for shard in shards:
         await shard.follow()
     old.limiter.service = shards[0]
-    await until(lambda: old.leases.disagreement is not None)
+    await until(lambda: old.limiter_client.disagreement is not None)
     new: World = await make_world(beside=old, limiters=shards)
-    new.leases.start()
+    new.limiter_client.start()
     for world in (old, new):
         refused = await Call(world).done()
         assert refused.status == 503
     disagreement = (await ready(new)).json()["error"]["message"]
     assert "a gateway that counts 1 limiter_shards, not 2, has requests open" in disagreement
 
-    # The stream of the old gateway ends as if nothing had been; a lease later everything is open.
+    # The stream of the old gateway ends normally; a lease later the new gateway admits everything.
     gate.set()
     assert (await call.done()).data[-1] == "[DONE]"
-    await until(lambda: old.leases.open_requests == 0)
-    await old.leases.stop()
+    await until(lambda: old.limiter_client.open_requests == 0)
+    await old.limiter_client.stop()
     old.passed_s += 10.0
-    await until(lambda: new.leases.disagreement is None)
+    await until(lambda: new.limiter_client.disagreement is None)
     assert (await Call(new).done()).status == 200
     await until(lambda: old.recorded == 2)
     assert old.books_balance()
@@ -103,8 +103,8 @@ async def test_one_shard_that_is_away_does_not_keep_a_gateway_that_has_agreed_fr
 ) -> None:
     world: World = await make_world(limiter_shards=3)
     assert (await Call(world).done()).status == 200
-    home = next(index for index, limiter in enumerate(world.limiters) if limiter.service.admission.stats().accounts)
-    world.leases.start()
+    home = next(index for index, limiter in enumerate(world.limiters) if limiter.service.admission._accounts)
+    world.limiter_client.start()
     for index, limiter in enumerate(world.limiters):
         if index != home:
             limiter.wire.down()

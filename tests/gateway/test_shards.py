@@ -1,4 +1,4 @@
-"""An account belongs to one limiter and one accounting process, however many there are and whatever restarts."""
+"""An account belongs to one limiter and one accounting process, for any number of processes and after restarts."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from serve_app.engine.request import Delta, Started
-from serve_app.gateway.shards import shard_name, shard_of
-from serve_app.ledger import keys
-from serve_app.limits.messages import Admit, Announce, Identify, Identity, Release, Status
+from serve_app.contracts import key_format as keys
+from serve_app.contracts.books import Settlement
+from serve_app.contracts.calls import Unavailable, shard_name, shard_of
+from serve_app.contracts.commands import GetAccount
+from serve_app.contracts.generation import Delta, Started
+from serve_app.contracts.limiting import Admit, Announce, Identify, Identity, Release, Status
+from serve_app.gateway.settlements import AccountingShards
 from tests.gateway.connections import Call
 from tests.gateway.world import SECRET, World, says, until
 
@@ -28,7 +32,7 @@ async def shards(tmp_path: Path) -> AsyncIterator[World]:
 
 
 def asks_of(world: World, kind: type) -> list[int]:
-    """How many asks of a kind each limiter has got."""
+    """How many commands of a kind each limiter has received."""
     return [sum(isinstance(ask, kind) for ask in limiter.asked) for limiter in world.limiters]
 
 
@@ -37,7 +41,7 @@ def home_of(world: World) -> int:
 
 
 def test_an_accounts_shard_is_the_same_in_every_release() -> None:
-    # Changed numbers would let a gateway of the next release ask another limiter while this one's holds are open.
+    # With other numbers, a gateway of the next release would call another limiter while this one has open holds.
     accounts = ("acct_a", "acct_b", "acct_c", "")
     assert [shard_of(account, 3) for account in accounts] == [2, 2, 0, 0]
     assert [shard_name("Limiter", index) for index in range(3)] == ["Limiter", "Limiter-1", "Limiter-2"]
@@ -49,7 +53,7 @@ def test_accounts_are_spread_evenly() -> None:
     assert max(counts.values()) < 1.15 * min(counts.values())
 
 
-async def test_a_request_meets_its_accounts_limiter_alone_and_leaves_nothing(shards: World) -> None:
+async def test_a_request_calls_only_its_accounts_limiter_and_leaves_no_hold(shards: World) -> None:
     shards.backends.play(says("a", "b"))
     assert (await Call(shards).done()).status == 200
     await until(lambda: shards.is_idle)
@@ -75,11 +79,11 @@ async def test_a_keys_account_is_looked_up_once_by_the_gateway_and_once_by_its_l
     for _ in range(4):
         shards.backends.play(says("a"))
         await Call(shards).done()
-    looked_up = sum(accounting.called.count("find_key") for accounting in shards.accountings)
+    looked_up = sum(accounting.called.count("FindKeys") for accounting in shards.accountings)
     assert looked_up == 2
 
 
-async def test_a_key_that_nobody_knows_is_told_to_no_limiter(shards: World) -> None:
+async def test_an_unknown_key_is_sent_to_no_limiter(shards: World) -> None:
     before = [len(limiter.asked) for limiter in shards.limiters]
     assert (await Call(shards, key=keys.new_key()).done()).status == 401
     assert [len(limiter.asked) for limiter in shards.limiters] == before
@@ -87,7 +91,7 @@ async def test_a_key_that_nobody_knows_is_told_to_no_limiter(shards: World) -> N
 
 @pytest.mark.parametrize("index", range(SHARDS))
 async def test_a_limiter_that_restarts_learns_its_own_accounts_holds_and_no_others(shards: World, index: int) -> None:
-    shards.leases.start()
+    shards.limiter_client.start()
     gate = asyncio.Event()
     shards.backends.play([Started(10, 0), Delta("a", 1), gate])
     call = Call(shards, stream=True)
@@ -111,12 +115,12 @@ async def test_a_limiter_that_restarts_learns_its_own_accounts_holds_and_no_othe
 async def test_accounts_of_all_shards_are_shown_in_their_order(shards: World) -> None:
     accounts = [shards.new_account()[0] for _ in range(12)]
     assert {shard_of(account, SHARDS) for account in accounts} == set(range(SHARDS))
-    states = await shards.leases.ask(Status(tuple(accounts)))
+    states = await shards.limiter_client.ask(Status(tuple(accounts)))
     assert [state.account_id for state in states] == accounts
 
 
 async def test_while_one_limiter_is_away_accounts_of_the_others_are_served(shards: World) -> None:
-    shards.leases.admit_timeout_s = 0.05
+    shards.limiter_client.admit_timeout_s = 0.05
     found: dict[bool, str] = {}
     while len(found) < 2:
         account, key = shards.new_account()
@@ -132,7 +136,7 @@ async def test_while_one_limiter_is_away_accounts_of_the_others_are_served(shard
 async def test_a_client_that_hangs_up_while_it_is_admitted_leaves_no_hold(shards: World) -> None:
     gate = asyncio.Event()
     home = shards.limiters[home_of(shards)]
-    # Known already, so that the next one is held up at its limiter.
+    # The key is known already, so that the next request waits at its limiter.
     shards.backends.play(says("a"))
     await Call(shards).done()
     await until(lambda: shards.is_idle)
@@ -163,7 +167,33 @@ async def test_many_at_once_never_spend_more_than_there_is(shards: World) -> Non
 
 
 async def test_identifying_a_caller_asks_the_accounts_limiter(shards: World) -> None:
-    answer = await shards.leases.ask(Identify(keys.digest(shards.key, SECRET)))
+    answer = await shards.limiter_client.ask(Identify(keys.digest(shards.key, SECRET)))
     assert isinstance(answer, Identity)
     assert answer.account_id == shards.account_id
     assert sum(asks_of(shards, Identify)) == asks_of(shards, Identify)[home_of(shards)] == 1
+
+
+class Shard:
+    """An accounting process that answers with its number, or is away."""
+
+    def __init__(self, number: int, *, away: bool) -> None:
+        self.number = number
+        self.away = away
+
+    async def run(self, command: Any) -> Any:
+        if self.away:
+            raise Unavailable("no replica")
+        return self.number
+
+    async def settle(self, settlements: list[Settlement]) -> Any: ...
+
+
+@pytest.mark.parametrize("home", range(3))
+async def test_a_command_goes_to_its_accounts_accounting_process_and_to_another_while_that_is_away(home: int) -> None:
+    account = next(f"acct_{n}" for n in range(100) if shard_of(f"acct_{n}", 3) == home)
+    all_there = AccountingShards([Shard(number, away=False) for number in range(3)])
+    assert await all_there.run(GetAccount(account)) == home
+    one_away = AccountingShards([Shard(number, away=number == home) for number in range(3)])
+    assert await one_away.run(GetAccount(account)) != home
+    with pytest.raises(Unavailable):
+        await AccountingShards([Shard(number, away=True) for number in range(3)]).run(GetAccount(account))

@@ -1,7 +1,7 @@
 """The exact bytes of each kind of stream, from a model's tokens through engine, replica and gateway to a socket.
 
 They lie in `golden/`, with the reply's id, the time of its beginning and the ids of its calls replaced by fixed ones.
-After a change that is meant, `WRITE_GOLDEN=1` writes them anew: read the difference.
+After an intended change, `WRITE_GOLDEN=1` writes them again: read the difference.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ USAGE = {"stream_options": {"include_usage": True}}
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of stream: what the model says, what is asked for, and what the client is to read."""
+    """A kind of stream: the model's tokens, the request, and what the client must read."""
 
     says: tuple[tuple[bytes, ...], ...]  # the tokens of each choice
     reads: tuple[Choice, ...]
@@ -155,7 +155,7 @@ def golden(name: str, body: bytes) -> bytes:
 
 
 def fixed(body: bytes) -> bytes:
-    """The body with its id and its time replaced, which must be the same in all of it."""
+    """The body with its id and time replaced. Both must be the same in all chunks."""
     [(reply_id, created)] = set(re.findall(rb'^data: {"id":"(chatcmpl-[0-9a-f]{32})".*?"created":(\d+)', body, re.M))
     body = body.replace(reply_id, b"chatcmpl-1").replace(b'"created":' + created, b'"created":1700000000')
     for number, call_id in enumerate(re.findall(rb'"id":"(call_[0-9A-Za-z]{24})","type":"function"', body), 1):
@@ -165,7 +165,7 @@ def fixed(body: bytes) -> bytes:
 
 
 def one_after_the_other(body: bytes) -> bytes:
-    """The stream with the chunks of each choice side by side: how they take turns, the machine decides."""
+    """The stream with the chunks of each choice together: their interleaving depends on timing."""
     frames = body.split(b"\n\n")
 
     def turn(frame: bytes) -> int:
@@ -222,5 +222,5 @@ async def test_a_stream_that_waits_for_its_first_token_is_kept_alive_in_exactly_
     body = fixed((await call.done()).body)
     assert read(body).choices[0] == text("Hello")
     assert [part.choices[0].delta.content for part in sdk(body)] == ["", "Hello", None]
-    once = re.sub(rb"^(: keep-alive\n\n)+", rb": keep-alive\n\n", body)  # how many there are, the machine decides
+    once = re.sub(rb"^(: keep-alive\n\n)+", rb": keep-alive\n\n", body)  # their number depends on timing
     assert once == golden("keep_alive", once)

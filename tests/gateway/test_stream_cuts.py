@@ -1,6 +1,6 @@
-"""However a model's tokens and the network's packets cut a reply, a client reads the same text.
+"""For any cut of a reply into tokens and packets, a client reads the same text.
 
-Never a broken character, never a character of a stop string, nothing lost and nothing said twice.
+No broken character, no character of a stop string, nothing lost and nothing sent twice.
 """
 
 from __future__ import annotations
@@ -18,17 +18,13 @@ import httpx
 import pytest
 from openai._streaming import SSEDecoder
 
-from serve_app.engine.loading.loader import LoadedModel
-from serve_app.engine.sampling.detokenizer import Vocabulary, bytes_of_unicode
-from serve_app.tools import FAMILIES, ReasoningSplitter, ReplyReader
-from serve_app.tools.reasoning import MARKERS
-from tests.engine.conftest import loaded, model_path
+from serve_app.engine.text.detokenizer import Vocabulary, bytes_of_unicode
+from serve_app.model.tools.format_table import TOOL_FORMATS
+from serve_app.model.tools.reasoning import MARKERS
 from tests.engine.test_detokenizer import sentencepiece_tokenizer
 from tests.gateway.scripted_model import ids_of, tokenizer_of
 from tests.gateway.strict_sse import Choice, read
 from tests.gateway.token_cuts import partitions, streamed, up_to_stop
-
-__all__ = ["loaded", "model_path"]
 
 SHORT = {
     "Chinese": "你好#",
@@ -42,6 +38,12 @@ SHORT = {
     "Devanagari": "क्षि",
     "line ends": "\r\n\u2028\x85a",
 }
+#: Texts of more than ten bytes have thousands of cuts.
+EACH_TEXT = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (len(text.encode()) > 10)) for name, text in SHORT.items()]
+)
+#: How many random cuts.
+FEW_AND_MANY = pytest.mark.parametrize("count", [40, pytest.param(400, marks=pytest.mark.slow)])
 LONG = (
     "汉字和标点：你好，世界！\n\n👩‍👩‍👧‍👦 family, 🏳️‍🌈 flag, 👍🏽 thumb, 1️⃣ keycap, 🇩🇪🇯🇵 flags."
     " e\u0301\u0323 a\u0308 किमपि กำ שָׁלוֹם \u202eabc\u202c مرحبا \u1112\u1161\u11ab\u1100\u1161 한글 𝒳𝕐 ﷽ \u2028 end"
@@ -50,7 +52,7 @@ LONG = (
 
 
 def neighbours(text: str) -> list[str]:
-    """Strings that begin with the bytes of a character of the text and are none of it."""
+    """Strings that begin with the bytes of a character of the text but are not in the text."""
     found = []
     for number, character in enumerate(text):
         other = chr(ord(character) ^ 1)
@@ -60,7 +62,7 @@ def neighbours(text: str) -> list[str]:
 
 
 def stop_strings(text: str) -> list[str]:
-    """Every part of a text, beginnings and ends in the midst of what people take for a character included."""
+    """Every part of a text, also parts that begin or end inside a visible character."""
     return sorted({text[a:b] for a in range(len(text)) for b in range(a + 1, len(text) + 1)})
 
 
@@ -72,7 +74,7 @@ def cut_tokenizer(data: bytes) -> tuple[Vocabulary, Any]:
 
 
 def content(body: bytes) -> str:
-    """The text of a stream that keeps all rules; each of its deltas stands for itself."""
+    """The text of a stream that keeps all rules; each of its deltas is valid text by itself."""
     reply = read(body)
     [choice] = reply.choices.values()
     return choice.content
@@ -84,7 +86,7 @@ def by_sdk(body: bytes) -> list[str]:
     return [event["choices"][0]["delta"].get("content", "") for event in events]
 
 
-@pytest.mark.parametrize("name", SHORT)
+@EACH_TEXT
 def test_a_text_cut_into_tokens_in_every_way_is_read_as_it_is(name: str) -> None:
     text = SHORT[name]
     vocabulary, tokenizer = cut_tokenizer(text.encode())
@@ -95,9 +97,9 @@ def test_a_text_cut_into_tokens_in_every_way_is_read_as_it_is(name: str) -> None
         assert not any("\ufffd" in delta for delta in deltas)
 
 
-@pytest.mark.parametrize("name", SHORT)
+@EACH_TEXT
 def test_no_character_of_a_stop_string_leaks_however_tokens_are_cut(name: str) -> None:
-    """Every way to cut the text, each with every part of it as a stop string in its turn."""
+    """Every way to cut the text, combined with every part of it as a stop string."""
     text = SHORT[name]
     vocabulary, tokenizer = cut_tokenizer(text.encode())
     stops = itertools.cycle([*stop_strings(text), *neighbours(text)])
@@ -111,8 +113,8 @@ def test_no_character_of_a_stop_string_leaks_however_tokens_are_cut(name: str) -
 
 
 @pytest.fixture(scope="module")
-def bundled(loaded: LoadedModel) -> Vocabulary:
-    return Vocabulary(loaded.tokenizer)
+def bundled(bundled_tokenizer: Any) -> Vocabulary:
+    return Vocabulary(bundled_tokenizer)
 
 
 @cache
@@ -142,7 +144,7 @@ def cut_anyhow(vocabulary: Vocabulary, text: str, rng: random.Random) -> list[in
 
 
 def some_stops(text: str, rng: random.Random) -> tuple[str, ...]:
-    """Parts of a text and what only begins like one; they may overlap, begin anywhere, or be its very end."""
+    """Parts of a text and strings that only begin like one; they may overlap, begin anywhere, or be the end."""
     stops = []
     for _ in range(rng.randint(0, 4)):
         start = rng.randrange(len(text))
@@ -157,12 +159,15 @@ def characters_after(vocabulary: Vocabulary, tokens: list[int]) -> list[int]:
     return [0, *itertools.accumulate(len(decoder.push(token)) for token in tokens)]
 
 
+@FEW_AND_MANY
 @pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
-def test_a_long_reply_cut_anyhow_reads_as_it_is_up_to_its_first_stop_string(kind: str, bundled: Vocabulary) -> None:
+def test_a_long_reply_cut_anyhow_reads_as_it_is_up_to_its_first_stop_string(
+    kind: str, count: int, bundled: Vocabulary
+) -> None:
     vocabulary = bundled if kind == "byte-level" else sentencepiece()
     rng = random.Random(kind)
     stopped = 0
-    for number in range(400):
+    for number in range(count):
         start = rng.randrange(len(LONG))
         text = LONG[start : start + rng.randint(1, len(LONG))].lstrip(" ")
         tokens = cut_anyhow(vocabulary, text, rng)
@@ -176,16 +181,17 @@ def test_a_long_reply_cut_anyhow_reads_as_it_is_up_to_its_first_stop_string(kind
         assert reply.choices[0].content.count("\ufffd") == expected.count("\ufffd")
         assert reply.choices[0].finish_reason == "stop"
         stopped += expected != text
-    assert 100 < stopped < 300
+    assert count / 4 < stopped < count * 3 / 4
 
 
+@FEW_AND_MANY
 @pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
-def test_the_tokens_that_are_told_are_those_of_the_text_and_none_of_a_stop_string(
-    kind: str, bundled: Vocabulary
+def test_the_tokens_that_are_reported_are_those_of_the_text_and_none_of_a_stop_string(
+    kind: str, count: int, bundled: Vocabulary
 ) -> None:
     vocabulary = bundled if kind == "byte-level" else sentencepiece()
     rng = random.Random(kind)
-    for number in range(200):
+    for number in range(count // 2):
         start = rng.randrange(len(LONG))
         tokens = cut_anyhow(vocabulary, LONG[start : start + rng.randint(1, 60)].strip(" "), rng)
         text = vocabulary.decode(tokens)
@@ -195,7 +201,7 @@ def test_the_tokens_that_are_told_are_those_of_the_text_and_none_of_a_stop_strin
         told = [bytes(token["bytes"]) for token in choice.tokens]
         spelled = b"".join(told)
         if kind == "sentencepiece":
-            spelled = spelled.removeprefix(b" ")  # which its own decoding drops
+            spelled = spelled.removeprefix(b" ")  # the tokenizer's decoding drops it
         assert spelled.startswith(expected), (number, stops)
         assert len(spelled) - len(told[-1] if told else b"") < max(1, len(expected)), (number, stops, told)
 
@@ -224,9 +230,8 @@ def reply_tokenizer() -> tuple[Vocabulary, Any]:
 def heard(pieces: Iterable[bytes], rng: random.Random | None = None, **sampling: Any) -> Choice:
     """What the client of a model that reasons and has two tools reads of a reply of these tokens."""
     vocabulary, tokenizer = reply_tokenizer()
-    parser = FAMILIES["hermes"].parser(("get_weather", "get_time"), random.Random(1))
-    reader = ReplyReader(ReasoningSplitter(MARKERS[0]), parser)
-    body = streamed(vocabulary, ids_of(tokenizer, [*filter(None, pieces)]), rng, reader=reader, **sampling)
+    parser = TOOL_FORMATS["hermes"].parser(("get_weather", "get_time"), 1, markers=MARKERS[0])
+    body = streamed(vocabulary, ids_of(tokenizer, [*filter(None, pieces)]), rng, parser=parser, **sampling)
     assert b"\xef\xbf\xbd" not in body
     [choice] = read(body).choices.values()
     return choice
@@ -236,19 +241,21 @@ def parts(choice: Choice) -> tuple[str, str, list[tuple[str, str]]]:
     return choice.reasoning, choice.content, [(call.name, call.arguments) for call in choice.calls]
 
 
-def test_reasoning_text_and_calls_are_the_same_wherever_their_bytes_are_cut() -> None:
+@FEW_AND_MANY
+def test_reasoning_text_and_calls_are_the_same_wherever_their_bytes_are_cut(count: int) -> None:
     for at in range(len(REPLY) + 1):
         choice = heard([REPLY[:at], REPLY[at:]])
         assert (parts(choice), choice.finish_reason) == (WHOLE, "tool_calls"), at
     rng = random.Random(5)
-    for _ in range(100):
+    for _ in range(count // 4):
         assert parts(heard([REPLY[at : at + 1] for at in range(len(REPLY))], rng)) == WHOLE
 
 
-def test_a_stop_string_in_reasoning_or_calls_leaks_nothing() -> None:
+@FEW_AND_MANY
+def test_a_stop_string_in_reasoning_or_calls_leaks_nothing(count: int) -> None:
     rng = random.Random(6)
     text = REPLY.decode()
-    for _ in range(300):
+    for _ in range(count):
         stops = some_stops(text, rng)
         before = up_to_stop(text, stops).encode()
         choice = heard([REPLY[at : at + 1] for at in range(len(REPLY))], rng, stop=stops)
@@ -265,9 +272,10 @@ def begins(found: str, whole: str, *marks: str) -> bool:
     return any(mark.startswith(found[len(whole) :]) for mark in marks)
 
 
-def test_a_reply_that_its_length_cuts_anywhere_is_a_beginning_of_the_whole() -> None:
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_reply_that_its_length_cuts_anywhere_is_a_beginning_of_the_whole(step: int) -> None:
     reasoning, content, calls = WHOLE
-    for most in range(1, len(REPLY)):
+    for most in range(1, len(REPLY), step):
         choice = heard([REPLY[at : at + 1] for at in range(len(REPLY))], max_tokens=most)
         assert choice.finish_reason == "length"
         assert begins(choice.reasoning, reasoning, "\n</think>")

@@ -1,4 +1,4 @@
-"""Wrong keys from one address are slowed down and cost no look-up beyond a bound; right ones are never hurt by it."""
+"""Wrong keys from one address get 429 and can't use up the ledger's look-ups; right keys are not affected."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from serve_app.gateway.wrong_keys import FREE, SECOND_TIME, Verdict, WrongKeys, client_address
-from serve_app.ledger import keys
+from serve_app.contracts import key_format as keys
+from serve_app.gateway import authentication
+from serve_app.gateway.wrong_keys import FREE, WRONG_FOR_S, Verdict, WrongKeys, client_address
 from tests.gateway.connections import Call, chat_body, http_request, served
 from tests.gateway.world import OPERATOR, World, until
 
@@ -32,8 +33,9 @@ async def chat(client: httpx.AsyncClient, key: str) -> httpx.Response:
     return await client.post("/chat/completions", json=chat_body(), headers={"authorization": f"Bearer {key}"})
 
 
-def looked_up(world: World) -> int:
-    return world.accounting.called.count("find_key")
+def queries(world: World) -> int:
+    """Of the ledger, for keys that the limiter does not know."""
+    return world.accounting.called.count("FindKeys")
 
 
 @pytest.fixture
@@ -46,27 +48,47 @@ async def client(world: World) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.mark.parametrize("together", [False, True])
-async def test_wrong_keys_cost_no_look_up_beyond_the_bound(
-    world: World, client: httpx.AsyncClient, together: bool
-) -> None:
+async def test_wrong_keys_beyond_the_bound_are_429(world: World, client: httpx.AsyncClient, together: bool) -> None:
     guesses = [ask(client, keys.new_key()) for _ in range(GUESSES)]
     answers = await asyncio.gather(*guesses) if together else [await guess for guess in guesses]
     assert sorted(answer.status_code for answer in answers) == [401] * FREE + [429] * (GUESSES - FREE)
-    assert looked_up(world) == FREE
+
+
+async def test_wrong_keys_that_come_at_once_cost_few_queries(world: World, client: httpx.AsyncClient) -> None:
+    await asyncio.gather(*(ask(client, keys.new_key()) for _ in range(GUESSES)))
+    assert queries(world) <= 3
+
+
+async def test_an_address_that_guesses_can_not_choose_how_many_queries_there_are(
+    world: World, client: httpx.AsyncClient
+) -> None:
+    for _ in range(FREE):
+        await ask(client, keys.new_key())
+    before, beats, next_beat = queries(world), 0, world.authenticator._next_beat
+
+    async def counted() -> None:
+        nonlocal beats
+        beats += world.authenticator._beat is None
+        await next_beat()
+
+    world.authenticator._next_beat = counted  # type: ignore[method-assign]
+    for _ in range(5):
+        await asyncio.gather(*(ask(client, keys.new_key()) for _ in range(FREE)))
+    assert 0 < queries(world) - before <= 2 * beats  # a list of asks may be cut in two
 
 
 async def test_with_several_limiters_the_bound_is_the_same(make_world: Callable[..., Any]) -> None:
     world: World = await make_world(limiter_shards=3, accounting_shards=2)
     async with of("203.0.113.7", world) as client:
         assert (await chat(client, world.key)).status_code == 200
-        before = sum(wire.called.count("find_key") for wire in world.accountings)
+        before = sum(wire.called.count("FindKeys") for wire in world.accountings)
         answers = await asyncio.gather(*(ask(client, keys.new_key()) for _ in range(GUESSES)))
         assert sorted(answer.status_code for answer in answers) == [401] * FREE + [429] * (GUESSES - FREE)
-        assert sum(wire.called.count("find_key") for wire in world.accountings) - before == FREE
+        assert sum(wire.called.count("FindKeys") for wire in world.accountings) - before <= 3
         assert (await chat(client, world.key)).status_code == 200
 
 
-async def test_a_guess_too_many_is_429_with_the_time_to_wait(world: World, client: httpx.AsyncClient) -> None:
+async def test_a_guess_beyond_the_bound_is_429_with_the_time_to_wait(world: World, client: httpx.AsyncClient) -> None:
     for _ in range(FREE):
         answer = await chat(client, keys.new_key())
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
@@ -82,25 +104,17 @@ async def test_a_guess_too_many_is_429_with_the_time_to_wait(world: World, clien
 async def test_keys_with_a_typo_are_counted_and_never_looked_up(world: World, client: httpx.AsyncClient) -> None:
     statuses = [(await ask(client, "sk-nonsense")).status_code for _ in range(GUESSES)]
     assert statuses == [401] * FREE + [429] * (GUESSES - FREE)
-    assert looked_up(world) == 0
+    assert queries(world) == 0
 
 
 async def test_the_same_wrong_key_is_looked_up_once_a_minute(world: World, client: httpx.AsyncClient) -> None:
     wrong = keys.new_key()
     statuses = [(await ask(client, wrong)).status_code for _ in range(GUESSES)]
     assert statuses == [401] * FREE + [429] * (GUESSES - FREE)
-    assert looked_up(world) == 1
+    assert queries(world) == 1
     world.now += 120
     assert (await ask(client, wrong)).status_code == 401
-    assert looked_up(world) == 2
-
-
-async def test_guesses_that_come_twice_have_a_bound_too(world: World, client: httpx.AsyncClient) -> None:
-    for _ in range(GUESSES):
-        wrong = keys.new_key()
-        for _ in range(3):
-            await ask(client, wrong)
-    assert looked_up(world) <= FREE + SECOND_TIME
+    assert queries(world) == 2
 
 
 async def test_a_request_without_a_key_is_401_and_not_a_guess(world: World, client: httpx.AsyncClient) -> None:
@@ -123,25 +137,49 @@ async def test_a_neighbour_with_a_known_key_is_served_at_once(world: World, clie
     assert (await chat(client, world.key)).status_code == 200
     for _ in range(GUESSES):
         await ask(client, keys.new_key())
-    before = looked_up(world)
+    before = queries(world)
     for _ in range(10):
         assert (await chat(client, world.key)).status_code == 200
-    assert looked_up(world) == before
+    assert queries(world) == before
 
 
-async def test_a_neighbour_whose_key_is_not_known_yet_is_served_when_it_comes_again(
-    world: World, client: httpx.AsyncClient
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_neighbour_whose_key_is_not_known_yet_is_served_at_once(
+    world: World, client: httpx.AsyncClient, times: int
 ) -> None:
     for _ in range(GUESSES):
-        await ask(client, keys.new_key())
-    first = await chat(client, world.key)
-    assert first.status_code == 429
-    # SDKs come again by themselves. Others go on guessing meanwhile.
-    for _ in range(GUESSES):
-        await ask(client, keys.new_key())
-    world.now += int(first.headers["retry-after"])
-    for _ in range(10):
+        wrong = keys.new_key()
+        for _ in range(times):  # each false key twice once used up the look-ups of all
+            await ask(client, wrong)
+    assert (await chat(client, world.key)).status_code == 200
+
+
+async def test_look_ups_that_the_ledger_does_not_answer_hold_up_no_known_key(
+    world: World, client: httpx.AsyncClient
+) -> None:
+    assert (await chat(client, world.key)).status_code == 200
+    gate = world.accounting.wire_call.hold["FindKeys"] = asyncio.Event()
+    guesses = [asyncio.create_task(ask(client, keys.new_key())) for _ in range(FREE)]
+    await world.accounting.wire_call.seen("FindKeys").wait()
+    async with asyncio.timeout(20):  # the limiter waits for 30 s here
         assert (await chat(client, world.key)).status_code == 200
+    gate.set()
+    assert {answer.status_code for answer in await asyncio.gather(*guesses)} == {401}
+
+
+async def test_requests_that_wait_for_a_ledger_that_is_away_are_bounded(
+    world: World, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (await chat(client, world.key)).status_code == 200
+    monkeypatch.setattr(authentication, "MOST_WAITING", 5)
+    gate = world.accounting.wire_call.hold["FindKeys"] = asyncio.Event()
+    guesses = [asyncio.create_task(ask(client, keys.new_key())) for _ in range(5)]
+    await until(lambda: world.authenticator._waiting == 5)
+    answer = await ask(client, keys.new_key())
+    assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
+    assert (await chat(client, world.key)).status_code == 200
+    gate.set()
+    await asyncio.gather(*guesses)
 
 
 async def test_a_right_key_that_a_restarted_limiter_has_forgotten_is_served_at_once(
@@ -156,7 +194,7 @@ async def test_a_right_key_that_a_restarted_limiter_has_forgotten_is_served_at_o
 
 
 async def test_right_keys_that_come_all_at_once_are_all_served(world: World, client: httpx.AsyncClient) -> None:
-    # Behind one load balancer, after a restart: none of them is known.
+    # Behind one load balancer, after a restart: no key is known.
     _, *new = [world.new_account()[1] for _ in range(3 * FREE)]
     answers = await asyncio.gather(*(ask(client, key) for key in new))
     assert {answer.status_code for answer in answers} == {200}
@@ -171,7 +209,7 @@ async def test_right_keys_among_guesses_that_come_all_at_once_are_served(
     assert {answer.status_code for answer in answers[::2]} == {200}
 
 
-async def test_other_addresses_are_not_concerned(world: World, client: httpx.AsyncClient) -> None:
+async def test_other_addresses_are_not_affected(world: World, client: httpx.AsyncClient) -> None:
     for _ in range(GUESSES):
         await ask(client, keys.new_key())
     async with of("203.0.113.8", world) as other:
@@ -180,7 +218,7 @@ async def test_other_addresses_are_not_concerned(world: World, client: httpx.Asy
 
 async def test_a_look_up_that_the_ledger_did_not_answer_counts_as_no_guess(make_world: Callable[..., Any]) -> None:
     world: World = await make_world(admit_timeout_s=0.05)
-    world.accounting.wire_call.down("find_key")
+    world.accounting.wire_call.down("FindKeys")
     async with of("203.0.113.7", world) as client:
         for _ in range(FREE + 5):
             assert (await ask(client, world.key)).status_code == 503
@@ -192,7 +230,7 @@ async def test_look_ups_that_hang_do_not_hold_others_up_for_longer_than_admissio
     make_world: Callable[..., Any],
 ) -> None:
     world: World = await make_world(admit_timeout_s=0.1)
-    gate = world.accounting.wire_call.hold["find_key"] = asyncio.Event()
+    gate = world.accounting.wire_call.hold["FindKeys"] = asyncio.Event()
     world.limiter.service._lookup_wait_s = 0.01
     async with of("203.0.113.7", world) as client:
         async with asyncio.timeout(20):
@@ -205,7 +243,7 @@ async def test_look_ups_that_hang_do_not_hold_others_up_for_longer_than_admissio
 
 
 async def test_a_client_can_not_choose_its_address(world: World) -> None:
-    """Connections from this machine are where uvicorn believes the header."""
+    """uvicorn trusts the header only on connections from this machine."""
     body = json.dumps(chat_body()).encode()
     statuses = []
     async with served(world) as port:
@@ -219,7 +257,7 @@ async def test_a_client_can_not_choose_its_address(world: World) -> None:
     assert statuses == [401] * FREE + [429] * 5
 
 
-async def test_behind_a_trusted_proxy_clients_are_told_apart(make_world: Callable[..., Any]) -> None:
+async def test_behind_a_trusted_proxy_clients_are_distinguished(make_world: Callable[..., Any]) -> None:
     world: World = await make_world(trusted_proxies=1)
 
     async def guess(client: str) -> int:
@@ -234,7 +272,7 @@ async def test_behind_a_trusted_proxy_clients_are_told_apart(make_world: Callabl
     ("peer", "forwarded_for", "trusted", "address"),
     [
         ("192.0.2.1", [], 0, "192.0.2.1"),
-        ("192.0.2.1", ["198.51.100.1"], 0, "192.0.2.1"),  # anybody can write this
+        ("192.0.2.1", ["198.51.100.1"], 0, "192.0.2.1"),  # any client can write this
         ("198.51.100.1", ["10.0.0.1, 198.51.100.1"], 0, "forwarded"),  # and the server took the address from it
         (None, [], 0, "unknown"),
         ("not an address", [], 0, "unknown"),
@@ -247,7 +285,7 @@ async def test_behind_a_trusted_proxy_clients_are_told_apart(make_world: Callabl
             ["198.51.100.1"],
             2,
             "198.51.100.1",
-        ),  # past the outer proxy: all there is was written by the inner
+        ),  # past the outer proxy: the inner proxy has written everything
         ("10.0.0.9", ["198.51.100.1:4711"], 1, "198.51.100.1"),
         ("10.0.0.9", ["[2001:db8:1:2::3]:4711"], 1, "2001:db8:1:2::/64"),
         ("2001:db8:1:2:aaaa::1", [], 0, "2001:db8:1:2::/64"),
@@ -256,7 +294,7 @@ async def test_behind_a_trusted_proxy_clients_are_told_apart(make_world: Callabl
         ("10.0.0.9", [" , "], 1, "10.0.0.9"),
     ],
 )
-def test_an_address_is_what_a_client_can_not_choose(
+def test_the_address_that_counts_is_one_that_a_client_can_not_choose(
     peer: str | None, forwarded_for: list[str], trusted: int, address: str
 ) -> None:
     assert client_address(peer, forwarded_for, trusted) == address
@@ -265,33 +303,45 @@ def test_an_address_is_what_a_client_can_not_choose(
 # Memory and time
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_the_number_of_remembered_addresses_and_keys_is_bounded() -> None:
     wrong = WrongKeys(lambda: 0.0, most_addresses=10, most_keys=10)
     for number in range(1000):
         address, digest = f"192.0.2.{number % 50}", f"key {number}"
         if wrong.verdict(address, digest) is Verdict.LOOK_UP:
-            wrong.looked_up(address, digest, wrong=number % 3 > 0)
+            wrong.count(address)
+            wrong.looked_up(digest, wrong=number % 3 > 0)
         wrong.right(f"right {number}")
     assert wrong.addresses <= 10
-    assert all(len(table) <= 10 for table in (wrong._right, wrong._wrong, wrong._refused))
+    assert all(len(table) <= 10 for table in (wrong.right_keys, wrong._wrong))
 
 
 def test_over_any_time_an_address_gets_its_rate_and_one_burst() -> None:
     now = 0.0
     wrong = WrongKeys(lambda: now)
-    looked_up = 0
+    counted = 0
     for number in range(20_000):  # guesses, ten a second
         now = number / 10
         if wrong.verdict("a", str(number)) is Verdict.LOOK_UP:
-            wrong.looked_up("a", str(number), wrong=True)
-            looked_up += 1
-        assert looked_up <= FREE + now * FREE / 60 + 1
-    assert looked_up >= FREE + 2000 * FREE / 60 - 1
+            assert wrong.count("a") == 0
+            counted += 1
+        else:
+            assert wrong.count("a") >= 1
+        assert counted <= FREE + now * FREE / 60 + 1
+    assert counted >= FREE + 2000 * FREE / 60 - 1
+
+
+def test_a_wrong_key_is_taken_for_wrong_for_a_while() -> None:
+    now = 0.0
+    wrong = WrongKeys(lambda: now)
+    wrong.looked_up("key", wrong=True)
+    assert wrong.verdict("a", "key") is Verdict.WRONG
+    now = WRONG_FOR_S
+    assert wrong.verdict("a", "key") is Verdict.LOOK_UP
 
 
 async def test_a_wrong_key_leaves_nothing_of_a_request_behind(world: World) -> None:
     for _ in range(FREE + 5):
         await Call(world, keys.new_key()).done()
     await until(lambda: world.is_idle)
-    assert world.limiter.service.admission.stats().open_holds == 0
+    assert len(world.limiter.service.admission._open_holds) == 0
     assert world.metrics.refusals == ["invalid_api_key"] * FREE + ["wrong_keys"] * 5

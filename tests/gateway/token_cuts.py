@@ -1,4 +1,4 @@
-"""What a client gets of a reply whose tokens, steps, deltas and packets fall wherever a test says.
+"""What a client receives of a reply whose tokens, steps, deltas and packets are cut where a test chooses.
 
 The parts are the service's own, in their order: the engine's stream, the joining of deltas, the replica's reply, the
 gateway's chunks. Only threads and sockets are missing.
@@ -7,45 +7,44 @@ gateway's chunks. Only threads and sockets are missing.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
-from serve_app.api import DONE, ChunkEncoder
-from serve_app.backend import Bill, GenerateCall
-from serve_app.backend.messages import Ended, Said
-from serve_app.backend.reply import Reply
+from serve_app.api.chat_reply import DONE, ChunkEncoder, StreamedReply
+from serve_app.contracts.generation import Bill, ChoiceEnded, Delta, Finished, GenerateCall, ReplyParts, SamplingParams
+from serve_app.contracts.money import Price
 from serve_app.engine.delivery import LoopSink
-from serve_app.engine.request import Delta, Finished, GenerationRequest, SamplingParams
-from serve_app.engine.sampling.detokenizer import Vocabulary
+from serve_app.engine.output_stream import OutputStream
+from serve_app.engine.request import GenerationRequest
 from serve_app.engine.sampling.sampler import SampledToken
-from serve_app.engine.scheduling.sequence import Sequence
-from serve_app.engine.stream import Stream
-from serve_app.gateway.telling import Chunks
-from serve_app.ledger.messages import Price
-from serve_app.tools import ReplyReader
+from serve_app.engine.scheduling.sequence import TokenSequence
+from serve_app.engine.text.detokenizer import Vocabulary
+from serve_app.model.reply import Reply
+from serve_app.model.tools.parser import ReplyParser
 
 BILL = Bill("acct", "key", "svc-chat", "local", Price(input=1000, cached_input=500, output=3000))
 
 
 def streamed(
     vocabulary: Vocabulary,
-    tokens: Seq[int],
+    tokens: Sequence[int],
     rng: random.Random | None = None,
     *,
-    reader: ReplyReader | None = None,
+    parser: ReplyParser | None = None,
     **sampling: Any,
 ) -> bytes:
     """The stream of a reply of these tokens and then the end. `rng` says how many tokens a step and steps a delta
-    have; without it, each has one. `reader` is what reads the text into parts.
+    have; without it, each has one. `parser` is what reads the text into parts.
     """
     eos = vocabulary.tokenizer.eos_token_id
     params = SamplingParams(**{"max_tokens": len(tokens) + 1, **sampling})
-    sequence = Sequence(GenerationRequest("r", (0,), params), 0, 0.0, params.max_tokens)
+    sequence = TokenSequence(GenerationRequest("r", (0,), params), 0, 0.0, params.max_tokens)
     sink = LoopSink(cast(Any, None))
-    stream = Stream(sequence, vocabulary, len(vocabulary.tokenizer), frozenset({eos}), sink)
-    reply = Reply(GenerateCall("r", (), params, 0, BILL), 1, [reader])
-    chunks = Chunks(ChunkEncoder(id="chatcmpl-1", created=1, model="m", fingerprint="fp", include_usage=False), 1)
+    stream = OutputStream(sequence, vocabulary, len(vocabulary.tokenizer), frozenset({eos}), sink)
+    reply = Reply(GenerateCall("r", (), params, 0, BILL), 1, [parser])
+    streamed = StreamedReply(
+        ChunkEncoder(id="chatcmpl-1", created=1, model="m", fingerprint="fp", include_usage=False), 1
+    )
     body = b""
     for step in _steps([*tokens, eos], rng):
         logprob = None if params.logprobs is None else -1.0
@@ -56,13 +55,13 @@ def streamed(
             sink.add(stream.finished(accepted.reason))
         elif rng is not None and rng.random() < 0.5:
             continue
-        for event in sink.take(0.0):
-            for told in reply.take(0, event):
-                if isinstance(told, Delta | Said | Ended):
-                    body += chunks.of(told)
+        for event in sink.pop_due(0.0):
+            for sent in reply.events(0, event):
+                if isinstance(sent, Delta | ReplyParts | ChoiceEnded):
+                    body += streamed.chunks(sent)
                 else:
-                    assert isinstance(told, Finished)
-                    return body + chunks.end(told.reason) + DONE
+                    assert isinstance(sent, Finished)
+                    return body + streamed.closing_chunks(sent.reason) + DONE
     raise AssertionError("the reply has not ended")
 
 
@@ -74,7 +73,7 @@ def _steps(tokens: list[int], rng: random.Random | None) -> Iterator[list[int]]:
         at += size
 
 
-def up_to_stop(text: str, stops: Seq[str], unchecked: int = 0) -> str:
+def up_to_stop(text: str, stops: Sequence[str], unchecked: int = 0) -> str:
     """The text before the first stop string that is complete, of several that end there the longest.
 
     The first `unchecked` characters are no part of any.

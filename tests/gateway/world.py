@@ -16,25 +16,31 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from serve_app.backend.messages import BackendEvent, GenerateCall
-from serve_app.engine.request import Delta, Finished, FinishReason, Started
-from serve_app.gateway.accounting import AccountingService
+from serve_app.accounting.accounting_service import AccountingService
+from serve_app.admin.endpoint import AdminServices
+from serve_app.admin.query_rates import QueryRates
+from serve_app.admin.routes import admin_router
+from serve_app.contracts import key_format as keys
+from serve_app.contracts import metrics
+from serve_app.contracts.calls import Unavailable
+from serve_app.contracts.commands import Command
+from serve_app.contracts.errors import LedgerError
+from serve_app.contracts.generation import BackendEvent, Delta, Finished, FinishReason, GenerateCall, Started
+from serve_app.contracts.limits import Contract
+from serve_app.contracts.metrics import Metric
+from serve_app.contracts.ports import BackendUnavailable
+from serve_app.contracts.spool import Spool
 from serve_app.gateway.app import build_app
-from serve_app.gateway.catalogue import Catalogue
-from serve_app.gateway.coalesce import Unavailable
+from serve_app.gateway.authentication import Authenticator
+from serve_app.gateway.backends import Catalogue
 from serve_app.gateway.exchange import Services
-from serve_app.gateway.identity import Authenticator
-from serve_app.gateway.leases import Leases
-from serve_app.gateway.limiter import LimiterService
-from serve_app.gateway.operations import Operations
-from serve_app.gateway.outbox import Outbox
-from serve_app.gateway.ports import BackendUnavailable
-from serve_app.gateway.shards import AccountingShards, LimiterShards
+from serve_app.gateway.limiter_client import LimiterClient
+from serve_app.gateway.settlements import AccountingShards, Settlements
 from serve_app.gateway.wrong_keys import WrongKeys
-from serve_app.ledger import Ledger, LedgerError, keys
-from serve_app.ledger.spool import Spool
-from serve_app.limits import Admission, Contract
+from serve_app.limiter.admission import Admission
+from serve_app.limiter.limiter_service import LimiterService
 from serve_app.settings import GatewaySettings
+from tests.accounting.books import Ledger
 
 OPERATOR = "operator-key-of-the-tests"
 SECRET = b"key secret of the tests"
@@ -90,18 +96,19 @@ class AccountingWire:
 
     def __init__(self, service: AccountingService) -> None:
         self.settled: list[str] = []
-        self.called: list[str] = []  # operations that were asked for
+        self.called: list[str] = []  # the operations that were called
         self.wire_settle = Wire(service.settle)
-        self.wire_call = Wire(service.call)
+        self.wire_call = Wire(service.run)
 
     async def settle(self, settlements: list[Any]) -> Any:
         answers = await self.wire_settle([one.request_id for one in settlements], settlements)
         self.settled += [one.request_id for one in settlements]
         return answers
 
-    async def call(self, operation: str, arguments: dict[str, Any]) -> Any:
-        self.called.append(operation)
-        answer = await self.wire_call([operation], operation, arguments)
+    async def run(self, command: Command[Any]) -> Any:
+        name = type(command).__name__
+        self.called.append(name)
+        answer = await self.wire_call([name], command)
         if isinstance(answer, LedgerError):
             raise answer
         return answer
@@ -180,25 +187,28 @@ class FakeBackends:
 
 
 class Counts:
-    """Metrics that remember."""
+    """Metrics that record every value."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, int]] = []
         self.refusals: list[str] = []
         self.settlements: list[str] = []
+        self.first_tokens = 0
 
-    def request(self, model: str, status: int, seconds: float) -> None:
-        self.requests.append((model, status))
+    def add(self, counter: Metric, value: float, *labels: str) -> None:
+        assert len(labels) == len(counter.labels)
+        if counter is metrics.REQUESTS:
+            self.requests.append((labels[0], int(labels[1])))
+        elif counter is metrics.REFUSALS:
+            self.refusals.append(labels[0])
+        elif counter is metrics.SETTLEMENTS:
+            self.settlements.append(labels[0])
 
-    def refusal(self, reason: str) -> None:
-        self.refusals.append(reason)
+    def observe(self, histogram: Metric, value: float, *labels: str) -> None:
+        assert len(labels) == len(histogram.labels)
+        self.first_tokens += histogram is metrics.FIRST_TOKEN_SECONDS
 
-    def first_token(self, model: str, seconds: float) -> None: ...
-
-    def tokens(self, model: str, prompt: int, cached: int, completion: int) -> None: ...
-
-    def settlement(self, outcome: str, seconds: float) -> None:
-        self.settlements.append(outcome)
+    def set(self, gauge: Metric, value: float, *labels: str) -> None: ...
 
 
 class World:
@@ -215,20 +225,20 @@ class World:
         limiters: list[LimiterService] | None = None,
         **settings: Any,
     ) -> None:
-        # Long, so that a busy machine changes nothing: tests of what a timeout does set it.
+        # Long, so that a slow machine has no effect. Tests of a timeout set it.
         timeouts = {"admit_timeout_s": 30.0, "settle_timeout_s": 30.0, "queue_timeout_s": 60.0}
-        defaults = {**timeouts, "keep_alive_s": 60.0, "early_reply_s": 60.0}
+        defaults = {**timeouts, "keep_alive_s": 60.0, "early_reply_s": 60.0, "queries_per_minute": 10**6}
         self.settings = GatewaySettings.model_validate({**FULL_SETTINGS, **defaults, **settings})
         self.folder = folder
         self.beside = beside
         self.is_dead = False
-        self.later_s = 0.0  # how far the limiter's calendar has run ahead
-        self.passed_s = 0.0  # how far the clock of the limiter's leases and rates has
+        self.later_s = 0.0  # how far the limiter's wall clock is ahead
+        self.passed_s = 0.0  # how far the clock of the limiter's leases and rates is ahead
         self.ledger = beside.ledger if beside else Ledger(f"sqlite:///{ledger}")
         self.services_of_accounting = (
             beside.services_of_accounting
             if beside
-            else [AccountingService(self.ledger, give_up_after_s=0.2) for _ in range(accounting_shards)]
+            else [AccountingService(self.ledger) for _ in range(accounting_shards)]
         )
         self.accounting_service = self.services_of_accounting[0]
         self.accountings = [AccountingWire(service) for service in self.services_of_accounting]
@@ -244,26 +254,42 @@ class World:
         catalogue = Catalogue(self.settings, random.Random(7))
         self.name = "gateway-2" if beside else "gateway-1"
         self.spool = Spool(folder / "spool", self.name, max_bytes=self.settings.spool_max_bytes)
-        self.leases = LimiterShards(
-            [Leases(wire, self.name, admit_timeout_s=self.settings.admit_timeout_s) for wire in self.limiters],
-            ledger_port,
+        self.limiter_client = LimiterClient(
+            self.limiters, self.name, ledger_port, admit_timeout_s=self.settings.admit_timeout_s
         )
-        self.outbox = Outbox(
-            ledger_port, self.spool, self.metrics, self.leases, settle_timeout_s=self.settings.settle_timeout_s
+        self.settlements = Settlements(
+            ledger_port,
+            self.spool,
+            self.metrics,
+            self.limiter_client,
+            settle_timeout_s=self.settings.settle_timeout_s,
         )
         self.services = Services(
-            self.settings, catalogue, self.leases, self.outbox, self.backends, self.metrics, orphan_delay_s=0.05
+            self.settings,
+            catalogue,
+            self.limiter_client,
+            self.settlements,
+            self.backends,
+            self.metrics,
+            orphan_delay_s=0.05,
         )
         self.now = 0.0  # of the clock that wrong keys are counted by
         self.authenticator = Authenticator(
-            self.leases,
+            self.limiter_client,
             key_secret=SECRET,
             operator_key=OPERATOR,
             trusted_proxies=self.settings.trusted_proxies,
             wrong_keys=WrongKeys(lambda: self.now),
         )
-        self.operations = Operations(
-            ledger_port, self.leases, self.backends, catalogue, key_secret=SECRET, currency="USD"
+        self.authenticator.beat_s = 0.001
+        self.admin = AdminServices(
+            self.authenticator,
+            ledger_port,
+            self.limiter_client,
+            self.backends,
+            catalogue=lambda: self.services.catalogue,
+            key_secret=SECRET,
+            queries=QueryRates(self.settings.queries_per_minute, self.clock),
         )
         self.account_id, self.key = "", ""
         self._app: FastAPI | None = None
@@ -296,7 +322,8 @@ class World:
 
     async def stop(self) -> None:
         for limiter in self.limiters:
-            limiter.service.stop()
+            for task in limiter.service._tasks:
+                task.cancel()
         wires = [limiter.wire for limiter in self.limiters]
         for accounting in self.accountings:
             wires += [accounting.wire_settle, accounting.wire_call]
@@ -310,21 +337,21 @@ class World:
             await self.accounting_service.close()
 
     async def die(self) -> None:
-        """What the others see of a gateway's death: it says nothing any more, and its spool is nobody's."""
+        """A gateway's death, as other processes see it: it sends nothing more, and its spool has no owner."""
         for wire in [limiter.wire for limiter in self.limiters] + [one.wire_settle for one in self.accountings]:
             wire.down()
         self.is_dead = True
         await self._end()
 
     async def _end(self) -> None:
-        await self.leases.stop()
-        await self.outbox.stop()
+        await self.limiter_client.stop()
+        await self.settlements.stop()
         await asyncio.to_thread(self.spool.close)
 
     def app(self) -> FastAPI:
-        """One for all requests, as in a gateway's process: building it takes longer than most of them."""
+        """One app for all requests, as in a gateway's process: building it takes longer than most requests."""
         if self._app is None:
-            self._app = build_app(self.services, self.authenticator, self.operations)
+            self._app = build_app(self.services, self.authenticator, [admin_router(self.admin)])
         return self._app
 
     def new_account(self, credit: int = NANO, **limits: int) -> tuple[str, str]:
@@ -352,16 +379,16 @@ class World:
 
     @property
     def held(self) -> int:
-        return sum(limiter.service.admission.held(self.account_id) for limiter in self.limiters)
+        return sum(limiter.service.admission.status(self.account_id).held for limiter in self.limiters)
 
     @property
     def open_requests(self) -> int:
-        return sum(limiter.service.admission.open_requests(self.account_id) for limiter in self.limiters)
+        return sum(limiter.service.admission.status(self.account_id).open_requests for limiter in self.limiters)
 
     @property
     def is_idle(self) -> bool:
         """Nothing is held, no slot is taken, nothing runs."""
-        return not (self.held or self.open_requests or self.backends.running or self.leases.open_requests)
+        return not (self.held or self.open_requests or self.backends.running or self.limiter_client.open_requests)
 
     def books_balance(self) -> bool:
         report = self.ledger.check()
@@ -376,7 +403,7 @@ async def until(look: Callable[[], Any], timeout_s: float = 30.0) -> None:
 
 
 async def settled(world: World, *, requests: int, spent: int) -> None:
-    """The books say so, and nothing of the request is left anywhere."""
+    """Checks the books, and that no hold, slot or running generation of the request is left."""
     await until(lambda: world.is_idle and world.recorded == requests)
     assert world.spent == spent
     assert world.books_balance()

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from serve_app.launch.__main__ import Launch
+from serve_app.settings import read_config
 from tests.engine import model_folders
 
 
@@ -17,13 +18,13 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **args: object) -> L
     return Launch(argparse.Namespace(home=tmp_path / "home", port="8000", config=config))
 
 
-def test_a_model_of_ones_own_is_quantized_before_the_service_starts(
+def test_a_configured_model_is_quantized_before_the_service_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = model_folders.save(tmp_path / "model")
     start = launch(tmp_path, monkeypatch, model=str(folder), dtype="int8", kv_cache_memory="1MiB")
-    start._prepare_models()
+    start.prepare_models(read_config(start.options.config))
     [made] = (tmp_path / "home" / "cache" / "int8").glob("*.safetensors")
     written = made.stat().st_mtime_ns
-    start._prepare_models()
+    start.prepare_models(read_config(start.options.config))
     assert made.stat().st_mtime_ns == written

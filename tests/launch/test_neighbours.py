@@ -1,21 +1,18 @@
-"""Services side by side on one machine: nothing of one ever listens or asks where another one does."""
+"""Several services on one machine use different ports."""
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import pytest
 
-from serve_app.launch.__main__ import Launch
+from serve_app.launch.driver import driver_environment
 from serve_app.launch.preflight import free_port
 
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    launch = Launch(argparse.Namespace(home=tmp_path / "home", port="8000", config=tmp_path / "config.yaml"))
-    launch.haproxy_port = free_port()
-    return launch._environment(tmp_path)
+    return driver_environment(tmp_path / "home", tmp_path, free_port())
 
 
 @pytest.mark.parametrize(

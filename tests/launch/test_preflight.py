@@ -1,4 +1,4 @@
-"""What stops a start says so in one line, and nothing is started or left behind."""
+"""A start that fails prints one line and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app import secrets
+from serve_app import secret_files
 from serve_app.launch import preflight
 from serve_app.launch.preflight import GIB, LaunchError
 
@@ -55,7 +55,7 @@ def test_a_busy_port_is_named_with_what_to_do(tmp_path: Path, busy_port: int) ->
 
 
 @pytest.mark.parametrize("port", ["eighty", "0", "70000", "-1"])
-def test_a_port_that_is_none_is_refused(tmp_path: Path, port: str) -> None:
+def test_an_invalid_port_is_refused(tmp_path: Path, port: str) -> None:
     assert "PORT must be" in one_line(launch(tmp_path, f"--port={port}"))
 
 
@@ -71,7 +71,7 @@ def test_a_missing_config_and_one_that_is_not_yaml_are_named(tmp_path: Path) -> 
     assert "not YAML" in one_line(launch(tmp_path, "--config", str(tmp_path / "broken.yaml"), "--port", port))
 
 
-def test_a_bundled_model_that_can_not_be_had_is_one_line(tmp_path: Path) -> None:
+def test_a_bundled_model_that_can_not_be_downloaded_is_one_line(tmp_path: Path) -> None:
     result = launch(
         tmp_path, "--port", str(preflight.free_port()), SERVE_APP_BUNDLED_GGUF=str(tmp_path / "missing.gguf")
     )
@@ -82,7 +82,7 @@ def test_a_bundled_model_that_can_not_be_had_is_one_line(tmp_path: Path) -> None
 
 def test_a_wrong_config_names_every_path_and_nothing_stays_running(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
-    config.write_text("applications:\n- name: gateway\n  import_path: serve_app.apps:gateway\n  argz: {}\n")
+    config.write_text("applications:\n- name: gateway\n  import_path: deployments.apps:gateway\n  argz: {}\n")
     result = launch(tmp_path / "home", "--config", str(config), "--port", str(preflight.free_port()))
     assert result.returncode == 1
     assert "applications.0.argz: unknown key" in result.stderr
@@ -99,16 +99,16 @@ def test_two_services_do_not_share_a_state_folder(tmp_path: Path) -> None:
 
 def test_too_little_memory_says_how_much_is_there_and_needed() -> None:
     with pytest.raises(LaunchError, match=r"1\.0 GiB are available, 2\.5 GiB are needed"):
-        preflight.check_memory(available=GIB)
-    preflight.check_memory(available=4 * GIB)
+        preflight.check_free_memory(available=GIB)
+    preflight.check_free_memory(available=4 * GIB)
 
 
 def test_a_full_disk_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="free disk"):
-        preflight.check_disk(tmp_path, least=2**60)
+        preflight.check_free_disk(tmp_path, least=2**60)
 
 
-def test_an_old_python_is_told_before_anything_else(tmp_path: Path) -> None:
+def test_an_old_python_is_reported_first(tmp_path: Path) -> None:
     """The Makefile's own check, run by a stand-in for an old interpreter."""
     old = tmp_path / "python3"
     old.write_text('#!/bin/sh\n[ "$1" = -V ] && echo "Python 3.9.1" && exit 0\nexit 1\n')
@@ -124,13 +124,13 @@ def test_an_old_python_is_told_before_anything_else(tmp_path: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_secrets_are_made_once_whoever_comes_first_and_are_for_their_owner_alone(tmp_path: Path) -> None:
+def test_secrets_are_made_once_for_concurrent_starts_and_only_their_owner_can_read_them(tmp_path: Path) -> None:
     barrier = threading.Barrier(8)
     found: list[str] = []
 
     def make() -> None:
         barrier.wait()
-        found.append(secrets.secret_file(tmp_path, "operator-key"))
+        found.append(secret_files.secret_file(tmp_path, "operator-key"))
 
     threads = [threading.Thread(target=make) for _ in range(8)]
     for thread in threads:
@@ -146,8 +146,8 @@ def test_secrets_are_made_once_whoever_comes_first_and_are_for_their_owner_alone
 
 def test_secrets_of_the_environment_win_and_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVE_APP_OPERATOR_KEY", "from the environment")
-    monkeypatch.setenv("SERVE_APP_KEY_SECRET", "secret")
-    loaded = secrets.load(tmp_path)
+    monkeypatch.setenv("SERVE_APP_KEY_SECRET", "a secret from the environment")
+    loaded = secret_files.load_secrets(tmp_path)
     assert loaded.operator_key == "from the environment"
     assert "environment" not in repr(loaded)
     assert not (tmp_path / "secrets").exists()

@@ -1,4 +1,4 @@
-"""Sends the table and the cases to a server, and says where its answers are not what they must be."""
+"""Sends the table and the cases to a server, and reports the responses that are wrong."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Server:
     is_balanced: bool = False
 
     def serves(self) -> bool:
-        """Whether a good request on a new connection is answered."""
+        """Whether a valid request on a new connection gets its reply."""
         with Wire(self.port, timeout_s=60) as wire:
             wire.send(good(self.key))
             return wire.answer().status == 200
 
 
 def wrong_rows(server: Server, rows: Iterable[Row]) -> list[str]:
-    """What is wrong with the answers to these rows: nothing, or a line each. All go over one connection."""
+    """The problems of the responses to these rows, one line each. All requests use one connection."""
     wrong = []
     with Wire(server.port, timeout_s=30) as wire:
         for row in rows:
@@ -53,12 +53,12 @@ def wrong_rows(server: Server, rows: Iterable[Row]) -> list[str]:
 
 def _soon(row: Row) -> float:
     if row.status == 200:
-        return 30.0  # the model's time, not ours
+        return 30.0  # the model needs this time
     return SOON_FOR_50_MB_S if row.name == "50 MB" else SOON_S
 
 
 def _ask(server: Server, wire: Wire, row: Row) -> tuple[Answer, float]:
-    """The answer and its time in seconds: of a few tries the shortest, since a busy machine adds to any of them."""
+    """The answer and its time in seconds: the shortest of a few tries, because other load only adds to it."""
     raw = row.raw
     request = head(server.key, f"content-length: {len(raw)}", "content-type: application/json") + raw
     times = []
@@ -73,7 +73,7 @@ def _ask(server: Server, wire: Wire, row: Row) -> tuple[Answer, float]:
 
 
 def wrong_cases(server: Server, cases: Iterable[Case]) -> list[str]:
-    """What is wrong with the answers to these cases, each on a connection of its own and followed by a good one."""
+    """The problems of the responses to these cases. Each has its own connection; a valid request follows."""
     wrong = []
     for case in cases:
         for _ in range(TRIES):  # as above
@@ -114,7 +114,7 @@ def _wrong_case(server: Server, case: Case) -> list[str]:
 
 
 def wrong_answer(answer: Answer, expected: int | str) -> list[str]:
-    """What is wrong with one answer's status and form."""
+    """The problems of one response's status and form."""
     if isinstance(expected, str):
         return [] if expected == f"plain {answer.status}" else [f"{answer.status} instead of {expected}"]
     found = []

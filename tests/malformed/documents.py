@@ -1,4 +1,4 @@
-"""Bytes that are no JSON object, or hardly one: 400 with the place and a hint, or served where JSON allows them."""
+"""Bytes that are not, or almost not, a JSON object: 400 with the place and a hint, or served where JSON allows them."""
 
 from __future__ import annotations
 
@@ -87,8 +87,19 @@ _NO_JSON: list[tuple[str, bytes, str]] = [
     ("objects 201 deep in an unknown field", with_text('"user": ' + '{"a":' * 201 + "1" + "}" * 201), "200 deep"),
     ("arrays without an end", b"[" * 100_000, "200 deep"),
     ("objects without an end", b'{"a":' * 100_000, "200 deep"),
-    ("arrays without an end in an unknown field", with_text('"user": ' + "[" * 1_000_000), "200 deep"),
+    ("arrays without an end in an unknown field", with_text('"user": ' + "[" * 90_000), "200 deep"),
 ]  # fmt: skip
+
+_CROWDS = {
+    "250,000 biases": valid(logit_bias={str(n): 1 for n in range(250_000)}),
+    "half a million numbers for messages": valid(messages=[3] * 500_000),
+    "100,000 messages": valid(messages=[{"role": "user", "content": ""}] * 100_000),
+    "100,000 parts of nothing": valid(messages=[{"role": "user", "content": [{"type": "text", "text": ""}] * 100_000}]),
+    "lists in an unknown field": valid(user=[[]] * 1_000_000),
+    "strings in an unknown field": valid(user=[""] * 500_000),
+    "objects in an unknown field": valid(user=[{"a": {}}] * 300_000),
+}
+
 
 _SERVED: list[tuple[str, bytes]] = [
     ("white space around it", b" \r\n\t" + GOOD + b"\n\n"),
@@ -111,9 +122,15 @@ def _of_length(length: int) -> bytes:
 
 
 def rows() -> Iterator[Row]:
-    """No JSON, too much of it, and what is JSON all the same."""
+    """Bytes that are not JSON, JSON beyond a bound, and unusual but valid JSON."""
     for name, body, says in _NO_JSON:
         yield Row(name, body, 400, None, (says,))
+    for name, crowd in _CROWDS.items():
+        yield Row(name, sent(crowd), 400, None, ("more than 100000 values",))
+    endless = with_text('"user": ' + "[" * 1_000_000)
+    yield Row("a million arrays without an end", endless, 400, None, ("more than 100000 values",))
+    for name, text in (("commas", "," * 300_000), ("quotes", '"],[' * 100_000), ("backslashes", '\\",[' * 100_000)):
+        yield Row(f"{name} in a string that are no values", sent(valid(user=text)), 200)
     yield Row("a byte over 4 MiB", lambda: _of_length(MOST_BYTES + 1), 400, None, ("4194304 bytes",))
     yield Row("50 MB", lambda: b"x" * FIFTY_MB, 400, None, ("4194304 bytes",))
     for name, body in _SERVED:

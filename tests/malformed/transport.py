@@ -1,7 +1,7 @@
-"""Requests that are malformed below JSON: lengths, chunks, heads. Who answers, and with what, of all who could.
+"""Requests that are malformed below JSON: lengths, chunks, heads. Which server responds, and with what.
 
-What is no HTTP never comes to the application. Its server answers 400 in plain text, HAProxy in front of it in HTML;
-neither can be told to say more.
+Invalid HTTP never reaches the application. Its server answers 400 in plain text, HAProxy in front of it in HTML;
+neither can be configured to send more.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _chunks(key: str) -> Iterator[Case]:
     yield Case("a negative size", (start, b"-5\r\nhello"), "plain 400", "plain 400")
     yield Case("chunks without an end, closed", (start, chunked(GOOD)), "closed", "closed", ends=True)
     yield Case("chunks without an end, and silence", (start, chunked(GOOD)), 408, 408)
-    # HAProxy drops the length, as RFC 9112 (6.3) allows, so that nobody behind it can be misled.
+    # HAProxy drops the length, as RFC 9112 (6.3) allows, so that no server behind it is misled.
     yield Case("chunks and a length", (both, chunked(GOOD), end), "plain 400", 200)
     yield Case("an unknown transfer-encoding", (head(key, "transfer-encoding: gzip"), GOOD), "plain 400", "plain 400")
 

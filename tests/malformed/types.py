@@ -163,7 +163,7 @@ def _allows(kind: str, found: str) -> bool:
 
 
 def rows() -> Iterator[Row]:
-    """Each path with each type that it does not take, absent and null where it is required, null as an item."""
+    """Each path with each wrong type; required ones also absent and null; null as an item."""
     for path, kind in KINDS.items():
         for found, (value, described) in _VALUES.items():
             if not _allows(kind, found):

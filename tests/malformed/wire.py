@@ -49,7 +49,7 @@ class Wire:
         self._socket.close()
 
     def send(self, data: bytes) -> None:
-        """Writes all of it, unless the server has closed: then what it said before is still there to be read."""
+        """Writes all of it, unless the server has closed: then its earlier response can still be read."""
         with contextlib.suppress(ConnectionError):
             self._socket.sendall(data)
 

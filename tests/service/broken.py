@@ -5,8 +5,7 @@ from collections.abc import AsyncGenerator
 from ray import serve
 from ray.serve import Application
 
-from serve_app.backend.messages import BackendEvent, GenerateCall
-from serve_app.engine.request import Delta, Started
+from serve_app.contracts.generation import BackendEvent, Delta, GenerateCall, Started
 
 SECRET = "a path such as /srv/secret/weights.bin"
 

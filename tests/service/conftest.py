@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.bundled import ensure_bundled_model
 from serve_app.launch.preflight import free_port
 from tests.service.harness import Service
 
@@ -21,19 +20,10 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
-def model_home() -> Path:
-    """Where the bundled model is kept between runs."""
-    home = Path(os.environ.get("SERVE_APP_TEST_HOME", ROOT / ".serve-app" / "test"))
-    home.mkdir(parents=True, exist_ok=True)
-    ensure_bundled_model(home, print)
-    return home
-
-
-@pytest.fixture(scope="session")
-def service(model_home: Path) -> Iterator[Service]:
+def service(model_path: Path) -> Iterator[Service]:
     with tempfile.TemporaryDirectory(prefix="serve-app-test-") as folder:
         home = Path(folder)
-        (home / "models").symlink_to(model_home / "models")
+        (home / "models").symlink_to(model_path.parent)
         process = subprocess.Popen(
             [
                 sys.executable, "-m", "serve_app.launch", "--json", "--config", "tests/service/config.yaml",

@@ -1,4 +1,4 @@
-"""What the service tests say to a running service."""
+"""The requests that the service tests send to a running service."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import psutil
 from openai import AsyncOpenAI, OpenAI
 from transformers import AutoTokenizer
 
-FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+FRANCE = [{"role": "user", "content": "Name the capital of France."}]
 PRICE_IN, PRICE_CACHED, PRICE_OUT = 270, 70, 1100  # nano-units a token, as configured
 NANO = 10**9
 

@@ -1,12 +1,12 @@
-"""`kill -9` of every kind of process at random moments, under load: a minute of what bench/chaos does for longer."""
+"""`kill -9` of every kind of process at random moments, under load: a minute of `make chaos`."""
 
 from __future__ import annotations
 
 import pytest
 
-from bench.chaos import session
-from bench.chaos.schedule import KINDS, plan
-from bench.chaos.stand import Shape, Stand
+from tests.service.chaos import session
+from tests.service.chaos.schedule import KINDS, plan
+from tests.service.chaos.stand import Shape, Stand
 
 pytestmark = [pytest.mark.service, pytest.mark.slow]
 
@@ -15,7 +15,7 @@ SMALL = 2 * 10**6  # nano-units: accounts run dry and are topped up on the way
 
 
 @pytest.mark.parametrize(("database", "shards"), [("sqlite", 1), ("postgresql", 2)])
-async def test_books_stay_exact_whatever_is_killed(database: str, shards: int) -> None:
+async def test_the_books_stay_exact_after_random_kills(database: str, shards: int) -> None:
     kinds = [kind for kind in KINDS if kind != "database" or database == "postgresql"]
     with Stand(Shape(database, shards, shards, gateways=2, stub=True, models=2)) as stand:
         report = await session.run(

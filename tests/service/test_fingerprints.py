@@ -1,4 +1,4 @@
-"""What `/models` tells of the running backends is what their replies have."""
+"""`/models` lists the fingerprints that replies of the running backends have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.service.harness import Service
 pytestmark = pytest.mark.service
 
 
-def test_models_tell_the_fingerprint_that_replies_have(service: Service) -> None:
+def test_the_list_of_models_has_the_fingerprint_of_replies(service: Service) -> None:
     account = service.account("fingerprints")
     headers = {"authorization": f"Bearer {account.key}"}
     told = {
@@ -21,5 +21,5 @@ def test_models_tell_the_fingerprint_that_replies_have(service: Service) -> None
             model=model, messages=[{"role": "user", "content": "Hi"}], max_tokens=1
         )
         assert [reply.system_fingerprint] == told[model]
-    assert told["svc-broken"] == []  # an application that has none to tell
+    assert told["svc-broken"] == []  # an application that has none
     assert told["svc-chat"] != told["svc-coder"]

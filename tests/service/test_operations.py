@@ -24,6 +24,7 @@ def replicas(service: Service) -> int:
     raise AssertionError("no such backend")
 
 
+@pytest.mark.slow
 async def test_under_load_a_second_replica_comes_and_goes_without_cutting_a_stream(service: Service) -> None:
     await asyncio.to_thread(until, lambda: replicas(service) == 1, 120)
     account = await asyncio.to_thread(service.account, "scaling")
@@ -79,7 +80,7 @@ def total(service: Service, name: str, **labels: str) -> float:
     )
 
 
-def test_a_scrape_agrees_with_what_the_clients_saw(service: Service) -> None:
+def test_a_scrape_of_the_metrics_agrees_with_what_the_clients_saw(service: Service) -> None:
     names = {
         "prompt": "ray_serve_app_prompt_tokens_total",
         "completion": "ray_serve_app_completion_tokens_total",
@@ -120,8 +121,10 @@ def test_a_scrape_agrees_with_what_the_clients_saw(service: Service) -> None:
 
 
 def test_every_metric_that_the_dashboard_and_the_alerts_name_is_there(service: Service) -> None:
-    service.chat(service.first_key, max_tokens=1)
+    for _ in range(2):  # the second one finds its prompt in the cache
+        service.chat(service.first_key, max_tokens=1)
     assert service.http.post("/chat/completions", json={}).status_code == 401
+    assert service.chat(service.first_key, model="svc-broken").status_code == 500
     # Only the machines of a GPU cluster export these.
     expected = (own_metrics() | dashboard_metrics()) - {"ray_node_gpus_utilization", "ray_node_gram_used"}
 
@@ -138,6 +141,7 @@ def test_every_metric_that_the_dashboard_and_the_alerts_name_is_there(service: S
     assert expected - seen == set()
 
 
+@pytest.mark.slow
 def test_the_command_line_works_on_the_running_service(service: Service) -> None:
     created = service.cli("accounts", "create", "cli account", "--credit", "5")
     key = service.cli("keys", "create", created["id"])

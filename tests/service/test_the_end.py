@@ -1,4 +1,4 @@
-"""Last of the service tests, as its name sorts: stopping the service that they shared."""
+"""The last of the service tests in the order of names: it stops the service that they share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs outside the suite's own environment, for it needs other versions of packages, or Node.
+"""Programs that run outside the suite's own environment: they need other versions of packages, or Node.
 
 `make test` installs both; the files beside this one are no test files of the suite.
 """

@@ -70,7 +70,7 @@ def test_litellm_streams_a_call_and_gets_an_answer_for_its_result() -> None:
     assert answered.usage.prompt_tokens > 20
 
 
-async def test_litellm_does_so_async() -> None:
+async def test_litellm_streams_a_call_async() -> None:
     messages: list[Any] = [{"role": "user", "content": ASKED}]
     stream = await litellm.acompletion(messages=messages, stream=True, **CALLS, **LITELLM)
     called = litellm.stream_chunk_builder([chunk async for chunk in stream], messages=messages)

@@ -11,7 +11,7 @@ const { zodFunction, zodResponseFormat } = await import(`${name}/helpers/zod`);
 const connect = (apiKey = process.env.SERVICE_KEY, more = {}) =>
   new OpenAI({ apiKey, baseURL: process.env.SERVICE_URL, maxRetries: 0, timeout: 60_000, ...more });
 const client = connect();
-const messages = [{ role: "user", content: "What is the capital of France?" }];
+const messages = [{ role: "user", content: "Name the capital of France." }];
 const plain = { model: "svc-chat", messages, temperature: 0 };
 
 const Weather = z.object({ city: z.enum(["Paris", "Rome"]), days: z.literal([1, 2, 3]) });
@@ -82,7 +82,7 @@ test("fields beyond the SDK's own, and parts, a developer, a stop string", async
     ...plain,
     messages: [
       { role: "developer", content: "Be short.", name: "rules" },
-      { role: "user", content: [{ type: "text", text: "What is the capital of France?" }] },
+      { role: "user", content: [{ type: "text", text: "Name the capital of France." }] },
       { role: "assistant", content: "The capital of France is", prefix: true },
     ],
     top_k: 1,

@@ -1,0 +1,180 @@
+"""The migrations lead to the schema in `schema.py`, from every revision on, with the rows intact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+
+from serve_app.accounting.database import Database, revisions
+from serve_app.accounting.schema import metadata
+from serve_app.contracts.books import Settled
+from serve_app.contracts.errors import LedgerUnavailable, SchemaMismatch
+
+from . import first_release
+from .books import COST, NOON, Books, Ledger
+
+REVISIONS = revisions()
+
+
+def schema(url: str) -> dict[str, Any]:
+    """Columns, keys, checks and indexes as the database reports them."""
+    engine = sa.create_engine(url)
+    inspector = sa.inspect(engine)
+    found = {}
+    for table in sorted(set(inspector.get_table_names()) - {"alembic_version"}):
+        found[table] = {
+            "columns": {
+                column["name"]: (str(column["type"]), column["nullable"]) for column in inspector.get_columns(table)
+            },
+            "primary key": inspector.get_pk_constraint(table),
+            "foreign keys": sorted(inspector.get_foreign_keys(table), key=str),
+            "unique": sorted(inspector.get_unique_constraints(table), key=str),
+            "checks": sorted((one["name"], one["sqltext"]) for one in inspector.get_check_constraints(table)),
+            "indexes": sorted(
+                (
+                    index | {"dialect_options": {key: str(value) for key, value in index["dialect_options"].items()}}
+                    for index in inspector.get_indexes(table)
+                ),
+                key=str,
+            ),
+        }
+    engine.dispose()
+    return found
+
+
+def test_the_migrated_schema_equals_the_metadata(new_url: Callable[..., str]) -> None:
+    migrated, created = new_url(migrated=True), new_url()
+    engine = sa.create_engine(migrated)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+        assert compare_metadata(context, metadata) == []
+    engine.dispose()
+
+    # Alembic does not compare checks and names.
+    engine = sa.create_engine(created)
+    metadata.create_all(engine)
+    engine.dispose()
+    assert schema(migrated) == schema(created)
+
+
+def test_each_revision_upgrades_to_the_next_one(new_url: Callable[..., str]) -> None:
+    url = new_url()
+    database = Database(url)
+    for revision in REVISIONS:
+        database.migrate(revision)
+        with database.engine.connect() as connection:
+            assert MigrationContext.configure(connection).get_current_revision() == revision
+    database.close()
+    assert schema(url) == schema(new_url(migrated=True))
+
+
+@pytest.mark.parametrize("revision", REVISIONS)
+def test_a_ledger_of_the_first_release_keeps_its_books(new_url: Callable[..., str], revision: str) -> None:
+    """Upgraded to `revision`, and some time later to this release."""
+    url = new_url()
+    database = Database(url)
+    database.migrate("0001")
+    first_release.fill(database)
+    database.migrate(revision)
+    before = first_release.read(database)
+    assert before == first_release.ROWS
+    database.close()
+    Ledger(url).close()
+
+    with Ledger(url, now=lambda: NOON) as ledger:
+        report = ledger.check()
+        assert report.differences == ()
+        assert (report.accounts, report.entries, report.usage_rows) == (2, 9, 5)
+        ada, bob = ledger.list_accounts()
+        assert (ada.account_id, ada.granted, ada.topped_up, ada.version) == ("acct_ada", 58, 995, 8)
+        assert (ada.limits, ada.expiring, ada.available(1e12)) == ({"rpm": 7}, (), 1053)
+        assert (bob.balance, bob.active) == (0, False)
+        # The older grant was spent first.
+        assert [(one.amount, one.left, one.expires_at) for one in ledger.grants("acct_ada")] == [
+            (100, 8, None),
+            (50, 50, None),
+        ]
+        assert ledger.grants("acct_bob") == []
+        key, gone = ledger.list_keys("acct_ada")[0], ledger.list_keys("acct_bob")[0]
+        assert (key.active, key.models, key.budget, key.expires_at) == (True, None, None, None)
+        assert (gone.active, gone.revoked_at) == (False, NOON - 10)
+        assert [one.request_id for one in ledger.export_usage().rows] == ["r1", "r2", "r5", "r3", "r4"]
+        assert ledger.audit_log() == []
+
+        # Earlier settlements stay settled, and the ledger continues from there.
+        again = Books.of(ledger, "acct_ada", "key_ada")
+        (settled,) = ledger.settle([again.settlement("r1")])
+        assert isinstance(settled, Settled)
+        assert (settled.duplicate, settled.charged, settled.balance) == (True, COST, 1053)
+        assert ledger.credit("acct_ada", 1000, idempotency_key="payment-1") == ada
+        ledger.credit("acct_ada", 30, "grant", expires_at=NOON + 60)
+        ledger.settle([again.settlement("r6")])
+        assert [one.left for one in ledger.grants("acct_ada")] == [0, 42, 0]
+        assert ledger.update_key("key_ada", budget=1000, budget_period="day").spent == 3 * COST
+        assert ledger.check().ok
+
+
+def test_an_upgraded_ledger_is_as_well_guarded_as_a_new_one(new_url: Callable[..., str]) -> None:
+    url = new_url()
+    database = Database(url)
+    database.migrate("0001")
+    first_release.fill(database)
+    database.migrate()
+    for statement, refused in [
+        ("UPDATE journal_entries SET memo = 'x'", "append-only"),
+        ("DELETE FROM journal_entries", "append-only"),
+        ("UPDATE audit_log SET actor = 'x'", "append-only"),
+        ("INSERT INTO journal_entries VALUES (10, 'gift', 'acct_ada', '', 0, NULL)", "kind"),
+        ("INSERT INTO journal_entries VALUES (10, 'grant', 'acct_none', '', 0, NULL)", "(?i)foreign key"),
+        ("INSERT INTO postings VALUES (77, 1, 'x', 1)", "(?i)foreign key"),
+        ("UPDATE grants SET remaining = -1", "remaining_within_amount"),
+    ]:
+        if "UPDATE audit_log" in statement and url.startswith("sqlite"):
+            continue  # SQLite's triggers fire for each row, and there is none
+        with pytest.raises(sa.exc.DBAPIError, match=refused), database.engine.begin() as connection:
+            connection.execute(sa.text(statement))
+    database.close()
+
+
+def test_a_migration_that_fails_leaves_the_ledger_as_it_was(new_url: Callable[..., str]) -> None:
+    url = new_url()
+    database = Database(url)
+    database.migrate("0001")
+    first_release.fill(database)
+    with database.engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE audit_log (somebody_elses TEXT)"))
+    before = schema(url)
+    with pytest.raises((LedgerUnavailable, sa.exc.DBAPIError)):
+        database.migrate()
+    assert schema(url) == before
+    assert first_release.read(database) == first_release.ROWS
+    with database.engine.begin() as connection:
+        connection.execute(sa.text("DROP TABLE audit_log"))
+    database.migrate()
+    database.close()
+    with Ledger(url) as ledger:
+        assert ledger.check().ok
+
+
+def test_processes_that_start_together_migrate_once(new_url: Callable[..., str]) -> None:
+    url = new_url()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: Ledger(url).close(), range(4)))
+    assert schema(url) == schema(new_url(migrated=True))
+
+
+def test_a_ledger_of_a_newer_release_is_left_alone(new_url: Callable[..., str]) -> None:
+    url = new_url()
+    Ledger(url).close()
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+    engine.dispose()
+    with pytest.raises(SchemaMismatch, match="9999"):
+        Ledger(url)

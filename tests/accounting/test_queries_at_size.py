@@ -1,0 +1,48 @@
+"""What runs at intervals, or for one account, reads through an index and no whole table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from serve_app.accounting.database import Database
+from serve_app.accounting.ledger import READS, WRITES
+from serve_app.contracts.commands import Command, ExpireGrants, ListUsage, PruneReplies, SumUsage
+
+
+@pytest.fixture
+def url(sqlite_template: Any) -> str:
+    return f"sqlite:///{sqlite_template}"
+
+
+@pytest.mark.parametrize(
+    ("command", "table"),
+    [
+        (ExpireGrants(), "grants"),
+        (PruneReplies(), "replies"),
+        (SumUsage(day_from="2026-11-01", group_by=("day", "model")), "usage_daily"),
+        (SumUsage("acct_a", group_by=("day",)), "usage_daily"),
+        (ListUsage("acct_a", time_from=1.0), "usage"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Command) else value,
+)
+def test_it_reads_through_an_index(url: str, command: Command[Any], table: str) -> None:
+    database = Database(url)
+    plans: list[str] = []
+
+    @sa.event.listens_for(database.engine, "before_cursor_execute")
+    def explain(_connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        if statement.startswith(("SELECT", "DELETE")):
+            plans.extend(row[3] for row in cursor.execute(f"EXPLAIN QUERY PLAN {statement}", parameters).fetchall())
+
+    with database.transaction() as transaction:
+        if (read := READS.get(type(command))) is not None:
+            read(transaction.connection, command, 1e9)
+        else:
+            WRITES[type(command)](transaction, command, 1e9)
+    database.close()
+    steps = [plan for plan in plans if f" {table}" in plan]
+    assert steps
+    assert all("SEARCH" in step and "INDEX" in step for step in steps), plans

@@ -1,0 +1,141 @@
+"""The endpoints for API keys besides chat, as client libraries read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from serve_app.admin.query_rates import QueryRates
+from serve_app.contracts import key_format as keys
+from serve_app.contracts.limiting import Identity
+from tests.gateway.connections import Call
+from tests.gateway.world import SECRET, World
+
+
+def client_of(world: World, key: str) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(world.app())
+    return httpx.AsyncClient(transport=transport, base_url="http://test", headers={"authorization": f"Bearer {key}"})
+
+
+@pytest.fixture
+async def user(world: World, http: httpx.AsyncClient) -> httpx.AsyncClient:
+    http.headers["authorization"] = f"Bearer {world.key}"
+    return http
+
+
+async def test_models_show_lengths_and_recommended_temperatures(user: httpx.AsyncClient) -> None:
+    listed: dict[str, Any] = (await user.get("/models")).json()
+    assert (listed["object"], [model["id"] for model in listed["data"]]) == ("list", ["svc-chat", "svc-coder"])
+    chat, coder = listed["data"]
+    assert (chat["object"], chat["context_length"], chat["max_output_length"]) == ("model", 32768, 4096)
+    assert list(chat["recommended_temperatures"].values()) == [0.0, 0.7, 1.0, 1.1, 1.25]
+    assert list(coder["recommended_temperatures"].values()) == [1.0]
+    for model in listed["data"]:
+        openai.types.Model.model_validate(model)
+    assert (await user.get("/models/svc-coder")).json() == coder
+
+
+async def test_the_balance_is_sent_as_decimal_strings(user: httpx.AsyncClient) -> None:
+    assert (await user.get("/user/balance")).json() == {
+        "is_available": True,
+        "balance_infos": [
+            {"currency": "USD", "total_balance": "1.00", "granted_balance": "0.00", "topped_up_balance": "1.00"}
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("group_by", "groups"),
+    [(None, {"day"}), ("", {"day"}), ("model", {"model"}), ("key, model", {"key_id", "model"}), (",", set())],
+)
+async def test_a_usage_row_has_only_the_columns_of_its_grouping(
+    world: World, user: httpx.AsyncClient, group_by: str | None, groups: set[str]
+) -> None:
+    await Call(world).done()
+    body = (await user.get("/user/usage", params={} if group_by is None else {"group_by": group_by})).json()
+    [row] = body["data"]
+    sums = {"requests", "prompt_tokens", "cached_tokens", "completion_tokens", "total_tokens", "charged"}
+    assert (body["object"], set(row)) == ("list", sums | groups)
+    assert (row["total_tokens"], row["charged"]) == (12, "0.000016")
+
+
+@pytest.mark.parametrize("group_by", ["day", "model", "key", "day,model,key", ","])
+async def test_usage_and_balance_are_of_the_callers_account_alone(
+    world: World, user: httpx.AsyncClient, group_by: str
+) -> None:
+    _, others_key = world.new_account()
+    for _ in range(2):
+        assert (await Call(world, others_key).done()).status == 200
+    params = {"group_by": group_by}
+    assert (await user.get("/user/usage", params=params)).json()["data"] == []
+    assert (await Call(world).done()).status == 200
+    [own] = (await user.get("/user/usage", params=params)).json()["data"]
+    assert (own["requests"], own["charged"]) == (1, "0.000016")
+    [others] = (await user.get("/user/usage", params=params, headers={"authorization": f"Bearer {others_key}"})).json()[
+        "data"
+    ]
+    assert (others["requests"], others["charged"]) == (2, "0.000032")
+    [balance] = (await user.get("/user/balance")).json()["balance_infos"]
+    assert balance["total_balance"] == "0.999984"
+
+
+QUERIES = ["/user/balance", "/user/usage", "/v1/models", "/models/svc-chat"]
+
+
+@pytest.mark.parametrize("path", QUERIES)
+async def test_queries_have_a_rate_of_their_own(make_world: Any, path: str) -> None:
+    world: World = await make_world(queries_per_minute=3)
+    now = 0.0
+    world.admin.queries._clock = lambda: now  # the bucket does not drain while the test runs
+    async with client_of(world, world.key) as user:
+        assert [(await user.get(path)).status_code for _ in range(3)] == [200] * 3
+        asked = len(world.accounting.called)
+        refused = await user.get(path)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "requests")
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+        assert (refused.headers["retry-after"], refused.headers["retry-after-ms"]) == ("20", "20000")
+        assert refused.headers["x-ratelimit-limit-requests"] == "3"
+        assert len(world.accounting.called) == asked, "a query over its rate costs the ledger nothing"
+        chat = await Call(world).done()
+        assert (chat.status, chat.headers["x-ratelimit-remaining-requests"]) == (200, "999")
+        _, others = world.new_account()
+        assert (await user.get(path, headers={"authorization": f"Bearer {others}"})).status_code == 200
+        now += 20.1
+        assert (await user.get(path)).status_code == 200
+
+
+async def test_an_account_has_four_times_the_queries_of_a_key(make_world: Any) -> None:
+    world: World = await make_world(queries_per_minute=2)
+    world.admin.queries._clock = lambda: 0.0
+    answers = []
+    for number in range(6):
+        key = keys.new_key()
+        world.ledger.create_key(world.account_id, f"{number}", keys.digest(key, SECRET), keys.hint(key))
+        async with client_of(world, key) as user:
+            answers += [(await user.get("/user/balance")).status_code for _ in range(3)]
+    assert answers == [200, 200, 429] * 4 + [429] * 6
+
+
+async def test_a_key_without_balance_reads_its_balance(world: World, user: httpx.AsyncClient) -> None:
+    _, key = world.new_account(credit=0)
+    answer = await user.get("/user/balance", headers={"authorization": f"Bearer {key}"})
+    assert (answer.status_code, answer.json()["is_available"]) == (200, False)
+
+
+async def test_models_need_a_valid_key_and_cost_the_ledger_nothing(world: World, user: httpx.AsyncClient) -> None:
+    assert (await user.get("/models")).status_code == 200  # the limiter looks the key up once
+    before = len(world.accounting.called)
+    assert [(await user.get(path)).status_code for path in ("/models", "/models/svc-chat")] == [200, 200]
+    assert len(world.accounting.called) == before
+    wrong = await user.get("/models", headers={"authorization": f"Bearer {keys.new_key()}"})
+    assert wrong.status_code == 401
+
+
+def test_the_buckets_of_queries_are_bounded() -> None:
+    rates = QueryRates(clock=lambda: 0.0, most_buckets=100)
+    for number in range(1000):
+        rates.count(Identity(f"a{number}", f"k{number}"))
+    assert len(rates._buckets) == 100

@@ -1,0 +1,49 @@
+"""The estimate of a prompt's tokens."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve_app.api.chat_request import estimate_prompt_tokens
+
+
+def tokens(text: str) -> int:
+    return estimate_prompt_tokens([{"role": "user", "content": text}])
+
+
+def test_the_estimate_follows_the_published_ratios() -> None:
+    base = tokens("")
+    assert tokens("a" * 1000) - base == pytest.approx(1000 * 0.3 * 1.1, abs=1)
+    assert tokens("中" * 1000) - base == pytest.approx(1000 * 0.6 * 1.1, abs=1)
+    assert tokens("a中" * 1000) - base == pytest.approx(1000 * 0.9 * 1.1, abs=1)
+
+
+def test_a_short_request_is_estimated_modestly() -> None:
+    """A high estimate would make small token limits useless."""
+    assert 5 <= tokens("Hello, who are you?") <= 30
+    assert estimate_prompt_tokens([]) >= 1
+
+
+def test_names_and_tool_calls_count() -> None:
+    plain = {"role": "assistant", "content": ""}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "x" * 1000}}
+    assert estimate_prompt_tokens([{**plain, "tool_calls": [call]}]) > estimate_prompt_tokens([plain]) + 300
+    assert estimate_prompt_tokens([{**plain, "name": "x" * 100}]) > estimate_prompt_tokens([plain]) + 30
+
+
+@given(st.text(st.characters(categories=["L", "Cs", "Zs", "So"])), st.text())
+def test_more_text_is_never_fewer_tokens(text: str, more: str) -> None:
+    assert tokens(text + more) >= tokens(text) >= 1
+
+
+@pytest.mark.parametrize(
+    "text", ["a" * 10**6, "中" * 10**6, "a中" * 500_000, "é " * 500_000], ids=["ascii", "chinese", "mixed", "accents"]
+)
+def test_a_megabyte_is_estimated_in_milliseconds(text: str) -> None:
+    start = time.process_time()
+    tokens(text)
+    assert time.process_time() - start < 0.05

@@ -1,0 +1,109 @@
+"""A line uses the socket only while Serve lists the replica."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from serve_app.contracts import calls, transport
+from serve_app.contracts.calls import Unavailable
+
+
+class Replica:
+    """One process behind a line; it returns its `name`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.server = transport.Server(self.who)
+
+    async def who(self, _: str) -> str:
+        return f"{self.name}, over the socket"
+
+
+class Serve:
+    """Routes to one replica at a time."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica: Replica | None = replica
+        self.sockets = True
+        self.now = 100.0
+        self.line = transport.Line(self.call, self.address, clock=lambda: self.now)
+
+    async def call(self, _: str) -> str:
+        if self.replica is None:
+            raise Unavailable("no replica")
+        return f"{self.replica.name}, through Serve"
+
+    async def address(self) -> str | None:
+        if self.replica is None:
+            raise Unavailable("no replica")
+        return await self.replica.server.address() if self.sockets else None
+
+    async def who(self) -> str:
+        answer: str = await self.line.send("who")
+        await calls.wait_for_background(5)  # what the call has begun in the background
+        return answer
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    replica = Replica("first")
+    serve = Serve(replica)
+    yield serve
+    replica.server.close()
+
+
+async def connected(serve: Serve) -> None:
+    await serve.who()
+    await serve.who()
+    assert await serve.who() == "first, over the socket"
+
+
+async def test_a_line_that_is_used_again_and_again_goes_over_the_socket(serve: Serve) -> None:
+    assert await serve.who() == "first, through Serve"
+    assert not serve.replica or not serve.replica.server.connections  # a line that is used once opens no connection
+    assert await serve.who() == "first, through Serve"
+    assert await serve.who() == "first, over the socket"
+
+
+async def test_without_an_address_all_calls_go_through_serve(serve: Serve) -> None:
+    serve.sockets = False
+    for _ in range(3):
+        assert await serve.who() == "first, through Serve"
+        serve.now += transport.CONFIRM_S
+
+
+async def test_a_replaced_replica_gets_no_more_calls_even_while_it_lives(serve: Serve) -> None:
+    await connected(serve)
+    serve.replica = Replica("second")
+    serve.now += transport.CONFIRM_S
+    await serve.who()  # finds the replica, in the background
+    assert await serve.who() == "second, over the socket"
+    serve.replica.server.close()
+
+
+async def test_a_connection_that_was_not_confirmed_lately_is_not_used(serve: Serve) -> None:
+    await connected(serve)
+    serve.replica = Replica("second")
+    serve.now += transport.TRUST_S
+    assert await serve.who() == "second, through Serve"
+    serve.replica.server.close()
+
+
+async def test_while_serve_knows_no_replica_the_old_one_gets_no_calls(serve: Serve) -> None:
+    await connected(serve)
+    serve.replica = None
+    serve.now += transport.CONFIRM_S
+    await serve.who()
+    with pytest.raises(Unavailable):
+        await serve.who()
+
+
+async def test_after_a_replica_dies_calls_go_through_serve_at_once(serve: Serve) -> None:
+    await connected(serve)
+    assert serve.replica is not None
+    serve.replica.server.close()
+    await asyncio.sleep(0.01)
+    assert await serve.who() == "first, through Serve"

@@ -1,0 +1,184 @@
+"""The errors that Ray's handles raise, as the gateway gets them: a process is unavailable, or its code has a fault."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from ray import serve
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
+from ray.serve._private.common import DeploymentID
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException, RequestCancelledError
+
+from deployments.handles import AccountingHandle, BackendHandles, LimiterHandle, ReplicaAccountingHandle
+from serve_app.contracts.calls import Unavailable
+from serve_app.contracts.commands import CheckBooks, GetAccount
+from serve_app.contracts.errors import AccountNotFound
+from serve_app.contracts.generation import Bill, GenerateCall, Rejected, Rejection, SamplingParams, Started
+from serve_app.contracts.money import Price
+from serve_app.contracts.ports import BackendUnavailable
+
+AWAY = [
+    ActorDiedError(),
+    ActorUnavailableError("away", b"x" * 16),
+    DeploymentUnavailableError(DeploymentID("Model", "m")),
+    RequestCancelledError("r"),
+    grpc.aio.AioRpcError(grpc.StatusCode.CANCELLED, grpc.aio.Metadata(), grpc.aio.Metadata()),
+    asyncio.CancelledError(),  # the other side cancelled the call
+]
+CALL = GenerateCall("r", (), SamplingParams(1), 1, Bill("a", "k", "m", "b", Price(1, 1, 1)))
+
+
+def fault() -> RayTaskError:
+    return RayTaskError("generate", "trace", ValueError("fault"), proctitle="x", pid=1, ip="127.0.0.1")
+
+
+class Response:
+    """A fake DeploymentResponse, or its generator, that does what the test sets."""
+
+    def __init__(self, *steps: Any) -> None:
+        self.steps = steps
+        self.was_cancelled = False
+
+    def cancel(self) -> None:
+        self.was_cancelled = True
+
+    def __await__(self) -> Any:
+        return self._answer().__await__()
+
+    async def _answer(self) -> Any:
+        return [step async for step in self][-1]
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        for step in self.steps:
+            if isinstance(step, BaseException):
+                raise step
+            if isinstance(step, asyncio.Event):
+                await step.wait()
+            yield step
+
+
+class Handle:
+    def __init__(self, *steps: Any) -> None:
+        self.response = Response(*steps)
+
+    def options(self, **_: Any) -> Handle:
+        return self
+
+    def remote(self, *_: Any) -> Response:
+        return self.response
+
+
+def backends(monkeypatch: pytest.MonkeyPatch, handle: Handle) -> BackendHandles:
+    monkeypatch.setattr(serve, "get_app_handle", lambda _: handle)
+    return BackendHandles()
+
+
+@pytest.mark.parametrize("error", AWAY, ids=lambda error: type(error).__name__)
+async def test_a_part_that_is_away_is_unavailable(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Unavailable):
+        await LimiterHandle(Handle(error)).ask([])
+    with pytest.raises(Unavailable):
+        await AccountingHandle(Handle(error)).settle([])
+    with pytest.raises(Unavailable):
+        await AccountingHandle(Handle(error)).run(CheckBooks())
+    handle = Handle(Started(1, 0), error)
+    stream = backends(monkeypatch, handle).generate("b", CALL)
+    assert await anext(stream) == Started(1, 0)
+    with pytest.raises(BackendUnavailable):
+        await anext(stream)
+    assert handle.response.was_cancelled
+
+
+async def test_a_fault_of_the_other_side_is_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RayTaskError):
+        await AccountingHandle(Handle(fault())).run(CheckBooks())
+    for error in (fault(), RuntimeError("over gRPC the bare exception comes")):
+        with pytest.raises(type(error)):
+            await anext(backends(monkeypatch, Handle(error)).generate("b", CALL))
+
+
+async def test_a_ledger_error_arrives_unchanged() -> None:
+    import pickle
+
+    crossed = pickle.loads(pickle.dumps(AccountNotFound("acct_1")))
+    with pytest.raises(AccountNotFound, match=r"^no account 'acct_1': list") as caught:
+        await AccountingHandle(Handle(crossed)).run(GetAccount("acct"))
+    assert caught.value.args == ("acct_1",)
+
+
+async def test_a_replica_settles_by_a_method_of_its_own_and_runs_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deployments import model
+
+    called: list[str] = []
+
+    class Recorded(Handle):
+        def options(self, **options: Any) -> Handle:
+            called.append(options["method_name"])
+            return self
+
+    monkeypatch.setattr(serve, "get_deployment_handle", lambda *_, **__: Recorded(["settled"]))
+    assert await model.settle([]) == ["settled"]
+    assert called == ["answer_replica"]
+    assert not hasattr(ReplicaAccountingHandle(Recorded()), "run")
+    with pytest.raises(Unavailable):
+        await ReplicaAccountingHandle(Handle(ActorDiedError())).settle([])
+
+
+async def test_cancelling_the_caller_cancels_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = Handle(asyncio.Event())
+    for coroutine in (LimiterHandle(handle).ask([]), anext(backends(monkeypatch, handle).generate("b", CALL))):
+        handle.response.was_cancelled = False
+        task = asyncio.ensure_future(coroutine)
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0)
+        assert handle.response.was_cancelled
+
+
+async def test_backpressure_is_a_full_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = backends(monkeypatch, Handle(BackPressureError(3, 2))).generate("b", CALL)
+    assert [event async for event in stream] == [Rejected(Rejection.QUEUE_FULL)]
+
+
+async def test_an_application_is_unavailable_until_it_is_deployed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: str) -> Any:
+        raise RayServeException("Application 'b' does not exist.")
+
+    monkeypatch.setattr(serve, "get_app_handle", missing)
+    ports = BackendHandles()
+    with pytest.raises(BackendUnavailable, match="not there"):
+        await anext(ports.generate("b", CALL))
+    monkeypatch.setattr(serve, "get_app_handle", lambda _: Handle(Started(1, 0)))
+    assert await anext(ports.generate("b", CALL)) == Started(1, 0)
+
+
+async def test_many_concurrent_callers_send_one_call_to_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    class Report:
+        applications: dict[str, Any] = {}  # noqa: RUF012
+
+    def status() -> Report:
+        asked.append(1)
+        return Report()
+
+    monkeypatch.setattr(serve, "status", status)
+    ports = BackendHandles()
+    await asyncio.gather(*(ports.status() for _ in range(50)))
+    await ports.status()
+    assert len(asked) == 1
+
+
+async def test_a_controller_that_is_away_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def status() -> Any:
+        raise ActorDiedError
+
+    monkeypatch.setattr(serve, "status", status)
+    with pytest.raises(BackendUnavailable):
+        await BackendHandles().status()

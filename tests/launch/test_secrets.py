@@ -1,0 +1,113 @@
+"""Secrets and the ledger's address: made here on one machine, required on a cluster, never a template's placeholder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+
+from deployments.model import Model
+from serve_app import secret_files
+from serve_app.launch.driver import driver_environment
+from serve_app.launch.preflight import free_port
+from serve_app.settings import GatewayArgs, SettingsError
+
+GOOD = "b3BlbnNzbCByYW5kIC1iYXNlNjQgMzI="
+DATABASE = "postgresql+psycopg://serve:secret@db.internal:5432/ledger"
+VARIABLES = ("SERVE_APP_OPERATOR_KEY", "SERVE_APP_KEY_SECRET", "SERVE_APP_DATABASE_URL")
+
+
+@pytest.fixture(autouse=True)
+def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of a cluster's gateway pod with all that it needs."""
+    monkeypatch.delenv("SERVE_APP_LOCAL_STATE", raising=False)
+    for variable, value in zip(VARIABLES, (GOOD, GOOD, DATABASE), strict=True):
+        monkeypatch.setenv(variable, value)
+
+
+def load(home: Path) -> None:
+    GatewayArgs(home=home).ledger_url()
+    secret_files.load_secrets(home)
+
+
+def test_a_complete_environment_is_accepted(tmp_path: Path) -> None:
+    load(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+@pytest.mark.parametrize("value", [None, "", "  "])
+def test_what_is_missing_on_a_cluster_is_refused_and_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str | None
+) -> None:
+    if value is None:
+        monkeypatch.delenv(variable)
+    else:
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(SettingsError, match=f"^{variable}: not set; .*SERVE_APP_LOCAL_STATE=1"):
+        load(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+@pytest.mark.parametrize("value", ["REPLACE_ME", "change-me", "replace-me-with-something-long", "ChangeMe123456789"])
+@pytest.mark.parametrize("local", ["0", "1"])
+def test_a_placeholder_is_refused_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, local: str
+) -> None:
+    monkeypatch.setenv("SERVE_APP_LOCAL_STATE", local)
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SettingsError, match=f"^{variable}: still the placeholder"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("variable", VARIABLES[:2])
+def test_a_short_secret_is_refused_without_showing_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "hunter2")
+    with pytest.raises(SettingsError, match=f"^{variable}: only 7 characters") as refused:
+        load(tmp_path)
+    assert "hunter2" not in str(refused.value)
+    monkeypatch.setenv(variable, "x" * secret_files.LEAST_LENGTH)
+    load(tmp_path)
+
+
+def test_an_empty_file_is_refused_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVE_APP_LOCAL_STATE", "1")
+    monkeypatch.delenv("SERVE_APP_OPERATOR_KEY")
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "operator-key").write_text("\n")
+    with pytest.raises(SettingsError, match="secrets/operator-key: only 0 characters"):
+        load(tmp_path)
+
+
+def test_under_the_launcher_secrets_and_ledger_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable)
+    for variable, value in driver_environment(tmp_path, tmp_path, free_port()).items():
+        monkeypatch.setenv(variable, value)
+    made = secret_files.load_secrets(tmp_path)
+    again = secret_files.load_secrets(tmp_path)
+    assert (made.operator_key, made.key_secret) == (again.operator_key, again.key_secret)
+    assert GatewayArgs().ledger_url() == f"sqlite:///{tmp_path / 'ledger.db'}"
+
+
+def test_a_model_replica_forgets_the_secrets_of_its_machine_before_anything_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Forgotten(Exception):
+        pass
+
+    forget = secret_files.forget_environment
+
+    def forget_and_stop() -> None:
+        forget()
+        raise Forgotten
+
+    monkeypatch.setattr(secret_files, "forget_environment", forget_and_stop)
+    with pytest.raises(Forgotten):
+        Model.func_or_class.__init__(MagicMock(), None)
+    assert [variable for variable in VARIABLES if variable in os.environ] == []

@@ -1,0 +1,138 @@
+"""What must hold after a run: the ledger against the usages that the clients received."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import create_engine, select
+
+from serve_app.accounting.schema import usage as usage_table
+from tests.service.chaos.load import Usage
+from tests.service.chaos.stand import Customer, Stand, as_nano
+
+MOST = 10  # differences of one kind in a report
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One settled request, as the database has it."""
+
+    request_id: str
+    account_id: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    charged: int  # nano-units
+    uncollected: int
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One account at the end."""
+
+    id: str
+    credited: int  # nano-units, all that was ever put in
+    balance: int
+    held: int
+    open_requests: int
+    sent: int  # requests that its clients made
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """The ledger and the clients' side of it."""
+
+    received: Sequence[Usage]
+    rows: Sequence[Row]
+    accounts: Sequence[Account]
+    check: Sequence[str]  # what `ledger check` found
+
+
+def problems(books: Books) -> list[str]:
+    """The differences, one line each; empty when the books are exact."""
+    found: list[str] = []
+    rows: dict[str, Row] = {}
+    for row in books.rows:
+        if rows.setdefault(row.request_id, row) is not row:
+            found.append(f"request {row.request_id} is in the ledger more than once")
+    missing, different = [], []
+    for usage in books.received:
+        there = rows.get(usage.request_id)
+        if there is None:
+            missing.append(f"a client received the usage of {usage.request_id}, the ledger does not have it")
+        elif as_usage(there) != usage or there.outcome != "completed":
+            different.append(f"a client received {usage}, the ledger has {there}")
+    found += _some(missing) + _some(different)
+    twice = [one for one, count in Counter(usage.request_id for usage in books.received).items() if count > 1]
+    found += _some([f"request {one} was answered twice" for one in twice])
+    charged, settled = Counter[str](), Counter[str]()
+    for row in books.rows:
+        charged[row.account_id] += row.charged
+        settled[row.account_id] += 1
+    for account in books.accounts:
+        if settled[account.id] > account.sent:
+            found.append(f"{account.id} has {settled[account.id]} settled requests and made {account.sent}")
+        if account.balance != account.credited - charged[account.id]:
+            found.append(
+                f"{account.id} has {account.balance}: {account.credited} credited, {charged[account.id]} charged"
+            )
+        if account.balance < 0:
+            found.append(f"{account.id} has a negative balance: {account.balance}")
+        if account.held or account.open_requests:
+            found.append(f"{account.id} still holds {account.held} for {account.open_requests} open requests")
+    return found + _some(list(books.check))
+
+
+def as_usage(row: Row) -> Usage:
+    """The row as a client sees it."""
+    return Usage(row.request_id, row.account_id, row.prompt_tokens, row.cached_tokens, row.completion_tokens)
+
+
+def read_rows(url: str, account_ids: Sequence[str]) -> list[Row]:
+    """The usage rows of some accounts, from the database itself."""
+    engine = create_engine(url)
+    columns = [usage_table.c[name] for name in Row.__dataclass_fields__ if name != "request_id"]
+    try:
+        with engine.connect() as connection:
+            query = select(usage_table.c.request_id, *columns).where(usage_table.c.account_id.in_(account_ids))
+            return [Row(*row) for row in connection.execute(query)]
+    finally:
+        engine.dispose()
+
+
+def close(stand: Stand, customers: Sequence[Customer], received: Sequence[Usage], sent: Counter[str]) -> Books:
+    """Reads everything, through the service and from the database."""
+    accounts = []
+    for customer in customers:
+        view = customer.show()
+        money = as_nano(view["balance"]), as_nano(view["held"])
+        accounts.append(Account(customer.id, customer.credited, *money, view["open_requests"], sent[customer.id]))
+    check: dict[str, Any] = stand.admin("GET", "/admin/ledger/check")
+    rows = read_rows(stand.database_url, [customer.id for customer in customers])
+    return Books(received, rows, accounts, [f"ledger check: {one['message']}" for one in check["problems"]])
+
+
+def close_when_settled(
+    stand: Stand, customers: Sequence[Customer], received: Sequence[Usage], sent: Counter[str], patience_s: float
+) -> tuple[Books, list[str]]:
+    """The books as soon as nothing is wrong with them, else as they are after `patience_s`; and what is wrong.
+
+    Replaying spools, settling orphans and expiring leases take their time in the background.
+    """
+    deadline = time.monotonic() + patience_s
+    while True:
+        books = close(stand, customers, received, sent)
+        wrong = problems(books)
+        if not wrong or time.monotonic() > deadline:
+            return books, wrong
+        time.sleep(1)
+
+
+def _some(lines: list[str]) -> list[str]:
+    rest = len(lines) - MOST
+    return lines[:MOST] + ([f"… and {rest} more of this kind"] if rest > 0 else [])

@@ -1,0 +1,99 @@
+"""A backend without a model: every reply has the requested length, at a steady pace.
+
+Only the engine is replaced. What surrounds it in a replica is the service's own: it checks the hold, and settles
+for a gateway that has died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+
+from deployments.model import settle
+from serve_app.contracts.generation import BackendEvent, Delta, Event, Finished, FinishReason, GenerateCall, Started
+from serve_app.engine.request import GenerationRequest
+from serve_app.model.replica import Replica
+
+CONTEXT = 32768
+PIECE_S = 0.03
+TOKENS_PER_PIECE = 4  # 133 tokens a second for each reply, for any number of them
+PER_PROMPT = 8  # tokens, besides one a word
+CACHED_SHARE = 4  # every fourth token of a prompt is billed at the cached price
+
+
+def prompt_tokens(messages: Sequence[dict[str, Any]]) -> int:
+    """What the stub counts for a prompt."""
+    return PER_PROMPT + sum(len((message.get("content") or "").split()) for message in messages)
+
+
+def cached_tokens(prompt: int) -> int:
+    """How many of a prompt's tokens the stub calls cached."""
+    return prompt // CACHED_SHARE
+
+
+class StubChat:
+    """In the place of a chat template and a tokenizer."""
+
+    template = None
+
+    def text(self, messages: Sequence[dict[str, Any]], continue_final: bool = False, tools: Any = None) -> str:
+        return " ".join(message.get("content") or "" for message in messages)
+
+    def tokenize(self, text: str) -> list[int]:
+        return [0] * (PER_PROMPT + len(text.split()))
+
+
+class StubEngine:
+    """In the place of serve_app.engine.Engine."""
+
+    max_context = CONTEXT
+    is_alive = True
+    fingerprint = ""
+
+    def __init__(self) -> None:
+        self.chat = StubChat()
+
+    async def generate(
+        self, request: GenerationRequest, interval_s: Callable[[], float] = lambda: 0.0
+    ) -> AsyncGenerator[Event, None]:
+        """`interval_s` is not used: pieces are large enough."""
+        prompt, wanted = len(request.prompt_token_ids), request.sampling.max_tokens
+        cached = cached_tokens(prompt)
+        yield Started(prompt, cached)
+        made = 0
+        while made < wanted:
+            await asyncio.sleep(PIECE_S)
+            piece = min(TOKENS_PER_PIECE, wanted - made)
+            made += piece
+            yield Delta("word " * piece, made)
+        yield Finished(FinishReason.LENGTH, prompt, cached, made)
+
+
+@serve.deployment(
+    name="Model",
+    max_ongoing_requests=1000,
+    health_check_period_s=1,
+    graceful_shutdown_wait_loop_s=0.2,
+    graceful_shutdown_timeout_s=10,
+    ray_actor_options={"num_cpus": 0},
+)
+class StubModel:
+    """deployments.model.Model around the stub."""
+
+    def __init__(self) -> None:
+        self._replica = Replica(StubEngine(), settle)  # type: ignore[arg-type]
+
+    async def generate(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
+        async with contextlib.aclosing(self._replica.generate(call)) as events:
+            async for event in events:
+                yield event
+
+
+def app(_: dict[str, Any]) -> Application:
+    """The builder that the run's configuration imports."""
+    return StubModel.bind()  # type: ignore[attr-defined]

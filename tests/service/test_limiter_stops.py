@@ -1,0 +1,42 @@
+"""A limiter that stands still: another one takes over when the lease is over, and it does no harm when it wakes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+
+import pytest
+
+from tests.service.chaos import session
+from tests.service.chaos.session import Session
+from tests.service.chaos.stand import Shape, Stand
+
+pytestmark = [pytest.mark.service, pytest.mark.slow]
+
+STOPPED_S = 45.0  # longer than the lease by far
+GAP_S = 25.0
+SMALL = 2 * 10**6  # nano-units: the balances are nearly spent all the time
+
+
+async def test_a_stopped_limiter_is_succeeded_within_25_s_and_no_usage_is_uncollected() -> None:
+    async def stop_and_continue(running: Session) -> None:
+        await asyncio.sleep(8)
+        [pid] = running.stand.pids("limiter")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(STOPPED_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        await asyncio.sleep(8)
+
+    with Stand(Shape("sqlite", stub=True, gateways=2)) as stand:
+        report = await session.run(
+            stand, stop_and_continue, mode="stop", seed=3, clients=12, credit=SMALL, top_up=SMALL
+        )
+        stand.keep = bool(report.problems)
+    assert report.problems == [], report.text()
+    assert report.figures["uncollected, nano-units"] == 0
+    assert 10 < report.figures["longest time without a usage, s"] <= GAP_S
