@@ -1,20 +1,24 @@
 """Settlements per second: `python -m bench.ledger URL [seconds]` on an empty or scratch ledger database.
 
-Batches of 1, 16 and 64 settled by one thread, then by 64 threads through the group committer, for 10 accounts; then
-batches again with a grant that expires on each account and a budget on each key, the dearest kind of settlement.
+Batches of 1, 16 and 64 settled by one thread, then by 1 and 64 clients of an accounting service, for 10 accounts; then
+batches again with a grant that expires on each account and a budget on each key, the most expensive kind of settlement.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import sys
-import threading
 import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 
-from serve_app.ledger import Ledger, Outcome, Price, Settled, Settlement, keys
-from serve_app.ledger.group_commit import GroupCommitter
+from serve_app.accounting.accounting_service import AccountingService
+from serve_app.accounting.ledger import Ledger
+from serve_app.contracts import key_format as keys
+from serve_app.contracts.books import Outcome, Settled, Settlement
+from serve_app.contracts.commands import AddCredit, CheckBooks, CreateAccount, CreateKey, UpdateKey
+from serve_app.contracts.money import Price
 
 
 def main(url: str, seconds: float = 3.0) -> None:
@@ -23,11 +27,11 @@ def main(url: str, seconds: float = 3.0) -> None:
     with Ledger(url) as ledger:
         owners = []
         for number in range(10):
-            account = ledger.create_account(f"bench {number}")
-            ledger.credit(account.account_id, 10**15)
+            account_id = ledger.run(CreateAccount(f"bench {number}")).account_id
+            ledger.run(AddCredit(account_id, 10**15))
             key = keys.new_key()
-            stored = ledger.create_key(account.account_id, "bench", keys.digest(key, "bench"), keys.hint(key))
-            owners.append((account.account_id, stored.key_id))
+            stored = ledger.run(CreateKey(account_id, "bench", keys.digest(key, "bench"), keys.hint(key)))
+            owners.append((account_id, stored.key_id))
 
         def settlement() -> Settlement:
             number = next(numbers)
@@ -50,38 +54,35 @@ def main(url: str, seconds: float = 3.0) -> None:
                 print(f"{title} of {batch:3}: {rate:8.0f} settlements/s", flush=True)
 
         batches("batch")
-        committer = GroupCommitter(ledger.settle)
-        waits: list[float] = []
-        until = time.perf_counter() + seconds
-        lock = threading.Lock()
-
-        def client() -> None:
-            while (began := time.perf_counter()) < until:
-                with lock:
-                    one = settlement()
-                committer.submit(one).result()
-                waits.append(time.perf_counter() - began)
-
-        for clients in (1, 64):
-            waits.clear()
-            until = time.perf_counter() + seconds
-            with ThreadPoolExecutor(clients) as pool:
-                for future in [pool.submit(client) for _ in range(clients)]:
-                    future.result()
-            waits.sort()
-            print(
-                f"{clients:3} clients, group commit: {len(waits) / seconds:8.0f} settlements/s, "
-                f"median {1000 * waits[len(waits) // 2]:.1f} ms, p99 {1000 * waits[len(waits) * 99 // 100]:.1f} ms",
-                flush=True,
-            )
-        committer.close()
+        asyncio.run(_clients(ledger, settlement, seconds))
         for account_id, key_id in owners:
-            ledger.credit(account_id, 10**15, "grant", expires_at=time.time() + 3600)
-            ledger.update_key(key_id, budget=10**17, budget_period="day")
+            ledger.run(AddCredit(account_id, 10**15, "grant", expires_at=time.time() + 3600))
+            ledger.run(UpdateKey(key_id, {"budget": 10**17, "budget_period": "day"}))
         batches("with grants and budgets, batch")
         began = time.perf_counter()
-        report = ledger.check()
+        report = ledger.run(CheckBooks())
         print(f"check of {report.usage_rows} usage rows: {time.perf_counter() - began:.1f} s, ok: {report.ok}")
+
+
+async def _clients(ledger: Ledger, settlement: Callable[[], Settlement], seconds: float) -> None:
+    """Clients of an AccountingService, each with one settlement at a time."""
+    service = AccountingService(ledger)
+    for clients in (1, 64):
+        waits: list[float] = []
+        until = time.perf_counter() + seconds
+
+        async def client(waits: list[float] = waits, until: float = until) -> None:
+            while (began := time.perf_counter()) < until:
+                await service.settle([settlement()])
+                waits.append(time.perf_counter() - began)
+
+        await asyncio.gather(*(client() for _ in range(clients)))
+        waits.sort()
+        print(
+            f"{clients:3} clients: {len(waits) / seconds:8.0f} settlements/s, "
+            f"median {1000 * waits[len(waits) // 2]:.1f} ms, p99 {1000 * waits[len(waits) * 99 // 100]:.1f} ms",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

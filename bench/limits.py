@@ -11,12 +11,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from serve_app.limits import AccountState, Adjust, Admission, Admit, Contract, KeyState, Release, Renew
+from serve_app.contracts.books import AccountSnapshot, KeySnapshot
+from serve_app.contracts.limiting import Adjust, Admit, Release, Renew
+from serve_app.contracts.limits import Contract
+from serve_app.limiter.admission import Admission
 
 ACCOUNTS = 1000
 OPEN = 1000
-KEY_LIMITS: dict[str, Any] = {
-    "models": ("svc-chat",), "rpm": 10**9, "tpm": 10**12, "concurrency": 10**6, "budget": 10**18,
+KEY_TERMS: dict[str, Any] = {
+    "models": ("svc-chat",), "limits": {"rpm": 10**9, "tpm": 10**12, "concurrency": 10**6}, "budget": 10**18,
     "budget_period": "day", "expires_at": 1e11,
 }  # fmt: skip
 
@@ -25,11 +28,19 @@ def build() -> Admission:
     contract = Contract(rpm=10**9, tpm=10**12, concurrency=10**6)
     admission = Admission(time.monotonic, random.Random(1), contract, recovery_s=0.0)
     for n in range(ACCOUNTS):
-        admission.apply(AccountState(f"a{n}", True, 10**18, 1))
-        admission.apply(KeyState(f"d{n}", f"k{n}", f"a{n}", True, 1))
+        admission.apply(account(n, 1))
+        admission.apply(key(n, 1))
     for n in range(OPEN):
         admission.admit(ask(f"open{n}", n))
     return admission
+
+
+def account(n: int, version: int, **limits: int) -> AccountSnapshot:
+    return AccountSnapshot(f"a{n}", "", True, "EUR", 0, 10**18, version, 0.0, limits)
+
+
+def key(n: int, version: int, **terms: Any) -> KeySnapshot:
+    return KeySnapshot(f"k{n}", f"a{n}", "", f"d{n}", "", True, version, 0.0, **terms)
 
 
 def ask(request_id: str, n: int) -> Admit:
@@ -73,10 +84,10 @@ def main() -> None:
     print(f"admit + adjust + release  {per_call_us(calls, admit_adjust_and_release):6.2f} us")
     print(f"renew, each open hold     {per_call_us(OPEN, renew):6.2f} us")
     for n in range(ACCOUNTS):
-        admission.apply(KeyState(f"d{n}", f"k{n}", f"a{n}", True, 2, **KEY_LIMITS))
+        admission.apply(key(n, 2, **KEY_TERMS))
     print(f"the same, key with limits {per_call_us(calls, admit_and_release):6.2f} us")
     for n in range(ACCOUNTS):
-        admission.apply(AccountState(f"a{n}", True, 10**18, 10**9, rpm=0))
+        admission.apply(account(n, 10**9, rpm=0))
     print(f"refuse (429)              {per_call_us(calls, refuse):6.2f} us")
 
 

@@ -2,8 +2,8 @@
 
     python -m bench.perplexity [--model FOLDER] [--dtypes float32 int8] [--groups 64 4096] [--rows 32] [--json OUT]
 
-Each token is predicted from all before it. The texts are fed as guesses that turn out right, `--rows` at a time, so
-what is measured are the kernels that serve requests, with the paged cache between them. Ends with 1 when int8 is worse
+Each token is predicted from all before it. The texts are fed as guesses that are right, `--rows` at a time. So
+the kernels that serve requests are measured, with the paged cache between them. The exit status is 1 when int8 is worse
 than `LIMIT` times float32 on any text.
 """
 
@@ -20,12 +20,14 @@ from typing import Any
 
 import torch
 
-from serve_app.bundled import ensure_bundled_model
-from serve_app.engine import EngineSettings, GenerationRequest, SamplingParams
+from serve_app.contracts.generation import SamplingParams
+from serve_app.engine.config import EngineSettings
 from serve_app.engine.loading import loader
 from serve_app.engine.models import quantize
-from serve_app.engine.models.runners import create_runner
-from serve_app.engine.scheduling.sequence import Chunk, Sequence
+from serve_app.engine.models.choose_runner import create_runner
+from serve_app.engine.request import GenerationRequest
+from serve_app.engine.scheduling.sequence import Chunk, TokenSequence
+from serve_app.model.bundled import ensure_bundled_model
 from serve_app.settings import home_dir
 
 TEXTS = Path(__file__).with_name("texts")
@@ -95,7 +97,9 @@ def perplexity(runner: Any, block_size: int, tokens: list[int], rows: int) -> fl
     blocks = -(-len(tokens) // block_size)
     if len(tokens) < 2 or blocks > runner.num_blocks:
         raise ValueError(f"a text of {len(tokens)} tokens can't be measured")
-    sequence = Sequence(GenerationRequest("text", tuple(tokens[:1]), SamplingParams(max_tokens=1)), 0, 0.0, len(tokens))
+    sequence = TokenSequence(
+        GenerationRequest("text", tuple(tokens[:1]), SamplingParams(max_tokens=1)), 0, 0.0, len(tokens)
+    )
     sequence.block_table = list(range(blocks))
     total = 0.0
     for start in range(0, len(tokens) - 1, rows):

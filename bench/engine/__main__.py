@@ -14,32 +14,23 @@ from typing import Any
 import yaml
 
 from bench.engine import plan, report
-from bench.engine.processes import interrupted_by_sigterm
-from bench.engine.servers import ROOT, ContinuousBatching, LlamaCpp, Ours, Server, ServerError, Transformers, Vllm
-from bench.engine.session import Session, say
-from bench.peers import installed
-from serve_app.bundled import ensure_bundled_model
-from serve_app.launch.processes import adopt_orphans
+from bench.engine.servers import ContinuousBatching, EngineServer, LlamaCpp, Ours, Transformers, Vllm
+from bench.engine.session import Session
+from bench.harness.command import PEERS, ROOT, completed, say
+from bench.harness.peers import installed
+from bench.harness.servers import ServerError
+from serve_app.model.bundled import ensure_bundled_model
 
 WITHOUT_SPECULATION = {"speculation_rows": 0}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 0 when the run is whole, 1 when nothing could be measured, 130 after Ctrl-C."""
+    """The exit status: 0 when there are results. Raises SystemExit: 1 after a failure, 130 after Ctrl-C."""
     options = _options(arguments)
     if options.render:
         results = json.loads(options.render.read_text())
     else:
-        adopt_orphans()  # a server's children that outlive it are ended too
-        try:
-            with interrupted_by_sigterm():
-                results = measure(options)
-        except KeyboardInterrupt:
-            say("stopped; all that was started has ended")
-            return 130
-        except ServerError as error:
-            say(str(error))
-            return 1
+        results = completed(lambda: measure(options), (ServerError,))
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
     print(report.markdown(results))
@@ -59,9 +50,16 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--clients", nargs="+", type=int, help="of the short and the long workload")
     parser.add_argument("--rounds", type=int)
     parser.add_argument(
+        "--seed",
+        default=f"{time.time_ns():x}",
+        help="the same seed gives the same prompts, to compare two versions; default: new prompts, "
+        "as a peer that stayed up may still hold the KV of earlier ones",
+    )
+    parser.add_argument("--least", type=float, metavar="SECONDS", help="the shortest window of one measurement")
+    parser.add_argument(
         "--minutes", type=float, default=30.0, help="no round of a server begins after this; default 30"
     )
-    parser.add_argument("--peers", type=Path, default=ROOT / ".bench", help="folder of setup_peers; default: .bench")
+    parser.add_argument("--peers", type=Path, default=PEERS, help="folder of setup_peers; default: .bench")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="an engine setting of ours, as in config.yaml"
     )
@@ -74,11 +72,13 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Everything that was measured, as `--json` writes it."""
+    """The whole run, as `--json` writes it."""
     scope = plan.QUICK if options.quick else plan.FULL if options.full else plan.USUAL
     scope = replace(scope, workloads=tuple(options.workloads))
     if options.clients:
         scope = replace(scope, clients=tuple(options.clients), long_clients=tuple(options.clients))
+    if options.least:
+        scope = replace(scope, least_s=options.least, most_s=max(scope.most_s, options.least))
     if options.rounds:
         scope = replace(scope, rounds=options.rounds)
     if options.only:
@@ -101,14 +101,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         scope,
         lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids),
         60 * (options.minutes or (120 if options.full else 30)),
+        options.seed,
     )
     session.run()
-    # The faster of two: whatever else ran in one of these moments took bandwidth from it.
+    # The faster of two: another program may have taken bandwidth from one of them.
     facts["read_bytes_per_s"] = max(facts["read_bytes_per_s"], _machine()["read_bytes_per_s"])
     return {
         "machine": facts,
         "date": time.strftime("%Y-%m-%d", time.gmtime(began)),
         "seconds": time.time() - began,
+        "seed": options.seed,
         "rounds": scope.rounds,
         "window_s": [scope.least_s, scope.most_s],
         "cut_short": session.cut_short,
@@ -129,12 +131,15 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def find_servers(folder: Path, options: argparse.Namespace, scope: plan.Scope) -> tuple[list[Server], dict[str, str]]:
-    """The chosen servers that are installed, and why the others aren't there."""
+def find_servers(
+    folder: Path, options: argparse.Namespace, scope: plan.Scope
+) -> tuple[list[EngineServer], dict[str, str]]:
+    """The chosen servers that are installed, and why the others are missing."""
     overrides = dict(_setting(text) for text in options.set)
     ours = Ours(folder, overrides)
-    peers = {name: installed(folder, name) for name in ("gguf", "transformers", "llama_cpp", "vllm")}
-    servers: list[Server] = []
+    names = ("gguf", "transformers", "llama_cpp", "vllm")
+    peers = {name: facts for name in names if (facts := installed(folder, name)) is not None}
+    servers: list[EngineServer] = []
     missing: dict[str, str] = {}
     for name in scope.servers:
         needs = {"llama-cpp": ("llama_cpp", "gguf"), "vllm": ("vllm",)}.get(name, ("transformers",))
@@ -142,7 +147,7 @@ def find_servers(folder: Path, options: argparse.Namespace, scope: plan.Scope) -
             servers.append(ours)
         elif name == plan.PLAIN:
             servers.append(Ours(folder, {**overrides, **WITHOUT_SPECULATION}, plan.PLAIN))
-        elif any(peers[need] is None for need in needs):
+        elif not peers.keys() >= set(needs):
             missing[name] = "not installed: make bench-engine-peers"
         elif name == "llama-cpp":
             servers.append(LlamaCpp(folder, peers["llama_cpp"], Path(peers["gguf"]["gguf"]), options.slots))
@@ -155,8 +160,8 @@ def find_servers(folder: Path, options: argparse.Namespace, scope: plan.Scope) -
 
 
 def _machine() -> dict[str, Any]:
-    """In a process of its own: the load generator stays small, and torch's threads are gone afterwards."""
-    command = [sys.executable, "-m", "bench.engine.machine"]
+    """In a process of its own: the load generator stays small, and torch's threads end with it."""
+    command = [sys.executable, "-m", "bench.harness.machine"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return dict(json.loads(done.stdout))
 

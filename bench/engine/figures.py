@@ -1,41 +1,24 @@
-"""From replies to figures: rates, waits, medians with their ranges. Pure."""
+"""The figures of replies: rates, waits, times per token."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
 
-from bench.engine.replies import Reply
+from bench.harness.replies import Reply
 
 CountTokens = Callable[[str], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """A median with the least and the greatest of what was measured."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Iterable[float]) -> Spread | None:
-        """None of nothing."""
-        known = sorted(values)
-        return cls(median(known), known[0], known[-1]) if known else None
-
-
-@dataclass(frozen=True, slots=True)
 class Load:
-    """One load on one server: what came back between `began_at` and `ended_at` (seconds of one clock)."""
+    """One load on one server, between `began_at` and `ended_at` (seconds of one clock)."""
 
     seconds: float
     tokens: int
     tokens_per_s: float
-    ttft_s: tuple[float, ...]  # of every request; of one without a token, how long it had waited when all was cut
+    ttft_s: tuple[float, ...]  # of every request; without a token, its wait until the load was cut
     unanswered: int  # requests without a token: their waits in `ttft_s` are lower bounds
     token_s: tuple[float, ...]  # seconds per output token after the first, one figure per request
     finished: int
@@ -45,7 +28,7 @@ class Load:
 
 
 def tokens_of(reply: Reply, count: CountTokens) -> int:
-    """Output tokens: the server's own usage when it came, else (it was cut) those that the text has."""
+    """Output tokens: by the server's own usage where there is one, else (it was cut) by its text."""
     return reply.completion_tokens if reply.completion_tokens is not None else count(reply.text)
 
 
@@ -56,7 +39,7 @@ def load_figures(replies: Sequence[Reply], began_at: float, ended_at: float, cou
     seconds = ended_at - began_at
     per_token = []
     for reply, number in zip(sent, tokens, strict=True):
-        # A few tokens that arrive in one piece say nothing about the time between tokens.
+        # A few tokens that arrive in one piece do not show the time between tokens.
         if number >= 8 and reply.first_at is not None and reply.last_at is not None and reply.last_at > reply.first_at:
             per_token.append((reply.last_at - reply.first_at) / (number - 1))
     return Load(
@@ -75,14 +58,6 @@ def load_figures(replies: Sequence[Reply], began_at: float, ended_at: float, cou
     )
 
 
-def percentile(values: Sequence[float], share: float) -> float | None:
-    """The nearest-rank percentile; None of nothing."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
-
-
 def stream_rate(replies: Sequence[Reply], start: float, end: float, count: CountTokens) -> float:
     """Tokens per second and stream that arrived between two moments."""
     if end <= start or not replies:
@@ -97,15 +72,10 @@ def longest_pause(reply: Reply, start: float, end: float) -> float:
     return max(later - earlier for earlier, later in pairwise(times))
 
 
-def ratios(ours: Sequence[float], theirs: Sequence[float]) -> Spread | None:
-    """Round by round, since what slows one of a round slows the other; rounds that one of both lacks are left out."""
-    return Spread.of(a / b for a, b in zip(ours, theirs, strict=False) if b > 0)
-
-
 def floor_share(weight_bytes: int, bytes_per_s: float, token_s: float) -> float:
-    """What share of a stream's time per token it takes to read all weights once from memory (1 is the bound).
+    """The time to read all weights once from memory, over a stream's time per token (1 is the bound).
 
-    Every step of a decoder reads each weight once, whatever the batch. A server that accepts several drafted tokens a
-    step can exceed 1.
+    Every step of a decoder reads each weight once, for any size of the batch. A server that accepts several drafted
+    tokens a step can exceed 1.
     """
     return weight_bytes / bytes_per_s / token_s

@@ -1,15 +1,17 @@
-"""One cell: a workload on a server that runs, to a flat record of figures."""
+"""Measures one cell, a workload on a running server, and returns a flat record of figures."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import Any
 
-from bench.engine import client, workloads
-from bench.engine.figures import CountTokens, load_figures, longest_pause, percentile, stream_rate, tokens_of
+from bench.engine import workloads
+from bench.engine.figures import CountTokens, load_figures, longest_pause, stream_rate, tokens_of
 from bench.engine.plan import CODE, DISTURBED, LONG, PREFIX, SHORT, Cell
-from bench.engine.replies import Reply, read
-from bench.engine.servers import Server
+from bench.engine.servers import EngineServer
+from bench.harness import client
+from bench.harness.replies import Reply, read
+from bench.harness.results import percentile
 
 ASKS = {SHORT: workloads.short, LONG: workloads.long, CODE: workloads.code_edit}
 CONVERSATIONS = 3
@@ -17,8 +19,8 @@ CONVERSATIONS = 3
 Salt = str
 
 
-async def measure(server: Server, cell: Cell, count: CountTokens, salt: Salt) -> dict[str, Any]:
-    """Figures of one cell; `problems` lists what went wrong, and is empty where nothing did."""
+async def measure(server: EngineServer, cell: Cell, count: CountTokens, salt: Salt) -> dict[str, Any]:
+    """Figures of one cell; `problems` lists what went wrong."""
     seed = f"{salt}/{cell.workload}/{cell.round}/{cell.clients}"
     if cell.workload in ASKS:
         return await _load(server, cell, count, seed)
@@ -28,8 +30,8 @@ async def measure(server: Server, cell: Cell, count: CountTokens, salt: Salt) ->
     return await _disturbed(server, cell, count, seed)
 
 
-async def warm_up(server: Server, salt: Salt, parallel: int) -> list[str]:
-    """A few requests at once, one of them long; what went wrong with them."""
+async def warm_up(server: EngineServer, salt: Salt, parallel: int) -> list[str]:
+    """Sends a few requests at once, one of them long; returns what went wrong with them."""
     asks = [workloads.short(f"{salt}/warm/{number}") for number in range(parallel)]
     asks[0] = workloads.long(f"{salt}/warm/long")
 
@@ -40,7 +42,7 @@ async def warm_up(server: Server, salt: Salt, parallel: int) -> list[str]:
     return sorted({problem for raw in window.replies if (problem := read(raw).problem) is not None})
 
 
-async def _load(server: Server, cell: Cell, count: CountTokens, seed: str) -> dict[str, Any]:
+async def _load(server: EngineServer, cell: Cell, count: CountTokens, seed: str) -> dict[str, Any]:
     def call(number: int, repeat: int) -> client.Call:
         return server.call(ASKS[cell.workload](f"{seed}/{number}/{repeat}"))
 
@@ -48,7 +50,7 @@ async def _load(server: Server, cell: Cell, count: CountTokens, seed: str) -> di
     replies = [read(raw) for raw in window.replies]
     load = load_figures(replies, window.began_at, window.ended_at, count)
     record = asdict(load)
-    # Single requests are not kept: the record is small, and what is derived from them is in it.
+    # Single requests are not kept, only what is derived from them.
     waits, per_token = record.pop("ttft_s"), record.pop("token_s")
     prompts = [reply.prompt_tokens for reply in replies if reply.prompt_tokens is not None]
     return {
@@ -63,7 +65,7 @@ async def _load(server: Server, cell: Cell, count: CountTokens, seed: str) -> di
     }
 
 
-async def _prefix(server: Server, cell: Cell, seed: str) -> dict[str, Any]:
+async def _prefix(server: EngineServer, cell: Cell, seed: str) -> dict[str, Any]:
     """Conversations one after the other: two turns each, the second over the first's tokens."""
     first, second, cached, problems = [], [], [], set()
     for number in range(CONVERSATIONS):
@@ -84,7 +86,7 @@ async def _prefix(server: Server, cell: Cell, seed: str) -> dict[str, Any]:
     }
 
 
-async def _disturbed(server: Server, cell: Cell, count: CountTokens, seed: str) -> dict[str, Any]:
+async def _disturbed(server: EngineServer, cell: Cell, count: CountTokens, seed: str) -> dict[str, Any]:
     """What running streams keep of their speed from the moment a long prompt is sent to its first token."""
     streams = [server.call(workloads.steady(f"{seed}/{number}")) for number in range(cell.clients)]
     result = await client.disturbed(streams, server.call(workloads.intruder(seed)), cell.least_s, cell.most_s)

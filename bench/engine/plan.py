@@ -32,7 +32,7 @@ class Scope:
     clients: tuple[int, ...]
     long_clients: tuple[int, ...]
     least_s: float
-    most_s: float  # half as much again up to 16 clients, which promises are about
+    most_s: float  # half as much again up to 16 clients, where the promises are
     workloads: tuple[str, ...] = WORKLOADS
     servers: tuple[str, ...] = SERVERS
 
@@ -43,7 +43,7 @@ FULL = Scope(rounds=3, clients=(1, 4, 16, 32, 64), long_clients=(1, 4, 16, 32, 6
 
 
 def turns(scope: Scope, there: Iterable[str]) -> Iterator[tuple[int, str, list[Cell]]]:
-    """Round by round, server after server (A B C A B C): so a slow minute of the machine hits all of them alike."""
+    """Round by round, server after server (A B C A B C), so that a slow minute of the machine affects all alike."""
     there = list(there)
     for number in range(scope.rounds):
         for server in scope.servers:
@@ -52,13 +52,13 @@ def turns(scope: Scope, there: Iterable[str]) -> Iterator[tuple[int, str, list[C
 
 
 def _cells(scope: Scope, server: str, number: int) -> Iterator[Cell]:
-    # What no promise is about is measured once: a run has to end.
+    # Loads without a promise are measured once: a run has to end.
     whole = number == 0 or server in (OURS, PLAIN) or scope.most_s >= FULL.most_s
     for workload in scope.workloads:
         if workload in (SHORT, LONG):
             for count in scope.clients if workload == SHORT else scope.long_clients:
                 if server == PLAIN and (workload, count) != (SHORT, 1):
-                    continue  # what speculation costs where nothing repeats; more is not asked
+                    continue  # only what speculation costs where nothing repeats
                 if server == ONE_AT_A_TIME and count > 4 and not whole:
                     continue  # more clients only wait longer
                 most_s = scope.most_s * (1.5 if count <= 16 else 1.0)

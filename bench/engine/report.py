@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from bench import document
 from bench.engine import plan, plots
-from bench.engine.figures import Spread, floor_share
-from bench.engine.results import Results, client_counts, measured, spread, title
-from bench.engine.verdicts import Verdict, verdicts
+from bench.engine.figures import floor_share
+from bench.engine.verdicts import verdicts
+from bench.harness import document
+from bench.harness.results import Results, measured, spread, title
+from bench.harness.tables import figure_table, promise_table, show, table
 
 BEGIN = "<!-- measured: written by `python -m bench.engine --docs`, not by hand -->"
 END = "<!-- end of what was measured -->"
 
 
 def write_docs(path: Path, results: Results) -> None:
-    """Renew what stands between the two marks; plots and records go into the folder of the same name.
+    """Renews this benchmark's part of the document, its plots and its records.
 
     Raises:
-        ValueError: the document has no marks.
+        ValueError: the document has no place for them.
     """
-    text = path.read_text()
-    document.check(text, BEGIN, END)
-    folder = path.with_suffix("")
-    folder.mkdir(exist_ok=True)
-    pictures = plots.draw(results, folder)
-    (folder / "engine.json").write_text(json.dumps(results, separators=(",", ":")) + "\n")
-    shown = "\n\n".join(f"![{alt}]({folder.name}/{name})" for name, alt in pictures.items())
-    path.write_text(document.renewed(text, BEGIN, END, markdown(results, shown)))
+    document.renew(
+        path,
+        BEGIN,
+        END,
+        ("engine.json", results),
+        lambda folder: plots.draw(results, folder),
+        lambda pictures: markdown(results, pictures),
+    )
 
 
 def markdown(results: Results, pictures: str = "") -> str:
@@ -47,7 +46,7 @@ def markdown(results: Results, pictures: str = "") -> str:
 
 
 def machine(results: Results) -> str:
-    """What it ran on."""
+    """Machine, versions and length of the run."""
     there = results["machine"]
     libraries = ", ".join(f"{name} {version}" for name, version in there["libraries"].items())
     low, high = results["window_s"]
@@ -60,45 +59,22 @@ def machine(results: Results) -> str:
     )
 
 
-def promise_table(verdicts: Iterable[Verdict]) -> str:
-    """Each promise with its figure."""
-    rows = []
-    for verdict in verdicts:
-        promise = verdict.promise
-        needed = f"{'at most' if promise.at_most else 'at least'} {promise.needed:.2f}"
-        if promise.goal is not None:
-            needed += f", goal {promise.goal:g}"
-        kept = {True: "yes", False: "**no**", None: "not measured"}[verdict.kept]
-        rows.append([promise.text, needed, show(verdict.measured, "{:.2f}"), kept])
-    return table(["", "needed", "measured", "kept"], rows)
-
-
 def rate_tables(results: Results, workload: str) -> str:
     """Rates, waits and times per token of a load, by number of clients."""
-    counts = client_counts(results, workload)
-    if not counts:
+    if not measured(results, workload):
         return ""
     prompt = {plan.SHORT: "Short prompts (40 tokens)", plan.LONG: "Long prompts (1,000 tokens)"}[workload]
-    head = ["", *(f"{count} client{'s' if count > 1 else ''}" for count in counts)]
-
-    def rows(figure: str, form: str, scale: float = 1.0) -> list[list[str]]:
-        return [
-            [title(results, name), *(show(spread(results, name, workload, n, figure), form, scale) for n in counts)]
-            for name in measured(results, workload)
-        ]
-
-    return "\n\n".join(
-        [
-            f"### {prompt}\n\nOutput tokens per second, all clients together:",
-            table(head, rows("tokens_per_s", "{:.0f}")),
-            "Time to first token, seconds, median of the requests:",
-            table(head, rows("ttft_p50_s", "{:.2f}")),
-            "Time to first token, seconds, 95th percentile:",
-            table(head, rows("ttft_p95_s", "{:.2f}")),
-            "Milliseconds per token of one stream after its first:",
-            table(head, rows("token_p50_s", "{:.1f}", 1000)),
-        ]
+    tables = (
+        ("Output tokens per second, all clients together:", "tokens_per_s", "{:.0f}", 1.0),
+        ("Time to first token, seconds, median of the requests:", "ttft_p50_s", "{:.2f}", 1.0),
+        ("Time to first token, seconds, 95th percentile:", "ttft_p95_s", "{:.2f}", 1.0),
+        ("Milliseconds per token of one stream after its first:", "token_p50_s", "{:.1f}", 1000.0),
     )
+    shown = [
+        f"{heading}\n\n{figure_table(results, workload, figure, form, scale)}"
+        for heading, figure, form, scale in tables
+    ]
+    return "\n\n".join([f"### {prompt}", *shown])
 
 
 def special_tables(results: Results) -> str:
@@ -148,7 +124,7 @@ def special_tables(results: Results) -> str:
 
 
 def server_table(results: Results) -> str:
-    """Memory, idle cost, and how close each comes to reading its weights at the speed of memory."""
+    """Memory, idle cost, and how close each comes to the floor."""
     bandwidth = results["machine"]["read_bytes_per_s"]
     rows = []
     for name, server in results["servers"].items():
@@ -175,7 +151,7 @@ def server_table(results: Results) -> str:
 
 
 def notes(results: Results) -> str:
-    """What the tables don't show: settings, what is missing, what went otherwise than asked."""
+    """What the tables don't show: settings, missing servers, replies that differ from what was asked for."""
     lines = [f"- {one['title']}: {_facts(one['facts'])}." for one in results["servers"].values()]
     lines += [f"- Not in the tables: {name} ({why})." for name, why in results["missing"].items()]
     if results["cut_short"]:
@@ -183,10 +159,10 @@ def notes(results: Results) -> str:
     records = results["records"]
     client = max((record.get("client_cpu", 0.0) for record in records), default=0.0)
     lines.append(f"- The load generator took at most {client:.0%} of one core, of the same cores that the servers use.")
-    for what, tell in _ODDITIES.items():
+    for what, sentence in _ODDITIES.items():
         places = sorted({_place(results, record) for record in records if record.get(what)})
         if places:
-            lines.append(f"- {tell}: {'; '.join(places)}.")
+            lines.append(f"- {sentence}: {'; '.join(places)}.")
     for record in records:
         if record["problems"]:
             lines.append(f"- Left out, {_place(results, record)}, round {record['round'] + 1}: {record['problems'][0]}")
@@ -207,17 +183,3 @@ def _facts(facts: Results) -> str:
     flat = {**facts, **facts.get("settings", {})}
     flat.pop("settings", None)
     return ", ".join(f"{key} {value}" for key, value in flat.items())
-
-
-def show(spread: Spread | None, form: str, scale: float = 1.0) -> str:
-    """Median and range; the median alone where the range is nothing at this precision."""
-    if spread is None:
-        return ""
-    middle, low, high = (form.format(value * scale) for value in (spread.median, spread.low, spread.high))
-    return middle if low == high else f"{middle} ({low} to {high})"
-
-
-def table(head: list[str], rows: Iterable[list[str]], cell: Callable[[str], str] = str) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell(each) for each in line) + " |" for line in lines)

@@ -1,72 +1,49 @@
-"""The servers that are compared: how each is started, what it is told, how its weights are stored."""
+"""The servers that are compared: how each is started and configured, and how its weights are stored."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 import urllib.error
 import urllib.request
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from bench.engine.client import Call
-from bench.engine.processes import Tree
 from bench.engine.workloads import Ask
-from serve_app import secrets
-from serve_app.launch.preflight import free_port
+from bench.harness.client import Call
+from bench.harness.processes import Tree
+from bench.harness.servers import Launched, Server, ServerError, deployment, shipped_config
 
-ROOT = Path(__file__).resolve().parents[2]
 START_S = 420.0  # vLLM compiles on its first start
 CONTEXT = 8192  # tokens; the model's own
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
 
-class ServerError(Exception):
-    """A server could not be started; one line with the end of its log."""
+class EngineServer(Server):
+    """A server that takes chat requests and streams its replies."""
 
-
-class Server(ABC):
-    """One server. `start` may be called again after `stop`."""
-
-    name: str
-    title: str
+    model = "bench"
     batches = True  # runs several requests at once
     pausable = True  # survives being stopped by a signal while another is measured
     patience_s = 8.0
-    piped = False
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.tree: Tree | None = None
-        self.port = 0
+        super().__init__(folder)
         self.peak_memory = 0  # bytes
         self.idle_cpu: float | None = None  # processor seconds per second without requests
-
-    @abstractmethod
-    def command(self) -> list[str]:
-        """What is executed; `self.port` is set."""
 
     @abstractmethod
     def weight_bytes(self) -> int:
         """Bytes of weights that each step reads, as this server stores them."""
 
-    @property
-    @abstractmethod
-    def facts(self) -> dict[str, Any]:
-        """Version and settings, for the table."""
-
     def environment(self) -> dict[str, str]:
-        """Of its processes."""
-        return {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        return {**super().environment(), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
     def body(self, ask: Ask) -> dict[str, Any]:
-        """Streamed, and as many tokens as asked for whatever the model says."""
+        """A streamed request whose reply has exactly `max_tokens` tokens."""
         return {
             "model": self.model,
             "messages": ask.messages,
@@ -77,11 +54,8 @@ class Server(ABC):
             "stream_options": {"include_usage": True},
         }
 
-    model = "bench"
-    key: str | None = None
-
     def call(self, ask: Ask) -> Call:
-        """The request's bytes; the connection is closed after it, by whichever side is done first."""
+        """The request's bytes; the connection is closed after it."""
         body = json.dumps(self.body(ask)).encode()
         head = [
             "POST /v1/chat/completions HTTP/1.1",
@@ -91,31 +65,17 @@ class Server(ABC):
             "connection: close",
             f"content-length: {len(body)}",
         ]
-        if self.key is not None:
+        if self.key:
             head.append(f"authorization: Bearer {self.key}")
         return Call(self.port, "\r\n".join([*head, "", ""]).encode() + body, ask.max_tokens)
 
-    def start(self) -> None:
-        """Returns when it answers. Raises ServerError."""
-        self.port = free_port()
-        log = self.folder / "logs" / f"{self.name}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_bytes(b"")
-        self.tree = Tree(self.command(), self.environment(), log, ROOT, piped=self.piped)
-        try:
-            self.wait_until_ready(self.tree)
-        except BaseException:
-            self.stop()
-            raise
-
     def wait_until_ready(self, tree: Tree) -> None:
-        """Asks for its health until that is good."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             if tree.root.poll() is not None:
                 raise ServerError(f"{self.name} ended: {tree.last_lines()}")
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5) as answer:
+                with urllib.request.urlopen(f"{self.base_url}/health", timeout=5) as answer:
                     if answer.status == 200:
                         return
             except (urllib.error.URLError, OSError):
@@ -123,69 +83,40 @@ class Server(ABC):
             time.sleep(0.2)
         raise ServerError(f"{self.name} was not ready within {START_S:.0f} s: {tree.last_lines()}")
 
-    def stop(self) -> None:
-        """Ends all its processes."""
-        if self.tree is not None:
-            self.tree.stop(self.patience_s)
-            self.tree = None
 
-
-class Ours(Server):
+class Ours(Launched, EngineServer):
     """The whole service: launcher, HAProxy, gateway with an API key, limiter, ledger, engine."""
 
     name = "ours"
     title = "serve-app"
-    pausable = False  # its parts watch one another by the clock
+    pausable = False  # its parts watch one another by the clock, so a pause looks like a failure
     patience_s = 25.0
-    piped = True
     model = "svc-chat"
 
     def __init__(self, folder: Path, overrides: Mapping[str, Any], name: str | None = None) -> None:
         super().__init__(folder)
         if name is not None:
             self.name, self.title = name, "serve-app without speculation"
-        self.home = folder / "home"
-        self.config = yaml.safe_load((ROOT / "config.yaml").read_text())
-        for application in self.config["applications"]:
-            for deployment in application["deployments"]:
-                if deployment["name"] == "Limiter":  # the load is one account's, and waits like the peers'
-                    deployment["user_config"] = {
-                        "contract": {"rpm": 10**6, "tpm": 10**9, "concurrency": 1024},
-                        "pressure": {"target_s": 60.0, "prefill_target_s": 600.0, "deadline_s": 3600.0},
-                    }
-                if deployment["name"] == "Model":  # a second replica would take the first one's cores
-                    deployment["autoscaling_config"] |= {"min_replicas": 1, "max_replicas": 1}
-                    deployment["max_ongoing_requests"] = 256
-            if application["import_path"] == "serve_app.apps:model":
-                application["args"] |= {"max_running": 64, **overrides}
-                self.args: dict[str, Any] = application["args"]
+        self.home = folder / "home"  # one for all runs: the model is converted once
+        self._config = shipped_config()
+        # The load is one account's, and waits as long as the peers' load does.
+        deployment(self._config, "Limiter")["user_config"] = {
+            "contract": {"rpm": 10**6, "tpm": 10**9, "concurrency": 1024},
+            "pressure": {"target_s": 60.0, "prefill_target_s": 600.0, "deadline_s": 3600.0},
+        }
+        model = deployment(self._config, "Model")
+        model["autoscaling_config"] |= {"min_replicas": 1, "max_replicas": 1}  # a second one would take its cores
+        model["max_ongoing_requests"] = 256
+        [backend] = [one for one in self._config["applications"] if one["import_path"] == "deployments.apps:model"]
+        backend["args"] |= {"max_running": 64, **overrides}
+        self.args: dict[str, Any] = backend["args"]
 
-    def command(self) -> list[str]:
-        self.home.mkdir(parents=True, exist_ok=True)
-        config = self.folder / f"{self.name}.yaml"
-        config.write_text(yaml.safe_dump(self.config, sort_keys=False))
-        command = [sys.executable, "-m", "serve_app.launch", "--json", "--no-dashboard", "--config", str(config)]
-        return [*command, "--port", str(self.port), "--home", str(self.home)]
+    def config(self) -> dict[str, Any]:
+        return self._config
 
     def wait_until_ready(self, tree: Tree) -> None:
-        assert tree.root.stdout is not None
-        line = tree.root.stdout.readline()  # the launcher bounds its own start
-        if not line:
-            raise ServerError(f"{self.name} did not start: {tree.last_lines()}")
-        self.key = self._account(json.loads(line)["base_url"])
-
-    def _account(self, base_url: str) -> str:
-        """A key of a new account with money enough; the first account's would run out over many runs."""
-        operator = secrets.load(self.home).operator_key
-
-        def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
-            head = {"authorization": f"Bearer {operator}", "content-type": "application/json"}
-            request = urllib.request.Request(base_url + path, json.dumps(body).encode(), head)
-            with urllib.request.urlopen(request, timeout=30) as answer:
-                return dict(json.load(answer))
-
-        account = post("/admin/accounts", {"name": "bench", "credit": "1000", "kind": "grant"})
-        return str(post(f"/admin/accounts/{account['id']}/keys", {"name": "bench"})["key"])
+        super().wait_until_ready(tree)
+        _, self.key = self.new_account("bench", "1000")
 
     def weight_bytes(self) -> int:
         return parameters(self.model_folder) * BYTES[self.args["dtype"]]
@@ -193,7 +124,7 @@ class Ours(Server):
     @property
     def model_folder(self) -> Path:
         """The converted model, which every peer but llama.cpp reads too."""
-        from serve_app.bundled import NAME
+        from serve_app.model.bundled import NAME
 
         return self.home / "models" / NAME
 
@@ -202,7 +133,7 @@ class Ours(Server):
         return {"settings": self.args}
 
 
-class Transformers(Server):
+class Transformers(EngineServer):
     """`transformers serve`, one request at a time."""
 
     name = "transformers"
@@ -219,7 +150,7 @@ class Transformers(Server):
         return [*command, "--device", "cpu", "--log-level", "error"]
 
     def body(self, ask: Ask) -> dict[str, Any]:
-        # It refuses `stream_options` and sends usage anyway; the end-of-sequence token is taken out by its own field.
+        # It rejects `stream_options` and sends usage anyway; its own field disables the end-of-sequence token.
         generation = {"eos_token_id": -1, "pad_token_id": 2, "max_new_tokens": ask.max_tokens}
         generation["do_sample"] = ask.temperature > 0
         return {
@@ -251,7 +182,7 @@ class ContinuousBatching(Transformers):
         return [*super().command(), "--continuous-batching", "--cb-max-memory-percent", "0.15"]
 
 
-class LlamaCpp(Server):
+class LlamaCpp(EngineServer):
     """llama.cpp's C++ server on the bundled Q4_1 file."""
 
     name = "llama-cpp"
@@ -264,7 +195,7 @@ class LlamaCpp(Server):
     def command(self) -> list[str]:
         command = [self.peer["server"], "--model", str(self.gguf), "--host", "127.0.0.1", "--port", str(self.port)]
         threads = str(len(os.sched_getaffinity(0)))
-        # A whole context for each slot, 3 GB of cache at 16: sharing one would save memory and cost it speed.
+        # A whole context for each slot, 3 GB of cache at 16: a shared one saves memory and costs it speed.
         context = str(CONTEXT * self.slots)
         command += ["--threads", threads, "--parallel", str(self.slots), "--ctx-size", context, "--no-kv-unified"]
         return [*command, "--no-webui"]
@@ -277,7 +208,7 @@ class LlamaCpp(Server):
         return {"version": self.peer["version"], "build": self.peer["flags"], "dtype": "Q4_1", "slots": self.slots}
 
 
-class Vllm(Server):
+class Vllm(EngineServer):
     """vLLM's CPU build."""
 
     name = "vllm"
@@ -295,14 +226,14 @@ class Vllm(Server):
 
     def environment(self) -> dict[str, str]:
         cores = sorted(os.sched_getaffinity(0))
-        # Its documentation asks for Intel's OpenMP, which comes with it but is not loaded by itself.
+        # Its documentation asks for Intel's OpenMP, which comes with it but is not loaded by default.
         openmp = Path(self.peer["python"]).parents[1] / "lib" / "libiomp5.so"
         preload = {"LD_PRELOAD": str(openmp)} if openmp.exists() else {}
         return {
             **super().environment(),
             **preload,
             "VLLM_CPU_KVCACHE_SPACE": "3",  # GiB
-            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),  # by itself it leaves one core to its front end
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),  # its default leaves one core to its front end
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_CACHE_ROOT": str(self.folder / "vllm-cache"),
         }

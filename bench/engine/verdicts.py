@@ -1,52 +1,17 @@
-"""Holds what was measured against what the engine promises: a ratio of one run each, and whether it is kept."""
+"""What the engine promises, as ratios within one run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from bench.engine.figures import Spread, ratios
 from bench.engine.plan import CODE, DISTURBED, OURS, PLAIN, PREFIX, SHORT
-from bench.engine.results import Results, rounds, spread
-
-
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """`measure` gives the figure of a run; it must be `needed` or better, `goal` is what is hoped for."""
-
-    text: str
-    needed: float
-    measure: Callable[[Results], Spread | None]
-    goal: float | None = None
-    at_most: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """One promise and what was measured; `kept` is None where a part of it was not measured."""
-
-    promise: Promise
-    measured: Spread | None
-
-    @property
-    def kept(self) -> bool | None:
-        """By the median of the rounds."""
-        if self.measured is None:
-            return None
-        median = self.measured.median
-        return median <= self.promise.needed if self.promise.at_most else median >= self.promise.needed
+from bench.harness.promises import Promise, Verdict
+from bench.harness.results import Results, Spread, ratio, spread
 
 
 def rate_against(peer: str, workload: str, clients: int) -> Callable[[Results], Spread | None]:
     """Our output tokens per second over the peer's."""
-
-    def measure(results: Results) -> Spread | None:
-        ours = rounds(results, OURS, workload, clients, "tokens_per_s")
-        theirs = rounds(results, peer, workload, clients, "tokens_per_s")
-        both = sorted(ours.keys() & theirs.keys())
-        return ratios([ours[number] for number in both], [theirs[number] for number in both])
-
-    return measure
+    return lambda results: ratio(results, OURS, peer, workload, clients, "tokens_per_s")
 
 
 def own(workload: str, clients: int, figure: str) -> Callable[[Results], Spread | None]:

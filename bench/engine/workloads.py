@@ -1,4 +1,4 @@
-"""What is asked: prompts made from a seed, the same for every server, none of them twice in a run.
+"""The requests: prompts made from a seed, the same for every server, none of them twice in a run.
 
 Servers that keep the KV cache of earlier prompts would otherwise be measured on what they have computed already. Every
 prompt begins differently after a system message of four words; only the shared-prefix workload repeats itself.
@@ -17,7 +17,7 @@ SYSTEM = {"role": "system", "content": "Write at length."}
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request: what is said and how many tokens the reply shall have."""
+    """One request: its messages and the number of tokens of the reply."""
 
     messages: Messages
     max_tokens: int
@@ -53,7 +53,7 @@ def intruder(seed: str) -> Ask:
 
 
 def steady(seed: str) -> Ask:
-    """A short prompt whose reply runs on while something else is measured, sampled as the API does by default.
+    """A short prompt with a long reply that runs while something else is measured, sampled at the API's default.
 
     Long greedy replies of a small model repeat themselves, and speculation on that would be measured instead.
     """
@@ -67,9 +67,9 @@ def first_turn(seed: str) -> Ask:
 
 
 def second_turn(first: Ask, reply: str) -> Ask:
-    """The same conversation, one turn on."""
-    said = [{"role": "assistant", "content": reply}, {"role": "user", "content": "What happens to them next?"}]
-    return Ask([*first.messages, *said], first.max_tokens)
+    """The same conversation with one more question."""
+    turn = [{"role": "assistant", "content": reply}, {"role": "user", "content": "What happens to them next?"}]
+    return Ask([*first.messages, *turn], first.max_tokens)
 
 
 def code_edit(seed: str) -> Ask:

@@ -1,4 +1,4 @@
-"""Measures the whole path around a model that answers at once: `make bench-gateway`, or `python -m bench.gateway`."""
+"""Measures the whole path around a model that replies at once: `make bench-gateway`, or `python -m bench.gateway`."""
 
 from __future__ import annotations
 
@@ -9,37 +9,30 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.engine.machine import describe
-from bench.engine.processes import interrupted_by_sigterm
-from bench.gateway import load, report
-from bench.gateway.session import Scope, Session, say
-from bench.gateway.systems import ROOT, SYSTEMS, NotReady, find_systems
-from bench.peers import installed
-from serve_app.launch.processes import adopt_orphans
+from bench.gateway import load, report, speedups
+from bench.gateway.session import Scope, Session
+from bench.gateway.systems import SYSTEMS, find_systems
+from bench.gateway.without.sitecustomize import SPEEDUPS
+from bench.harness.command import PEERS, completed, say
+from bench.harness.machine import describe
+from bench.harness.peers import installed
+from bench.harness.servers import ServerError
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 0 when the run is whole, 1 when something could not be measured, 130 after Ctrl-C."""
+    """The exit status: 0 when all was measured, else 1. Raises SystemExit: 1 after a failure, 130 after Ctrl-C."""
     options = _options(arguments)
     if options.render:
         results = json.loads(options.render.read_text())
     else:
-        adopt_orphans()  # a system's children that outlive it are ended too
-        try:
-            with interrupted_by_sigterm():
-                results = measure(options)
-        except KeyboardInterrupt:
-            say("stopped; all that was started has ended")
-            return 130
-        except (load.LoadError, NotReady) as error:
-            say(str(error))
-            return 1
+        results = completed(lambda: measure(options), (load.LoadError, ServerError))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(results, indent=1) + "\n")
-    print(report.markdown(results))
+    reporting = speedups if "speedups" in results else report
+    print(reporting.markdown(results))
     if options.docs:
-        report.write_docs(options.docs, results)
+        reporting.write_docs(options.docs, results)
         say(f"{options.docs} is written")
     return 0 if results["records"] and not any(record["problems"] for record in results["records"]) else 1
 
@@ -47,12 +40,20 @@ def main(arguments: list[str] | None = None) -> int:
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     usual = Scope()
     parser = argparse.ArgumentParser(prog="python -m bench.gateway", description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), help="default: all")
-    parser.add_argument("--clients", nargs="+", type=int, default=list(usual.clients), help="default: 1 16 64")
-    parser.add_argument("--rounds", type=int, default=usual.rounds, help=f"default: {usual.rounds}")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--only", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), help="default: all")
+    which.add_argument(
+        "--without",
+        nargs="*",
+        choices=SPEEDUPS,
+        metavar="NAME",
+        help=f"instead: with and without a speed-up, in pairs; default: all of {', '.join(SPEEDUPS)}",
+    )
+    parser.add_argument("--clients", nargs="+", type=int, help="default: 1 16 64; with --without, 16 64")
+    parser.add_argument("--rounds", type=int, help=f"default: {usual.rounds}; with --without, {speedups.SCOPE.rounds}")
     parser.add_argument("--seconds", type=int, default=usual.window_s, help=f"of each load; default: {usual.window_s}")
     parser.add_argument("--warm-up", type=int, default=usual.warm_up_s, help=f"seconds; default: {usual.warm_up_s}")
-    parser.add_argument("--peers", type=Path, default=ROOT / ".bench", help="folder of setup_peer; default: .bench")
+    parser.add_argument("--peers", type=Path, default=PEERS, help="folder of setup_peer; default: .bench")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write everything measured")
     parser.add_argument("--render", type=Path, metavar="IN", help="measure nothing: render what --json wrote")
     parser.add_argument("--docs", type=Path, metavar="FILE", help="renew tables and plot, as in docs/benchmarks.md")
@@ -60,16 +61,16 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Everything that was measured, as `--json` writes it. Raises LoadError where there is no wrk."""
+    """The whole run, as `--json` writes it. Raises LoadError where wrk is missing."""
     load.check_wrk()
-    folder: Path = options.peers.absolute()
-    systems, missing = find_systems(folder / "gateway", tuple(options.only), installed(folder, "litellm"))
-    if not systems:
-        raise NotReady(f"none of the chosen systems is installed: {missing}")
+    usual = Scope() if options.without is None else speedups.SCOPE
+    clients = tuple(options.clients or usual.clients)
+    scope = Scope(options.rounds or usual.rounds, clients, options.warm_up, options.seconds)
     began = time.time()
-    scope = Scope(options.rounds, tuple(options.clients), options.warm_up, options.seconds)
-    session = Session(systems, scope)
-    session.run()
+    if options.without is None:
+        results = _systems(options, scope)
+    else:
+        results = speedups.measure(_folder(options), options.without or list(SPEEDUPS), scope)
     return {
         "machine": describe(),
         "date": time.strftime("%Y-%m-%d", time.gmtime(began)),
@@ -77,11 +78,26 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "rounds": scope.rounds,
         "window_s": scope.window_s,
         "warm_up_s": scope.warm_up_s,
+        **results,
+    }
+
+
+def _systems(options: argparse.Namespace, scope: Scope) -> dict[str, Any]:
+    systems, missing = find_systems(_folder(options), tuple(options.only), installed(options.peers, "litellm"))
+    if not systems:
+        raise ServerError(f"none of the chosen systems is installed: {missing}")
+    session = Session(systems, scope)
+    session.run()
+    return {
         "servers": {system.name: {"title": system.title, "facts": system.facts} for system in systems},
         "missing": {**missing, **session.missing},
         "records": session.records,
         "audits": session.audits,
     }
+
+
+def _folder(options: argparse.Namespace) -> Path:
+    return Path(options.peers).absolute() / "gateway"
 
 
 if __name__ == "__main__":

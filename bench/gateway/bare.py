@@ -1,6 +1,6 @@
-"""What the service is measured against: the same ingress, model call and reply without keys, limits and accounting.
+"""The bare path: the same ingress, model call and reply as the service, without keys, limits and accounting.
 
-Not a service: whoever reaches it is answered, and nothing is counted.
+It replies to every caller and counts nothing.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from ray import serve
 from ray.serve import Application
 
 from bench.gateway.request import BACKEND, MODEL
-from deployments.ports import BackendHandles
-from serve_app.api import Choice, Usage, complete_reply, parse_chat_request
-from serve_app.backend.messages import Bill, GenerateCall
-from serve_app.engine.request import Delta, Finished, SamplingParams
-from serve_app.ledger.messages import Price
+from deployments.handles import BackendHandles
+from serve_app.api.chat_reply import Choice, Usage, complete_reply
+from serve_app.api.chat_request import parse_chat_request
+from serve_app.contracts.generation import Bill, Delta, Finished, GenerateCall, SamplingParams
+from serve_app.contracts.money import Price
 
 SERVED = {MODEL: (32768, 4096)}  # tokens of context and of output
 FREE = Bill("nobody", "none", MODEL, BACKEND, Price(0, 0, 0))
 
 
 def build_app() -> FastAPI:
-    """One route, written as plainly as FastAPI allows, and what the launcher asks for when it starts."""
+    """One plain FastAPI route, and the two that the launcher calls at the start."""
     app = FastAPI(openapi_url=None)
     backends = BackendHandles()
 

@@ -1,4 +1,4 @@
-"""The load: wrk with a script that posts the request, and what it says of a run."""
+"""The load: wrk with a script that posts the request, and its figures of a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LoadError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What wrk saw. Requests are those that were answered, whatever the status; times are in milliseconds."""
+    """The figures of wrk. `requests` counts replies of any status; times are in milliseconds."""
 
     requests: int
     seconds: float
@@ -37,7 +37,7 @@ class Load:
 
     @property
     def requests_per_s(self) -> float:
-        """Answered requests per second."""
+        """Replies per second."""
         return self.requests / self.seconds if self.seconds > 0 else 0.0
 
     @property
@@ -45,7 +45,7 @@ class Load:
         """Why these figures do not count; empty where they do."""
         found = []
         if self.requests == 0:
-            found.append("nothing was answered")
+            found.append("there was no reply")
         for count, what in ((self.non_2xx, "replies that were not 2xx"), (self.broken, "broken connections")):
             if count:
                 found.append(f"{count} {what}")
@@ -61,7 +61,7 @@ def check_wrk() -> None:
 
 
 def run(base_url: str, key: str, clients: int, seconds: int) -> tuple[Load, float]:
-    """So many connections that each send the next request when the last is answered, for whole `seconds`.
+    """Opens `clients` connections. Each sends its next request when it has the reply to the last, for whole `seconds`.
 
     Returns the figures and wrk's own processor seconds. Raises LoadError.
     """
@@ -71,7 +71,7 @@ def run(base_url: str, key: str, clients: int, seconds: int) -> tuple[Load, floa
     try:
         done = subprocess.run(
             command,
-            env={**os.environ, "BENCH_BODY": BODY, "BENCH_KEY": key},  # a command line would show the key to everybody
+            env={**os.environ, "BENCH_BODY": BODY, "BENCH_KEY": key},  # every user can see a command line
             capture_output=True,
             text=True,
             timeout=seconds + TIMEOUT_S + 10,
@@ -87,7 +87,7 @@ def run(base_url: str, key: str, clients: int, seconds: int) -> tuple[Load, floa
 
 
 def parse(output: str) -> Load:
-    """The figures in wrk's output. Raises LoadError when its script did not come to print them."""
+    """The figures in wrk's output. Raises LoadError when its script did not print them."""
     line = next((line for line in output.splitlines() if line.startswith(MARK)), None)
     if line is None:
         raise LoadError(f"wrk printed no figures: {output.strip()[-300:]}")

@@ -1,4 +1,4 @@
-"""Whose processor time it was: a system's processes by the part of it that they are."""
+"""Processor time by part: which part of a system each of its processes is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import psutil
 
-from bench.engine.processes import Tree
+from bench.harness.processes import Tree
 
 REST = "Ray's own"  # controller, raylet, its stores and agents, idle workers
 _REPLICA = re.compile(r"ray::ServeReplica:[^:]+:(\w[\w-]*)")
@@ -37,7 +37,7 @@ def cpu_by_part(tree: Tree) -> dict[str, float]:
 
 
 def spent(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    """Processor seconds between two readings; a part whose processes have ended in between counts as nothing."""
+    """Processor seconds between two readings; a part whose processes have ended between them counts as nothing."""
     return {part: max(0.0, seconds - before.get(part, 0.0)) for part, seconds in after.items()}
 
 

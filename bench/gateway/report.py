@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from bench import document
-from bench.engine.report import promise_table, show, table
-from bench.engine.results import Results, client_counts, measured, spread, title
 from bench.gateway import parts, plot
 from bench.gateway.session import WORKLOAD
 from bench.gateway.verdicts import verdicts
+from bench.harness import document
+from bench.harness.results import Results, measured, title
+from bench.harness.tables import figure_table, promise_table, table
 
 BEGIN = "<!-- measured: written by `python -m bench.gateway --docs`, not by hand -->"
 END = "<!-- end of what bench.gateway measured -->"
@@ -24,19 +23,19 @@ _TABLES = (
 
 
 def write_docs(path: Path, results: Results) -> None:
-    """Renew what stands between the two marks; the plot and the records go into the folder of the same name.
+    """Renews this benchmark's part of the document, its plot and its records.
 
     Raises:
-        ValueError: the document has no marks.
+        ValueError: the document has no place for them.
     """
-    text = path.read_text()
-    document.check(text, BEGIN, END)
-    folder = path.with_suffix("")
-    folder.mkdir(exist_ok=True)
-    pictures = plot.draw(results, folder)
-    (folder / "gateway.json").write_text(json.dumps(results, separators=(",", ":")) + "\n")
-    shown = "\n\n".join(f"![{alt}]({folder.name}/{name})" for name, alt in pictures.items())
-    path.write_text(document.renewed(text, BEGIN, END, markdown(results, shown)))
+    document.renew(
+        path,
+        BEGIN,
+        END,
+        ("gateway.json", results),
+        lambda folder: plot.draw(results, folder),
+        lambda pictures: markdown(results, pictures),
+    )
 
 
 def markdown(results: Results, pictures: str = "") -> str:
@@ -44,7 +43,7 @@ def markdown(results: Results, pictures: str = "") -> str:
     sections = [
         machine(results),
         promise_table(verdicts(results)),
-        *(f"{heading}\n\n{figure_table(results, figure, form)}" for heading, figure, form in _TABLES),
+        *(f"{heading}\n\n{figure_table(results, WORKLOAD, figure, form)}" for heading, figure, form in _TABLES),
         pictures,
         part_table(results),
         notes(results),
@@ -53,7 +52,7 @@ def markdown(results: Results, pictures: str = "") -> str:
 
 
 def machine(results: Results) -> str:
-    """What it ran on."""
+    """Machine, versions and length of the run."""
     there = results["machine"]
     return (
         f"Measured on {results['date']} in {results['seconds'] / 60:.0f} minutes: {there['cores']} cores of "
@@ -62,17 +61,6 @@ def machine(results: Results) -> str:
         f"{results['window_s']} s after {results['warm_up_s']} s of warm-up; every figure is the median of the rounds "
         "with the range of all of them."
     )
-
-
-def figure_table(results: Results, figure: str, form: str) -> str:
-    """One figure: a row for each system, a column for each number of clients."""
-    counts = client_counts(results, WORKLOAD)
-    head = ["", *(f"{count} client{'s' if count > 1 else ''}" for count in counts)]
-    body = [
-        [title(results, name), *(show(spread(results, name, WORKLOAD, n, figure), form) for n in counts)]
-        for name in measured(results, WORKLOAD)
-    ]
-    return table(head, body)
 
 
 def part_table(results: Results, clients: int = 16) -> str:
@@ -95,7 +83,7 @@ def part_table(results: Results, clients: int = 16) -> str:
 
 
 def notes(results: Results) -> str:
-    """What the tables don't show: settings, the books, what is missing, what went wrong."""
+    """What the tables don't show: settings, the books, missing systems, failures."""
     lines = []
     for one in results["servers"].values():
         lines.append(f"- {one['title']}: {', '.join(f'{key} {value}' for key, value in one['facts'].items())}.")

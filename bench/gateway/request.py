@@ -1,4 +1,4 @@
-"""The one request of the load and its reply, which every system gives, and the check that it does."""
+"""The one request of the load, the reply that every system must give, and the check of a reply."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BODY: Final = json.dumps(
 
 
 def wrong_with(base_url: str, key: str) -> str | None:
-    """Asks once; what is wrong with the answer, or None."""
+    """Sends the request once; returns what is wrong with the reply, or None."""
     head = {"authorization": f"Bearer {key}", "content-type": "application/json"}
     request = urllib.request.Request(base_url + PATH, BODY.encode(), head)
     try:
@@ -42,7 +42,7 @@ def wrong_with(base_url: str, key: str) -> str | None:
 
 
 def wrong_in(reply: Any) -> str | None:
-    """What keeps `reply` from being the one that is expected, or None."""
+    """How `reply` differs from the expected one, or None."""
     try:
         text, usage = reply["choices"][0]["message"]["content"], reply["usage"]["completion_tokens"]
     except (KeyError, IndexError, TypeError):

@@ -1,9 +1,8 @@
-"""One run: systems started in turn, each measured at every number of clients, everything ended whatever happens."""
+"""One run: starts the systems in turn, measures each at every number of clients, and always ends everything."""
 
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -11,7 +10,9 @@ from typing import Any
 
 from bench.gateway import load, parts
 from bench.gateway.request import wrong_with
-from bench.gateway.systems import NotReady, System
+from bench.gateway.systems import System
+from bench.harness.command import say
+from bench.harness.servers import ServerError
 
 WORKLOAD = "complete"  # a reply in one piece
 WARM_UP_CLIENTS = 16
@@ -19,7 +20,7 @@ WARM_UP_CLIENTS = 16
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """How much is measured; seconds are whole, as wrk wants them."""
+    """How much is measured; seconds are whole, as wrk needs them."""
 
     rounds: int = 3
     clients: tuple[int, ...] = (1, 16, 64)
@@ -28,19 +29,14 @@ class Scope:
 
 
 def turns(rounds: int, names: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Back and forth (A B C, C B A, ...), so that a machine that grows slower or faster favours nobody."""
+    """Back and forth (A B C, C B A, ...), so that a machine that grows slower or faster favours none."""
     for number in range(rounds):
         for name in names if number % 2 == 0 else reversed(names):
             yield number, name
 
 
-def say(text: str) -> None:
-    """Progress; standard output is for the tables alone."""
-    print(f"bench: {text}", file=sys.stderr, flush=True)
-
-
 class Session:
-    """The systems of one run and what was measured of them."""
+    """The systems of one run and their records."""
 
     def __init__(self, systems: Sequence[System], scope: Scope) -> None:
         self._systems = {system.name: system for system in systems}
@@ -50,7 +46,7 @@ class Session:
         self.missing: dict[str, str] = {}  # system -> why it isn't in the tables
 
     def run(self) -> None:
-        """Measure all rounds. Whatever was started has ended when this returns or raises."""
+        """Measures all rounds. Everything has ended when this returns or raises."""
         began = time.monotonic()
         for number, name in turns(self._scope.rounds, list(self._systems)):
             if name in self.missing:
@@ -60,7 +56,7 @@ class Session:
             try:
                 system.start()
                 self._turn(system, number)
-            except (NotReady, load.LoadError) as error:
+            except (ServerError, load.LoadError) as error:
                 self.missing[name] = str(error).splitlines()[0][:200]  # the rest is its log
                 say(str(error))
             finally:
@@ -68,7 +64,7 @@ class Session:
 
     def _turn(self, system: System, number: int) -> None:
         if wrong := wrong_with(system.base_url, system.key):
-            raise NotReady(f"{system.name} does not answer as expected: {wrong}")
+            raise ServerError(f"{system.name} does not reply as expected: {wrong}")
         assert system.tree is not None
         warm, _ = load.run(system.base_url, system.key, WARM_UP_CLIENTS, self._scope.warm_up_s)
         answered, cut = 1 + warm.requests, WARM_UP_CLIENTS
@@ -99,7 +95,7 @@ class Session:
 
 
 def line(record: dict[str, Any]) -> str:
-    """One record for a person who watches."""
+    """One record as one line of progress."""
     text = (
         f"{record['clients']:3} clients, {record['requests_per_s']:.0f} requests/s, "
         f"p50 {record['p50_ms']:.1f} ms, p99 {record['p99_ms']:.1f} ms, CPU {record['cpu_ms']:.2f} ms a request"

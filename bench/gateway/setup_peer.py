@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench import peers
+from bench.harness import peers
 
 LITELLM = "litellm[proxy]==1.106.2"
 
 
 def install_litellm(target: Path) -> dict[str, Any]:
-    """The proxy as its documentation installs it."""
+    """The proxy, installed as its documentation says."""
     python = peers.environment(target)
     peers.pip(target, python, "install", LITELLM)
     return {"python": python, "version": peers.version(python, "litellm")}

@@ -1,10 +1,13 @@
-"""A fake model for measuring everything but the model: a Serve application that gives one fixed reply at once.
+"""A model stub: a Serve application that gives one fixed reply at once, so that all but the model is measured.
 
-It takes the calls of `deployments.model.Model` and streams the same events. It renders, tokenizes and computes nothing.
+It takes the calls of `deployments.model.Model`, streams the same events and writes ahead as that does. It renders,
+tokenizes and computes nothing.
 """
 
 from __future__ import annotations
 
+import time
+import uuid
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -12,22 +15,39 @@ from ray import serve
 from ray.serve import Application
 
 from bench.gateway.request import PROMPT_TOKENS, REPLY, REPLY_TOKENS
-from serve_app.backend.messages import BackendEvent, GenerateCall, Rejected, Rejection
-from serve_app.engine.request import Delta, Finished, FinishReason, Started
+from deployments.model import settle, unsettled
+from serve_app.contracts.generation import (
+    BackendEvent,
+    Delta,
+    Finished,
+    FinishReason,
+    GenerateCall,
+    Rejected,
+    Rejection,
+    Started,
+)
+from serve_app.contracts.spool import ORPHANS, Spool
+from serve_app.model.orphans import Orphans
+from serve_app.settings import home_dir
 
 
 @serve.deployment(name="Stub", max_ongoing_requests=2000, ray_actor_options={"num_cpus": 0})
 class Stub:
-    """Not a model."""
+    def __init__(self) -> None:
+        spool = Spool(home_dir() / "spool", f"replica-{uuid.uuid4().hex}", suffix=ORPHANS, flushed=False)
+        self._orphans = Orphans(settle, spool, unsettled)
+        self._orphans.start()
 
     async def generate(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
-        """Three events, as many as a model's replica sends of a reply that is there within a few milliseconds."""
-        if call.bill.price.charge(PROMPT_TOKENS, 0, call.sampling.max_tokens) > call.credit:
+        """Three events: a model's replica sends as many for a reply that takes a few milliseconds."""
+        if call.bill.price.cost(PROMPT_TOKENS, 0, call.sampling.max_tokens) > call.credit:
             yield Rejected(Rejection.CREDIT, prompt_tokens=PROMPT_TOKENS)
             return
         yield Started(PROMPT_TOKENS, 0)
         yield Delta(REPLY, REPLY_TOKENS)
-        yield Finished(FinishReason.STOP, PROMPT_TOKENS, 0, REPLY_TOKENS)
+        finished = Finished(FinishReason.STOP, PROMPT_TOKENS, 0, REPLY_TOKENS)
+        self._orphans.write_ahead(call, finished, time.time())
+        yield finished
 
 
 def app(_: dict[str, Any]) -> Application:

@@ -1,127 +1,40 @@
-"""The systems that are compared: how each is started, what it is told, which key opens it."""
+"""The systems that are compared: how each is started and configured, and which key it accepts."""
 
 from __future__ import annotations
 
-import json
 import os
-import secrets as random_secrets
+import secrets
 import shutil
-import sys
 import time
 import urllib.error
 import urllib.request
-from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from bench.engine.processes import Tree
 from bench.gateway.request import BACKEND, MODEL, REPLY
-from serve_app import secrets
-from serve_app.launch.preflight import free_port
+from bench.harness.processes import Tree
+from bench.harness.servers import Launched, Server, ServerError, deployment, shipped_config
+from serve_app import secret_files
 
-ROOT = Path(__file__).resolve().parents[2]
 START_S = 120.0
 FULL, BARE, LITELLM = "full", "bare", "litellm"
 SYSTEMS = (FULL, BARE, LITELLM)
 
 
-class NotReady(Exception):
-    """A system could not be started or answers otherwise than expected; one line with the end of its log."""
-
-
-class System(ABC):
-    """One system. `start` may be called again after `stop`."""
-
-    name: str
-    title: str
-    patience_s = 25.0  # from the request to end until it is ended
-    piped = False
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.tree: Tree | None = None
-        self.port = 0
-        self.key = ""
-
-    @property
-    def base_url(self) -> str:
-        """Where it answers."""
-        return f"http://127.0.0.1:{self.port}"
-
-    @property
-    @abstractmethod
-    def facts(self) -> dict[str, Any]:
-        """Version and settings, for the notes."""
-
-    @abstractmethod
-    def prepare(self) -> list[str]:
-        """Writes what it needs and returns the command; `self.port` is set."""
-
-    @abstractmethod
-    def wait_until_ready(self, tree: Tree) -> None:
-        """Returns when all of it answers and `self.key` opens it. Raises NotReady."""
-
-    def environment(self) -> dict[str, str]:
-        """Of its processes."""
-        return dict(os.environ)
-
-    def start(self) -> None:
-        """Returns when it answers. Raises NotReady."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.port = free_port()
-        log = self.folder / f"{self.name}.log"
-        log.write_bytes(b"")
-        self.tree = Tree(self.prepare(), self.environment(), log, ROOT, piped=self.piped)
-        try:
-            self.wait_until_ready(self.tree)
-        except BaseException:
-            self.stop()
-            raise
-
-    def stop(self) -> None:
-        """Ends all its processes."""
-        if self.tree is not None:
-            self.tree.stop(self.patience_s)
-            self.tree = None
+class System(Server):
+    """A system that takes the request of the load."""
 
     def audit(self, answered: int, cut: int) -> dict[str, Any]:
-        """What its books say of `answered` replies and at most `cut` requests that were cut; nothing without books."""
+        """Compares its books with `answered` replies and at most `cut` requests that were cut; empty without books."""
         return {}
 
 
-class _OnServe(System):
-    """Started by the launcher of `make serve`, so that both have the same Ray, HAProxy and flags."""
-
-    piped = True
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.home = folder / f"{self.name}-home"
-
-    @abstractmethod
-    def config(self) -> dict[str, Any]:
-        """The Serve configuration."""
-
-    def prepare(self) -> list[str]:
+class _OnServe(Launched, System):
+    def command(self) -> list[str]:
         shutil.rmtree(self.home, ignore_errors=True)  # a new ledger for every turn
-        self.home.mkdir(parents=True)
-        path = self.folder / f"{self.name}.yaml"
-        path.write_text(yaml.safe_dump(self.config(), sort_keys=False))
-        command = [sys.executable, "-m", "serve_app.launch", "--json", "--no-dashboard", "--config", str(path)]
-        return [*command, "--port", str(self.port), "--home", str(self.home)]
-
-    def wait_until_ready(self, tree: Tree) -> None:
-        assert tree.root.stdout is not None
-        line = tree.root.stdout.readline()  # the launcher bounds its own start
-        if not line:
-            raise NotReady(f"{self.name} did not start: {tree.last_lines()}")
-        self.key = json.loads(line)["api_key"]
-
-    def _base_config(self) -> dict[str, Any]:
-        config: dict[str, Any] = yaml.safe_load((ROOT / "config.yaml").read_text())
-        return config
+        return super().command()
 
 
 def stub_application() -> dict[str, Any]:
@@ -142,14 +55,13 @@ class Full(_OnServe):
     title = "serve-app"
 
     def config(self) -> dict[str, Any]:
-        config = self._base_config()
-        [gateway] = [one for one in config["applications"] if one["import_path"] == "serve_app.apps:gateway"]
-        for deployment in gateway["deployments"]:
-            user_config = deployment.get("user_config", {})
-            if deployment["name"] == "Gateway":
-                user_config["models"] = {MODEL: {**user_config["models"][MODEL], "backends": {BACKEND: 100}}}
-            elif "contract" in user_config:  # the load is one account's
-                user_config["contract"] = {"rpm": 10**7, "tpm": 10**10, "concurrency": 1024}
+        config = shipped_config()
+        settings = deployment(config, "Gateway")["user_config"]
+        settings["models"] = {MODEL: {**settings["models"][MODEL], "backends": {BACKEND: 100}}}
+        # The load is one account's.
+        limits = deployment(config, "Limiter")["user_config"]
+        limits["contract"] = {"rpm": 10**7, "tpm": 10**10, "concurrency": 1024}
+        [gateway] = [one for one in config["applications"] if one["import_path"] == "deployments.apps:gateway"]
         config["applications"] = [gateway, stub_application()]
         return config
 
@@ -159,39 +71,30 @@ class Full(_OnServe):
 
     def wait_until_ready(self, tree: Tree) -> None:
         super().wait_until_ready(tree)
-        account = self._admin("/admin/accounts", {"name": "bench", "credit": "100000", "kind": "grant"})
-        self.account = account["id"]
-        self.key = self._admin(f"/admin/accounts/{self.account}/keys", {"name": "bench"})["key"]
+        self.account, self.key = self.new_account("bench", "100000")
 
     def audit(self, answered: int, cut: int) -> dict[str, Any]:
-        """Every reply is in the ledger, nothing but what was cut beside them, and the books are sound."""
+        """Whether the ledger has every reply, besides them only requests that were cut, and sound books."""
         deadline = time.monotonic() + 15  # what was cut is settled in the background
         while True:
-            rows = self._admin(f"/admin/usage?account={self.account}&group_by=model")["data"]
+            rows = self.admin(f"/admin/usage?account={self.account}&group_by=model")["data"]
             settled = sum(row["requests"] for row in rows)
             if answered <= settled <= answered + cut or time.monotonic() > deadline:
                 break
             time.sleep(0.5)
-        sound = bool(self._admin("/admin/ledger/check")["ok"])
+        sound = bool(self.admin("/admin/ledger/check")["ok"])
         exact = answered <= settled <= answered + cut
         return {"answered": answered, "cut_at_most": cut, "settled": settled, "exact": exact, "books_sound": sound}
 
-    def _admin(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        operator = secrets.load(self.home).operator_key
-        head = {"authorization": f"Bearer {operator}", "content-type": "application/json"}
-        data = None if body is None else json.dumps(body).encode()
-        with urllib.request.urlopen(urllib.request.Request(self.base_url + path, data, head), timeout=60) as answer:
-            return dict(json.load(answer))
-
 
 class Bare(_OnServe):
-    """The same Serve without keys, limits and accounting; see bench.gateway.bare."""
+    """The same Serve without keys, limits and accounting: bench.gateway.bare."""
 
     name = BARE
     title = "bare Ray Serve"
 
     def config(self) -> dict[str, Any]:
-        config = self._base_config()
+        config = shipped_config()
         bare = {
             "name": "bare",
             "route_prefix": "/",
@@ -201,10 +104,10 @@ class Bare(_OnServe):
         config["applications"] = [bare, stub_application()]
         return config
 
-    def prepare(self) -> list[str]:
-        command = super().prepare()
-        # The launcher makes no first account where it finds a key that opens `/models`: here any does.
-        secrets.secret_file(self.home, "first-api-key", "sk-any")
+    def command(self) -> list[str]:
+        command = super().command()
+        # With a first key that `/models` accepts, the launcher makes no account; here any key is accepted.
+        secret_files.secret_file(self.home, "first-api-key", "sk-any")
         return command
 
     @property
@@ -213,7 +116,7 @@ class Bare(_OnServe):
 
 
 class LiteLlm(System):
-    """The LiteLLM proxy as its own guide for production sets it up, but for the database: its master key alone."""
+    """The LiteLLM proxy as its own guide for production sets it up, but without a database: one master key."""
 
     name = LITELLM
     title = "LiteLLM proxy"
@@ -224,8 +127,8 @@ class LiteLlm(System):
         self.peer = peer
         self.workers = len(os.sched_getaffinity(0))
 
-    def prepare(self) -> list[str]:
-        self.key = f"sk-{random_secrets.token_hex(16)}"
+    def command(self) -> list[str]:
+        self.key = f"sk-{secrets.token_hex(16)}"
         model = {"model": f"openai/{MODEL}", "api_key": "none", "mock_response": REPLY}
         config = {
             "model_list": [{"model_name": MODEL, "litellm_params": model}],
@@ -241,19 +144,19 @@ class LiteLlm(System):
 
     def environment(self) -> dict[str, str]:
         own = {"LITELLM_LOG": "ERROR", "LITELLM_MODE": "PRODUCTION", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-        return {**super().environment(), **own, "PYTHONUNBUFFERED": "1"}  # its log tells when a worker is ready
+        return {**super().environment(), **own, "PYTHONUNBUFFERED": "1"}  # its log shows when a worker is ready
 
     def wait_until_ready(self, tree: Tree) -> None:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             if tree.root.poll() is not None:
-                raise NotReady(f"{self.name} ended: {tree.last_lines()}")
-            # One worker would answer while the others still load.
+                raise ServerError(f"{self.name} ended: {tree.last_lines()}")
+            # One worker replies while the others still load.
             started = tree.log.read_text(errors="replace").count("Proxy initialized")
             if started >= self.workers and self._is_alive():
                 return
             time.sleep(0.3)
-        raise NotReady(f"{self.name} was not ready within {START_S:.0f} s: {tree.last_lines()}")
+        raise ServerError(f"{self.name} was not ready within {START_S:.0f} s: {tree.last_lines()}")
 
     def _is_alive(self) -> bool:
         try:
@@ -270,7 +173,7 @@ class LiteLlm(System):
 def find_systems(
     folder: Path, chosen: tuple[str, ...], peer: dict[str, Any] | None
 ) -> tuple[list[System], dict[str, str]]:
-    """The chosen systems that are there, in the tables' order, and why the others aren't."""
+    """The chosen systems that are installed, in the tables' order, and why the others are missing."""
     systems: list[System] = []
     missing: dict[str, str] = {}
     for name in SYSTEMS:

@@ -1,26 +1,18 @@
-"""Holds what was measured against what the service promises of the path around the model."""
+"""What the service promises of the path around the model, as ratios within one run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from bench.engine.figures import Spread, ratios
-from bench.engine.results import Results, rounds
-from bench.engine.verdicts import Promise, Verdict
 from bench.gateway.session import WORKLOAD
 from bench.gateway.systems import BARE, FULL, LITELLM
+from bench.harness.promises import Promise, Verdict
+from bench.harness.results import Results, Spread, ratio
 
 
 def against(other: str, figure: str, clients: int) -> Callable[[Results], Spread | None]:
-    """The full path's figure over the other's, round by round."""
-
-    def measure(results: Results) -> Spread | None:
-        ours = rounds(results, FULL, WORKLOAD, clients, figure)
-        theirs = rounds(results, other, WORKLOAD, clients, figure)
-        both = sorted(ours.keys() & theirs.keys())
-        return ratios([ours[number] for number in both], [theirs[number] for number in both])
-
-    return measure
+    """The full path's figure over the other's."""
+    return lambda results: ratio(results, FULL, other, WORKLOAD, clients, figure)
 
 
 PROMISES = (

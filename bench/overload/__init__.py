@@ -1,1 +1,1 @@
-"""The real service under three times the load that it can carry: goodput, shares by weight, waits, refusals."""
+"""The real service under three times its capacity: goodput, shares by weight, waits, refusals."""

@@ -1,14 +1,15 @@
-"""What a run's requests say, without a clock: goodput, shares, times to the first token, and whether promises held."""
+"""The figures of a run's requests: goodput, shares, times to the first token, and whether promises held."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-GOODPUT: Final = 0.9  # of what the service carries without overload
+from bench.harness.results import percentile
+
+GOODPUT: Final = 0.9  # of the capacity without overload
 SHARE_OFF: Final = 0.1  # of an account's share by weight
 MOST_TTFT_S: Final = 12.0  # p99 of admitted requests: four times the queueing delay that config.yaml aims at
 
@@ -23,7 +24,7 @@ class Sent:
     status: int  # 0: broken before a status came
     tokens: int = 0  # of output, as billed; 0 unless it is complete
     first_at: float | None = None
-    retry_after: bool = False  # a refusal that says when to come again
+    retry_after: bool = False  # a refusal with a time to wait
     is_broken: bool = False  # a reply that ended without its usage
 
 
@@ -40,12 +41,6 @@ def shares(requests: Sequence[Sent], since: float, until: float) -> dict[str, fl
             tokens[one.account] += one.tokens
     total = sum(tokens.values())
     return {account: count / total for account, count in tokens.items()} if total else {}
-
-
-def percentile(values: Sequence[float], part: float) -> float:
-    """The smallest value that at least `part` of all do not exceed; NaN of none."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(part * len(ordered)) - 1)] if ordered else math.nan
 
 
 def summary(
@@ -82,11 +77,11 @@ def summary(
 
 
 def promises(found: dict[str, Any]) -> list[tuple[str, str, bool]]:
-    """What was promised, what was found, and whether it holds."""
+    """Each promise, the figure of the run, and whether it holds."""
     worst = max(found["accounts"], key=lambda one: abs(one["off"]))
     others = sorted(set(found["statuses"]) - {"200", "429", "503"})
     wait = found["ttft_s"]["p99"]
-    unsaid = found["refusals_without_retry_after"]
+    without_time = found["refusals_without_retry_after"]
     return [
         (
             f"goodput at least {GOODPUT:.0%} of what it carries without overload",
@@ -98,18 +93,22 @@ def promises(found: dict[str, Any]) -> list[tuple[str, str, bool]]:
             f"{worst['account']} is off by {worst['off']:+.0%}",
             abs(worst["off"]) <= SHARE_OFF,
         ),
-        (f"p99 to the first token within {MOST_TTFT_S:g} s", f"{wait:.1f} s", wait <= MOST_TTFT_S),
         (
-            "every refusal is 429 or 503 and says when to come again",
-            f"others: {', '.join(others) or 'none'}; without retry-after: {unsaid}",
-            not others and not unsaid,
+            f"p99 to the first token within {MOST_TTFT_S:g} s",
+            _seconds(wait, 1),
+            wait is not None and wait <= MOST_TTFT_S,
+        ),
+        (
+            "every refusal is 429 or 503 and has a retry-after",
+            f"others: {', '.join(others) or 'none'}; without retry-after: {without_time}",
+            not others and not without_time,
         ),
         ("no reply that began breaks", f"{found['broken']} did", not found["broken"]),
     ]
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """A run for people."""
+    """The whole report."""
     found = results["overload"]
     waits = found["ttft_s"]
     lines = [
@@ -117,7 +116,7 @@ def markdown(results: dict[str, Any]) -> str:
         f"{results['capacity']:.0f} tokens/s without overload, {found['goodput']:.0f} under it. "
         f"{found['sent']} requests: "
         + ", ".join(f"{count} x {status}" for status, count in found["statuses"].items())
-        + f". First token of admitted ones: p50 {waits['p50']:.2f} s, p99 {waits['p99']:.2f} s.",
+        + f". First token of admitted ones: p50 {_seconds(waits['p50'], 2)}, p99 {_seconds(waits['p99'], 2)}.",
         "",
         "| account | weight | share by weight | share | off | served of sent |",
         "|---|---|---|---|---|---|",
@@ -130,3 +129,7 @@ def markdown(results: dict[str, Any]) -> str:
     lines += ["", "| promise | found | |", "|---|---|---|"]
     lines += [f"| {what} | {how} | {'holds' if kept else '**fails**'} |" for what, how, kept in promises(found)]
     return "\n".join(lines)
+
+
+def _seconds(value: float | None, places: int) -> str:
+    return "none" if value is None else f"{value:.{places}f} s"

@@ -1,4 +1,4 @@
-"""Requests to the running service: as many at a time, or as many a second. What came is read when all is over."""
+"""Requests to the running service, by number at a time or by rate. The replies are read when the load is over."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from bench.engine.client import Call, exchange
-from bench.engine.replies import RawReply, read
+from bench.harness.client import Call, exchange
+from bench.harness.replies import RawReply, read
 from bench.overload.figures import Sent
 
 REPLY_TOKENS: Final = 32
@@ -34,7 +34,7 @@ class Traffic:
         self._replies: list[tuple[Caller, RawReply]] = []
 
     async def full(self, caller: Caller, clients: int, seconds: float) -> None:
-        """So many clients, each with one request at a time."""
+        """Keeps `clients` requests in flight for `seconds`."""
         until = time.perf_counter() + seconds
 
         async def client() -> None:
@@ -44,7 +44,7 @@ class Traffic:
         await asyncio.gather(*(client() for _ in range(clients)))
 
     async def arrive(self, callers: list[Caller], per_s: float, seconds: float) -> None:
-        """Each caller sends `per_s` requests a second at random times, whatever becomes of the earlier ones."""
+        """Each caller sends `per_s` requests a second at random times, and does not wait for earlier ones."""
         at = time.perf_counter()
         until = at + seconds
         running: list[asyncio.Task[None]] = []
@@ -54,9 +54,9 @@ class Traffic:
         await asyncio.gather(*running)
 
     def take(self) -> list[Sent]:
-        """What was sent since the last time."""
+        """The requests since the last call."""
         replies, self._replies = self._replies, []
-        return [told(caller.name, raw) for caller, raw in replies]
+        return [sent(caller.name, raw) for caller, raw in replies]
 
     async def _send(self, caller: Caller) -> None:
         words = " ".join(self._rng.choices(WORDS, k=24))
@@ -82,7 +82,7 @@ class Traffic:
             self._replies += ((caller, raw) for raw in into)
 
 
-def told(account: str, raw: RawReply) -> Sent:
+def sent(account: str, raw: RawReply) -> Sent:
     """One exchange as figures.Sent. Times are of `time.perf_counter`."""
     head = b"".join(data for _, data in raw.pieces).split(b"\r\n\r\n", 1)[0].lower()
     status = int(head[9:12]) if head.startswith(b"http/1.1 ") and head[9:12].isdigit() else 0

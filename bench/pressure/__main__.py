@@ -1,6 +1,6 @@
 """Simulates a day and an overload with the service's own limits: `make bench-pressure`, or `python -m bench.pressure`.
 
-Nothing is measured but what the model of the replicas says: the same seed gives the same figures on any machine.
+All figures come from the model of the replicas: the same seed gives the same figures on any machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How accounts behave: a crowd that asks now and then, workers that always have more, and one that won't listen."""
+"""How accounts behave: a crowd that asks now and then, workers that always have more, and one that ignores refusals."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Crowd:
 
 
 class Workers:
-    """One account that keeps `at_once` requests going while it is active. `retry_s` None: it waits as it is told."""
+    """One account that keeps `at_once` requests going while it is active. `retry_s` None: it waits as refusals say."""
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from bench.pressure.overload import capacity
 from bench.pressure.record import KINDS, jain, weighted
 from bench.pressure.replica import Device
 from bench.pressure.world import Scaling, World
-from serve_app.limits import Contract
+from serve_app.contracts.limits import Contract
 
 HOUR = 3_600.0
 WINDOW_S = 300.0  # of every figure and plot
@@ -24,7 +24,7 @@ PEAK = 0.75  # the crowd's busiest hour, in capacities of all replicas
 
 
 def simulate(seed: int, accounts: int, hours: float, scaling: Scaling) -> dict[str, object]:
-    """Runs the day and answers its series and totals, ready for JSON."""
+    """Runs the day and returns its series and totals, ready for JSON."""
     shape, device = Shape(), Device()
     each = capacity(device, shape, seed)
     world = World(

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from math import inf
 
 from bench.pressure.replica import Job
-from serve_app.limits import Contract, Refusal
-from serve_app.limits.share import BackendLoad
+from serve_app.contracts.limiting import Refusal
+from serve_app.contracts.limits import Contract
 
 SHARE = "429 share"  # over what the load leaves the account
 CONTRACT = "429 contract"  # over requests, tokens or concurrency of its contract
@@ -77,12 +77,12 @@ class Record:
         if job.started_at < inf:
             window.longest_wait_s = max(window.longest_wait_s, job.started_at - job.arrived_at)
 
-    def saw(self, now: float, load: BackendLoad, replicas: int) -> None:
+    def saw(self, now: float, multiplier: float, pressure: float, replicas: int) -> None:
         window = self.at(now)
         window.samples += 1
-        window.multiplier += load.multiplier
-        window.least_multiplier = min(window.least_multiplier, load.multiplier)
-        window.pressure += load.pressure
+        window.multiplier += multiplier
+        window.least_multiplier = min(window.least_multiplier, multiplier)
+        window.pressure += pressure
         window.replicas += replicas
 
     def between(self, start_s: float, end_s: float) -> list[Window]:

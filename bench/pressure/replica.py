@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, cast
 
+from serve_app.contracts.limiting import PressureReport
 from serve_app.engine.scheduling.fair_queue import FairQueue
-from serve_app.limits.messages import PressureReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Replica:
         """As a replica's own loop does it; the fair queue learns of what was decoded, deadlines are looked at."""
         self._advance(now)
         for job in [job for job in self._waiting if now - job.arrived_at > job.deadline_s]:
-            self._queue.remove(cast(Any, job))
+            self._queue.withdraw(cast(Any, job))
             del self._waiting[job]
             job.on_end("late", now)
         if self._waiting:
@@ -173,7 +173,7 @@ class Replica:
                 break
             self._queue.pop()
             del self._waiting[head]
-            self._queue.charge(cast(Any, head), prompt_tokens=head.prompt)
+            self._queue.count_served(cast(Any, head), prompt_tokens=head.prompt)
             self._kv += head.prompt + head.output
             self._tokens_done += head.prompt
             head.started_at, head.left = now, float(head.prompt)
@@ -183,5 +183,5 @@ class Replica:
 
     def _charge(self, job: Job) -> None:
         until = min(self._progress, job.ends_at)
-        self._queue.charge(cast(Any, job), output_tokens=cast(int, until - job.charged))
+        self._queue.count_served(cast(Any, job), output_tokens=cast(int, until - job.charged))
         job.charged = until

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bench import document
-from bench.engine.report import table
+from bench.harness import document
+from bench.harness.tables import table
 from bench.pressure import plot
 
 BEGIN = "<!-- simulated: written by `python -m bench.pressure --docs`, not by hand -->"

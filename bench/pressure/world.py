@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import count
 from math import ceil, inf
@@ -12,9 +12,11 @@ from random import Random
 
 from bench.pressure.record import Record
 from bench.pressure.replica import Device, Job, Replica
-from serve_app.limits import AccountState, Admission, Admit, Contract, Grant, KeyState, Refusal, Release
-from serve_app.limits.pressure import Tuning
-from serve_app.limits.share import Shares
+from serve_app.contracts.books import AccountSnapshot, KeySnapshot
+from serve_app.contracts.limiting import Admit, Grant, Refusal, Release
+from serve_app.contracts.limits import Contract
+from serve_app.limiter.admission import Admission
+from serve_app.limiter.pressure import Tuning
 
 BACKEND = "model"
 REPORT_S = 0.5
@@ -68,9 +70,16 @@ class World:
             self.at(10.0, self._autoscale)
 
     def new_shard(self, shards: int) -> Admission:
-        """A limiter that knows nothing yet."""
-        shares = Shares(self.tuning, self.contract, shards)
-        return Admission(lambda: self.now, Random(self.rng.random()), self.contract, recovery_s=0.0, shares=shares)
+        """A limiter that knows nothing yet; one of `shards`."""
+        rng = Random(self.rng.random())
+        admission = Admission(lambda: self.now, rng, self.contract, recovery_s=0.0, tuning=self.tuning)
+        admission.shares.shards = shards
+        return admission
+
+    @property
+    def multiplier(self) -> float:
+        """The part of the default contract that the level leaves now, `Tuning.floor` to 1."""
+        return self.shards[0].shares.rate(BACKEND, self.contract, self.now) / (self.contract.tpm / 60.0)
 
     def restart_shard(self, index: int) -> None:
         """Replaces a limiter by one that only knows the accounts: open requests are not announced to it."""
@@ -80,20 +89,20 @@ class World:
                 self._introduce(account_id, contract)
 
     def add_account(self, account_id: str, contract: Contract | None = None) -> None:
-        """Lets an account exist."""
+        """Adds an account; all limiters that serve it know it at once."""
         self.contracts[account_id] = contract or self.contract
         self._introduce(account_id, self.contracts[account_id])
 
     def at(self, time: float, run: Callable[[], None]) -> None:
-        """Does something later."""
+        """Runs something at a time of the simulation."""
         heapq.heappush(self._events, (max(time, self.now), next(self._order), run))
 
     def after(self, seconds: float, run: Callable[[], None]) -> None:
-        """Does something so much later."""
+        """Runs something so many seconds later."""
         self.at(self.now + seconds, run)
 
     def run(self, until: float) -> None:
-        """Lets time pass."""
+        """Runs all events up to this time."""
         events = self._events
         while events and events[0][0] <= until:
             self.now, _, run = heapq.heappop(events)
@@ -103,7 +112,7 @@ class World:
     def submit(
         self, account_id: str, prompt: int, output: int, on_end: Callable[[str], None], max_tokens: int = 1024
     ) -> Refusal | None:
-        """One try of a request. None when it was admitted; then `on_end` hears "done", "late", "lost" or "full"."""
+        """One try of a request. None when it was admitted; then `on_end` gets "done", "late", "lost" or "full"."""
         number = next(self._numbers)
         request_id = f"r{number}"
         admission = self.shards[self._shard_index(account_id)]
@@ -149,9 +158,8 @@ class World:
 
     def _introduce(self, account_id: str, contract: Contract) -> None:
         admission = self.shards[self._shard_index(account_id)]
-        own = contract.rpm, contract.tpm, contract.concurrency, contract.weight
-        admission.apply(AccountState(account_id, True, 10**18, 1, *own))
-        admission.apply(KeyState(f"key-{account_id}", f"id-{account_id}", account_id, True, 1))
+        admission.apply(AccountSnapshot(account_id, "", True, "EUR", 0, 10**18, 1, 0.0, asdict(contract)))
+        admission.apply(KeySnapshot(f"id-{account_id}", account_id, "", f"key-{account_id}", "", True, 1, 0.0))
 
     def _route(self) -> Replica | None:
         """The less loaded of two, as Ray Serve does it."""
@@ -187,7 +195,8 @@ class World:
         report = replica.report(BACKEND, self.now)
         for admission in self.shards:
             admission.report(report)
-        self.record.saw(self.now, self.shards[0].shares.loads(self.now)[0], len(self.replicas))
+        pressure = self.shards[0].shares.backends[BACKEND].controller.pressure
+        self.record.saw(self.now, self.multiplier, pressure, len(self.replicas))
         if replica.draining and not replica.running and not replica.waiting:
             self.replicas.remove(replica)
             return

@@ -1,8 +1,8 @@
 """Installs programs that a benchmark compares with, each into a folder of its own outside version control.
 
-Nothing in the project's own virtual environment changes. A peer that is installed already is left alone, a
-half-installed one is done again, and a peer that can't be installed is only missing from the tables. Each holds
-`peer.json`, written last, with its versions.
+Nothing in the project's own virtual environment changes. An installed peer is left alone,
+a half-installed one is installed again, and one that can't be installed is missing from the tables. Each folder has a
+`peer.json` with the versions, written last.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from bench.harness.command import PEERS
+
 MARK = "peer.json"
 
 
@@ -30,9 +31,9 @@ Installer = Callable[[Path], dict[str, Any]]
 def main(installers: Mapping[str, Installer], program: str, description: str, arguments: list[str] | None) -> int:
     """The command line of a set-up. The exit status: 0 when every chosen peer is there afterwards."""
     parser = argparse.ArgumentParser(prog=program, description=description)
-    parser.add_argument("--folder", type=Path, default=ROOT / ".bench", help="where they go; default: .bench")
+    parser.add_argument("--folder", type=Path, default=PEERS, help="where they go; default: .bench")
     parser.add_argument("--only", nargs="+", choices=sorted(installers), help="default: all")
-    parser.add_argument("--again", action="store_true", help="install even what is there")
+    parser.add_argument("--again", action="store_true", help="install again")
     options = parser.parse_args(arguments)
     folder: Path = options.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,13 +60,13 @@ def main(installers: Mapping[str, Installer], program: str, description: str, ar
 
 
 def installed(folder: Path, name: str) -> dict[str, Any] | None:
-    """What the set-up has noted of a peer; None when it is not there."""
+    """The contents of a peer's `peer.json`; None when it is not installed."""
     mark = folder / name / MARK
     return json.loads(mark.read_text()) if mark.exists() else None
 
 
 def environment(target: Path) -> str:
-    """Makes a virtual environment; the path of its Python. Raises SetupError."""
+    """Makes a virtual environment and returns the path of its Python. Raises SetupError."""
     run(target, [sys.executable, "-m", "venv", str(target / "venv")])
     return str(target / "venv" / "bin" / "python")
 
@@ -76,7 +77,7 @@ def pip(target: Path, python: str, *arguments: str) -> None:
 
 
 def run(target: Path, command: list[str]) -> None:
-    """Runs a command into the target's log. Raises SetupError with the last line of the log that says error."""
+    """Runs a command into the target's log. Raises SetupError with the log's last line that contains `error`."""
     log = target / "setup.log"
     with log.open("ab") as output:
         output.write(f"\n$ {' '.join(command)}\n".encode())

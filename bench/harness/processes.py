@@ -1,4 +1,4 @@
-"""A server's processes: started, paused, measured and ended together, always by their own ids."""
+"""A server's processes: started, paused, measured and ended together, always by their own process ids."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -18,7 +17,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Tree:
-    """One process with all that comes of it."""
+    """One process with all its descendants."""
 
     def __init__(self, command: list[str], environment: dict[str, str], log: Path, cwd: Path, *, piped: bool) -> None:
         self.log = log
@@ -37,7 +36,7 @@ class Tree:
             )
 
     def processes(self) -> list[psutil.Process]:
-        """All that run now."""
+        """Those that run now."""
         with contextlib.suppress(psutil.NoSuchProcess):
             root = psutil.Process(self.root.pid)
             self._seen.update([root, *root.children(recursive=True)])
@@ -70,21 +69,21 @@ class Tree:
         return total
 
     def pause(self) -> None:
-        """Take the processor from it: an idle server that polls would disturb the one that is measured."""
+        """Stops all processes by a signal: an idle server that polls would disturb the one that is measured."""
         self._paused = self.processes()
         for process in self._paused:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.suspend()
 
     def resume(self) -> None:
-        """Let it go on."""
+        """The end of a pause."""
         for process in self._paused:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
         self._paused = []
 
     def stop(self, patience_s: float) -> None:
-        """Ask it to end, in order; after `patience_s` end what is left."""
+        """Sends SIGINT; after `patience_s`, SIGTERM and then SIGKILL to those that are left."""
         self.resume()
         running = self.processes()
         if self.root.poll() is None:
@@ -104,16 +103,6 @@ class Tree:
         return "\n".join(self.log.read_text(errors="replace").strip().splitlines()[-count:])
 
 
-@contextlib.contextmanager
-def interrupted_by_sigterm() -> Iterator[None]:
-    """SIGTERM unwinds like Ctrl-C, so that whatever was started is ended."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _runs(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
@@ -122,7 +111,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def _end_with_parent() -> None:
-    """In the child: out of reach of the terminal's Ctrl-C, and told to end when this program is killed (Linux)."""
+    """In the child: the terminal's Ctrl-C does not reach it; when this program is killed, it gets SIGTERM (Linux)."""
     os.setsid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

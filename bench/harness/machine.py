@@ -1,4 +1,4 @@
-"""The machine: what it is, and how fast it reads memory. `python -m bench.engine.machine` prints it as JSON."""
+"""The machine, its libraries, and how fast it reads memory: `python -m bench.harness.machine` prints them as JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-#: The instructions that decide which matrix kernels a library takes.
+#: Libraries choose their matrix kernels by these instructions.
 FLAGS = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 LIBRARIES = ("torch", "transformers", "ray", "tokenizers", "numpy")
 

@@ -1,6 +1,6 @@
-"""The load generator: raw sockets on one event loop, noting bytes and times and nothing else while servers work.
+"""The load generator: raw sockets on one event loop. While servers work, it only notes bytes and times.
 
-Server and client share the machine's cores, so whatever the client costs is taken from the server; its share is
+Server and client share the machine's cores, so the client takes its processor time from the server; its share is
 measured and reported with each load.
 """
 
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from bench.engine.replies import RawReply
+from bench.harness.replies import RawReply
 
 #: Both the last chunk of a chunked body and the last event, for servers that leave the connection open.
 _ENDS = (b"0\r\n\r\n", b"data: [DONE]\n\n", b"data: [DONE]\r\n\r\n")
@@ -26,11 +26,12 @@ class Call:
     port: int
     data: bytes
     max_tokens: int
+    source: str | None = None  # the client's own address on loopback; None: the system's choice
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What a load brought. Times are of `time.perf_counter`."""
+    """The replies of a load. Times are of `time.perf_counter`."""
 
     began_at: float
     ended_at: float
@@ -60,19 +61,22 @@ class _Exchange(asyncio.Protocol):
         self._end()
 
     def _end(self) -> None:
-        if not self._over.done():  # else it ended before, or was cut
+        if not self._over.done():  # else it has ended already, or was cut
             self._reply.ended_at = time.perf_counter()
             self._over.set_result(None)
 
 
 async def exchange(call: Call, into: list[RawReply]) -> RawReply:
-    """Send a request and read until the server is done. The reply is in `into` from the start, cancelled or not."""
+    """Sends a request and reads until the server is done. The reply is in `into` from the start, even if it is cut."""
     reply = RawReply(time.perf_counter(), call.max_tokens)
     into.append(reply)
     loop = asyncio.get_running_loop()
     over: asyncio.Future[None] = loop.create_future()
+    local = None if call.source is None else (call.source, 0)
     try:
-        transport, _ = await loop.create_connection(lambda: _Exchange(call, reply, over), "127.0.0.1", call.port)
+        transport, _ = await loop.create_connection(
+            lambda: _Exchange(call, reply, over), "127.0.0.1", call.port, local_addr=local
+        )
     except OSError as error:
         reply.problem = str(error)
         reply.ended_at = time.perf_counter()
@@ -85,7 +89,7 @@ async def exchange(call: Call, into: list[RawReply]) -> RawReply:
 
 
 async def closed_loop(clients: int, call: Callable[[int, int], Call], least_s: float, most_s: float) -> Window:
-    """So many clients, each sending its next request when the last is answered; `call` gives client's n-th request.
+    """Each client sends its next request when it has the reply to the last; `call` returns a client's n-th request.
 
     Lasts `least_s` and until each client has finished a request, at most `most_s`; then what runs is cut. All the time
     the same number of requests is in flight, so the rate is that of a server under steady load, first prompts included.
@@ -147,12 +151,12 @@ class Disturbed:
 
 
 async def disturbed(streams: Sequence[Call], intruder: Call, calm_s: float, most_s: float) -> Disturbed:
-    """Start the streams; when all flow, let them run for `calm_s`, then send the intruder and wait for its end."""
+    """Starts the streams; when all flow, lets them run for `calm_s`, then sends the intruder and waits for its end."""
     replies: list[RawReply] = []
     until = time.perf_counter() + most_s
     with _quiet():
         tasks = [asyncio.create_task(exchange(call, replies)) for call in streams]
-        # Looking every 20 ms costs less than counting pieces as they come; nothing is measured yet.
+        # A look every 20 ms costs less than counting pieces as they arrive; nothing is measured yet.
         while time.perf_counter() < until and not (  # noqa: ASYNC110
             len(replies) == len(streams) and all(len(reply.pieces) >= 8 for reply in replies)
         ):
@@ -177,7 +181,7 @@ async def _cut(tasks: list[asyncio.Task[None]] | list[asyncio.Task[RawReply]]) -
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.sleep(0)  # aborted transports say goodbye in the loop's next turn
+    await asyncio.sleep(0)  # aborted transports end in the loop's next turn
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What a server sent and when: bytes with their times of arrival, read as HTTP and server-sent events afterwards.
+"""The bytes that a server sent, with their times of arrival, read as HTTP and server-sent events afterwards.
 
 The load generator only notes pieces; all decoding happens when the measurement is over, so that it costs the servers
 no processor time.
@@ -15,7 +15,7 @@ import h11
 
 @dataclass(slots=True)
 class RawReply:
-    """One exchange as it came off the socket. Times are seconds of one monotonic clock."""
+    """One exchange as it arrived at the socket. Times are seconds of one monotonic clock."""
 
     sent_at: float
     max_tokens: int
@@ -32,7 +32,7 @@ class Reply:
     max_tokens: int
     texts: tuple[tuple[float, str], ...]
     ended_at: float | None
-    completion_tokens: int | None = None  # as the server's usage says, when it came
+    completion_tokens: int | None = None  # by the server's usage; None without one
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     finish_reason: str | None = None
@@ -59,13 +59,13 @@ class Reply:
 
 
 def read(raw: RawReply) -> Reply:
-    """Decode an exchange. An event has the time of the piece that completed it."""
+    """Decodes an exchange. An event has the time of the piece that completed it."""
     status, body, problem = _http(raw.pieces)
     if raw.problem is not None or problem is not None:
         problem = raw.problem or problem
     elif status not in (None, 200):
-        told = b"".join(data for _, data in body).decode(errors="replace")
-        problem = f"HTTP {status}: {' '.join(told.split())[:200]}"
+        message = b"".join(data for _, data in body).decode(errors="replace")
+        problem = f"HTTP {status}: {' '.join(message.split())[:200]}"
         body = []
     texts: list[tuple[float, str]] = []
     usage: dict[str, Any] = {}
@@ -118,7 +118,7 @@ def server_sent_events(body: list[tuple[float, bytes]]) -> list[tuple[float, str
 
 
 def _http(pieces: list[tuple[float, bytes]]) -> tuple[int | None, list[tuple[float, bytes]], str | None]:
-    """Status, the body's pieces, and what was wrong with the response's framing."""
+    """Status, the body's pieces, and the fault in the response's framing, if any."""
     connection = h11.Connection(h11.CLIENT)
     connection.send(h11.Request(method="POST", target="/", headers=[("host", "bench")]))
     connection.send(h11.EndOfMessage())

@@ -1,0 +1,128 @@
+"""Counts and judges: times to the first token in a window, failures, flaps of the health checks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bench.harness.results import percentile
+
+SETTLED: Final = 3.0  # times the calm p99: a first token that comes faster is no aftermath
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One ordinary request. Times are seconds of one monotonic clock."""
+
+    began_at: float  # before its connection was open
+    first_at: float | None  # the first token; None without one
+    ended_at: float | None  # None when the client gave up
+    status: int  # 0: none came
+    is_whole: bool  # a reply with its usage
+    is_new: bool = False  # with a right key that was never used before
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One look at /health or /ready."""
+
+    path: str
+    began_at: float
+    ended_at: float
+    status: int  # 0: none came in time
+
+
+def window(requests: Iterable[Sent], since: float, until: float, given_up_s: float) -> dict[str, Any]:
+    """The requests that began in [since, until).
+
+    `p50`, `p99` and `worst` are seconds to the first token of requests with known keys. One that the client gave up
+    on counts with `given_up_s`, the least that it waited: left out, it would make the figures better.
+    """
+    there = [one for one in requests if since <= one.began_at < until]
+    known = [one for one in there if not one.is_new]
+    waits = [
+        given_up_s if one.first_at is None else one.first_at - one.began_at
+        for one in known
+        if one.first_at is not None or one.ended_at is None
+    ]
+    new = [one for one in there if one.is_new]
+    return {
+        "seconds": until - since,
+        "sent": len(there),
+        "samples": len(waits),
+        "p50": percentile(waits, 0.5),
+        "p99": percentile(waits, 0.99),
+        "worst": max(waits, default=None),
+        "failed": sum(not one.is_whole for one in there),
+        "statuses": {str(status): count for status, count in sorted(Counter(one.status for one in there).items())},
+        "new_keys": len(new),
+        "new_keys_failed": sum(not one.is_whole for one in new),
+    }
+
+
+def health(probes: Iterable[Probe], since: float, until: float) -> dict[str, Any]:
+    """The probes that began in [since, until). A flap is a failed probe after a good one of the same path."""
+    failed = flaps = sent = 0
+    slowest: float | None = None
+    good: dict[str, bool] = {}
+    for one in sorted(probes, key=lambda probe: probe.began_at):
+        if one.began_at >= until:
+            break
+        is_good = one.status == 200
+        if one.began_at >= since:
+            sent += 1
+            failed += not is_good
+            flaps += not is_good and good.get(one.path, True)
+            slowest = max(slowest or 0.0, one.ended_at - one.began_at)
+        good[one.path] = is_good
+    return {"sent": sent, "failed": failed, "flaps": flaps, "slowest": slowest}
+
+
+def factor(calm: dict[str, Any], other: dict[str, Any]) -> float | None:
+    """The 99th percentile over the calm one; None where either has no samples."""
+    if calm["p99"] is None or other["p99"] is None:
+        return None
+    return float(other["p99"] / calm["p99"])
+
+
+def is_settled(requests: Sequence[Sent], since: float, calm_p99: float | None) -> bool:
+    """Whether all that was sent since then, at least one request, has a whole reply in about the calm time."""
+    if calm_p99 is None:
+        return True
+    there = [one for one in requests if one.began_at >= since and not one.is_new]
+    return bool(there) and all(
+        one.is_whole and one.first_at is not None and one.first_at - one.began_at <= SETTLED * calm_p99 for one in there
+    )
+
+
+def recovered_s(requests: Iterable[Sent], since: float, until: float, calm_p99: float | None) -> float:
+    """Seconds from the attack's end to the last request of [since, until) that failed or waited too long."""
+    late = [
+        one.began_at
+        for one in requests
+        if since <= one.began_at < until
+        and not one.is_new
+        and not (
+            one.is_whole
+            and one.first_at is not None
+            and (calm_p99 is None or one.first_at - one.began_at <= SETTLED * calm_p99)
+        )
+    ]
+    return max(late) - since if late else 0.0
+
+
+def judged(
+    requests: Sequence[Sent], probes: Sequence[Probe], marks: dict[str, tuple[float, float]], given_up_s: float
+) -> dict[str, Any]:
+    """Everything of one attack. `marks` are its windows; a control is not always there."""
+    windows = {name: window(requests, *mark, given_up_s) for name, mark in marks.items()}
+    calm = windows["calm"]
+    return {
+        "windows": windows,
+        "health": {name: health(probes, *mark) for name, mark in marks.items()},
+        "factor": factor(calm, windows["attack"]),
+        "control_factor": factor(calm, windows["control"]) if "control" in windows else None,
+        "recovered_s": recovered_s(requests, *marks["recovery"], calm["p99"]),
+    }

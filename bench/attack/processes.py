@@ -1,0 +1,137 @@
+"""Processes of the attackers and of the control, apart from the clients that measure.
+
+They are no commands: only this bench can start them, against the port of the service that it has started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+from bench.attack import hostile
+from bench.attack.connections import Tally
+from bench.harness.servers import ServerError
+from deployments.priority import YIELDING
+
+PREPARE_S: Final = 60.0
+_PR_SET_PDEATHSIG: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a process did between its two marks."""
+
+    seconds: float
+    cpu_s: float
+    tally: dict[str, Any]
+
+    @property
+    def share(self) -> float:
+        """Of all the machine's cores."""
+        return self.cpu_s / self.seconds / cores()
+
+
+def cores() -> int:
+    """That this bench may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def more_files() -> int:
+    """Raises the limit of open files as far as it may; how many there may be."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+class Hostile:
+    """A process that prepares, waits for `begin`, works for some seconds and reports."""
+
+    def __init__(self, work: Callable[..., None], *arguments: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_child, args=(theirs, work, arguments), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    async def ready(self) -> None:
+        """Raises ServerError when it does not get ready."""
+        await self._receive(PREPARE_S)
+
+    def begin(self, seconds: float) -> None:
+        """It works from now on for so long."""
+        self._pipe.send(seconds)
+
+    async def ran(self, patience_s: float) -> Ran:
+        """Raises ServerError when it has not ended in time."""
+        found = await self._receive(patience_s)
+        assert isinstance(found, Ran)
+        return found
+
+    def stop(self) -> None:
+        """Ends it at once."""
+        self._process.kill()
+        self._process.join(5)
+        self._pipe.close()
+
+    async def _receive(self, within_s: float) -> object:
+        if not await asyncio.to_thread(self._pipe.poll, within_s):
+            raise ServerError("an attacker's process does not respond")
+        try:
+            return self._pipe.recv()
+        except EOFError:
+            raise ServerError("an attacker's process has ended; its error is above") from None
+
+
+def attacker(name: str, target: hostile.Target) -> Hostile:
+    """The process of one attack."""
+    return Hostile(_attack, name, target)
+
+
+def burner(share: float) -> Hostile:
+    """The control: it only uses `share` of the machine's cores, one core at most, as an attacker would."""
+    return Hostile(_burn, share * cores())
+
+
+def _child(pipe: Connection, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the bench ends it
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.setpriority(os.PRIO_PROCESS, 0, YIELDING)  # as the gateway: another machine's attacker would take nothing here
+    more_files()
+    work(pipe, *arguments)
+
+
+def _attack(pipe: Connection, name: str, target: hostile.Target) -> None:
+    import uvloop
+
+    tally = Tally()
+    strategy = hostile.ATTACKS[name].prepare(target, tally)
+    pipe.send("ready")
+    seconds = pipe.recv()
+    began, cpu = time.monotonic(), time.process_time()
+    uvloop.run(hostile.run(strategy, seconds))
+    found = {field: getattr(tally, field) for field in Tally.__slots__ if field != "open_now"}
+    found["statuses"] = dict(tally.statuses)
+    pipe.send(Ran(time.monotonic() - began, time.process_time() - cpu, found))
+
+
+def _burn(pipe: Connection, of_a_core: float) -> None:
+    pipe.send("ready")
+    seconds = pipe.recv()
+    began, cpu = time.monotonic(), time.process_time()
+    while (passed := time.monotonic() - began) < seconds:
+        if time.process_time() - cpu < of_a_core * passed:
+            sum(range(2000))
+        else:
+            time.sleep(0.001)
+    pipe.send(Ran(passed, time.process_time() - cpu, {}))

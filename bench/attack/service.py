@@ -1,0 +1,77 @@
+"""The service that is attacked, as a user would start it, and the accounts of both sides."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bench.attack.hostile import Target
+from bench.harness.command import say
+from bench.harness.servers import Launched, deployment, shipped_config
+from serve_app.model.bundled import ensure_bundled_model
+
+ORDINARY: Final = 4  # accounts
+
+
+class Attacked(Launched):
+    """config.yaml with one replica of the bundled model: one that starts in an attack would last into the next."""
+
+    name = "attack"
+    title = "serve-app"
+
+    def config(self) -> dict[str, Any]:
+        config = shipped_config()
+        model = deployment(config, "Model")
+        del model["autoscaling_config"]
+        model["num_replicas"] = 1
+        return config
+
+    def command(self) -> list[str]:
+        folder = ensure_bundled_model(self.folder / "home", say).parent  # converted once for all runs
+        shutil.rmtree(self.home, ignore_errors=True)  # a new ledger for every run
+        self.home.mkdir(parents=True)
+        (self.home / "models").symlink_to(folder.absolute())
+        return super().command()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+    def account_names(self) -> list[str]:
+        """Of all accounts."""
+        names: list[str] = []
+        after = ""
+        while True:
+            page = self.admin(f"/admin/accounts?limit=100{after}")
+            names += [account["name"] for account in page["data"]]
+            if not page.get("next"):
+                return names
+            after = f"&after={page['next']}"
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """Keys of the ordinary clients, with some that are not used yet, and what the attackers know."""
+
+    keys: tuple[str, ...]
+    new_keys: tuple[str, ...]
+    target: Target
+
+
+def make_accounts(server: Attacked, new_keys: int) -> Accounts:
+    """The ordinary accounts' own rates are lifted; the attacker's accounts have those of every account.
+
+    Raises:
+        urllib.error.URLError: the service refuses one.
+    """
+    lifted = {"rpm": 10**6, "tpm": 10**9, "concurrency": 1000}
+    made = [server.new_account(f"ordinary-{number}", "1000", **lifted) for number in range(ORDINARY)]
+    unused = [
+        str(server.admin(f"/admin/accounts/{made[number % ORDINARY][0]}/keys", {"name": f"new-{number}"})["key"])
+        for number in range(new_keys)
+    ]
+    _, key = server.new_account("attacker", "1000")
+    broke = str(server.admin("/admin/accounts", {"name": "broke"})["id"])
+    broke_key = str(server.admin(f"/admin/accounts/{broke}/keys", {"name": "attack"})["key"])
+    return Accounts(tuple(key for _, key in made), tuple(unused), Target(server.port, key, broke_key))

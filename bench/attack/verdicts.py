@@ -1,0 +1,65 @@
+"""What the service promises under attack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from bench.attack.hostile import ATTACKS
+from bench.harness.promises import Promise, Verdict
+from bench.harness.results import Results, Spread
+
+MOST_FACTOR: Final = 1.5  # p99 to the first token, over the calm one
+
+
+def factor_of(name: str) -> Callable[[Results], Spread | None]:
+    """The factor of one attack; None where it was not measured."""
+
+    def measure(results: Results) -> Spread | None:
+        found = results["records"].get(name, {}).get("factor")
+        return None if found is None else Spread.of([found])
+
+    return measure
+
+
+def total(count: Callable[[Results], Iterable[float]]) -> Callable[[Results], Spread | None]:
+    """A sum over all attacks; None without any."""
+
+    def measure(results: Results) -> Spread | None:
+        counts = list(count(results))
+        return Spread.of([sum(counts)]) if counts else None
+
+    return measure
+
+
+PROMISES: Final = (
+    *(
+        Promise(
+            f"{attack.title}: p99 to the first token, over the calm one", MOST_FACTOR, factor_of(name), at_most=True
+        )
+        for name, attack in ATTACKS.items()
+    ),
+    Promise(
+        "ordinary requests that failed under attack",
+        0,
+        total(lambda results: [one["windows"]["attack"]["failed"] for one in results["records"].values()]),
+        at_most=True,
+    ),
+    Promise(
+        "flaps of /health and /ready under attack",
+        0,
+        total(lambda results: [one["health"]["attack"]["flaps"] for one in results["records"].values()]),
+        at_most=True,
+    ),
+    Promise(
+        "smuggling cases that are not as they must be",
+        0,
+        total(lambda results: [bool(row["problems"]) for row in results["smuggling"]]),
+        at_most=True,
+    ),
+)
+
+
+def verdicts(results: Results) -> list[Verdict]:
+    """All promises, in the order of the table."""
+    return [Verdict(promise, promise.measure(results)) for promise in PROMISES]

@@ -1,0 +1,134 @@
+"""A server that a benchmark starts, measures and ends; ours is started by the launcher of `make serve`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import urllib.request
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bench.harness.command import ROOT
+from bench.harness.processes import Tree
+from serve_app import secret_files
+from serve_app.launch.preflight import free_port
+
+
+class ServerError(Exception):
+    """A server could not be started, or its replies are not the expected ones; one line with the end of its log."""
+
+
+class Server(ABC):
+    """One server. `start` may be called again after `stop`."""
+
+    name: str
+    title: str
+    patience_s = 25.0  # how long it may take to end by itself
+    piped = False  # its standard output is read, not logged
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tree: Tree | None = None
+        self.port = 0
+        self.key = ""  # an API key that it accepts, if it asks for one
+
+    @property
+    def base_url(self) -> str:
+        """Without a slash at its end."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """Version and settings, for the notes."""
+
+    @abstractmethod
+    def command(self) -> list[str]:
+        """Writes the files that it needs; the command that starts it on `self.port`."""
+
+    @abstractmethod
+    def wait_until_ready(self, tree: Tree) -> None:
+        """Returns when all of it replies and `self.key` is set. Raises ServerError."""
+
+    def environment(self) -> dict[str, str]:
+        """Of its processes."""
+        return dict(os.environ)
+
+    def start(self) -> None:
+        """Returns when it replies. Raises ServerError."""
+        self.port = free_port()
+        log = self.folder / "logs" / f"{self.name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_bytes(b"")
+        self.tree = Tree(self.command(), self.environment(), log, ROOT, piped=self.piped)
+        try:
+            self.wait_until_ready(self.tree)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Ends all its processes."""
+        if self.tree is not None:
+            self.tree.stop(self.patience_s)
+            self.tree = None
+
+
+class Launched(Server):
+    """A Serve configuration, started as `make serve` starts config.yaml."""
+
+    piped = True
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.home = folder / f"{self.name}-home"
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """The Serve configuration."""
+
+    def command(self) -> list[str]:
+        self.home.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{self.name}.yaml"
+        path.write_text(yaml.safe_dump(self.config(), sort_keys=False))
+        command = [sys.executable, "-m", "serve_app.launch", "--json", "--no-dashboard", "--config", str(path)]
+        return [*command, "--port", str(self.port), "--home", str(self.home)]
+
+    def wait_until_ready(self, tree: Tree) -> None:
+        assert tree.root.stdout is not None
+        line = tree.root.stdout.readline()  # the launcher bounds its own start
+        if not line:
+            raise ServerError(f"{self.name} did not start: {tree.last_lines()}")
+        self.key = json.loads(line)["api_key"]
+
+    def admin(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """An operator's call: POST with a body, else GET. Raises urllib.error.URLError."""
+        operator = secret_files.secret_file(self.home, "operator-key")
+        head = {"authorization": f"Bearer {operator}", "content-type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        with urllib.request.urlopen(urllib.request.Request(self.base_url + path, data, head), timeout=60) as answer:
+            return dict(json.load(answer))
+
+    def new_account(self, name: str, credit: str, **fields: Any) -> tuple[str, str]:
+        """A new account's id and key. The first account's money would run out over many runs."""
+        body = {"name": name, "credit": credit, "kind": "grant", **fields}
+        account = str(self.admin("/admin/accounts", body)["id"])
+        return account, str(self.admin(f"/admin/accounts/{account}/keys", {"name": "bench"})["key"])
+
+
+def shipped_config() -> dict[str, Any]:
+    """config.yaml of this checkout."""
+    config: dict[str, Any] = yaml.safe_load((ROOT / "config.yaml").read_text())
+    return config
+
+
+def deployment(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """The one deployment of this name, for changes in place. Raises ValueError unless there is exactly one."""
+    there = [one for application in config["applications"] for one in application["deployments"]]
+    [found] = [one for one in there if one["name"] == name]
+    assert isinstance(found, dict)
+    return found
