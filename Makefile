@@ -1,4 +1,4 @@
-# The habits of this project. Everything is set up on first use in .venv; nothing is installed elsewhere.
+# The commands of this project: `make help` lists them. The first use installs what is needed, all inside this folder.
 
 PYTHON ?= python3
 VENV := .venv
@@ -7,62 +7,68 @@ CLIENTS := .clients
 NODE := tests/clients/node/node_modules
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup serve test test-slow test-fast lint bench-ledger bench-engine bench-engine-peers bench-gateway bench-gateway-peer bench-quality bench-limits bench-pressure bench-overload chaos clean
+.PHONY: help setup serve test test-slow test-fast faults lint bench-ledger bench-engine bench-engine-peers bench-gateway bench-gateway-peer bench-quality bench-limits bench-pressure bench-overload attack chaos clean
 
-help: ## this list
+help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
 
-setup: $(VENV)/.base ## virtual environment, dependencies, bundled model: all that `serve run config.yaml` needs
-	@$(BIN)/python -m serve_app.bundled --home "$${SERVE_APP_HOME:-.serve-app}"
+setup: $(VENV)/.base ## install what `serve run config.yaml` needs: virtual environment, dependencies, bundled model
+	@$(BIN)/python -m serve_app.model.bundled --home "$${SERVE_APP_HOME:-.serve-app}"
 
 serve: $(VENV)/.base ## start the service (PORT=8000, SERVE_APP_HOME=.serve-app); Ctrl-C stops it
 	@exec $(BIN)/python -m serve_app.launch
 
-test: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the whole everyday suite
+test: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the everyday suite, 10 minutes (ARGS=tests/limiter for one layer; docs/testing.md)
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
-test-slow: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## what takes minutes: fifty prompts against transformers, soak over the model, long contexts
+test-slow: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the rest: fuzzers, kill -9, PostgreSQL, more clients, long contexts
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
-test-fast: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## without the service: seconds
+test-fast: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the everyday suite without the running service
 	$(BIN)/python -m pytest -m "not service and not slow" $(ARGS)
 
-lint: $(VENV)/.lint ## ruff, mypy, import rules
+faults: $(VENV)/.test ## plant one fault at a time and check that the tests catch it, some minutes (ARGS='--only NAME')
+	$(BIN)/python -m tests.faults $(ARGS)
+
+lint: $(VENV)/.lint ## run ruff, mypy and the import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench-ledger: $(VENV)/.test ## settlements a second, on a new SQLite file or on URL=postgresql+psycopg://…
+bench-ledger: $(VENV)/.test ## measure settlements per second, on a new SQLite file or on URL=postgresql+psycopg://…
 	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
 	  $(BIN)/python -m bench.ledger "$${URL:-sqlite:///$$folder/ledger.db}" $(ARGS)
 
-bench-engine: $(VENV)/.bench ## the whole service beside its peers, 20 minutes (ARGS=--quick; docs/benchmarks.md)
+bench-engine: $(VENV)/.bench ## compare the whole service with other servers, 20 minutes (ARGS=--quick; docs/benchmarks.md)
 	@$(BIN)/python -m bench.engine --json .bench/results.json $(ARGS)
 
-bench-engine-peers: $(VENV)/.base ## install what bench-engine compares with, into .bench (ARGS='--only vllm')
+bench-engine-peers: $(VENV)/.base ## install the servers that bench-engine compares with, into .bench (ARGS='--only vllm')
 	@$(BIN)/python -m bench.engine.setup_peers $(ARGS)
 
-bench-gateway: $(VENV)/.bench ## the path around a model that answers at once, 15 minutes (needs wrk; docs/benchmarks.md)
+bench-gateway: $(VENV)/.bench ## measure the service around a model that replies at once, 15 minutes (ARGS=--without for each speed-up; needs wrk)
 	@$(BIN)/python -m bench.gateway --json .bench/gateway/results.json $(ARGS)
 
-bench-gateway-peer: $(VENV)/.base ## install the LiteLLM proxy, which bench-gateway compares with, into .bench
+bench-gateway-peer: $(VENV)/.base ## install the LiteLLM proxy that bench-gateway compares with, into .bench
 	@$(BIN)/python -m bench.gateway.setup_peer $(ARGS)
 
-bench-quality: $(VENV)/.base ## perplexity of int8 against float32
+bench-quality: $(VENV)/.base ## compare the perplexity of int8 and float32
 	@$(BIN)/python -m bench.perplexity $(ARGS)
 
-bench-limits: $(VENV)/.base ## cost of one admission
+bench-limits: $(VENV)/.base ## measure the cost of one admission
 	$(BIN)/python bench/limits.py
 
-bench-pressure: $(VENV)/.bench ## a simulated day of thousands of accounts under pressure, some minutes (docs/benchmarks.md)
+bench-pressure: $(VENV)/.bench ## simulate a day of thousands of accounts under pressure, some minutes (docs/benchmarks.md)
 	@$(BIN)/python -m bench.pressure --json .bench/pressure.json $(ARGS)
 
-bench-overload: $(VENV)/.bench ## the service with the bundled model under three times its load, two minutes, wants the machine for itself
+bench-overload: $(VENV)/.bench ## measure the service with the bundled model at three times its capacity, two minutes; stop other programs first
 	@$(BIN)/python -m bench.overload --json .bench/overload.json $(ARGS)
 
-chaos: $(VENV)/.test ## five minutes of random kill -9 under load, then proof of the books (ARGS='--database postgresql')
-	@$(BIN)/python -m bench.chaos $(ARGS)
+attack: $(VENV)/.base ## attack the service with hostile clients while ordinary ones measure, ten minutes (ARGS=--quick: two); stop other programs first
+	@$(BIN)/python -m bench.attack --json .bench/attack.json $(ARGS)
+
+chaos: $(VENV)/.test ## kill processes at random under load for five minutes, then check the books (ARGS='--database postgresql')
+	@$(BIN)/python -m tests.service.chaos $(ARGS)
 
 clean: ## remove the virtual environment and caches; the state folder stays
 	rm -rf $(VENV) $(CLIENTS) $(NODE) .pytest_cache .ruff_cache .mypy_cache .import_linter_cache *.egg-info build
@@ -82,7 +88,7 @@ $(VENV)/.test: pyproject.toml constraints.txt $(VENV)/.base
 	@$(PIP) install -q -c constraints.txt -e '.[test]'
 	@touch $@
 
-# Clients of the service, for its tests: they need other versions of packages than the service does.
+# The tests use these clients. They need other package versions than the service, so they have their own environment.
 $(CLIENTS)/.installed: tests/clients/apart/requirements.txt | $(BIN)/python
 	@echo "serve-app: installing clients into $(CLIENTS), once; this takes a minute" >&2
 	@$(BIN)/python -m venv $(CLIENTS)/venv
@@ -91,7 +97,7 @@ $(CLIENTS)/.installed: tests/clients/apart/requirements.txt | $(BIN)/python
 
 $(NODE)/.installed: tests/clients/node/package.json tests/clients/node/package-lock.json
 	@if command -v npm >/dev/null; then cd tests/clients/node && npm ci --no-audit --no-fund --loglevel=error && touch node_modules/.installed; \
-	  else echo "serve-app: there is no npm, so the tests of the SDK for Node are skipped" >&2; fi
+	  else echo "serve-app: npm is not installed, so the tests of the SDK for Node are skipped" >&2; fi
 
 $(VENV)/.bench: pyproject.toml constraints.txt $(VENV)/.base
 	@$(PIP) install -q -c constraints.txt -e '.[bench]'
