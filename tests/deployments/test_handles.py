@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from typing import Any
 
 import grpc
 import pytest
 from ray import serve
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
-from ray.serve._private.common import DeploymentID
+from ray.serve._private.common import DeploymentID, RequestMetadata
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException, RequestCancelledError
+from ray.serve.handle import DeploymentResponseGenerator
 
 from deployments.handles import AccountingHandle, BackendHandles, LimiterHandle, ReplicaAccountingHandle
 from serve_app.contracts.calls import Unavailable
@@ -36,12 +38,23 @@ def fault() -> RayTaskError:
     return RayTaskError("generate", "trace", ValueError("fault"), proctitle="x", pid=1, ip="127.0.0.1")
 
 
+class AtReplica:
+    """A fake ReplicaResult: the call as Serve has sent it to a replica."""
+
+    def __init__(self) -> None:
+        self.was_cancelled = False
+
+    def cancel(self) -> None:
+        self.was_cancelled = True
+
+
 class Response:
     """A fake DeploymentResponse, or its generator, that does what the test sets."""
 
     def __init__(self, *steps: Any) -> None:
         self.steps = steps
         self.was_cancelled = False
+        self._replica_result_future: Future[AtReplica] = Future()
 
     def cancel(self) -> None:
         self.was_cancelled = True
@@ -139,6 +152,25 @@ async def test_cancelling_the_caller_cancels_the_call(monkeypatch: pytest.Monkey
             await task
         await asyncio.sleep(0)
         assert handle.response.was_cancelled
+
+
+async def test_a_call_that_has_just_gone_to_a_replica_is_cancelled_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = Handle(asyncio.Event())
+    task = asyncio.ensure_future(anext(backends(monkeypatch, handle).generate("b", CALL)))
+    await asyncio.sleep(0.01)
+    sent = AtReplica()
+    handle.response._replica_result_future.set_result(sent)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.sleep(0)
+    assert sent.was_cancelled
+
+
+def test_serves_responses_know_their_call_at_the_replica() -> None:
+    sent: Future[Any] = Future()
+    response: Any = DeploymentResponseGenerator(sent, RequestMetadata("r", "r"))
+    assert response._replica_result_future is sent
 
 
 async def test_backpressure_is_a_full_queue(monkeypatch: pytest.MonkeyPatch) -> None:

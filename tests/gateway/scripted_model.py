@@ -91,9 +91,9 @@ class ScriptedRunner:
         if min(said, default=0) < 0:
             raise RuntimeError("the device is gone")
         logits = torch.full((len(said), self.vocab_size), -50.0)
-        rows = torch.arange(len(said))
-        logits[rows, (torch.tensor(said) + 1) % self.vocab_size] = 0.0
-        logits[rows, said] = 20.0
+        rows, tokens = torch.arange(len(said)), torch.tensor(said, dtype=torch.long)  # none in the midst of a prompt
+        logits[rows, (tokens + 1) % self.vocab_size] = 0.0
+        logits[rows, tokens] = 20.0
         return logits
 
     def clear_blocks(self, blocks: Sequence[int]) -> None: ...
