@@ -140,9 +140,10 @@ class Database:
     def migrate(self, revision: str = "head") -> None:
         """Brings the schema up to this release. Harmless to repeat, also while other processes do the same.
 
-        Raises SchemaMismatch when a newer release has migrated the database, LedgerUnavailable when it does not answer.
+        Raises SchemaMismatch when a newer release has migrated the database and this one does not run on it,
+        LedgerUnavailable when it does not answer.
         """
-        if self._revision() == revisions()[-1]:
+        if self._fits(self._revision()):
             return
         try:
             migrates = self._writes.execution_options(ledger_migrates=True)
@@ -154,11 +155,11 @@ class Database:
                 self.engine.dispose()  # that connection does not watch foreign keys
 
     def expect_head(self) -> None:
-        """Raises SchemaMismatch when the schema is not that of this release, LedgerUnavailable as `snapshot`."""
+        """Raises SchemaMismatch when this release does not run on the schema, LedgerUnavailable as `snapshot`."""
         database = self.engine.url.database
         if self.engine.dialect.name == "sqlite" and not Path(database or "").is_file():
             raise LedgerUnavailable(f"there is no ledger at {database}")
-        if (current := self._revision()) != revisions()[-1]:
+        if not self._fits(current := self._revision()):
             raise SchemaMismatch(
                 f"the ledger's schema is at revision {current!r}, this release needs {revisions()[-1]!r}: use the "
                 "release that the service runs, or start this one first"
@@ -168,6 +169,13 @@ class Database:
         with self.snapshot() as connection:
             return MigrationContext.configure(connection).get_current_revision()
 
+    def _fits(self, current: str | None) -> bool:
+        """Whether this release runs on the schema as it is: its own one, or a newer one that only adds."""
+        if current is None or current in revisions():
+            return current == revisions()[-1]
+        with self.snapshot() as connection:
+            return bool(connection.execute(select(head.c.runs_from)).scalar_one() <= revisions()[-1])
+
     def _upgrade(self, connection: Connection, revision: str) -> None:
         is_sqlite = connection.dialect.name == "sqlite"
         if not is_sqlite:
@@ -175,8 +183,8 @@ class Database:
         current = MigrationContext.configure(connection).get_current_revision()
         if current is not None and current not in revisions():
             raise SchemaMismatch(
-                f"the ledger's schema is at revision {current!r}, which this release does not know: "
-                "run the newer release that migrated it"
+                f"the ledger's schema is at revision {current!r}, which this release does not know and does not run "
+                "on: run the newer release that migrated it"
             )
         config = migration_config()
         config.attributes["connection"] = connection

@@ -53,6 +53,8 @@ head = Table(
     Column("entry", BigInteger, nullable=False),  # the last journal entry; their numbers have no gaps
     Column("audit", BigInteger, nullable=False, server_default=text("0")),  # the last record of the audit log, likewise
     Column("currency", Text),  # of all accounts and prices; null: no service has named it yet
+    # The oldest release that runs on this schema, by the last revision that it knows.
+    Column("runs_from", Text, nullable=False, server_default=text("'0012'")),
     CheckConstraint("id = 1", name="one_row"),
 )
 

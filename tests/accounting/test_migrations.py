@@ -169,12 +169,41 @@ def test_processes_that_start_together_migrate_once(new_url: Callable[..., str])
     assert schema(url) == schema(new_url(migrated=True))
 
 
-def test_a_ledger_of_a_newer_release_is_left_alone(new_url: Callable[..., str]) -> None:
-    url = new_url()
-    Ledger(url).close()
+def newer_release(url: str, runs_from: str) -> None:
+    """Migrates as the next release may: adds a table, an index, and columns that older code does not write."""
     engine = sa.create_engine(url)
     with engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE later (id INTEGER PRIMARY KEY, account_id TEXT)"))
+        for table in ("accounts", "api_keys", "usage", "journal_entries", "ledger_head"):
+            connection.execute(sa.text(f"ALTER TABLE {table} ADD COLUMN later TEXT"))
+            connection.execute(sa.text(f"ALTER TABLE {table} ADD COLUMN later_count INTEGER NOT NULL DEFAULT 0"))
+        connection.execute(sa.text("CREATE INDEX ix_later ON usage (later)"))
         connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+        connection.execute(sa.text("UPDATE ledger_head SET runs_from = :runs_from"), {"runs_from": runs_from})
     engine.dispose()
+
+
+def test_a_release_runs_on_the_schema_of_the_next_one(new_url: Callable[..., str]) -> None:
+    url = new_url()
+    with Ledger(url, now=lambda: NOON) as before:
+        books = Books(before, top_up=10 * COST)
+        newer_release(url, runs_from=REVISIONS[-1])
+        before.settle([books.settlement("while it ran")])
+    with Ledger(url, now=lambda: NOON) as ledger:
+        ledger.settle([books.settlement("after a restart")])
+        ledger.credit(books.account_id, 7)
+        assert ledger.get_account(books.account_id).balance == 8 * COST + 7
+        assert ledger.check().ok
+        assert {row.request_id for row in ledger.export_usage().rows} == {"while it ran", "after a restart"}
+    Ledger(url, migrate=False).close()
+
+
+@pytest.mark.parametrize("migrate", [True, False])
+def test_a_ledger_that_a_newer_release_has_contracted_is_left_alone(new_url: Callable[..., str], migrate: bool) -> None:
+    url = new_url()
+    Ledger(url).close()
+    newer_release(url, runs_from="9999")
+    before = schema(url)
     with pytest.raises(SchemaMismatch, match="9999"):
-        Ledger(url)
+        Ledger(url, migrate=migrate)
+    assert schema(url) == before
