@@ -88,6 +88,19 @@ async def test_a_gauge_is_set_at_once(made: dict[str, Remembered]) -> None:
     assert made["waiting"].observed == [(3, {})]
 
 
+async def test_a_gauge_is_set_again_because_ray_exports_it_once(
+    made: dict[str, Remembered], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "REPEAT_S", 0.01)
+    counted = RayMetrics()
+    counted.set(WAITING, 2)
+    counted.set(WAITING, 3)
+    async with asyncio.timeout(30):
+        while len(made["waiting"].observed) < 5:
+            await asyncio.sleep(0.001)
+    assert made["waiting"].observed[:5] == [(2, {}), *[(3, {})] * 4]
+
+
 async def test_it_flushes_by_itself_and_again(made: dict[str, Remembered], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "FLUSH_S", 0.01)
     counted = RayMetrics()
