@@ -3,10 +3,14 @@
 Ray's template has no settings for these:
 
 - Its exporter binds to all addresses; it gets HOST. Its page of statistics goes.
-- An address that sends many requests that are refused gets a lane: a few of its requests are at the gateway at one
-  time, the others wait in HAProxy. Requests with a key that was good lately are not touched, from whatever address,
-  unless it is the key that is refused; and no request is refused here. A lane leads back to the same frontend through
-  a local socket, so that Ray goes on to choose the gateways.
+- An address that sends many requests that are refused gets a lane: a few of its requests are at the gateways at one
+  time, the others wait in HAProxy. Requests with a key that got a reply lately are not touched, from whatever address,
+  unless it is the key that is refused: that one gets a lane, too. There are LANES of each kind, so that one address or
+  key hardly ever meets another one in its lane. A lane leads back to the same frontend through a local socket, so that
+  Ray goes on to choose the gateways.
+
+A key is the digest of the first authorization header, which is the one that the gateway reads. It is never captured:
+HAProxy's log would show it.
 
 Standard library alone, and quick: HAProxy waits for it each time it is reloaded.
 """
@@ -20,25 +24,39 @@ from pathlib import Path
 REFUSED = 50  # 4xx in 10 s, to one address or to one key; from then on its requests take the lane
 AT_ONCE = 4  # requests of a lane that the gateways see at one time
 DELAY_MS = 50  # of each, so that a lane passes 80 requests a second
+MOST = 400  # requests of a lane's address or key that may wait: those of five seconds
+LANES = 64
 LARGE_BYTES = 65536  # a body from here on takes a lane of its own: small requests don't wait for it
 LARGE_PER_S = "8m"  # bytes of such bodies from one address
 
+_SERVERS = "\n".join(f"    server self{n} SOCKET maxconn {AT_ONCE} send-proxy-v2" for n in range(LANES))
+_BUSY = (
+    '{"error":{"message":"Many requests of this address or API key were refused lately, and many wait. '
+    'Try again in 5 s.","type":"overloaded_error","param":null,"code":"overloaded"}}'
+)
+
 TABLES = f"""\
-# Addresses, with their refused requests, and keys that were good lately, as digests.
+# Addresses, with their refused requests, and keys that got a reply lately, as digests.
 backend refused_addresses
-    stick-table type ipv6 size 200k expire 60s store http_err_rate(10s)
+    stick-table type ipv6 size 200k expire 60s store http_err_rate(10s),conn_cur
 backend good_keys
-    stick-table type binary len 20 size 200k expire 10m store http_err_rate(10s)
+    stick-table type binary len 20 size 200k expire 10m store http_err_rate(10s),conn_cur
 backend upload_rates
     stick-table type ipv6 size 200k expire 60s store bytes_in_rate(1s)
-backend lane
+backend lanes_of_addresses
     timeout queue 60s
-    server self SOCKET maxconn {AT_ONCE} send-proxy-v2
-backend lane_of_large_bodies
+    balance source
+{_SERVERS}
+backend lanes_of_large_bodies
     timeout queue 60s
+    balance source
     filter bwlim-in uploads limit {LARGE_PER_S} key src table upload_rates
     http-request set-bandwidth-limit uploads
-    server self SOCKET maxconn {AT_ONCE} send-proxy-v2
+{_SERVERS}
+backend lanes_of_keys
+    timeout queue 60s
+    balance hash var(txn.key)
+{_SERVERS}
 """
 
 FRONTEND = f"""\
@@ -47,22 +65,29 @@ FRONTEND = f"""\
     tcp-request inspect-delay {DELAY_MS}ms
     tcp-request content accept if !{{ so_id 99 }}
     tcp-request content accept if WAIT_END
+    http-request set-var(txn.key) req.fhdr(authorization,1),sha1 if !{{ so_id 99 }}
+    # Other paths answer 200 to any key.
+    http-request set-var(txn.is_chat) bool(true) if !{{ so_id 99 }} {{ path_end /chat/completions }}
+    acl is_good_key var(txn.key),in_table(good_keys)
     http-request track-sc0 src table refused_addresses if !{{ so_id 99 }}
-    acl is_good_key req.hdr(authorization),sha1,in_table(good_keys)
-    http-request track-sc1 req.hdr(authorization),sha1 table good_keys if is_good_key !{{ so_id 99 }}
-    http-request capture req.hdr(authorization) len 200
-    acl has_key capture.req.hdr(0) -m found
-    http-response track-sc1 capture.req.hdr(0),sha1 table good_keys if {{ status 200 }} has_key
+    http-request track-sc1 var(txn.key) table good_keys if is_good_key !{{ so_id 99 }}
+    http-response track-sc1 var(txn.key) table good_keys if {{ status 200 }} {{ var(txn.is_chat) -m bool }}
     acl is_refused_often sc_http_err_rate(0) gt {REFUSED}
     acl is_key_refused_often sc_http_err_rate(1) gt {REFUSED}
     acl is_large req.hdr_val(content-length) ge {LARGE_BYTES}
     acl is_large req.hdr(transfer-encoding) -m found
+    acl many_of_address sc_conn_cur(0) gt {MOST}
+    acl many_of_key sc_conn_cur(1) gt {MOST}
+    http-request set-var(txn.is_busy) bool(true) if !{{ so_id 99 }} is_refused_often !is_good_key many_of_address
+    http-request set-var(txn.is_busy) bool(true) if !{{ so_id 99 }} is_key_refused_often many_of_key
+    http-request return status 503 content-type application/json hdr retry-after 5 string '{_BUSY}' \
+if {{ var(txn.is_busy) -m bool }}
 """
 
 ROUTE = """\
-    use_backend lane_of_large_bodies if !{ so_id 99 } is_refused_often !is_good_key is_large
-    use_backend lane if !{ so_id 99 } is_refused_often !is_good_key
-    use_backend lane if !{ so_id 99 } is_key_refused_often
+    use_backend lanes_of_large_bodies if !{ so_id 99 } is_refused_often !is_good_key is_large
+    use_backend lanes_of_addresses if !{ so_id 99 } is_refused_often !is_good_key
+    use_backend lanes_of_keys if !{ so_id 99 } is_key_refused_often
 """
 
 
