@@ -40,6 +40,7 @@ from serve_app.api.tools_and_formats import (
     ResponseFormat,
     Tool,
     ToolCall,
+    check_arguments,
     check_response_format,
     check_tool_calls,
     check_tool_choice,
@@ -157,6 +158,8 @@ def _check_messages(messages: list[Message], _: ChatRequest) -> None:
                     raise invalid(f"{field}.content[{number}].type", rule)
         if message.tool_calls and message.role == "assistant":
             check_tool_calls(f"{field}.tool_calls", message.tool_calls)
+    if calls := [call for message in messages for call in message.tool_calls or ()]:
+        check_arguments(calls)
 
 
 def _check_max_tokens_equal(newer: int, request: ChatRequest) -> None:

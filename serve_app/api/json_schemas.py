@@ -69,7 +69,8 @@ def _check_repetitions(field: str, schema: dict[str, Any]) -> None:
     for keyword in _LEAST:
         least = schema.get(keyword)
         if isinstance(least, int | float) and least > MOST_LEAST:
-            raise _beyond(field, f"has a {keyword} of {least:g}, and at most {MOST_LEAST} are possible")
+            found = f"of {least:g}" if least <= _GREATEST else "with hundreds of digits"
+            raise _beyond(field, f"has a {keyword} {found}, and at most {MOST_LEAST} are possible")
 
 
 def _has_patterns(schema: dict[str, Any]) -> bool:
@@ -91,7 +92,7 @@ def _walk(schema: Any) -> Iterator[tuple[int, Any]]:
 
 def _remainders(divisor: Any) -> int:
     """The digits of a multipleOf as an integer, 1 where there is none or none that counts."""
-    if isinstance(divisor, bool) or not isinstance(divisor, int | float) or not math.isfinite(divisor):
+    if isinstance(divisor, bool) or not isinstance(divisor, int | float) or not abs(divisor) <= _GREATEST:
         return 1
     number = Decimal(repr(divisor))
     whole = number == number.to_integral_value()

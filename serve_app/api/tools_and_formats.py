@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, model_validator
 
 from serve_app.api import errors
-from serve_app.api.codec import Shape, keywords, missing, quote, wrong_type
+from serve_app.api.codec import MOST_ITEMS, Shape, have_more_items, keywords, missing, quote, wrong_type
 from serve_app.api.json_schemas import MOST_BYTES_OF_TOOLS, check_schema
 from serve_app.contracts.generation import ToolChoice
 
@@ -137,6 +137,15 @@ def check_tool_calls(field: str, calls: Sequence[ToolCall]) -> None:
     """Raises ApiError (422)."""
     for at, call in enumerate(calls):
         _check_type(f"{field}[{at}].type", call.type)
+
+
+def check_arguments(calls: Sequence[ToolCall]) -> None:
+    """Raises ApiError (422) when the arguments of a conversation's calls, JSON in strings, have too many values.
+
+    Templates read them as objects, so the model's replica parses them.
+    """
+    if have_more_items([call.function.arguments.encode() for call in calls], MOST_ITEMS):
+        raise invalid("messages", f"have tool calls whose arguments have more than {MOST_ITEMS} values")
 
 
 def check_response_format(given: ResponseFormat) -> None:

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from serve_app.api import codec
-from serve_app.api.codec import has_more_items, parses_in_a_moment
+from serve_app.api.codec import has_more_items, have_more_items, parses_in_a_moment
 from serve_app.api.errors import ApiError
 
 texts = st.text(alphabet=st.sampled_from('a"\\,[{]}:é\n'), max_size=12)
@@ -71,3 +71,10 @@ def test_a_body_of_too_many_items_is_refused_before_it_is_parsed(piece: bytes, m
 )
 def test_only_what_takes_a_moment_is_parsed_at_once(body: Any, quick: bool) -> None:
     assert parses_in_a_moment(json.dumps(body).encode()) is quick
+
+
+def test_values_of_several_texts_count_together_and_a_fault_in_one_hides_none_of_the_next() -> None:
+    texts = [b'{"text": "[1, 2, 3] and , , ,"}', b'["never closed, ', b"[1,2,3]"]
+    count = 1 + 1 + 3
+    assert not have_more_items(texts, count)
+    assert have_more_items(texts, count - 1)

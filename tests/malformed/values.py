@@ -53,6 +53,9 @@ _VALUES: list[tuple[str, dict[str, Any], str, str]] = [
      "messages[0].content[1].type", "only text"),
     ("a call of another type", {"messages": [_said("assistant", None, tool_calls=[_CALL])]},
      "messages[0].tool_calls[0].type", "function"),
+    ("calls with too many values in their arguments", {"messages": [USER, _said("assistant", None, tool_calls=[
+        {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[" + "[]," * 60_000 + "[]]"}}] * 2)]},
+     "messages", "more than 100000 values"),
     ("prefix on a user's message", {"messages": [_said("user", prefix=True)]}, "messages[0].prefix", "assistant"),
     ("prefix before the end", {"messages": [_said("assistant", prefix=True), USER]}, "messages[0].prefix", "last"),
     ("stream_options without a stream", {"stream_options": {"include_usage": True}}, "stream_options", "stream"),

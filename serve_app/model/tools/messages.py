@@ -13,6 +13,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic_core import from_json
+
 from serve_app.model.tools.tool_format import ToolFormat
 
 Message = Mapping[str, Any]
@@ -67,8 +69,8 @@ def _parsed(function: Mapping[str, Any]) -> dict[str, Any]:
     arguments = function["arguments"]
     if isinstance(arguments, str):
         try:
-            parsed = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError):
+            parsed = from_json(arguments) if arguments.strip() else {}
+        except (ValueError, TypeError):  # also of half a surrogate, and of more levels than could be written again
             parsed = None
         # A call that was cut short can come back; its text stays readable.
         arguments = parsed if isinstance(parsed, dict) else {"arguments": arguments}

@@ -174,3 +174,10 @@ def test_a_long_conversation_stays_complete(tool_format: str) -> None:
     text = "".join(str(m["content"]) for m in result)
     for message in talk:
         assert text.count(message["content"]) == 1 or not message["content"]
+
+
+def test_arguments_that_are_nested_too_deeply_stay_text() -> None:
+    deep = "[" * 300 + "]" * 300
+    asked = {"role": "assistant", "content": None, "tool_calls": [call("c", "f", f'{{"a": {deep}}}')]}
+    for tool_format in TOOL_FORMATS.values():
+        assert deep in str(messages_of(tool_format, [asked]))
