@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
@@ -25,10 +25,23 @@ class Aside:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by tenant
 
     async def run(self, tenant: str, job: Callable[[], Result]) -> Result:
-        """Its result, or its exception."""
+        """Its result, or its exception. The tenant's turn lasts until the job ends, also when its caller goes away."""
+        loop = asyncio.get_running_loop()
         turn = self._turns.setdefault(tenant, asyncio.Lock())
-        async with turn:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, job)
+        await turn.acquire()
+
+        def ended(_: Future[Result]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended before the job
+                loop.call_soon_threadsafe(turn.release)
+
+        try:
+            running = self._threads.submit(job)
+        except BaseException:
+            turn.release()
+            raise
+        running.add_done_callback(ended)
+        # A job that has not begun is cancelled with its caller; one that runs can't be.
+        return await asyncio.wrap_future(running)
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from serve_app.contracts.generation import (
     BackendEvent,
@@ -133,8 +133,7 @@ class Replica:
         return request, Reply(call, len(ids), parsers)
 
     async def _render(self, call: GenerateCall) -> Prompt:
-        size = sum(len(message.get("content") or "") for message in call.messages)
-        if size <= SHORT:
+        if _is_short(call):
             return await asyncio.to_thread(self._dialect.prompt, call)
         return await self._aside.run(call.bill.account_id, lambda: self._dialect.prompt(call))
 
@@ -157,6 +156,20 @@ class Replica:
         """Wait for the settlements of cut streams that are still due."""
         await self._orphans.drain()
         self._aside.close()
+
+
+def _is_short(call: GenerateCall) -> bool:
+    """Whether messages and tools have at most SHORT characters, names and arguments of calls included."""
+    left, waiting = SHORT, [call.messages, call.tools]
+    while waiting and left >= 0:
+        value: Any = waiting.pop()
+        if isinstance(value, str):
+            left -= len(value)
+        elif isinstance(value, Mapping | Sequence):
+            left -= len(value)
+            if left >= 0:
+                waiting += value if isinstance(value, Sequence) else [*value, *value.values()]
+    return left >= 0
 
 
 def _rejected_sampling(error: ValueError, call: GenerateCall) -> Rejected | None:

@@ -27,7 +27,7 @@ from serve_app.contracts.money import Price
 from serve_app.contracts.ports import SettleAnswer
 from serve_app.engine.errors import ContextLengthExceeded, EngineClosed, QueueFull, UnsupportedGrammar
 from serve_app.engine.request import GenerationRequest
-from serve_app.model.replica import Replica
+from serve_app.model.replica import SHORT, Replica, _is_short
 from serve_app.model.reply import Reply
 
 PRICE = Price(input=1000, cached_input=500, output=3000)
@@ -284,3 +284,25 @@ def test_the_first_token_is_reported_although_its_text_is_held_back() -> None:
     assert list(reply.events(0, Delta("<", 1))) == [ReplyParts((), 1)]
     assert list(reply.events(0, Delta("t", 2))) == []
     assert list(reply.events(1, Delta("<", 1))) == []
+
+
+LONG_TEXT = "x" * (SHORT + 1)
+TOOL = {"type": "function", "function": {"name": "f", "description": LONG_TEXT, "parameters": {"type": "object"}}}
+CALLED = {"id": "c", "type": "function", "function": {"name": "f", "arguments": LONG_TEXT}}
+
+
+@pytest.mark.parametrize(
+    "long",
+    [
+        {"messages": ({"role": "user", "content": LONG_TEXT},)},
+        {"messages": tuple({"role": "user", "content": "x" * 100} for _ in range(SHORT // 100 + 1))},
+        {"messages": ({"role": "user", "content": "x", "name": LONG_TEXT},)},
+        {"messages": ({"role": "assistant", "content": None, "tool_calls": [CALLED]},)},
+        {"tools": (TOOL,)},
+    ],
+    ids=["content", "many messages", "name", "arguments", "tools"],
+)
+def test_a_prompt_is_long_whatever_makes_it_long(long: dict[str, Any]) -> None:
+    call = a_call("x" * 100, tools=(TOOL | {"function": {"name": "f", "parameters": {}}},))
+    assert _is_short(call)
+    assert not _is_short(replace(call, **long))
