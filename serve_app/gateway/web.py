@@ -29,6 +29,7 @@ GRACE_S: Final = 5.0
 LEAST_RATE: Final = 2048  # bytes a second of a body
 SMALL_BODY: Final = 64 * 1024  # bytes
 MOST_BODIES_OF_ONE: Final = 256  # that are not complete
+MOST_BODIES: Final = 1600  # that are not complete, of all: Serve lets in 2,000 requests, probes of health among them
 MOMENT_S: Final = 1.0
 LATE_S: Final = 1.0
 STALLED_S: Final = 120.0  # a client that reads nothing for so long is gone, although its connection is open
@@ -147,6 +148,8 @@ class Bodies:
         is_slow = bool(mine) and share.began - mine[0].began > MOMENT_S
         if len(mine) >= MOST_BODIES_OF_ONE * (1 if is_slow else 4):
             raise errors.too_many_bodies("Too many bodies of yours are incomplete. Finish them first.")
+        if self.count >= MOST_BODIES:
+            raise errors.overloaded("Too many bodies are incomplete. Try again.", retry_after_s=1)
         mine.append(share)
         self.count += 1
 

@@ -255,6 +255,19 @@ def test_requests_that_come_all_at_once_are_not_taken_for_slow_ones() -> None:
     assert bodies.count == 0
 
 
+def test_bodies_of_many_senders_that_do_not_end_leave_room_for_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "MOST_BODIES", 10)
+    bodies = web.Bodies()
+    with contextlib.ExitStack() as open_now:
+        for number in range(10):
+            open_now.enter_context(web.Share(bodies, f"key {number}", 10**6, 10**6))
+        with pytest.raises(ApiError, match="incomplete") as refused:
+            open_now.enter_context(web.Share(bodies, "another key", 10**6, 10**6))
+        assert refused.value.status == 503
+        assert not bodies.of_sender("another key")
+    assert bodies.count == 0
+
+
 async def test_a_body_that_comes_too_slowly_is_408_long_before_its_time_is_over(
     world: World, upload: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
