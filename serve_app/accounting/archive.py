@@ -38,6 +38,7 @@ from serve_app.accounting.schema import (
     usage,
 )
 from serve_app.contracts.errors import Conflict, InvalidValue
+from serve_app.contracts.spool import flush_folder
 
 #: Seconds after a month's end in which usage may still arrive from a spool, before the month can be archived. Half of
 #: it after the cut is closed for requests that the ledger does not know: it could not tell whether one was archived.
@@ -113,7 +114,9 @@ def _export(database: Database, before: str, cutoff: float, folder: Path, now: f
                     raise Conflict("another process archives: wait for it")
             progress(f"entry {part.entry:,} of {entry:,} written")
     checksum = _seal(draft, before, entry, number)
+    flush_folder(draft)
     os.replace(draft, folder)
+    flush_folder(folder.parent)  # before a row goes
     with database.aside() as connection:
         mine = archives.c.checkpoint_id == checkpoint_id
         connection.execute(update(archives).where(mine).values(checksum=checksum, exported_at=now))

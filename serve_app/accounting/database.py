@@ -134,7 +134,7 @@ class Database:
 
         Raises LedgerUnavailable when the database does not answer.
         """
-        with _availability(), self._turn, self._writes.begin() as connection:
+        with _availability(), self._bounded(), self._turn, self._writes.begin() as connection:
             yield connection
 
     def migrate(self, revision: str = "head") -> None:

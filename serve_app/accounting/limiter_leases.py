@@ -42,6 +42,7 @@ _leases = limiter_leases.c
 
 def hold_lease(transaction: Transaction, wanted: HoldLease, now: float) -> LeaseState:
     connection = transaction.connection
+    connection.execute(delete(limiter_holds).where(limiter_holds.c.posted_at < now - KEPT_S))
     rows = connection.execute(select(limiter_leases)).all()
     mine = next((row for row in rows if (row.shards, row.shard) == (wanted.shards, wanted.shard)), None)
     this = (_leases.shards == wanted.shards) & (_leases.shard == wanted.shard)
@@ -73,7 +74,6 @@ def hold_lease(transaction: Transaction, wanted: HoldLease, now: float) -> Lease
             lasts_s=wanted.lasts_s, released=False, wanted=0,
         )
     )  # fmt: skip
-    connection.execute(delete(limiter_holds).where(limiter_holds.c.posted_at < now - KEPT_S))
     return LeaseState(epoch, holds=_holds(connection))
 
 

@@ -222,8 +222,10 @@ class _Shard:
         # that answers late holds up nothing but the keys that it was asked for.
         self._look_ups: Coalescer[Any, Any] = Coalescer(limiter.ask, timeout_s=5.0)
         self._renewing: asyncio.Task[None] | None = None
-        self._posted: frozenset[str] = frozenset()  # requests whose holds are posted in the ledger, as far as known
+        # Requests whose holds are posted in the ledger. None: unknown; the limiter that ended may have posted some.
+        self._posted: frozenset[str] | None = None
         self._posted_at = 0.0
+        self._posted_under = 0  # the epoch then
         self._posting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -324,12 +326,13 @@ class _Shard:
 
     def _post(self, holds: tuple[OpenHold, ...]) -> None:
         """Posts the holds, in place of those before, unless that is done or under way."""
-        is_due = self._posted != {hold.request_id for hold in holds}
+        is_due = self._posted != {hold.request_id for hold in holds} or self._posted_under != self._epoch
         is_due |= bool(holds) and boottime() - self._posted_at > POST_AGAIN_S
         if is_due and (self._posting is None or self._posting.done()):
             self._posting = detached(self._post_now(holds))
 
     async def _post_now(self, holds: tuple[OpenHold, ...]) -> None:
+        self._posted, self._posted_under = None, self._epoch
         try:
             async with asyncio.timeout(5.0):
                 await self._client.accounting.run(PostHolds(owner_of(self._client.holder, self._index), holds))

@@ -83,6 +83,20 @@ def test_a_call_to_a_silent_database_ends_and_the_next_one_uses_a_new_connection
     assert_billed(away, 2)
 
 
+def test_a_step_of_a_check_ends_too_and_counts_as_under_way(away: Away) -> None:
+    database = away.ledger._database
+
+    def step() -> None:
+        with database.aside() as connection:
+            assert database._under_way
+            away.proxy.fall_silent()
+            connection.execute(sa.text("SELECT 1"))
+
+    with pytest.raises(LedgerUnavailable):
+        away.soon(step)
+    assert not database._under_way
+
+
 def test_new_connections_that_get_no_answer_end_too(away: Away) -> None:
     away.proxy.fall_silent()
     for _ in range(2):  # the first finds its connection dead, the second gets no new one

@@ -84,6 +84,16 @@ def test_a_row_whose_gateway_is_gone_is_removed_after_an_hour(books: Books, late
         assert len(later.run(ask()).holds) == (later_s < KEPT_S)
 
 
+def test_it_is_removed_while_the_same_limiter_holds_the_lease(books: Books) -> None:
+    url = books.ledger._database.engine.url
+    assert books.ledger.run(ask()).epoch == 1
+    books.ledger.run(PostHolds("g/0", (hold("r"),)))
+    assert [one.request_id for one in books.ledger.run(ask()).holds] == ["r"]
+    with Ledger(url, now=lambda: time.time() + KEPT_S + 1) as later:
+        renewed = later.run(ask())
+    assert (renewed.epoch, renewed.holds) == (1, ())
+
+
 def test_only_time_in_which_the_ledger_was_seen_counts_for_a_lease_of_others() -> None:
     now = 100.0
     watch = LeaseWatch(lambda: now)

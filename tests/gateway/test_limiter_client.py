@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
+
 from serve_app.contracts import key_format as keys
-from serve_app.contracts.commands import Command, FindKeys
+from serve_app.contracts.calls import Unavailable
+from serve_app.contracts.commands import Command, FindKeys, PostHolds
 from serve_app.contracts.generation import Delta, Started
-from serve_app.contracts.limiting import Admit, Grant, Identify, Identity, Recovering, Refusal, Release, Status
+from serve_app.contracts.limiting import (
+    Admit,
+    Grant,
+    Identify,
+    Identity,
+    OpenHold,
+    Recovering,
+    Refusal,
+    Release,
+    Renewed,
+    Status,
+)
+from serve_app.gateway import limiter_client
+from serve_app.gateway.limiter_client import LimiterClient
 from serve_app.limiter.limiter_service import STUCK_S, LimiterService
 from tests.gateway.connections import Call
 from tests.gateway.world import SECRET, World, price, until
@@ -228,3 +245,57 @@ async def test_a_command_that_fails_does_not_fail_the_others(world: World) -> No
     assert answers[0].status == 503
     assert isinstance(answers[1], Identity)
     assert answers[2][0].account_id == world.account_id
+
+
+# Holds in the ledger
+
+
+class Admitting:
+    """A limiter that admits under an epoch that the test sets, and the ledger that gateways post their holds in."""
+
+    def __init__(self) -> None:
+        self.epoch: int | None = 1
+        self.posts: list[tuple[str, ...]] = []
+        self.fails = False
+
+    async def ask(self, asks: list[Any]) -> list[Any]:
+        return [Renewed((), self.epoch) for _ in asks]
+
+    async def run(self, command: Any) -> Any:
+        assert isinstance(command, PostHolds)
+        self.posts.append(tuple(hold.request_id for hold in command.holds))
+        if self.fails:
+            raise Unavailable("the answer was lost")
+
+
+@pytest.fixture
+async def posting(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Admitting, LimiterClient]]:
+    """A gateway with the open request r1 beats fast."""
+    monkeypatch.setattr(limiter_client, "HEARTBEAT_S", 0.005)
+    there: Any = Admitting()
+    client = LimiterClient([there], "g", there, admit_timeout_s=5)
+    client.adopt([OpenHold("r1", "acct", "key", 10, 10, 1, 1, 10)])
+    client.start()
+    await until(lambda: there.posts)
+    yield there, client
+    await client.stop()
+
+
+async def test_what_a_limiter_has_posted_for_a_gateway_goes_when_the_next_one_admits(
+    posting: tuple[Admitting, LimiterClient],
+) -> None:
+    limiter, _ = posting
+    # Nothing of this gateway was posted, as far as it knows: a limiter may have posted in its name.
+    assert limiter.posts == [()]
+    limiter.epoch = 2
+    await until(lambda: len(limiter.posts) == 2)
+    await asyncio.sleep(0.05)
+    assert limiter.posts == [(), ()]
+
+
+async def test_a_post_whose_answer_was_lost_is_made_again(posting: tuple[Admitting, LimiterClient]) -> None:
+    limiter, _ = posting
+    limiter.fails, limiter.epoch = True, None
+    await until(lambda: ("r1",) in limiter.posts)
+    limiter.epoch, limiter.fails = 1, False
+    await until(lambda: limiter.posts[-1] == ())
