@@ -62,6 +62,7 @@ class Spool:
         self._lock = threading.Lock()
         self._replaying = threading.Lock()
         self._begun = 0  # files after the first one
+        self._has_new_file = True  # that the folder may forget with the machine
         own = _SpoolFile.open_locked(self._folder / (name + suffix), create=True, flushed=flushed)
         if own is None:
             raise SpoolBusy(f"spool {name!r} in {self._folder} belongs to a running process: choose another name")
@@ -127,14 +128,23 @@ class Spool:
         return len(lines)
 
     def flush(self) -> None:
-        """Makes all that was appended survive the machine."""
+        """Makes all that was appended survive the machine. Raises OSError of the disk; the next call tries again."""
         with self._lock:
-            unflushed = [file.duplicate() for file in self._files() if file.unflushed]
-        for descriptor in unflushed:  # without the lock: nothing may wait for the disk
+            unflushed = [(file, file.duplicate()) for file in self._files() if file.unflushed]
+            has_new_file = bool(unflushed) and self._has_new_file
+            self._has_new_file &= not has_new_file
+        failure: OSError | None = None
+        for file, descriptor in unflushed:  # without the lock: nothing may wait for the disk
             try:
                 os.fsync(descriptor)
+            except OSError as error:
+                failure, file.unflushed = error, True
             finally:
                 os.close(descriptor)
+        if has_new_file:
+            flush_folder(self._folder)
+        if failure is not None:
+            raise failure
 
     def replay(
         self, settle: Settle, is_due: Callable[[Settlement], bool] | None = None, *, most: int = REPLAY_BATCH
@@ -164,21 +174,33 @@ class Spool:
         Their files count for `max_bytes`.
         """
         adopted: list[Settlement] = []
-        with self._lock:
-            own = {file.path for file in self._files()}
+        with self._replaying:  # and not the lock: others append while a large file is read
+            with self._lock:
+                own = {file.path for file in self._files()}
             for path in sorted(set(self._folder.glob("*" + self._suffix)) - own):
-                file = _SpoolFile.open_locked(path, create=False, flushed=self._flushed)
-                if file is None:
-                    continue
-                waiting = [settlement for _, _, settlement in file.lines() if settlement is not None]
-                if file.size == 0:
-                    file.delete()
-                    continue
-                logger.warning("adopted %s with %d settlements of a process that is gone", path.name, len(waiting))
-                file.reply_bytes = sum(map(_reply_size, waiting))
-                self._earlier.append(file)
-                adopted += waiting
+                try:
+                    adopted += self._adopt(path)
+                except OSError as error:
+                    logger.error("the spool %s of another process can't be read and waits: %s", path, error)
         return adopted
+
+    def _adopt(self, path: Path) -> list[Settlement]:
+        file = _SpoolFile.open_locked(path, create=False, flushed=self._flushed)
+        if file is None:
+            return []
+        try:
+            waiting = [settlement for _, _, settlement in file.lines() if settlement is not None]
+        except OSError:
+            file.close()
+            raise
+        if file.size == 0:
+            file.delete()
+            return []
+        logger.warning("adopted %s with %d settlements of a process that is gone", path.name, len(waiting))
+        file.reply_bytes = sum(map(_reply_size, waiting))
+        with self._lock:
+            self._earlier.append(file)
+        return waiting
 
     def close(self) -> None:
         """Unlocks the files, so that another process can adopt them; empty ones are removed."""
@@ -204,7 +226,7 @@ class Spool:
             raise SpoolFull(f"cannot write to {path}: {error}; admit nothing until the disk is well") from error
         if file is not None:
             self._earlier.append(self._own)
-            self._own = file
+            self._own, self._has_new_file = file, True
 
     def _settle_batch(
         self, file: _SpoolFile, settle: Settle, is_due: Callable[[Settlement], bool] | None, most: int
@@ -272,8 +294,8 @@ class _SpoolFile:
             # Between open and lock, the owner before may have emptied and removed it.
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                    if create:
-                        _flush_folder(path.parent)
+                    if create and flushed:
+                        flush_folder(path.parent)
                     return cls(path, descriptor, flushed)
             os.close(descriptor)
 
@@ -353,7 +375,7 @@ class _SpoolFile:
             file.writelines(line if line.endswith(b"\n") else line + b"\n" for line in lines)
             file.flush()
             os.fsync(file.fileno())
-        _flush_folder(beside.parent)
+        flush_folder(beside.parent)
 
     def delete(self) -> None:
         """Deletes it, then unlocks it."""
@@ -422,7 +444,8 @@ def _reply_size(settlement: Settlement) -> int:
     return 0 if settlement.reply is None else len(settlement.reply.body) * 4 // 3
 
 
-def _flush_folder(folder: Path) -> None:
+def flush_folder(folder: Path) -> None:
+    """Makes the names of its files survive the machine."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -37,34 +37,41 @@ RETRY_S = 0.1
 REPLAY_S = 0.5
 ADOPT_S = 1.0  # how long the spool of a dead gateway may lie unseen: less than the leases of its holds
 REPLAY_BATCH = 256  # as many as accounting commits at once: live settlements and replayed ones take turns
-REPLAY_TIMEOUT_S = 30.0  # of one batch: as long as accounting tries to commit it
+REPLAY_TIMEOUT_S = 30.0  # of one batch at one process: as long as accounting tries to commit it
 FIND_TIMEOUT_S = 10.0  # of a stored reply: its request waits, before it has cost anything
 DISK_TIMEOUT_S = 60.0  # after so long without a flush the disk counts as broken
 FULL = 0.9  # of the spool's bound: the rest is for the requests that run already
 
 
 class AccountingShards:
-    """BooksPort over the shards. All write one ledger, so any may run a command in place of one that is away."""
+    """BooksPort over the shards. All write one ledger, so any may run a command in place of one that is away.
+
+    What belongs to no account goes to the one that settled last: one whose process is gone does not answer at all.
+    """
 
     def __init__(self, shards: Sequence[AccountingPort]) -> None:
         self.shards = tuple(shards)
+        self._last = 0  # the shard that has answered a batch
 
     async def run(self, command: Command[Answer]) -> Answer:
-        for shard in self._beginning_with(getattr(command, "account_id", None) or ""):
+        account_id = getattr(command, "account_id", None)
+        for index in self._beginning_with(shard_of(account_id, len(self.shards)) if account_id else self._last):
             try:
-                return await shard.run(command)
+                return await self.shards[index].run(command)
             except (LedgerUnavailable, Unavailable) as error:
                 away = error
         raise away
 
     async def settle(self, batch: list[Settlement]) -> list[Settled | SettlementRejected]:
         """Settles a batch of any accounts, all or nothing known: raises Unavailable."""
-        for shard in self._beginning_with(batch[0].account_id):
+        for index in self._beginning_with(self._last):
             try:
-                answers = await shard.settle(batch)
-            except Unavailable as error:
-                away = error
+                async with asyncio.timeout(REPLAY_TIMEOUT_S):
+                    answers = await self.shards[index].settle(batch)
+            except (Unavailable, TimeoutError) as error:
+                away = Unavailable(f"accounting shard {index}: {type(error).__name__}: {error}")
                 continue
+            self._last = index
             settled: list[Settled | SettlementRejected] = []
             for answer in answers:
                 if isinstance(answer, LedgerUnavailable):  # the database of all shards
@@ -77,9 +84,8 @@ class AccountingShards:
         """Those of these requests that the ledger does not have."""
         return await self.run(FindUnsettled(request_ids))
 
-    def _beginning_with(self, account_id: str) -> tuple[AccountingPort, ...]:
-        first = shard_of(account_id, len(self.shards))
-        return self.shards[first:] + self.shards[:first]
+    def _beginning_with(self, first: int) -> list[int]:
+        return [(first + number) % len(self.shards) for number in range(len(self.shards))]
 
 
 class Settlements:
@@ -227,12 +233,15 @@ class Settlements:
         raise SpoolFull(f"settlement {settlement.request_id} is neither in the ledger nor in the spool")
 
     async def _append_batch(self, batch: list[Settlement]) -> list[bool]:
-        try:
-            kept = await asyncio.to_thread(self.spool.append_batch, batch)
-        except SpoolFull as error:
-            logger.error("%s", error)
-            kept = 0
-        self._spooled = self.spool.size
+        def append() -> tuple[int, int]:
+            try:
+                kept = self.spool.append_batch(batch)
+            except SpoolFull as error:
+                logger.error("%s", error)
+                kept = 0
+            return kept, self.spool.size  # which may wait for the disk
+
+        kept, self._spooled = await asyncio.to_thread(append)
         return [number < kept for number in range(len(batch))]
 
     def _count_outcome(self, outcome: str, started: float) -> None:
@@ -281,9 +290,8 @@ class Settlements:
             self._spooled = self.spool.size
 
     async def _settle_batch(self, batch: list[Settlement]) -> Sequence[Settled | SettlementRejected]:
-        async with asyncio.timeout(REPLAY_TIMEOUT_S):
-            # A call of its own, so that what clients wait for is not held up by a batch from the spool.
-            answers = await self._accounting.settle(batch)
+        # A call of its own, so that what clients wait for is not held up by a batch from the spool.
+        answers = await self._accounting.settle(batch)
         self._is_away = False
         for settlement, answer in zip(batch, answers, strict=True):
             refused = settlement.request_id in self._refused

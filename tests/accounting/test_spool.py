@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 import zlib
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ import pytest
 
 from serve_app.contracts.books import Settled, Settlement, SettlementRejected, StoredReply
 from serve_app.contracts.errors import InvalidValue, LedgerUnavailable, SpoolBusy, SpoolFull
-from serve_app.contracts.spool import Settle, Spool, from_line, to_line
+from serve_app.contracts.spool import Settle, Spool, _SpoolFile, from_line, to_line
 
 from .books import COST, Books, settlement, start
 
@@ -373,14 +374,88 @@ def test_what_is_not_flushed_survives_the_process(tmp_path: Path, monkeypatch: p
     flushes: list[int] = []
     monkeypatch.setattr("os.fsync", flushes.append)
     spool = Spool(tmp_path, "replica-1", suffix=".orphans", flushed=False)
-    flushes.clear()  # of the folder
     for name in ("r1", "r2"):
         spool.append(one(name))
     assert not flushes
     spool.flush()
+    assert len(flushes) == 2, "the file and, since it is new, its name in the folder"
     spool.flush()
-    assert len(flushes) == 1, "of what has changed"
+    assert len(flushes) == 2, "nothing has changed"
+    spool.append(one("r3"))
+    spool.flush()
+    assert len(flushes) == 3
     spool.close()
     # Neither a gateway's spool nor a release that knows no such files takes them.
     assert Spool(tmp_path, "gateway-1").adopt_orphans() == []
-    assert ids(Spool(tmp_path, "replica-2", suffix=".orphans").adopt_orphans()) == ["r1", "r2"]
+    assert ids(Spool(tmp_path, "replica-2", suffix=".orphans").adopt_orphans()) == ["r1", "r2", "r3"]
+
+
+def test_what_a_disk_did_not_flush_is_flushed_by_the_next_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serve_app.contracts.spool.FILE_BYTES", 1)  # a file for each settlement
+    spool = Spool(tmp_path, "replica-1", suffix=".orphans", flushed=False)
+    for name in ("r1", "r2", "r3"):
+        spool.append(one(name))
+    failing, tried, before = [True], [0], len(os.listdir("/proc/self/fd"))
+
+    def fsync(_: int) -> None:
+        tried[0] += 1
+        if failing[0]:
+            raise OSError("broken")
+
+    monkeypatch.setattr("os.fsync", fsync)
+    with pytest.raises(OSError, match="broken"):
+        spool.flush()
+    assert len(os.listdir("/proc/self/fd")) == before
+    failing[0], tried[0] = False, 0
+    spool.flush()
+    assert tried[0] >= 3
+    spool.close()
+
+
+def test_a_spool_that_cannot_be_read_keeps_no_other_one_from_being_adopted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("dead-1", "dead-2", "dead-3"):
+        dead = Spool(tmp_path, name)
+        dead.append(one(name))
+        dead.close()
+    opened = _SpoolFile.open_locked
+
+    def refuses(path: Path, **options: Any) -> Any:
+        if path.name.startswith("dead-2"):
+            raise PermissionError(13, "Permission denied")
+        return opened(path, **options)
+
+    spool = Spool(tmp_path, "alive")
+    monkeypatch.setattr(_SpoolFile, "open_locked", refuses)
+    with caplog.at_level(logging.ERROR):
+        assert ids(spool.adopt_orphans()) == ["dead-1", "dead-3"]
+    assert "dead-2.spool" in caplog.text
+    spool.close()
+
+
+def test_settlements_are_appended_while_a_large_spool_is_adopted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = Spool(tmp_path, "dead")
+    dead.append(one("r1"))
+    dead.close()
+    reads, go = threading.Event(), threading.Event()
+    lines = _SpoolFile.lines
+
+    def slow(file: _SpoolFile) -> Any:
+        reads.set()
+        assert go.wait(30)
+        return lines(file)
+
+    monkeypatch.setattr(_SpoolFile, "lines", slow)
+    spool = Spool(tmp_path, "alive")
+    adopting = threading.Thread(target=spool.adopt_orphans)
+    adopting.start()
+    assert reads.wait(30)
+    spool.append(one("meanwhile"))
+    assert spool.waiting == 1
+    go.set()
+    adopting.join(30)
+    assert spool.waiting == 2
+    spool.close()

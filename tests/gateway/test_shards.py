@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from serve_app.contracts import key_format as keys
-from serve_app.contracts.books import Settlement
 from serve_app.contracts.calls import Unavailable, shard_name, shard_of
-from serve_app.contracts.commands import GetAccount
+from serve_app.contracts.commands import FindUnsettled, GetAccount
 from serve_app.contracts.generation import Delta, Started
 from serve_app.contracts.limiting import Admit, Announce, Identify, Identity, Release, Status
+from serve_app.gateway import settlements
 from serve_app.gateway.settlements import AccountingShards
 from tests.gateway.connections import Call
 from tests.gateway.world import SECRET, World, says, until
@@ -185,7 +185,26 @@ class Shard:
             raise Unavailable("no replica")
         return self.number
 
-    async def settle(self, settlements: list[Settlement]) -> Any: ...
+    async def settle(self, batch: list[Any]) -> Any:
+        if self.away:
+            await asyncio.Event().wait()  # Serve waits without a bound for a process that is gone
+        return [self.number for _ in batch]
+
+
+async def test_a_process_that_does_not_answer_at_all_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settlements, "REPLAY_TIMEOUT_S", 0.02)
+    shards = [Shard(0, away=True), Shard(1, away=False)]
+    books = AccountingShards(shards)
+    batch: Any = ["r1", "r2"]
+    assert await books.settle(batch) == [1, 1]
+    # From then on it is not even asked.
+    monkeypatch.setattr(settlements, "REPLAY_TIMEOUT_S", 30)
+    async with asyncio.timeout(10):
+        assert await books.settle(batch) == [1, 1]
+    assert await books.run(FindUnsettled(("r1",))) == 1
+    shards[1].away, shards[0].away = True, False
+    monkeypatch.setattr(settlements, "REPLAY_TIMEOUT_S", 0.02)
+    assert await books.settle(batch) == [0, 0]
 
 
 @pytest.mark.parametrize("home", range(3))
