@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from bench.attack import report, session, smuggling
 from bench.attack.hostile import Target
 from bench.attack.service import Accounts, Attacked
 from bench.attack.session import Scope, Session
+from serve_app import secret_files
 
 STREAM = (
     b'data: {"choices": [{"delta": {"content": "x"}}]}\n\n'
@@ -41,16 +43,18 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 @pytest.mark.slow
-async def test_a_run_measures_each_window_and_ends_what_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_measures_each_window_and_ends_what_it_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(session, "WARM_UP_S", 0.2)
     monkeypatch.setattr(session, "LOOK_BACK_S", 0.5)
-    monkeypatch.setattr(session.secret_files, "load_secrets", lambda _: SimpleNamespace(operator_key="operator"))
+    secret_files.secret_file(tmp_path, "operator-key", "operator")
     honest = smuggling.PREFIX + "0"
     monkeypatch.setattr(session.smuggling_cases, "_CASES", session.smuggling_cases._CASES[:2])
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     fake: Any = SimpleNamespace(
-        port=port, home=None, tree=SimpleNamespace(cpu_s=lambda: 0.0), account_names=lambda: [honest]
+        port=port, home=tmp_path, tree=SimpleNamespace(cpu_s=lambda: 0.0), account_names=lambda: [honest]
     )
     accounts = Accounts(("right-1", "right-2"), ("right-3",) * 100, Target(port, "right", "broke"))
     scope = Scope(("broke", session.SMUGGLING), per_s=40, calm_s=1, attack_s=1, recovery_s=0.5, control_s=1)

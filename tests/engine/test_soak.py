@@ -112,7 +112,7 @@ async def test_ten_thousand_requests_over_a_stand_in_leave_no_memory_block_task_
 
 @pytest.mark.slow
 @pytest.mark.model
-async def test_ten_thousand_requests_over_the_model_leave_no_memory_block_task_or_thread(
+async def test_three_thousand_requests_over_the_model_leave_no_memory_block_task_or_thread(
     make_engine: Callable[..., Engine],
 ) -> None:
     engine = make_engine(max_running=32, max_waiting=64, kv_cache_memory="64MiB")
@@ -123,16 +123,16 @@ async def test_ten_thousand_requests_over_the_model_leave_no_memory_block_task_o
         return chance.choice(prompts)
 
     process = psutil.Process()
-    await soak(engine, 1000, prompt, longest=4)
+    await soak(engine, 500, prompt, longest=4)
     await until_idle(engine)
     gc.collect()
     before = process.memory_info().rss
-    ends = await soak(engine, 9000, prompt, seed=1, longest=4)
+    ends = await soak(engine, 2500, prompt, seed=1, longest=4)
     await until_idle(engine)
     gc.collect()
     assert ends[FinishReason.ERROR] == 0
-    # The cache's pages are in use since the first thousand; allocators keep some pages that they got back.
-    assert process.memory_info().rss - before < 48 * 2**20
+    # The cache's pages are in use since the first 500; allocators keep some pages that they got back.
+    assert process.memory_info().rss - before < 24 * 2**20
     check_empty(engine)
     assert asyncio.all_tasks() == {asyncio.current_task()}
     assert set(threading.enumerate()) <= threads
