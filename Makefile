@@ -18,7 +18,7 @@ setup: $(VENV)/.base ## install what `serve run config.yaml` needs: virtual envi
 serve: $(VENV)/.base ## start the service (PORT=8000, SERVE_APP_HOME=.serve-app); Ctrl-C stops it
 	@exec $(BIN)/python -m serve_app.launch
 
-test: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the everyday suite, 10 minutes (ARGS=tests/limiter for one layer; docs/testing.md)
+test: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the everyday suite, 13 to 22 minutes (ARGS=tests/limiter for one layer; docs/testing.md)
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
 test-slow: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the rest: fuzzers, kill -9, PostgreSQL, more clients, long contexts

@@ -142,7 +142,10 @@ class Spool:
             finally:
                 os.close(descriptor)
         if has_new_file:
-            flush_folder(self._folder)
+            try:
+                flush_folder(self._folder)
+            except OSError as error:
+                failure, self._has_new_file = error, True
         if failure is not None:
             raise failure
 
