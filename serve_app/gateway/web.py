@@ -27,6 +27,7 @@ logger = logging.getLogger("ray.serve")
 BODY_TIMEOUT_S: Final = 30.0
 GRACE_S: Final = 5.0
 LEAST_RATE: Final = 2048  # bytes a second of a body
+LISTEN_S: Final = 0.1  # for what has come of a body that is late, while this process was busy
 SMALL_BODY: Final = 64 * 1024  # bytes
 MOST_BODIES_OF_ONE: Final = 256  # that are not complete
 MOST_BODIES: Final = 1600  # that are not complete, of all: Serve lets in 2,000 requests, probes of health among them
@@ -217,29 +218,38 @@ class BodyReader:
             ClientGone: the client hung up before its end.
         """
         self._check_head()
-        body, allowed_s = self._body, self._allowed_s()
-        if len(body) > self._most:  # it was refused before
+        if len(self._body) > self._most:  # it was refused before
             raise errors.body_too_large(self._most)
+        loop = asyncio.get_running_loop()
+        late_since = self._began + self._allowed_s()
         try:
-            async with asyncio.timeout_at(self._began + allowed_s) as limit:
+            async with asyncio.timeout_at(late_since) as limit:
                 while self._has_more:
-                    message = await self._request.receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientGone
-                    body += message.get("body", b"")
-                    self._has_more = message.get("more_body", False)
-                    if len(body) > self._most:
-                        raise errors.body_too_large(self._most)
-                    if share is not None:
-                        share.grow(len(body))
-                    if self._has_more:
-                        allowed_s = self._allowed_s()
-                        limit.reschedule(self._began + allowed_s)
+                    await self._receive(share)
+                    late_since = self._began + self._allowed_s()
+                    limit.reschedule(late_since)
         except TimeoutError:
-            raise errors.body_timeout(allowed_s) from None
+            try:
+                # While this process was busy, nobody listened: as much time as that is the client's again.
+                async with asyncio.timeout(LISTEN_S + loop.time() - late_since):
+                    while self._has_more:
+                        await self._receive(share)
+            except TimeoutError:
+                raise errors.body_timeout(self._allowed_s()) from None
         if share is not None:
-            share.grow(len(body))  # what came before, for another share
-        return bytes(body)
+            share.grow(len(self._body))  # what came before, for another share
+        return bytes(self._body)
+
+    async def _receive(self, share: Share | None) -> None:
+        message = await self._request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        self._body += message.get("body", b"")
+        self._has_more = message.get("more_body", False)
+        if len(self._body) > self._most:
+            raise errors.body_too_large(self._most)
+        if share is not None:
+            share.grow(len(self._body))
 
     async def read_while(self, work: Coroutine[Any, Any, Any], share: Share) -> None:
         """Reads until `work` is done. A fault of the body is raised only when `work` has none, or takes long.

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -75,6 +76,10 @@ async def serves(world: World, upload: Callable[..., Any], key: str | None = Non
     one = await upload(key or world.key, f"content-length: {len(body)}")
     await one.send(body)
     return bool((await one.answer())[0] == 200)
+
+
+def chat_endpoint_of(world: World) -> Any:
+    return next(route.endpoint for route in world.app().routes if route.path == "/chat/completions")  # type: ignore[attr-defined]
 
 
 # Before the sender is known
@@ -236,7 +241,7 @@ async def test_bodies_of_one_key_that_do_not_end_are_bounded_in_number(
     monkeypatch.setattr(web, "MOMENT_S", 0.0)
     _, other = world.new_account()
     assert await serves(world, upload)
-    endpoint = next(route.endpoint for route in world.app().routes if route.path == "/chat/completions")  # type: ignore[attr-defined]
+    endpoint = chat_endpoint_of(world)
     for _ in range(3):
         await upload(world.key, "content-length: 100")
     await until(lambda: endpoint.bodies.count == 3)
@@ -290,6 +295,19 @@ async def test_a_body_that_comes_steadily_has_its_time(
     for start in range(0, len(body), 500):
         await one.send(body[start : start + 500])
         await asyncio.sleep(0.06)
+    assert (await one.answer())[0] == 200
+
+
+async def test_what_came_while_the_gateway_was_busy_is_in_time(
+    world: World, upload: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web, "GRACE_S", 0.2)
+    endpoint = chat_endpoint_of(world)
+    body = json.dumps(chat_body()).encode()
+    one = await upload(world.key, f"content-length: {len(body)}")
+    await until(lambda: endpoint.bodies.count == 1)
+    one.writer.write(body)
+    time.sleep(0.3)  # noqa: ASYNC251 that nothing else runs is the point
     assert (await one.answer())[0] == 200
 
 

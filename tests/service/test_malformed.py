@@ -15,7 +15,7 @@ from tests.service.harness import Service
 pytestmark = pytest.mark.service
 
 BLOCK = 100
-BODY_TIMEOUT_S = 2.0  # as configured for these tests
+BODY_TIMEOUT_S = 4.0  # as configured for these tests
 
 
 @pytest.fixture
