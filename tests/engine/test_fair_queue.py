@@ -470,6 +470,39 @@ def test_long_prompts_share_one_limit_and_short_ones_keep_what_they_need(
     assert [tokens for _, tokens in limit_long_prompts(prompts, 64)] == kept
 
 
+def test_long_prompts_have_every_second_step_while_other_accounts_have_short_ones() -> None:
+    scheduler = Scheduler(
+        BlockAllocator(600, 4),
+        max_running=16,
+        max_waiting=99,
+        prefill_chunk=64,
+        busy_chunk=lambda rows: 64,
+        long_chunk=lambda: 8,
+    )
+
+    def computed() -> Counter[str]:
+        plan = scheduler.schedule()
+        for chunk in plan.chunks:
+            scheduler.computed(chunk)
+        for chunk in plan.chunks:
+            if chunk.sequence.num_pending == 0:
+                scheduler.finish(chunk.sequence)
+        lengths: Counter[str] = Counter()
+        for chunk in plan.chunks:
+            lengths[chunk.sequence.request.tenant] += chunk.length
+        return lengths
+
+    scheduler.add(make_sequence(0, "book", prompt=1000))
+    assert computed() == {"book": 8}
+    for number in range(1, 4):  # one more short prompt before each step, all the time
+        scheduler.add(make_sequence(2 * number, "short", prompt=6))
+        assert computed() == {"short": 6}
+        scheduler.add(make_sequence(2 * number + 1, "short", prompt=6))
+        assert computed() == {"book": 8, "short": 6}
+    scheduler.add(make_sequence(20, "book", prompt=6))  # its own short prompt takes nothing from it
+    assert computed() == {"book": 14}
+
+
 def test_a_short_prompt_waits_for_no_long_step_of_another_account() -> None:
     """Eight prompts of 4,000 tokens, a step of which takes a millisecond for each token."""
     runner = FakeRunner(b"x" * 5000, num_blocks=4000, max_context=8192)

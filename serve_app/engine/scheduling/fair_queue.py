@@ -196,3 +196,9 @@ def limit_long_prompts(prompts: Sequence[tuple[str, int]], limit: int) -> list[t
     long = {tenant: index for index, (tenant, tokens) in reversed(list(enumerate(prompts))) if tokens > limit}
     parts = dict(zip(long.values(), share_evenly([limit] * len(long), limit), strict=True))
     return [(tenant, tokens if tokens <= limit else parts.get(i, 0)) for i, (tenant, tokens) in enumerate(prompts)]
+
+
+def without_long_prompts(prompts: Sequence[tuple[str, int]], limit: int) -> list[tuple[str, int]]:
+    """Nothing for prompts with more than `limit` tokens left where another tenant has a shorter one."""
+    short = {tenant for tenant, tokens in prompts if tokens <= limit}
+    return [(tenant, 0 if tokens > limit and short - {tenant} else tokens) for tenant, tokens in prompts]

@@ -24,7 +24,7 @@ class PrefillPacer:
     65 while the rows stay within a power of two. `smallest` and `largest` bound the chunk, in tokens.
 
     Without streams a step of long prompts takes about _IDLE_S, so that another account's short one does not wait for
-    long. On a CPU a token is hardly cheaper in chunks of more than 64.
+    long. On a CPU a token is hardly cheaper in larger chunks.
     """
 
     def __init__(self, smallest: int, largest: int) -> None:
@@ -56,14 +56,14 @@ class PrefillPacer:
         """Tokens of long prompts for a step that decodes nothing."""
         if self._idle_token_s is None:
             return min(self._largest, _FIRST_TRY)
-        return int(min(max(_IDLE_S / self._idle_token_s, _FIRST_TRY), self._largest))
+        return self._bounded(_IDLE_S / self._idle_token_s)
 
     def observe(self, rows: int, prompt_tokens: int, seconds: float) -> None:
         """Learn the duration of a step of `rows` decoding sequences and `prompt_tokens`."""
         if seconds <= 0:
             return
         if not rows:
-            if prompt_tokens >= min(_FIRST_TRY, self._largest):  # a few tokens say nothing of many
+            if prompt_tokens >= self._smallest:  # fewer say nothing of many
                 new, old = seconds / prompt_tokens, self._idle_token_s
                 self._idle_token_s = new if old is None else _smoothed(old, new, _SMOOTHING)
             return

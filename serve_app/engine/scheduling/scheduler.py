@@ -19,6 +19,7 @@ from serve_app.engine.scheduling.fair_queue import (
     limit_long_prompts,
     share_evenly,
     share_prefill_among_tenants,
+    without_long_prompts,
 )
 from serve_app.engine.scheduling.sequence import Chunk, SequenceStatus, StepPlan, TokenSequence
 
@@ -66,6 +67,7 @@ class Scheduler:
         self.speculation_rows = speculation_rows
         self.waiting = FairQueue() if queue is None else queue
         self.running: list[TokenSequence] = []  # by arrival
+        self._had_long = False  # the last step with prompts computed a part of a long one
         self.num_preemptions = 0
         self.prefix_hit_tokens = 0
 
@@ -116,16 +118,28 @@ class Scheduler:
         if decodes and prefills:
             budget = self.busy_chunk(len(decodes))
         streaming = {s.request.tenant for s in decodes}
-        needs = [(s.request.tenant, s.num_pending) for s in prefills]
-        if not decodes and self.long_chunk is not None:
-            needs = limit_long_prompts(needs, self.long_chunk())
-        shares = share_prefill_among_tenants(needs, budget, streaming)
+        shares = share_prefill_among_tenants(self._prefill_needs(prefills, not decodes), budget, streaming)
         guesses = self._guess(decodes, guess)
         chunks = [Chunk(s, s.num_computed, 1 + len(g), g) for s, g in zip(decodes, guesses, strict=True)]
         chunks += [Chunk(s, s.num_computed, n) for s, n in zip(prefills, shares, strict=True) if n]
         for chunk in chunks:
             chunk.sequence.num_written = max(chunk.sequence.num_written, chunk.start + chunk.length)
         return StepPlan(tuple(chunks), tuple(started), self.allocator.pop_uncleared())
+
+    def _prefill_needs(self, prefills: Sequence[TokenSequence], is_idle: bool) -> list[tuple[str, int]]:
+        """The tenant of each prompt and the tokens that it may have computed in this step.
+
+        Long prompts have every second step while other tenants have short ones: so these wait for one step of a long
+        prompt, and not for a part of it in each of their own.
+        """
+        needs = [(s.request.tenant, s.num_pending) for s in prefills]
+        if self.long_chunk is None or not prefills:
+            return needs
+        limit = self.long_chunk()
+        if self._had_long:
+            needs = without_long_prompts(needs, limit)
+        self._had_long = any(tokens > limit for _, tokens in needs)
+        return limit_long_prompts(needs, limit) if is_idle else needs
 
     def computed(self, chunk: Chunk, produced: int = 0, *, billed: bool = True) -> None:
         """Note that a running sequence's chunk was computed, and add the blocks that it filled to the index.
