@@ -21,15 +21,19 @@ import re
 import sys
 from pathlib import Path
 
-REFUSED = 50  # 4xx in 10 s, to one address or to one key; from then on its requests take the lane
-AT_ONCE = 4  # requests of a lane that the gateways see at one time
-DELAY_MS = 50  # of each, so that a lane passes 80 requests a second
-MOST = 400  # requests of a lane's address or key that may wait: those of five seconds
+REFUSED = 50  # 4xx, or as many 5xx, in 10 s to one address or to one key; from then on its requests take the lane
+AT_ONCE = 32  # requests of a lane that the gateways see at one time: a few long replies must not close it
+DELAY_MS = 800  # of each, so that a lane passes 40 requests a second
+MOST = 400  # requests of a lane's address or key that may wait: those of ten seconds
 LANES = 64
-LARGE_BYTES = 65536  # a body from here on takes a lane of its own: small requests don't wait for it
-LARGE_PER_S = "8m"  # bytes of such bodies from one address
+LARGE_BYTES = 8192  # a body from here on takes a lane of its own: it fills HAProxy's buffer, which ends the delay
+LARGE_PER_S = "2m"  # bytes of such bodies from one address
+LARGE_AT_ONCE = 4
 
-_SERVERS = "\n".join(f"    server self{n} SOCKET maxconn {AT_ONCE} send-proxy-v2" for n in range(LANES))
+_LANES, _LARGE_LANES = (
+    "\n".join(f"    server self{n} SOCKET maxconn {most} send-proxy-v2" for n in range(LANES))
+    for most in (AT_ONCE, LARGE_AT_ONCE)
+)
 _BUSY = (
     '{"error":{"message":"Many requests of this address or API key were refused lately, and many wait. '
     'Try again in 5 s.","type":"overloaded_error","param":null,"code":"overloaded"}}'
@@ -38,25 +42,25 @@ _BUSY = (
 TABLES = f"""\
 # Addresses, with their refused requests, and keys that got a reply lately, as digests.
 backend refused_addresses
-    stick-table type ipv6 size 200k expire 60s store http_err_rate(10s),conn_cur
+    stick-table type ipv6 size 200k expire 60s store http_err_rate(10s),http_fail_rate(10s),conn_cur
 backend good_keys
-    stick-table type binary len 20 size 200k expire 10m store http_err_rate(10s),conn_cur
+    stick-table type binary len 20 size 200k expire 10m store http_err_rate(10s),http_fail_rate(10s),conn_cur
 backend upload_rates
     stick-table type ipv6 size 200k expire 60s store bytes_in_rate(1s)
 backend lanes_of_addresses
     timeout queue 60s
     balance source
-{_SERVERS}
+{_LANES}
 backend lanes_of_large_bodies
     timeout queue 60s
     balance source
     filter bwlim-in uploads limit {LARGE_PER_S} key src table upload_rates
     http-request set-bandwidth-limit uploads
-{_SERVERS}
+{_LARGE_LANES}
 backend lanes_of_keys
     timeout queue 60s
     balance hash var(txn.key)
-{_SERVERS}
+{_LANES}
 """
 
 FRONTEND = f"""\
@@ -73,7 +77,9 @@ FRONTEND = f"""\
     http-request track-sc1 var(txn.key) table good_keys if is_good_key !{{ so_id 99 }}
     http-response track-sc1 var(txn.key) table good_keys if {{ status 200 }} {{ var(txn.is_chat) -m bool }}
     acl is_refused_often sc_http_err_rate(0) gt {REFUSED}
+    acl is_refused_often sc_http_fail_rate(0) gt {REFUSED}
     acl is_key_refused_often sc_http_err_rate(1) gt {REFUSED}
+    acl is_key_refused_often sc_http_fail_rate(1) gt {REFUSED}
     acl is_large req.hdr_val(content-length) ge {LARGE_BYTES}
     acl is_large req.hdr(transfer-encoding) -m found
     acl many_of_address sc_conn_cur(0) gt {MOST}
@@ -86,6 +92,7 @@ if {{ var(txn.is_busy) -m bool }}
 
 ROUTE = """\
     use_backend lanes_of_large_bodies if !{ so_id 99 } is_refused_often !is_good_key is_large
+    use_backend lanes_of_large_bodies if !{ so_id 99 } is_key_refused_often is_large
     use_backend lanes_of_addresses if !{ so_id 99 } is_refused_often !is_good_key
     use_backend lanes_of_keys if !{ so_id 99 } is_key_refused_often
 """

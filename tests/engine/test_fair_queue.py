@@ -467,7 +467,8 @@ def test_several_requests_yield_if_one_frees_too_little_and_none_if_all_free_too
 def test_long_prompts_share_one_limit_and_short_ones_keep_what_they_need(
     prompts: list[tuple[str, int]], kept: list[int]
 ) -> None:
-    assert [tokens for _, tokens in limit_long_prompts(prompts, 64)] == kept
+    long = {index for index, (_, tokens) in enumerate(prompts) if tokens > 64}
+    assert [tokens for _, tokens in limit_long_prompts(prompts, long, 64)] == kept
 
 
 def test_long_prompts_have_every_second_step_while_other_accounts_have_short_ones() -> None:
@@ -495,12 +496,12 @@ def test_long_prompts_have_every_second_step_while_other_accounts_have_short_one
     scheduler.add(make_sequence(0, "book", prompt=1000))
     assert computed() == {"book": 8}
     for number in range(1, 4):  # one more short prompt before each step, all the time
-        scheduler.add(make_sequence(2 * number, "short", prompt=6))
-        assert computed() == {"short": 6}
-        scheduler.add(make_sequence(2 * number + 1, "short", prompt=6))
-        assert computed() == {"book": 8, "short": 6}
-    scheduler.add(make_sequence(20, "book", prompt=6))  # its own short prompt takes nothing from it
-    assert computed() == {"book": 14}
+        scheduler.add(make_sequence(2 * number, "short", prompt=40))
+        assert computed() == {"short": 40}
+        scheduler.add(make_sequence(2 * number + 1, "short", prompt=40))
+        assert computed() == {"book": 8, "short": 40}
+    scheduler.add(make_sequence(20, "book", prompt=40))  # its own short prompt takes nothing from it
+    assert computed() == {"book": 48}
 
 
 def test_a_short_prompt_waits_for_no_long_step_of_another_account() -> None:

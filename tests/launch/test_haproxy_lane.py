@@ -40,6 +40,8 @@ listen stats
 class Gateway:
     """Answers 200 to keys that begin with `good`, and on /health; 401 to others, and those only while `open` is set.
 
+    Keys that begin with `full` get 503 in place of 401.
+
     Of several authorization headers it reads the first. `turned` are good keys that get 402 now, as others their 401.
     """
 
@@ -55,6 +57,8 @@ class Gateway:
                 key = next(line for line in head.lower().splitlines() if line.startswith("authorization")).split()[-1]
                 is_good = key.startswith("good") and key not in self.turned
                 status = b"200 OK" if is_good or head.startswith("GET /health ") else b"401 No"
+                if key.startswith("full"):
+                    status = b"503 Full"
                 if status != b"200 OK":
                     self.held.append(key)
                     self.most_held = max(self.most_held, len(self.held))
@@ -118,7 +122,7 @@ async def test_an_address_that_is_refused_often_keeps_few_requests_at_the_gatewa
 
     gateway.open.clear()
     gateway.most_held = 0
-    flood = [asyncio.create_task(ask(port, f"flood-{number}")) for number in range(40)]
+    flood = [asyncio.create_task(ask(port, f"flood-{number}")) for number in range(2 * AT_ONCE)]
     await until_held(gateway, AT_ONCE)
     # A key that was good lately has the gateway to itself, at the same address.
     assert await ask(port, "good-before") == 200
@@ -129,7 +133,7 @@ async def test_an_address_that_is_refused_often_keeps_few_requests_at_the_gatewa
     # A key's first use takes the lane: it waits, and is served.
     first_use = asyncio.create_task(ask(port, "good-first"))
     gateway.open.set()
-    assert await asyncio.gather(*flood, other) == [401] * 41
+    assert await asyncio.gather(*flood, other) == [401] * (2 * AT_ONCE + 1)
     assert await first_use == 200
     assert gateway.most_held == AT_ONCE + 1
 
@@ -140,6 +144,19 @@ async def test_an_address_that_is_seldom_refused_has_no_lane(lane: tuple[Gateway
     await until_held(gateway, 30)
     gateway.open.set()
     assert await asyncio.gather(*flood) == [401] * 30
+
+
+async def test_what_a_full_service_refuses_counts_too(lane: tuple[Gateway, int]) -> None:
+    gateway, port = lane
+    gateway.open.set()
+    for number in range(REFUSED + 1):
+        assert await ask(port, f"full-{number}") == 503
+    gateway.open.clear()
+    gateway.most_held = 0
+    flood = [asyncio.create_task(ask(port, f"full-{number}")) for number in range(2 * AT_ONCE)]
+    await until_held(gateway, AT_ONCE)
+    assert set(await released(gateway, flood)) == {503}
+    assert gateway.most_held == AT_ONCE
 
 
 async def refuse(gateway: Gateway, port: int, *keys: str, address: str = "127.0.0.1") -> None:
@@ -161,10 +178,10 @@ async def test_a_key_that_is_refused_often_has_a_lane_of_its_own(lane: tuple[Gat
     assert [await ask(port, "good-poor"), await ask(port, "good-rich")] == [200, 200]
     gateway.turned.add("good-poor")
     await refuse(gateway, port, "good-poor", address="127.0.0.3")
-    flood = [asyncio.create_task(ask(port, "good-poor", address="127.0.0.4")) for _ in range(20)]
+    flood = [asyncio.create_task(ask(port, "good-poor", address="127.0.0.4")) for _ in range(2 * AT_ONCE)]
     await until_held(gateway, AT_ONCE)
     assert await ask(port, "good-rich", address="127.0.0.3") == 200
-    assert await released(gateway, flood) == [401] * 20
+    assert await released(gateway, flood) == [401] * 2 * AT_ONCE
     assert gateway.most_held == AT_ONCE
 
 
@@ -172,7 +189,7 @@ async def test_addresses_that_are_refused_often_do_not_wait_for_each_other(lane:
     gateway, port = lane
     for address in ("127.0.0.1", "127.0.0.2"):
         await refuse(gateway, port, "bad-{}", address=address)
-    flood = [asyncio.create_task(ask(port, f"flood-{number}")) for number in range(20)]
+    flood = [asyncio.create_task(ask(port, f"flood-{number}")) for number in range(2 * AT_ONCE)]
     await until_held(gateway, AT_ONCE)
     assert await ask(port, "good-first-use", address="127.0.0.2") == 200
     assert set(await released(gateway, flood)) == {401}
@@ -181,9 +198,9 @@ async def test_addresses_that_are_refused_often_do_not_wait_for_each_other(lane:
 async def test_a_path_that_needs_no_key_makes_none_good(lane: tuple[Gateway, int]) -> None:
     gateway, port = lane
     await refuse(gateway, port, "bad-{}")
-    for number in range(20):
-        assert await ask(port, f"made-up-{number}", path="/health") == 200
-    flood = [asyncio.create_task(ask(port, f"made-up-{number}")) for number in range(20)]
+    made_up = [ask(port, f"made-up-{number}", path="/health") for number in range(2 * AT_ONCE)]
+    assert set(await asyncio.gather(*made_up)) == {200}
+    flood = [asyncio.create_task(ask(port, f"made-up-{number}")) for number in range(2 * AT_ONCE)]
     await until_held(gateway, AT_ONCE)
     assert set(await released(gateway, flood)) == {401}
     assert gateway.most_held == AT_ONCE
@@ -194,7 +211,7 @@ async def test_a_second_key_in_a_request_hides_the_first_from_no_count(lane: tup
     assert await ask(port, "good-poor") == 200
     gateway.turned.add("good-poor")
     await refuse(gateway, port, "good-poor", "other-{}")
-    flood = [asyncio.create_task(ask(port, "good-poor", f"another-{number}")) for number in range(20)]
+    flood = [asyncio.create_task(ask(port, "good-poor", f"another-{number}")) for number in range(2 * AT_ONCE)]
     await until_held(gateway, AT_ONCE)
     assert set(await released(gateway, flood)) == {401}
     assert gateway.most_held == AT_ONCE
@@ -207,7 +224,7 @@ async def test_beyond_the_most_that_may_wait_an_address_is_refused_and_others_ar
     gateway, port = lane
     await refuse(gateway, port, "bad-{}")
     flood = [asyncio.create_task(ask(port, f"flood-{number}")) for number in range(20)]
-    await until_held(gateway, AT_ONCE)
+    await until_held(gateway, 10)
     assert await ask(port, "good-elsewhere", address="127.0.0.2") == 200
     statuses = await released(gateway, flood)
     assert (statuses.count(401), statuses.count(503)) == (10, 10)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import bisect
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from serve_app.engine.scheduling.sequence import TokenSequence
@@ -188,17 +188,19 @@ def share_prefill_among_tenants(
     return shares
 
 
-def limit_long_prompts(prompts: Sequence[tuple[str, int]], limit: int) -> list[tuple[str, int]]:
-    """Of prompts with more than `limit` tokens left, the oldest of each tenant, and `limit` tokens of them together.
+def limit_long_prompts(prompts: Sequence[tuple[str, int]], long: Collection[int], limit: int) -> list[tuple[str, int]]:
+    """Of the `long` prompts, by index, the oldest of each tenant, and `limit` tokens of them together.
 
     `prompts` as in `share_prefill_among_tenants`; each of the others keeps what it needs.
     """
-    long = {tenant: index for index, (tenant, tokens) in reversed(list(enumerate(prompts))) if tokens > limit}
-    parts = dict(zip(long.values(), share_evenly([limit] * len(long), limit), strict=True))
-    return [(tenant, tokens if tokens <= limit else parts.get(i, 0)) for i, (tenant, tokens) in enumerate(prompts)]
+    oldest = {prompts[index][0]: index for index in sorted(long, reverse=True)}
+    parts = dict(
+        zip(oldest.values(), share_evenly([min(limit, prompts[i][1]) for i in oldest.values()], limit), strict=True)
+    )
+    return [(tenant, parts.get(i, 0) if i in long else tokens) for i, (tenant, tokens) in enumerate(prompts)]
 
 
-def without_long_prompts(prompts: Sequence[tuple[str, int]], limit: int) -> list[tuple[str, int]]:
-    """Nothing for prompts with more than `limit` tokens left where another tenant has a shorter one."""
-    short = {tenant for tenant, tokens in prompts if tokens <= limit}
-    return [(tenant, 0 if tokens > limit and short - {tenant} else tokens) for tenant, tokens in prompts]
+def without_long_prompts(prompts: Sequence[tuple[str, int]], long: Collection[int]) -> list[tuple[str, int]]:
+    """Nothing for the `long` prompts, by index, beside a short one of another tenant."""
+    short = {tenant for i, (tenant, _) in enumerate(prompts) if i not in long}
+    return [(tenant, 0 if i in long and short - {tenant} else tokens) for i, (tenant, tokens) in enumerate(prompts)]

@@ -26,6 +26,7 @@ from serve_app.engine.scheduling.sequence import Chunk, SequenceStatus, StepPlan
 Guess = Callable[[TokenSequence, int], tuple[int, ...]]  # (sequence, limit) → tokens that may follow its last one
 
 _ALWAYS_COUNTS = 4  # chunks of a tenant's queued prompts
+_SHORT = 128  # tokens; a prompt of more is long where a step has even less for long ones
 _OVERFLOW = 2  # times `max_waiting` wait at most, with those accepted beyond it for their tenants' shares
 
 
@@ -33,7 +34,7 @@ class Scheduler:
     """Holds the waiting and the running sequences and makes one `StepPlan` per step.
 
     - `prefill_chunk`: prompt tokens of a step while nothing decodes.
-    - `long_chunk()`: those of longer prompts among them, so that one that takes seconds does not hold up another
+    - `long_chunk()`: those of long prompts among them, so that one that takes seconds does not hold up another
       account's; None: no such limit.
     - `busy_chunk(rows)`: prompt tokens beside `rows` decoding sequences; 0 postpones them.
     - `speculation_rows`: rows of guesses beside one decoding sequence, one less for each further one, since a batch
@@ -136,10 +137,12 @@ class Scheduler:
         if self.long_chunk is None or not prefills:
             return needs
         limit = self.long_chunk()
+        short = max(limit, _SHORT)
+        long = {i for i, s in enumerate(prefills) if len(s.tokens) - s.cached_tokens > short}
         if self._had_long:
-            needs = without_long_prompts(needs, limit)
-        self._had_long = any(tokens > limit for _, tokens in needs)
-        return limit_long_prompts(needs, limit) if is_idle else needs
+            needs = without_long_prompts(needs, long)
+        self._had_long = any(needs[i][1] for i in long)
+        return limit_long_prompts(needs, long, limit) if is_idle else needs
 
     def computed(self, chunk: Chunk, produced: int = 0, *, billed: bool = True) -> None:
         """Note that a running sequence's chunk was computed, and add the blocks that it filled to the index.
