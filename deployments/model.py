@@ -106,8 +106,7 @@ class Model:
 
     def check_health(self) -> None:
         """Fails when the engine has lost its thread or its device, so that Serve replaces the replica."""
-        if not self._engine.is_alive:
-            raise RuntimeError(self._engine.failure or "the engine's thread has ended")
+        self._engine.check_health()
 
     async def _report_forever(self) -> None:
         while True:

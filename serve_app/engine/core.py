@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -17,6 +16,7 @@ from serve_app.contracts.generation import Event, FinishReason, Started
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.delivery import Outbox
 from serve_app.engine.output_stream import OutputStream
+from serve_app.engine.port import EngineStats
 from serve_app.engine.sampling import sampler
 from serve_app.engine.sampling.draw import INVALID, Native
 from serve_app.engine.sampling.sampler import SampledToken
@@ -50,26 +50,6 @@ class Runner(Protocol):
 
     def clear_blocks(self, blocks: Sequence[int]) -> None:
         """Overwrite KV blocks that may hold NaN with zeros."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """The engine at one moment. Counters run from its start."""
-
-    running: int
-    waiting: int
-    kv_blocks_total: int
-    kv_blocks_used: int
-    oldest_wait_s: float  # of the requests that wait for their first turn; 0 if none waits
-    queued_prefill_tokens: int
-    steps: int
-    tokens_produced: int
-    preemptions: int
-    kv_blocks_cached: int  # free, but with reusable content
-    prefix_hit_tokens: int  # prompt tokens found in the cache
-    drafted: int = 0  # guessed and verified tokens
-    accepted: int = 0  # of these, the right ones
-    prompt_tokens: int = 0  # of the prompts that began, with cached tokens
 
 
 class EngineCore:

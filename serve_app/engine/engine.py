@@ -1,4 +1,4 @@
-"""The engine: one thread that schedules, runs the model, samples and delivers events."""
+"""The engine of this project: one thread that schedules, runs the model, samples and delivers events."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from serve_app.contracts.generation import Event, Finished, FinishReason
 from serve_app.engine.chat import ChatRenderer
 from serve_app.engine.config import EngineSettings
-from serve_app.engine.core import EngineCore, EngineStats, Runner
+from serve_app.engine.core import EngineCore, Runner
 from serve_app.engine.delivery import LoopSink, Outbox
 from serve_app.engine.device_faults import free_cached_memory, is_device_lost, is_out_of_memory
-from serve_app.engine.errors import ContextLengthExceeded, DeviceLost, EngineClosed, first_line
+from serve_app.engine.errors import ContextLengthExceeded, DeviceLost, EngineClosed, EngineFailed, first_line
 from serve_app.engine.grammar.compiler import GrammarCompiler
 from serve_app.engine.loading import loader
 from serve_app.engine.models.choose_runner import create_runner
 from serve_app.engine.output_stream import OutputStream
+from serve_app.engine.port import EngineStats
 from serve_app.engine.request import GenerationRequest
 from serve_app.engine.scheduling.sequence import StepPlan, TokenSequence
 from serve_app.engine.text.detokenizer import Vocabulary
@@ -31,7 +32,7 @@ MOST_FAILURES = 5  # computations in a row, after which the device is taken for 
 
 
 class Engine:
-    """Serves many requests at once over one model. All methods may be called from any thread.
+    """An EnginePort: serves many requests at once over one model. All methods may be called from any thread.
 
     `clock` returns seconds and never falls: deadlines, waiting times and the durations of steps are measured by it.
     """
@@ -63,7 +64,7 @@ class Engine:
         self._arrivals = itertools.count()
         self._closing = False
         self._failures = 0  # computations that failed since the last one that did not
-        self.failure: str | None = None  # why the engine has ended by itself
+        self._failure: str | None = None  # why the engine has ended by itself
         # Guards all of the above; not held while the model runs or events are delivered.
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
@@ -97,25 +98,15 @@ class Engine:
             raise ValueError("this engine was built without a chat renderer")
         return self._chat
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether the engine accepts requests: it was not closed, and has lost neither its thread nor its device."""
-        return self._thread.is_alive() and not self._closing
+    def check_health(self) -> None:
+        """Raises EngineFailed when the engine was closed, or has lost its thread or its device."""
+        if self._closing or not self._thread.is_alive():
+            raise EngineFailed(self._failure or "the engine's thread has ended")
 
     async def generate(
         self, request: GenerationRequest, interval_s: Callable[[], float] = lambda: 0.0
     ) -> AsyncGenerator[Event, None]:
-        """Queue a request and yield its events; `Finished` is the last. Closing the generator aborts the request.
-
-        Deltas that come within `interval_s()` seconds of the last one are joined; the first one leaves at once.
-
-        Raises, at the first event:
-            ValueError: the prompt is empty, a live request has the same id, or a parameter is out of its range.
-            UnsupportedGrammar: a ValueError too: the engine can't enforce the grammar.
-            ContextLengthExceeded: the prompt leaves no room for a token of output.
-            QueueFull: too many requests wait.
-            EngineClosed: the engine was closed.
-        """
+        """As `EnginePort.generate`."""
         if request.sampling.grammar is not None:
             await self._grammars.prepare(request.sampling.grammar, request.tenant)
         sink = LoopSink(asyncio.get_running_loop(), interval_s)
@@ -182,10 +173,10 @@ class Engine:
                 pass
         except DeviceLost as error:
             logger.critical("The engine ends: %s", error)
-            self.failure, reason = str(error), FinishReason.ERROR
+            self._failure, reason = str(error), FinishReason.ERROR
         except BaseException as error:
             logger.critical("The engine's thread died.", exc_info=True)
-            self.failure, reason = f"the engine's thread died: {first_line(error)}", FinishReason.ERROR
+            self._failure, reason = f"the engine's thread died: {first_line(error)}", FinishReason.ERROR
             raise
         finally:
             with self._lock:

@@ -39,6 +39,10 @@ class EngineClosed(Exception):
     """The engine was closed and takes no more requests."""
 
 
+class EngineFailed(Exception):
+    """The engine accepts no more requests, although nobody closed it; its replica has to be replaced."""
+
+
 class DeviceLost(Exception):
     """The engine can compute nothing more in this process; its replica has to be replaced."""
 

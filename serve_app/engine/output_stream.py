@@ -6,14 +6,15 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from serve_app.contracts.generation import Delta, Finished, FinishReason, TokenLogprob
+from serve_app.contracts.generation import Delta, Finished, FinishReason
 from serve_app.engine.delivery import LoopSink
 from serve_app.engine.grammar.compiler import GrammarState
 from serve_app.engine.sampling.draw import DEAD_END
 from serve_app.engine.sampling.sampler import SampledToken, SamplerState
 from serve_app.engine.scheduling.lookup import PromptLookup
 from serve_app.engine.scheduling.sequence import TokenSequence
-from serve_app.engine.text.detokenizer import Detokenizer, Vocabulary
+from serve_app.engine.text.detokenizer import Vocabulary
+from serve_app.engine.text.reply_text import ReplyText
 
 logger = logging.getLogger(__name__)
 
@@ -47,9 +48,7 @@ class OutputStream:
         self.sequence = sequence
         self.sink = sink
         self.sampling = SamplerState(params, sequence.request.prompt_token_ids, eos_token_ids, vocab_size, grammar)
-        self._vocabulary = vocabulary
-        self._pending: list[TokenLogprob] = []  # of tokens whose text is held back
-        self._detokenizer = Detokenizer(vocabulary, params.stop, params.min_tokens, params.shown, params.mark)
+        self._text = ReplyText(vocabulary, params, sequence.max_output)
         self._eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
         self._lookup = PromptLookup(sequence.tokens, guess_tokens)
         self._guess_tokens = guess_tokens
@@ -78,35 +77,20 @@ class OutputStream:
     def accept(self, sampled: Sequence[SampledToken]) -> Accepted:
         """Add a step's tokens, one or more, up to the one that ends the request; those after it are dropped.
 
-        An end-of-sequence token is not added: it is in neither the text nor the count. The first token is reported even
-        if its text is held back, because from then on the request is billed.
+        An end-of-sequence token is not added: it is in neither the text nor the count.
         """
         before = self.sequence.num_output
-        text, reason = "", None
+        reason = None
         for entry in sampled:
-            more, reason = self._push(entry)
-            text += more
+            reason = self._push(entry)
             if reason is not None:
                 break
-        delta = None
-        if text:
-            delta = Delta(text, self.sequence.num_output, tuple(self._pending))
-            self._pending.clear()
-        elif not before and self.sequence.num_output:
-            delta = Delta("", self.sequence.num_output)
-        return Accepted(self.sequence.num_output - before, delta, reason)
+        return Accepted(self.sequence.num_output - before, self._text.take(), reason)
 
     def finished(self, reason: FinishReason) -> Finished:
-        sequence = self.sequence
-        return Finished(
-            reason,
-            sequence.num_prompt,
-            sequence.cached_tokens,
-            completion_tokens=sequence.num_output,
-            marked_tokens=self._detokenizer.marked_tokens,
-        )
+        return self._text.finished(reason, self.sequence.num_prompt, self.sequence.cached_tokens)
 
-    def _push(self, entry: SampledToken) -> tuple[str, FinishReason | None]:
+    def _push(self, entry: SampledToken) -> FinishReason | None:
         token = entry.token
         if token < 0:  # no token could be chosen
             grammar = self.sampling.grammar if token == DEAD_END else None
@@ -114,29 +98,14 @@ class OutputStream:
             if grammar is not None and grammar.too_large:
                 # The request's own doing: like a reply that is cut at its length, it has its text and is billed.
                 logger.warning("The reply of request %s ends early: %s.", self.sequence.request_id, why)
-                return self._detokenizer.finish(), FinishReason.LENGTH
+                return self._text.end(FinishReason.LENGTH)
             logger.error("No token for request %s: %s.", self.sequence.request_id, why or "the logits are not numbers")
-            return "", FinishReason.ERROR
+            return FinishReason.ERROR
         if token in self._eos_token_ids:
-            return self._detokenizer.finish(), FinishReason.STOP
+            return self._text.end(FinishReason.STOP)
         self.sequence.tokens.append(token)
         self.sampling.advance(token)
-        if entry.logprob is not None:
-            self._pending.append(_describe(self._vocabulary, token, entry.logprob, entry.top))
-        text = self._detokenizer.push(token)
-        if self._detokenizer.stopped:
-            return text, FinishReason.STOP
-        if self.sampling.complete:  # only an end-of-sequence token could follow
-            return text + self._detokenizer.finish(), FinishReason.STOP
-        if self.sequence.num_output < self.sequence.max_output:
-            return text, None
-        text += self._detokenizer.finish()
-        return text, FinishReason.STOP if self._detokenizer.stopped else FinishReason.LENGTH
-
-
-def _describe(
-    vocabulary: Vocabulary, token: int, logprob: float, top: Sequence[tuple[int, float]] = ()
-) -> TokenLogprob:
-    raw = vocabulary.spelling(token)
-    alternatives = tuple(_describe(vocabulary, other, value) for other, value in top)
-    return TokenLogprob(token, raw.decode(errors="replace"), raw, logprob, alternatives)
+        reason = self._text.push(token, entry.logprob, entry.top)
+        if not self.sampling.complete:  # else only an end-of-sequence token could follow
+            return reason
+        return self._text.end(FinishReason.STOP) if reason is None else FinishReason.STOP

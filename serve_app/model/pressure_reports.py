@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 from serve_app.contracts.limiting import PressureReport
 from serve_app.contracts.ports import LimiterPort
-
-if TYPE_CHECKING:
-    from serve_app.engine.engine import EngineStats
+from serve_app.engine.port import EngineStats
 
 logger = logging.getLogger("ray.serve")
 

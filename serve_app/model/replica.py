@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from serve_app.contracts.generation import (
     BackendEvent,
@@ -22,15 +22,13 @@ from serve_app.contracts.generation import (
 )
 from serve_app.engine.aside import Aside
 from serve_app.engine.errors import ContextLengthExceeded, EngineClosed, QueueFull, UnsupportedGrammar
+from serve_app.engine.port import EnginePort
 from serve_app.engine.request import GenerationRequest
 from serve_app.model.choices import generate_choices
 from serve_app.model.dialect import Dialect, Prompt
 from serve_app.model.orphans import Orphans, Settle
 from serve_app.model.reply import Reply
 from serve_app.model.tools.call_grammars import BadTool
-
-if TYPE_CHECKING:
-    from serve_app.engine.engine import Engine
 
 SHORT = 8192  # characters of a prompt that is tokenized at once: the engine waits for a few milliseconds at most
 MAX_COALESCE_FACTOR = 6  # of the interval of a stream that is alone: 0.09 s
@@ -46,7 +44,7 @@ class Replica:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: EnginePort,
         settle: Settle,
         *,
         orphans: Orphans | None = None,

@@ -13,7 +13,7 @@ from deployments.model import Model
 from serve_app.contracts.generation import Finished, FinishReason
 from serve_app.engine.device_faults import is_device_lost, is_out_of_memory
 from serve_app.engine.engine import MOST_FAILURES, Engine
-from serve_app.engine.errors import EngineClosed
+from serve_app.engine.errors import EngineClosed, EngineFailed
 from serve_app.engine.scheduling.sequence import Chunk
 
 from .fakes import FakeRunner, Inbox, fake_engine, request, submit
@@ -48,7 +48,7 @@ def test_a_step_that_lacks_memory_is_computed_in_parts(most: int) -> None:
     for name, (finished, text) in answers(engine, prompts).items():
         assert (finished.reason, finished.prompt_tokens, text) == (FinishReason.STOP, 3 + int(name), "hello world")
     assert engine.stats().kv_blocks_used == 0
-    assert engine.is_alive
+    engine.check_health()
     engine.close()
 
 
@@ -57,7 +57,7 @@ def test_only_the_sequence_that_no_memory_suffices_for_ends_with_an_error() -> N
     prompts = {"a": [1, 2, 3], "b": [4, 5], "large": [9, 9, 9, 9], "c": [6]}
     reasons = {name: finished.reason for name, (finished, _) in answers(engine, prompts).items()}
     assert reasons == {**dict.fromkeys(prompts, FinishReason.STOP), "large": FinishReason.ERROR}
-    assert engine.is_alive
+    engine.check_health()
     assert engine.stats().kv_blocks_used == 0
     engine.close()
 
@@ -72,8 +72,8 @@ def test_a_lost_device_ends_every_request_and_the_engine() -> None:
     runner.gate.release(2)
     assert {inbox.wait().reason for inbox in inboxes} == {FinishReason.ERROR}
     engine._thread.join(30)
-    assert not engine.is_alive
-    assert engine.failure == "the device is lost: CUDA error: device-side assert triggered"
+    with pytest.raises(EngineFailed, match=r"^the device is lost: CUDA error: device-side assert triggered$"):
+        engine.check_health()
     with pytest.raises(EngineClosed):
         submit(engine, request("late"), Inbox())
     engine.close()
@@ -96,12 +96,12 @@ def test_failures_of_any_kind_in_a_row_end_the_engine_and_a_success_between_them
         for _ in range(MOST_FAILURES - 1):
             assert run(failing=True) is FinishReason.ERROR
         assert run(failing=False) is FinishReason.STOP
-    assert engine.is_alive
+    engine.check_health()
     for _ in range(MOST_FAILURES):
         assert run(failing=True) is FinishReason.ERROR
     engine._thread.join(30)
-    assert not engine.is_alive
-    assert engine.failure == f"{MOST_FAILURES} computations in a row have failed"
+    with pytest.raises(EngineFailed, match=f"^{MOST_FAILURES} computations in a row have failed$"):
+        engine.check_health()
     engine.close()
 
 
@@ -113,7 +113,7 @@ def test_the_health_check_of_the_replica_fails_with_the_reason() -> None:
     Model.func_or_class.check_health(replica)
     answers(engine, {"r": [1]})
     engine._thread.join(30)
-    with pytest.raises(RuntimeError, match="the device is lost: CUDA error: an illegal memory access"):
+    with pytest.raises(EngineFailed, match="the device is lost: CUDA error: an illegal memory access"):
         Model.func_or_class.check_health(replica)
 
 

@@ -14,7 +14,7 @@ import torch
 
 from serve_app.contracts.generation import Delta, Finished, FinishReason, Started
 from serve_app.engine.engine import Engine
-from serve_app.engine.errors import ContextLengthExceeded, EngineClosed, QueueFull
+from serve_app.engine.errors import ContextLengthExceeded, EngineClosed, EngineFailed, QueueFull
 from tests.engine.fakes import FakeRunner, Inbox, fake_engine, request, submit
 
 
@@ -402,7 +402,8 @@ def test_close_ends_every_request_and_the_thread(runner: FakeRunner) -> None:
     closer.join(30)
     assert {inbox.wait().reason for inbox in inboxes} <= {FinishReason.ABORT, FinishReason.STOP}
     assert not engine._thread.is_alive()
-    assert not engine.is_alive
+    with pytest.raises(EngineFailed):
+        engine.check_health()
     engine.close()
     with pytest.raises(EngineClosed):
         submit(engine, request("late"), Inbox())

@@ -15,10 +15,11 @@ import torch
 
 from serve_app.contracts.generation import FinishReason
 from serve_app.engine.config import EngineSettings
-from serve_app.engine.engine import Engine, EngineStats
+from serve_app.engine.engine import Engine
 from serve_app.engine.loading.loader import LoadedModel, load
 from serve_app.engine.models import llama_weights
 from serve_app.engine.models.choose_runner import create_runner
+from serve_app.engine.port import EngineStats
 from serve_app.engine.text.detokenizer import Vocabulary
 from tests.engine.fakes import Inbox, request, submit
 from tests.engine.prompts import CODE, COMPLETIONS, LONG, OTHER_SCRIPTS, QUESTIONS

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from serve_app.contracts.limiting import PressureReport
-from serve_app.engine.core import EngineStats
+from serve_app.engine.port import EngineStats
 from serve_app.model.pressure_reports import PressureReporter
 
 STATS = EngineStats(

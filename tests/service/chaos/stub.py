@@ -52,7 +52,6 @@ class StubEngine:
     """In the place of serve_app.engine.Engine."""
 
     max_context = CONTEXT
-    is_alive = True
     fingerprint = ""
 
     def __init__(self) -> None:

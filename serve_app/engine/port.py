@@ -1,0 +1,71 @@
+"""What a replica knows of an engine, whichever it is."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from serve_app.contracts.generation import Event
+from serve_app.engine.chat import ChatRenderer
+from serve_app.engine.request import GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """The engine at one moment. Counters run from its start."""
+
+    running: int
+    waiting: int
+    kv_blocks_total: int
+    kv_blocks_used: int
+    oldest_wait_s: float  # of the requests that wait for their first turn; 0 if none waits
+    queued_prefill_tokens: int
+    steps: int
+    tokens_produced: int
+    preemptions: int
+    kv_blocks_cached: int  # free, but with reusable content
+    prefix_hit_tokens: int  # prompt tokens found in the cache
+    drafted: int = 0  # guessed and verified tokens
+    accepted: int = 0  # of these, the right ones
+    prompt_tokens: int = 0  # of the prompts that began, with cached tokens
+
+
+class EnginePort(Protocol):
+    """An engine that has started: it has its weights and takes requests. Safe to use from any thread."""
+
+    @property
+    def chat(self) -> ChatRenderer:
+        """Renders messages with the model's template."""
+
+    @property
+    def max_context(self) -> int:
+        """The most tokens of prompt and reply together."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of everything that decides about replies; empty if unknown."""
+
+    def generate(
+        self, request: GenerationRequest, interval_s: Callable[[], float] = lambda: 0.0
+    ) -> AsyncGenerator[Event, None]:
+        """Queue a request and yield its events; `Finished` is the last. Closing the generator aborts the request.
+
+        Deltas that come within `interval_s()` seconds of the last one are joined; the first one leaves at once.
+
+        Raises, at the first event:
+            ValueError: the prompt is empty, a live request has the same id, or a parameter is out of its range.
+            UnsupportedGrammar: a ValueError too: the engine can't enforce the grammar.
+            ContextLengthExceeded: the prompt leaves no room for a token of output.
+            QueueFull: too many requests wait.
+            EngineClosed: the engine was closed.
+        """
+
+    def stats(self) -> EngineStats:
+        """The load at this moment."""
+
+    def check_health(self) -> None:
+        """Raises EngineFailed when the engine accepts no more requests, so that its replica has to be replaced."""
+
+    def close(self) -> None:
+        """Abort all requests; returns when nothing runs any more. May be called twice."""

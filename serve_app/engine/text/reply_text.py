@@ -1,0 +1,73 @@
+"""The text of one reply: its tokens in, deltas out, and where it ends. The same for every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from serve_app.contracts.generation import Delta, Finished, FinishReason, SamplingParams, TokenLogprob
+from serve_app.engine.text.detokenizer import Detokenizer, Vocabulary
+
+
+class ReplyText:
+    """Detokenizes, finds stop strings and counts; at most `max_output` tokens are pushed."""
+
+    def __init__(self, vocabulary: Vocabulary, params: SamplingParams, max_output: int) -> None:
+        self.num_tokens = 0
+        self._vocabulary = vocabulary
+        self._max_output = max_output
+        self._detokenizer = Detokenizer(vocabulary, params.stop, params.min_tokens, params.shown, params.mark)
+        self._text = ""  # since the last delta
+        self._logprobs: list[TokenLogprob] = []  # of the tokens since then, and of those whose text is held back
+        self._is_reported = False  # the first token
+
+    def push(
+        self, token: int, logprob: float | None = None, top: Sequence[tuple[int, float]] = ()
+    ) -> FinishReason | None:
+        """Add a token, which is no end-of-sequence; the reason why the reply ends with it, if it does.
+
+        `logprob` and `top`, likeliest first, are reported where they are given.
+        """
+        self.num_tokens += 1
+        if logprob is not None:
+            self._logprobs.append(_describe(self._vocabulary, token, logprob, top))
+        self._text += self._detokenizer.push(token)
+        if self._detokenizer.stopped:
+            return FinishReason.STOP
+        return None if self.num_tokens < self._max_output else self.end(FinishReason.LENGTH)
+
+    def end(self, reason: FinishReason) -> FinishReason:
+        """No token follows, for this reason; the text held back is released. STOP if a stop string is in it."""
+        self._text += self._detokenizer.finish()
+        return FinishReason.STOP if self._detokenizer.stopped else reason
+
+    def take(self) -> Delta | None:
+        """What is new since the last call; None for nothing.
+
+        The first token is reported even if its text is held back, because from then on the request is billed.
+        """
+        if not self._text and (self._is_reported or not self.num_tokens):
+            return None
+        tokens = tuple(self._logprobs) if self._text else ()
+        delta = Delta(self._text, self.num_tokens, tokens)
+        if self._text:
+            self._logprobs.clear()
+        self._text, self._is_reported = "", True
+        return delta
+
+    def finished(self, reason: FinishReason, prompt_tokens: int, cached_tokens: int) -> Finished:
+        """The last event."""
+        return Finished(
+            reason,
+            prompt_tokens,
+            cached_tokens,
+            completion_tokens=self.num_tokens,
+            marked_tokens=self._detokenizer.marked_tokens,
+        )
+
+
+def _describe(
+    vocabulary: Vocabulary, token: int, logprob: float, top: Sequence[tuple[int, float]] = ()
+) -> TokenLogprob:
+    raw = vocabulary.spelling(token)
+    alternatives = tuple(_describe(vocabulary, other, value) for other, value in top)
+    return TokenLogprob(token, raw.decode(errors="replace"), raw, logprob, alternatives)
