@@ -14,14 +14,14 @@ from llguidance import LLMatcher, LLTokenizer
 
 from serve_app.contracts.generation import Grammar, GrammarKind
 from serve_app.engine.grammar.exact_schema import exact
-from serve_app.engine.grammar.translate import to_llguidance
+from serve_app.engine.grammar.translate import to_lark
 
 TOKENIZER = LLTokenizer("byte")
 
 
 def takes(schema: dict[str, Any], text: str) -> bool:
     """Whether a reply held to the schema can be this text."""
-    matcher = LLMatcher(TOKENIZER, to_llguidance(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)), {}))
+    matcher = LLMatcher(TOKENIZER, to_lark(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)), {}))
     assert not matcher.is_error(), matcher.get_error()
     tokens = TOKENIZER.tokenize_str(text)
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()

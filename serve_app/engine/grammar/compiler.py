@@ -121,7 +121,7 @@ class GrammarCompiler:
                 raise self._located(grammar, error) from None
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
-        text = translate.to_llguidance(grammar, self._special_tokens())
+        text = translate.to_lark(grammar, self._special_tokens())
         matcher = LLMatcher(self._tokenizer(), text, log_level=0, limits=self._limits)
         for _ in range(2):  # finds faults that compiling does not: no text fits, or the lexer is too large
             if not matcher.is_error():

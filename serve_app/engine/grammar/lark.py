@@ -22,6 +22,15 @@ def regex(text: str) -> str:
     return "".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in plain)
 
 
+def pattern(expression: str) -> str:
+    """A regular expression that a client wrote."""
+    if not expression:
+        return '""'
+    escaped = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}  # what would end it
+    inner = re.sub(r"\\.|/|\n", lambda found: escaped.get(found[0], found[0]), expression, flags=re.DOTALL)
+    return f"/{inner}/"
+
+
 def special_id(text: str, special: Mapping[str, int]) -> int | None:
     """The id of the special token of this name; None for plain text.
 

@@ -1,4 +1,4 @@
-"""Translates grammars into llguidance's language, and its errors into the user's terms.
+"""Translates grammars of every kind into llguidance's dialect of Lark, and its errors into the user's terms.
 
 Between two parts of JSON a reply has at most one line break and twenty blanks or tabs; else an unsure model could
 write white space for ever.
@@ -12,8 +12,6 @@ import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
-
-from llguidance import LLMatcher
 
 from serve_app.contracts.generation import Grammar, GrammarKind
 from serve_app.engine.errors import UnsupportedGrammar
@@ -29,8 +27,8 @@ _POSITION = re.compile(
 _TOO_LARGE = re.compile(r"too many (states|expressions)|[Tt]oo many items|max is \d+|too large|TooComplex|too complex")
 
 
-def to_llguidance(grammar: Grammar, special: Mapping[str, int]) -> str:
-    """The grammar in llguidance's language. `special` are the tokenizer's special tokens by name.
+def to_lark(grammar: Grammar, special: Mapping[str, int]) -> str:
+    """The grammar as one text. `special` are the tokenizer's special tokens by name.
 
     Raises:
         UnsupportedGrammar: the text is not valid for its kind. Unsupported features are found by the compiler.
@@ -94,9 +92,9 @@ def _translated(grammar: Grammar, special: Mapping[str, int]) -> str:
         case GrammarKind.JSON_SCHEMA:
             return _json_schema(json.loads(grammar.text), grammar.strict)
         case GrammarKind.REGEX:
-            return LLMatcher.grammar_from_regex(grammar.text)
+            return f"start: {lark.pattern(grammar.text)}\n"
         case GrammarKind.TOOL_CALLS:
-            return LLMatcher.grammar_from_lark(_tool_calls(json.loads(grammar.text), grammar.strict, special))
+            return _tool_calls(json.loads(grammar.text), grammar.strict, special)
 
 
 def explain(message: str) -> str:
@@ -173,7 +171,7 @@ def _may_be_met_by_doubles(schema: Any) -> bool:
 
 
 def _json_schema(schema: Any, strict: bool) -> str:
-    return LLMatcher.grammar_from_json_schema(json.dumps(_schema(schema, strict)), overrides=_options(strict))  # type: ignore[arg-type]
+    return f"start: {_embed(strict)(schema)}\n"
 
 
 def _tool_calls(calls: dict[str, Any], strict: bool, special: Mapping[str, int]) -> str:
@@ -188,7 +186,7 @@ def _tool_calls(calls: dict[str, Any], strict: bool, special: Mapping[str, int])
 
 
 def schema_source(schema: Mapping[str, Any]) -> str:
-    """A JSON schema by itself in llguidance's language, to try whether it can be enforced."""
+    """A JSON schema by itself as a grammar, to try whether it can be enforced."""
     return _json_schema(schema, strict=True)
 
 
@@ -198,12 +196,11 @@ def _embed(strict: bool) -> Callable[[Any], str]:
 
 def _after(lead: str, inner: str, special: Mapping[str, int]) -> str:
     """A grammar that begins after the first occurrence of a text."""
-    name = {"name": "inner"}
-    of = {"lark_grammar": inner, **name} if not inner.startswith("{") else {**json.loads(inner)["grammars"][0], **name}
     if (token := lark.special_id(lead, special)) is None:
-        rules = ["start: lead SPACE? @inner", f"lead[suffix={json.dumps(lead)}]: /(?s:.*)/"]
+        rules = ["start: lead LEAD_SPACE? inner", f"lead[suffix={json.dumps(lead)}]: /(?s:.*)/"]
     else:
-        text = f"TEXT: /(?s:.+)/ & ~/(?s:.*){lark.regex(lead)}(?s:.*)/"  # the token's name as letters looks the same
-        rules = [f"start: TEXT? <[{token}]> SPACE? @inner", text]
-    outer = "\n".join([*rules, r"SPACE: /([ \t]{0,4}\n){1,2}/"]) + "\n"
-    return json.dumps({"grammars": [{"lark_grammar": outer}, of]})
+        # The token's name as letters looks the same.
+        text = f"LEAD_TEXT: /(?s:.+)/ & ~/(?s:.*){lark.regex(lead)}(?s:.*)/"
+        rules = [f"start: LEAD_TEXT? <[{token}]> LEAD_SPACE? inner", text]
+    rules.append(r"LEAD_SPACE: /([ \t]{0,4}\n){1,2}/")
+    return "\n".join([*rules, inner.replace("start:", "inner:", 1)])
