@@ -1,19 +1,22 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from serve_app.contracts.generation import SamplingParams
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.loading.loader import LoadedModel
 from serve_app.engine.models import rope
+from serve_app.engine.models.choose_runner import create_runner
 from serve_app.engine.models.transformers_runner import TransformersRunner
 from serve_app.engine.request import GenerationRequest
 from serve_app.engine.scheduling.sequence import Chunk, TokenSequence
-from tests.engine.families import make_model
+from tests.engine.families import VOCAB, Blocks, make_model, prefill, reference_logits, settings, tokens_of
 
 
 class PlainRope(nn.Module):
@@ -94,7 +97,7 @@ def test_the_table_holds_what_the_models_own_module_gives_bit_for_bit(dtype: tor
     own = model.model.rotary_emb
     table = rope.RopeTable(model, 128, dtype)
     assert table.bounds == (32, 64, 128)
-    longer = rope.LengthClassRope(own, table.bounds, model.config.rope_parameters["rope_theta"])
+    longer = rope.LengthClassRope(own, rope.plan(model, 128).frequencies)
     for length_class, bound in enumerate(table.bounds):
         positions = torch.randint(0, bound, (7,))
         longer.token_classes = torch.full((7,), length_class)
@@ -103,6 +106,54 @@ def test_the_table_holds_what_the_models_own_module_gives_bit_for_bit(dtype: tor
             rows = torch.tensor([table.row(length_class, int(p)) for p in positions])
             assert torch.equal(torch.cat((table.cos[rows],) * 2, -1), cos[0])
             assert torch.equal(torch.cat((table.sin[rows],) * 2, -1), sin[0])
+
+
+def test_longrope_reaches_as_far_as_its_model_and_each_length_has_its_own_frequencies() -> None:
+    """As in transformers' forward pass over a whole sequence, which takes the long factors beyond 16 tokens."""
+    model = longrope_model(original=16, longest=64)
+    expected = {n: reference_logits(model, tokens_of(n, n))[-1] for n in (16, 17, 40)}
+    runner = create_runner(model, settings(max_context=4096))
+    assert isinstance(runner, TransformersRunner)
+    assert runner.class_bounds == (16, 64)
+    blocks = Blocks(runner.num_blocks, 4)
+    sequences = {n: blocks.sequence(tokens_of(n, n)) for n in expected}
+    for length, sequence in sequences.items():
+        sequence.length_class = int(length > 16)
+    got = runner.execute([prefill(sequence) for sequence in sequences.values()])
+    for row, length in zip(got, expected, strict=True):
+        torch.testing.assert_close(row, expected[length], atol=1e-4, rtol=1e-3)
+
+
+def longrope_model(original: int, longest: int) -> Any:
+    torch.manual_seed(0)
+    half = 4  # of a head's size
+    rope_parameters = {
+        "rope_type": "longrope",
+        "rope_theta": 100.0,
+        "short_factor": [1.0, 1.1, 1.2, 1.3],
+        "long_factor": [1.0, 2.0, 4.0, 8.0],
+        "original_max_position_embeddings": original,
+    }
+    config = AutoConfig.for_model(
+        "phi3",
+        vocab_size=VOCAB,
+        hidden_size=8 * half,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=longest,
+        original_max_position_embeddings=original,
+        rope_parameters=rope_parameters,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
 
 
 def test_a_draft_past_the_end_of_the_table_takes_its_last_row() -> None:

@@ -7,6 +7,9 @@ the bundled model the perplexity from 7,168 to 10,240 tokens is 2 to 3 % lower t
 than with 4; on repetitive text at 14,000 tokens it is 2, and 351 with the model's frequencies. Beyond 16,384 tokens
 nothing has been measured.
 
+Models with longrope (Phi-3 and 4) bring two sets of frequencies themselves, for sequences within the context of their
+pretraining and for longer ones: two classes.
+
 The class follows from the length alone, so neither batch nor preemption changes a result. A sequence that outgrows
 its class while decoding is computed again in the next class (the scheduler preempts it).
 """
@@ -19,6 +22,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 logger = logging.getLogger(__name__)
 
@@ -40,31 +44,27 @@ def ntk_inverse_frequencies(base: float, dim: int, trained_context: int, length:
 class LengthClassRope(nn.Module):
     """Replaces a model's rotary embedding; rotates each token by its own sequence's frequencies.
 
-    The runner sets `token_classes`, shape (T,), before a forward pass; None means class 0 for all, which calls the
-    model's own module.
+    `frequencies` has the inverse frequencies (dim / 2,) of each class. The runner sets `token_classes`, shape (T,),
+    before a forward pass; None means class 0 for all.
     """
 
-    def __init__(self, inner: nn.Module, bounds: Sequence[int], base: float) -> None:
+    def __init__(self, inner: nn.Module, frequencies: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self.inner = inner
-        original = inner.inv_freq
-        assert isinstance(original, torch.Tensor)
-        dim = 2 * original.numel()
-        longer = [ntk_inverse_frequencies(base, dim, bounds[0], bound).to(original.device) for bound in bounds[1:]]
-        self.register_buffer("class_inv_freq", torch.stack([original.float(), *longer]), persistent=False)
+        self.register_buffer("class_inv_freq", torch.stack([one.float() for one in frequencies]), persistent=False)
+        self.scaling = float(getattr(inner, "attention_scaling", 1.0))
         self.token_classes: torch.Tensor | None = None
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cos and sin, each (1, T, dim), for `position_ids` of shape (1, T)."""
-        if self.token_classes is None:
-            return self.inner(x, position_ids)
-        # The same product, element by element, as in the model's own module: class 0 stays bit-identical here too.
+        # The same product, element by element, as in the model's own module, so class 0 stays bit-identical to it.
         table = self.class_inv_freq
         assert isinstance(table, torch.Tensor)
-        inv_freq = table.to(x.device)[self.token_classes.to(x.device)]
+        table = table.to(x.device)
+        inv_freq = table[0] if self.token_classes is None else table[self.token_classes.to(x.device)]
         freqs = position_ids.to(x.device)[..., None].float() * inv_freq
         emb = torch.cat((freqs, freqs), dim=-1)
-        return emb.cos().to(x.dtype), emb.sin().to(x.dtype)
+        return (emb.cos() * self.scaling).to(x.dtype), (emb.sin() * self.scaling).to(x.dtype)
 
 
 def own_context(config: object) -> int:
@@ -78,38 +78,47 @@ def own_context(config: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RopePlan:
-    """The bounds of a model's length classes, ascending, and the values that they are made from."""
+    """The bounds of a model's length classes, ascending, and the inverse frequencies of each."""
 
     bounds: tuple[int, ...]
     name: str  # of the model's own rotary module; "" if it has none
-    base: float | None  # of the longer classes; None when there are none
+    frequencies: tuple[torch.Tensor, ...] = ()  # none where the model's own module serves for the only class
 
 
 def plan(model: nn.Module, max_context: int) -> RopePlan:
     """Decide the length classes of a model that has its own rotary module.
 
-    Only plain rope is extended. A model with another kind of rope keeps its own context, so the last bound may be below
-    `max_context`.
+    Plain rope is extended, and longrope reaches as far as its model was made for. A model with another kind of rope
+    keeps its own context. So the last bound may be below `max_context`.
     """
     config = model.config
     trained = own_context(config)
     name, inner = next(((n, m) for n, m in model.named_modules() if n.endswith("rotary_emb")), ("", None))
     if max_context <= trained:
-        return RopePlan((max_context,), name, None)
+        return RopePlan((max_context,), name)
     parameters = getattr(config, "rope_parameters", None) or {}
-    if parameters.get("rope_type") != "default" or not isinstance(getattr(inner, "inv_freq", None), torch.Tensor):
+    original = getattr(inner, "inv_freq", None)
+    if parameters.get("rope_type") == "longrope" and isinstance(original, torch.Tensor):
+        most = min(max_context, int(config.max_position_embeddings))
+        if most > trained:
+            longrope = ROPE_INIT_FUNCTIONS["longrope"]
+            both = (longrope(config, original.device, seq_len=length)[0] for length in (trained, most))
+            return RopePlan((trained, most), name, tuple(both))
+    if parameters.get("rope_type") != "default" or not isinstance(original, torch.Tensor):
         logger.warning("The model's rope can't be extended: its context stays at %d tokens.", trained)
-        return RopePlan((trained,), name, None)
-    return RopePlan(class_bounds(trained, max_context), name, float(parameters["rope_theta"]))
+        return RopePlan((trained,), name)
+    bounds, base, dim = class_bounds(trained, max_context), float(parameters["rope_theta"]), 2 * original.numel()
+    longer = [ntk_inverse_frequencies(base, dim, trained, bound).to(original.device) for bound in bounds[1:]]
+    return RopePlan(bounds, name, (original, *longer))
 
 
 def install(model: nn.Module, max_context: int) -> tuple[int, ...]:
     """Prepare a model's own code for `max_context` tokens; return the bounds of its length classes."""
     uninstall(model)
     chosen = plan(model, max_context)
-    if chosen.base is not None:
+    if chosen.frequencies:
         inner = model.get_submodule(chosen.name)
-        _replace(model, chosen.name, LengthClassRope(inner, chosen.bounds, chosen.base))
+        _replace(model, chosen.name, LengthClassRope(inner, chosen.frequencies))
     return chosen.bounds
 
 
@@ -141,7 +150,7 @@ class RopeTable:
             raise ValueError("the model has no rotary positions")
         self.bounds = chosen.bounds
         inner = model.get_submodule(chosen.name)
-        module = inner if chosen.base is None else LengthClassRope(inner, chosen.bounds, chosen.base)
+        module = LengthClassRope(inner, chosen.frequencies) if chosen.frequencies else inner
         assert isinstance(inner.inv_freq, torch.Tensor)
         device = inner.inv_freq.device
         x = torch.empty(0, dtype=dtype, device=device)
@@ -151,7 +160,7 @@ class RopeTable:
         rows = 0
         for number, bound in enumerate(self.bounds):
             # No slack for modules whose frequencies depend on the longest position.
-            length = bound if chosen.base is None else bound + self.SLACK
+            length = bound + self.SLACK if chosen.frequencies else bound
             if isinstance(module, LengthClassRope):
                 module.token_classes = torch.full((length,), number, device=device) if number else None
             cos, sin = module(x, torch.arange(length, device=device)[None])
