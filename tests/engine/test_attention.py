@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from serve_app.engine.models.kv_cache import KVCache, LayerShape
-from serve_app.engine.models.paged_attention import PagedStep, causal, group_lengths
+from serve_app.engine.models.paged_attention import PagedStep, Scores, causal, group_lengths
 from serve_app.engine.scheduling.sequence import Chunk, TokenSequence
 from tests.engine.fakes import request
 
@@ -48,7 +48,7 @@ def test_every_sequence_attends_to_its_own_tokens_only(window: int | None) -> No
         values.append(v[start:])
         expected.append(plain(queries[-1], k, v, start, window))
     step = PagedStep(cache, chunks)
-    got = step.attend(0, torch.cat(queries), torch.cat(keys), torch.cat(values), SIZE**-0.5, window)
+    got = step.attend(0, torch.cat(queries), torch.cat(keys), torch.cat(values), Scores(SIZE**-0.5, window))
     assert torch.allclose(got, torch.cat(expected), atol=1e-5)
 
 

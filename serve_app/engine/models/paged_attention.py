@@ -40,17 +40,30 @@ def paged_attention(
     """Transformers' attention interface: query, key and value are (1, heads, T, size); returns (1, T, heads, size).
 
     Raises:
-        NotImplementedError: the model uses score capping or attention sinks, or does not pass `paged` on.
+        NotImplementedError: the model does not pass `paged` on.
     """
-    if softcap is not None or s_aux is not None:
-        raise NotImplementedError("score capping and attention sinks are not supported")
     if paged is None:
         raise NotImplementedError("the model's code does not pass attention arguments on")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     layer = module.layer_idx
     assert isinstance(layer, int)
     q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
-    return paged.attend(layer, q, k, v, scale, sliding_window)[None], None
+    return paged.attend(layer, q, k, v, Scores(scale, sliding_window, softcap, s_aux))[None], None
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How a layer makes weights from products of queries and keys."""
+
+    scale: float
+    window: int | None = None  # tokens that each token sees, itself included; None: all before it
+    cap: float | None = None  # Gemma 2: scores approach it and never pass it
+    sinks: torch.Tensor | None = None  # GPT-OSS, (heads,): the score of one more token, without a value
+
+    @property
+    def are_plain(self) -> bool:
+        """Whether torch has kernels for them."""
+        return self.cap is None and self.sinks is None
 
 
 # No mask function has this name, so transformers' mask code returns None.
@@ -64,12 +77,12 @@ class ProbeStep:
         self.layers: dict[int, LayerShape] = {}
 
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scores: Scores
     ) -> torch.Tensor:
         self.layers[layer] = LayerShape(
             (key.shape[1], key.shape[2]), (value.shape[1], value.shape[2]), key.dtype, key.device
         )
-        return causal(query, key, value, scale)
+        return causal(query, key, value, scores.scale)
 
 
 @dataclass
@@ -131,7 +144,7 @@ class PagedStep:
         self._on_device: dict[torch.device, tuple[torch.Tensor, list[DecodeGroup], list[PrefillSpan]]] = {}
 
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scores: Scores
     ) -> torch.Tensor:
         """Store the step's K and V, then attend each sequence over its own tokens.
 
@@ -143,8 +156,8 @@ class PagedStep:
         k_cache, v_cache = self.cache.layers[layer]
         k_cache.flatten(0, 1).index_copy_(0, slots, key)
         v_cache.flatten(0, 1).index_copy_(0, slots, value)
-        parts = [self._decode(group, query, k_cache, v_cache, scale, window) for group in groups]
-        parts += [self._prefill(span, query, key, value, (k_cache, v_cache), scale, window) for span in spans]
+        parts = [self._decode(group, query, k_cache, v_cache, scores) for group in groups]
+        parts += [self._prefill(span, query, key, value, (k_cache, v_cache), scores) for span in spans]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _decode(
@@ -153,8 +166,7 @@ class PagedStep:
         query: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
-        scale: float,
-        window: int | None,
+        scores: Scores,
     ) -> torch.Tensor:
         rows = group.end - group.begin
         heads, kv_heads = query.shape[1], k_cache.shape[2]
@@ -163,8 +175,9 @@ class PagedStep:
         k = k_cache.index_select(0, flat).view(rows, -1, *k_cache.shape[2:]).transpose(1, 2)
         v = v_cache.index_select(0, flat).view(rows, -1, *v_cache.shape[2:]).transpose(1, 2)
         q = query[group.begin : group.end].reshape(rows, kv_heads, heads // kv_heads, -1)
-        mask = group.mask(self.cache.block_size, window, query.dtype)
-        return F.scaled_dot_product_attention(q, k, v, mask, scale=scale).reshape(rows, heads, -1)
+        mask = group.mask(self.cache.block_size, scores.window, query.dtype)
+        sinks = None if scores.sinks is None else scores.sinks.view(1, kv_heads, -1, 1)
+        return masked(q, k, v, mask, scores, sinks).reshape(rows, heads, -1)
 
     def _prefill(
         self,
@@ -173,22 +186,23 @@ class PagedStep:
         key: torch.Tensor,
         value: torch.Tensor,
         cached: tuple[torch.Tensor, torch.Tensor],
-        scale: float,
-        window: int | None,
+        scores: Scores,
     ) -> torch.Tensor:
         q = query[span.begin : span.end]
-        if span.start == 0 and window is None:
+        is_plain = scores.window is None and scores.are_plain
+        if span.start == 0 and is_plain:
             here = slice(span.begin, span.end)
-            return causal(q, key[here], value[here], scale)
+            return causal(q, key[here], value[here], scores.scale)
         k, v = (c.index_select(0, span.block_table).flatten(0, 1)[: span.length] for c in cached)
-        if window is None and q.is_cuda:
-            return causal(q, k, v, scale)
+        if is_plain and q.is_cuda:
+            return causal(q, k, v, scores.scale)
         # GPU kernels with masks don't support grouped heads: K and V are expanded per query head, without a copy.
         kv_heads, group = k.shape[1], q.shape[1] // k.shape[1]
         k, v = (t.transpose(0, 1)[:, None].expand(-1, group, -1, -1) for t in (k, v))
         q = q.unflatten(1, (kv_heads, group)).permute(1, 2, 0, 3)
-        mask = span.mask(window, q.dtype)[None, None]
-        return F.scaled_dot_product_attention(q, k, v, mask, scale=scale).permute(2, 0, 1, 3).flatten(1, 2)
+        mask = span.mask(scores.window, q.dtype)[None, None]
+        sinks = None if scores.sinks is None else scores.sinks.view(kv_heads, group, 1, 1)
+        return masked(q, k, v, mask, scores, sinks).permute(2, 0, 1, 3).flatten(1, 2)
 
     def _lay_out(self, device: torch.device) -> tuple[torch.Tensor, list[DecodeGroup], list[PrefillSpan]]:
         """Turn block tables into index tensors on one device; once per step and device."""
@@ -239,6 +253,24 @@ def causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: f
         bias = causal_lower_right(len(query), len(key))
         out = F.scaled_dot_product_attention(q, k, v, bias, scale=scale, enable_gqa=True)
     return out[0].transpose(0, 1)
+
+
+def masked(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scores: Scores, sinks: torch.Tensor | None
+) -> torch.Tensor:
+    """Attention (…, rows, size) of `q` (…, rows, size) over `k` and `v` (…, length, size); `mask` is added to scores.
+
+    `sinks` are those of `scores`, in a shape that can be expanded to (…, rows, 1).
+    """
+    if scores.are_plain:
+        return F.scaled_dot_product_attention(q, k, v, mask, scale=scores.scale)
+    products = (q @ k.transpose(-1, -2)).float() * scores.scale
+    if scores.cap is not None:
+        products = torch.tanh(products / scores.cap) * scores.cap
+    products = products + mask
+    if sinks is not None:
+        products = torch.cat([products, sinks.float().expand(*products.shape[:-1], 1)], dim=-1)
+    return (products.softmax(dim=-1)[..., : k.shape[-2]]).to(v.dtype) @ v
 
 
 def additive_mask(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -91,7 +92,7 @@ def plan(model: nn.Module, max_context: int) -> RopePlan:
     Plain rope is extended, and longrope reaches as far as its model was made for. A model with another kind of rope
     keeps its own context. So the last bound may be below `max_context`.
     """
-    config = model.config
+    config: Any = model.config
     trained = own_context(config)
     name, inner = next(((n, m) for n, m in model.named_modules() if n.endswith("rotary_emb")), ("", None))
     if max_context <= trained:

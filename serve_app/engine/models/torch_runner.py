@@ -15,7 +15,7 @@ from serve_app.engine.config import EngineSettings
 from serve_app.engine.models import quantize
 from serve_app.engine.models.kv_cache import KVCache, LayerShape
 from serve_app.engine.models.llama_weights import LlamaLayer, LlamaWeights, Weight
-from serve_app.engine.models.paged_attention import PagedStep, pack
+from serve_app.engine.models.paged_attention import PagedStep, Scores, pack
 from serve_app.engine.models.quantize import Int8Weight
 from serve_app.engine.models.rope import RopeTable
 from serve_app.engine.scheduling.sequence import Chunk
@@ -112,7 +112,7 @@ class TorchRunner:
         else:
             q = _rotate(self._norm(joined[:, :heads], layer.q_norm), *rotation)
             k = _rotate(self._norm(joined[:, heads : heads + kv_heads], layer.k_norm), *rotation)
-        attended = step.attend(number, q, k, v, shape.head_dim**-0.5, shape.windows[number])
+        attended = step.attend(number, q, k, v, Scores(shape.head_dim**-0.5, shape.windows[number]))
         return attended.flatten(1)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
