@@ -26,7 +26,16 @@ def parse_bytes(value: object) -> int:
     return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
 
 
+def _parse_size_or_auto(value: object) -> object:
+    if value == "auto":
+        return value
+    if (size := parse_bytes(value)) <= 0:
+        raise ValueError(f"{value!r} is not more than 0")
+    return size
+
+
 ByteSize = Annotated[int, BeforeValidator(parse_bytes)]
+SizeOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_parse_size_or_auto)]
 
 
 class EngineSettings(BaseModel):
@@ -53,7 +62,10 @@ class EngineSettings(BaseModel):
     cache_dir: str | None = Field(
         default=None, description="Folder for prepared files; None: SERVE_APP_HOME/cache, else the user's cache folder."
     )
-    kv_cache_memory: ByteSize = Field(default=2 * 2**30, gt=0, description="Bytes for K and V, all devices together.")
+    kv_cache_memory: SizeOrAuto = Field(
+        default=2 * 2**30,
+        description="Bytes for K and V, all devices together; auto: what the weights and a step leave free.",
+    )
     block_size: int = Field(default=16, ge=1, le=256, description="Tokens per KV block.")
     max_running: int = Field(default=32, ge=1, description="Sequences decoded together.")
     max_waiting: int = Field(default=96, ge=0, description="Requests queued beyond the running ones.")
@@ -81,6 +93,13 @@ class EngineSettings(BaseModel):
         ge=1,
         description="CPU threads; None: torch's own number, which Ray sets to the replica's num_cpus.",
     )
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        """`kv_cache_memory` once the loader has decided what `auto` is."""
+        if self.kv_cache_memory == "auto":
+            raise ValueError("kv_cache_memory auto is decided while the model is loaded")
+        return self.kv_cache_memory
 
     @property
     def compute_dtype(self) -> str:

@@ -85,6 +85,7 @@ class Engine:
             ModelError: see `loader.load`.
         """
         loaded = loader.load(settings, progress)
+        settings = loaded.settings
         runner = create_runner(loaded.model, settings, loaded.weights)
         vocabulary = Vocabulary(loaded.tokenizer)
         max_context = min(runner.class_bounds[-1], runner.num_blocks * settings.block_size)

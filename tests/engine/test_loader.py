@@ -157,11 +157,11 @@ BROKEN: dict[str, tuple[Callable[[Path], None], dict[str, Any], str]] = {
     ),
     "device of another kind": (void, {"device_map": "mps"}, r"type mps are not supported: set device_map to cpu"),
     "a map that says things twice": (void, {"device_map": {"": "cpu", "lm_head": "disk"}}, r"name every part"),
-    "too little memory": (void, {"kv_cache_memory": "900000GiB"}, r"Too little memory: .*: lower kv_cache_memory"),
+    "too little memory": (void, {"kv_cache_memory": "900000GiB"}, r"Too little memory for .*: lower kv_cache_memory"),
     "too little memory for int8": (
         void,
         {"kv_cache_memory": "900000GiB", "dtype": "int8"},
-        r"Too little memory: .* as int8, .*: lower kv_cache_memory or choose a smaller model",
+        r"Too little memory for .* as int8, .*: lower kv_cache_memory to \d+ MiB",
     ),
 }
 
@@ -190,20 +190,28 @@ def test_a_sharded_model_is_loaded_by_its_index(tmp_path: Path) -> None:
 # Memory
 
 
-def test_too_little_memory_is_refused_with_the_setting_to_lower(folder: Path) -> None:
-    from serve_app.engine.loading import checkpoint
+def test_too_little_memory_is_refused_with_the_setting_to_lower(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "available_memory", lambda: 2**30)
+    chosen = settings(folder, kv_cache_memory="2GiB", max_context=512)
+    with pytest.raises(ModelError, match=r"1\.0 GiB are free on cpu, about 2\.0 GiB are needed.*lower kv_cache_memory"):
+        loader.load(chosen)
+    monkeypatch.setattr(placement, "available_memory", lambda: 3 * 2**30)
+    assert loader.load(chosen).settings.kv_cache_memory == 2**31
+    monkeypatch.setattr(placement, "available_memory", lambda: 1000)
+    with pytest.raises(ModelError, match="choose a smaller model"):
+        loader.load(settings(folder, kv_cache_memory=1000))
 
-    tensors = checkpoint.tensor_sizes(folder)
-    weights = sum(tensors.values())
-    chosen = settings(folder, kv_cache_memory="2GiB")
-    with pytest.raises(ModelError, match=r"1\.0 GiB are available, 2\.0 GiB are needed.*lower kv_cache_memory"):
-        placement.check_memory("model", tensors, chosen, available=2**30)
-    placement.check_memory("model", tensors, chosen, available=2**31 + 4 * weights)
+
+def test_an_automatic_cache_takes_what_is_left_and_is_of_use(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = settings(folder, kv_cache_memory="auto", max_context=512, max_running=4)
+    lines: list[str] = []
+    most = loader.load(chosen, lines.append).settings.kv_cache_bytes
+    assert any(line.startswith("Memory of ") and "for 2,048 tokens" in line for line in lines)
+    monkeypatch.setattr(placement, "available_memory", lambda: most // 2)
     with pytest.raises(ModelError):
-        placement.check_memory("model", tensors, chosen, available=2**31 + 4 * weights - 1)
-    placement.check_memory("model", tensors, settings(folder, device_map="auto"), available=0)  # accelerate plans
-    with pytest.raises(ModelError, match=r"memory on cuda:1: 0\.0 GiB .*bfloat16"):
-        placement.check_memory("model", tensors, settings(folder, device_map="cuda:1"), available=1000)
+        loader.load(chosen)
+    with pytest.raises(ModelError, match="auto needs a device_map without max_memory"):
+        loader.load(settings(folder, kv_cache_memory="auto", device_map="auto", max_memory={"cpu": "1GiB"}))
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -316,7 +324,8 @@ def test_a_long_load_is_reported_in_lines(folder: Path, slow_work: None) -> None
     lines: list[str] = []
     loader.load(settings(folder), lines.append)
     assert len(lines) > 3
-    assert all(line.startswith(f"Loading {folder}: ") for line in lines)
+    plan = next(index for index, line in enumerate(lines) if line.startswith("Loading"))
+    assert all(line.startswith(f"Loading {folder}: ") for line in lines[plan:])
     lines.clear()
     loader.load(settings(folder, dtype="int8"), lines.append)
     assert any(line.startswith("Quantizing") for line in lines)

@@ -14,7 +14,7 @@ import torch
 
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.errors import ModelError, first_line
-from serve_app.engine.loading import checkpoint, gguf, hub, placement, prepared, weights_cache
+from serve_app.engine.loading import checkpoint, gguf, hub, memory_plan, placement, prepared, weights_cache
 from serve_app.engine.loading.prepared import Source, int8_slot
 from serve_app.engine.loading.progress import Progress, Say, quiet_transformers
 from serve_app.engine.models import llama_weights
@@ -37,6 +37,7 @@ class LoadedModel:
     model: Any
     tokenizer: Any
     eos_token_ids: frozenset[int]
+    settings: EngineSettings  # with what was decided while it was loaded
     weights: LlamaWeights | None = None
     fingerprint: str = ""  # see `checkpoint.fingerprint`
 
@@ -48,6 +49,10 @@ def load(settings: EngineSettings, progress: Say = logger.info) -> LoadedModel:
         ModelError: no such model, a damaged or unsuitable one, or too little memory.
     """
     source = locate(settings, progress)
+    chosen = memory_plan.for_model(source.name, source.folder, settings)
+    settings = memory_plan.applied(settings, chosen)
+    for line in chosen.lines() if chosen is not None else ():
+        progress(line)
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
     tokenizer = _load_tokenizer(source)
@@ -57,7 +62,7 @@ def load(settings: EngineSettings, progress: Say = logger.info) -> LoadedModel:
         model, weights = _load_int8(source, settings, progress)
     else:
         model = _load_float(source, settings, progress)
-    return LoadedModel(model, tokenizer, _eos_token_ids(model, tokenizer), weights, fingerprint)
+    return LoadedModel(model, tokenizer, _eos_token_ids(model, tokenizer), settings, weights, fingerprint)
 
 
 def prepare(settings: EngineSettings, progress: Say) -> None:
@@ -76,7 +81,7 @@ def locate(settings: EngineSettings, say: Say) -> Source:
     """The checked folder of the settings' model, after it was fetched or converted if necessary.
 
     Raises:
-        ModelError: there is none, it is damaged, or its devices don't exist or have too little memory.
+        ModelError: there is none, it is damaged, or its devices don't exist.
     """
     placement.check_devices(settings)
     name = settings.model
@@ -90,7 +95,6 @@ def locate(settings: EngineSettings, say: Say) -> Source:
     else:
         folder = hub.fetch(name, say)
     checkpoint.check(folder)
-    placement.check_memory(name, checkpoint.tensor_sizes(folder), settings)
     return Source(str(path.absolute()) if path.exists() else name, folder)
 
 

@@ -157,34 +157,16 @@ def weight_bytes(sizes: Mapping[str, int], dtype: str) -> int:
     return sum(size * (of_embedding if "embed_tokens" in name else 1) for name, size in sizes.items())
 
 
-def check_memory(name: str, sizes: Mapping[str, int], settings: EngineSettings, available: int | None = None) -> None:
-    """Check that weights and KV cache fit into the one device that they are placed on.
-
-    `available` is in bytes, by default the device's free memory. Models spread over several devices are not checked:
-    accelerate plans them against each device's memory.
-
-    Raises:
-        ModelError: names the available and the needed memory, and the settings to change.
-    """
-    if not isinstance(settings.device_map, str):
-        return
-    if settings.device_map == "cpu":
-        there, where = available_memory() if available is None else available, "memory"
-        remedy = "lower kv_cache_memory" + ("" if settings.dtype == "int8" else ", set dtype: int8")
-    elif settings.device_map.startswith("cuda"):
-        there = cuda_memory(settings.device_map) if available is None else available
-        where = f"memory on {settings.device_map}"
-        remedy = "lower kv_cache_memory, set device_map: auto" + ("" if settings.dtype != "float32" else " or bfloat16")
-    else:
-        return
-    weights = weight_bytes(sizes, settings.dtype)
-    needed = weights + settings.kv_cache_memory
-    if needed > there:
-        raise ModelError(
-            f"Too little {where}: {there / _GIB:.1f} GiB are available, {needed / _GIB:.1f} GiB are needed "
-            f"({weights / _GIB:.1f} for the weights of {name} as {settings.dtype}, "
-            f"{settings.kv_cache_memory / _GIB:.1f} for kv_cache_memory): {remedy} or choose a smaller model."
-        )
+def devices_of(settings: EngineSettings) -> list[tuple[str, int]] | None:
+    """Names and free bytes of the devices that the settings choose; None where the operator has planned them."""
+    wanted = settings.device_map
+    if not isinstance(wanted, str) or settings.max_memory is not None:
+        return None
+    if wanted in _SPREAD and torch.cuda.is_available():
+        return [(f"cuda:{index}", cuda_memory(f"cuda:{index}")) for index in range(torch.cuda.device_count())]
+    if wanted.startswith("cuda"):
+        return [(wanted, cuda_memory(wanted))]
+    return [("cpu", available_memory())]
 
 
 def require_memory(needed: int, task: str, remedy: str, available: int | None = None) -> None:

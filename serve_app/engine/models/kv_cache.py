@@ -57,7 +57,7 @@ class KVCache:
         try:
             return cls(layers, num_blocks, size)
         except (RuntimeError, MemoryError) as error:
-            raise ModelError(f"No memory for a KV cache of {settings.kv_cache_memory:,} bytes: lower it.") from error
+            raise ModelError(f"No memory for a KV cache of {settings.kv_cache_bytes:,} bytes: lower it.") from error
 
     def clear(self, blocks: Sequence[int]) -> None:
         for tensors in self.layers.values():
@@ -72,9 +72,9 @@ def blocks_within(settings: EngineSettings, block_bytes: int, max_context: int) 
         ModelError: the setting is below one block.
     """
     useful = settings.max_running * -(-max_context // settings.block_size)
-    num_blocks = min(settings.kv_cache_memory // block_bytes, useful)
+    num_blocks = min(settings.kv_cache_bytes // block_bytes, useful)
     if num_blocks < 1:
-        raise ModelError(f"kv_cache_memory of {settings.kv_cache_memory:,} bytes is below one block: raise it.")
+        raise ModelError(f"kv_cache_memory of {settings.kv_cache_bytes:,} bytes is below one block: raise it.")
     return num_blocks
 
 

@@ -97,7 +97,7 @@ class NativeRunner:
             cache = huge_pages(self.num_blocks * per_block)
             self._arena = huge_pages(self._packed_bytes(weights))
         except (OSError, MemoryError) as error:
-            raise ModelError(f"No memory for a KV cache of {settings.kv_cache_memory:,} bytes: lower it.") from error
+            raise ModelError(f"No memory for a KV cache of {settings.kv_cache_bytes:,} bytes: lower it.") from error
         self._cache = cache.view(numpy.uint16).reshape(shape.num_layers, shape.kv_heads, self.num_blocks, of_head)
         self._arena_used = 0
         layers = (native.Layer * shape.num_layers)()
