@@ -44,6 +44,14 @@ class EngineSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str = Field(min_length=1, description="A folder with safetensors, a GGUF file, or a name on the hub.")
+    revision: str | None = Field(
+        default=None, min_length=1, description="Of a model on the hub: a commit, tag or branch; None: the main branch."
+    )
+    fingerprint: str | None = Field(
+        default=None,
+        pattern=r"^[0-9a-f]{12}$",
+        description="What replies' system_fingerprint ends with: files with another one are refused.",
+    )
     dtype: Literal["float32", "bfloat16", "int8"] = Field(
         default="float32", description="Of the matrices; int8, on the CPU alone, computes between them in float32."
     )

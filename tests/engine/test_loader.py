@@ -259,6 +259,25 @@ def test_a_hub_name_is_found_in_the_local_cache(offline: Path) -> None:
     assert path.name.startswith("tiny-")
 
 
+def test_a_revision_of_a_hub_name_is_found_and_another_one_is_not(offline: Path) -> None:
+    model_folders.save(offline / "models--someone--tiny" / "snapshots" / ("b" * 40))
+    assert loader.load(settings("someone/tiny", revision="b" * 40)).model.config.model_type == "llama"
+    with pytest.raises(ModelError, match=r"which is not in the local cache .*HF_HUB_OFFLINE is set"):
+        loader.load(settings("someone/tiny", revision="c" * 40))
+
+
+def test_a_folder_has_no_revision(folder: Path) -> None:
+    with pytest.raises(ModelError, match="'revision' is of models on the hub"):
+        loader.load(settings(folder, revision="main"))
+
+
+def test_weights_with_another_fingerprint_than_the_settings_name_are_refused(folder: Path) -> None:
+    right = loader.load(settings(folder)).fingerprint
+    assert loader.load(settings(folder, fingerprint=right)).fingerprint == right
+    with pytest.raises(ModelError, match=f"have the fingerprint {right}, and the settings name 0123456789ab"):
+        loader.load(settings(folder, fingerprint="0123456789ab"))
+
+
 def test_a_hub_that_may_not_be_asked_is_named(offline: Path) -> None:
     with pytest.raises(
         ModelError, match=r"no folder someone/tiny, .*HF_HUB_OFFLINE is set.*or name a folder"

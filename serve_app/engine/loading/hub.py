@@ -14,8 +14,10 @@ _FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken"
 _NOT = ["*/*", "consolidated*.safetensors"]
 
 
-def fetch(name: str, say: Say) -> Path:
+def fetch(name: str, say: Say, revision: str | None = None) -> Path:
     """The local folder of the model `name`; missing files are downloaded, and cached ones serve offline too.
+
+    `revision` is a commit, tag or branch; None is the main branch.
 
     `HF_HOME`, `HF_TOKEN`, `HF_ENDPOINT` and `HF_HUB_OFFLINE` have their usual meaning.
 
@@ -29,17 +31,23 @@ def fetch(name: str, say: Say) -> Path:
         HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
+        RevisionNotFoundError,
     )
 
     say(f"Looking for {name} on the hub")
     try:
-        return Path(snapshot_download(name, allow_patterns=_FILES, ignore_patterns=_NOT, tqdm_class=_bar(name, say)))
+        folder = snapshot_download(
+            name, revision=revision, allow_patterns=_FILES, ignore_patterns=_NOT, tqdm_class=_bar(name, say)
+        )
+        return Path(folder)
     except HFValidationError as error:
         raise ModelError(f"There is no model at {name}, and it is no name on the hub either: check 'model'.") from error
     except GatedRepoError as error:
         raise ModelError(
             f"The model {name} is gated: accept its terms on the hub, then set HF_TOKEN to a token of that account."
         ) from error
+    except RevisionNotFoundError as error:
+        raise ModelError(f"The hub has no revision {revision} of {name}: check 'revision'.") from error
     except RepositoryNotFoundError as error:
         raise ModelError(
             f"There is no folder {name}, and the hub has no public model of that name: check 'model', "

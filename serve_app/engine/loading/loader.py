@@ -57,6 +57,11 @@ def load(settings: EngineSettings, progress: Say = logger.info) -> LoadedModel:
         torch.set_num_threads(settings.num_threads)
     tokenizer = _load_tokenizer(source)
     fingerprint = checkpoint.fingerprint(source.folder, settings.dtype)
+    if settings.fingerprint not in (None, fingerprint):
+        raise ModelError(
+            f"The files of {source.name} have the fingerprint {fingerprint}, and the settings name "
+            f"{settings.fingerprint}: fetch the right ones, or change 'fingerprint'."
+        )
     weights = None
     if settings.dtype == "int8":
         model, weights = _load_int8(source, settings, progress)
@@ -93,7 +98,9 @@ def locate(settings: EngineSettings, say: Say) -> Source:
     elif path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or path.suffix.lower() == ".gguf":
         raise ModelError(f"There is no model at {path}: check the setting 'model'.")
     else:
-        folder = hub.fetch(name, say)
+        folder = hub.fetch(name, say, settings.revision)
+    if settings.revision is not None and path.exists():
+        raise ModelError(f"'revision' is of models on the hub, and {path} is a file or folder: leave it out.")
     checkpoint.check(folder)
     return Source(str(path.absolute()) if path.exists() else name, folder)
 
