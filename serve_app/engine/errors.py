@@ -40,7 +40,7 @@ class EngineClosed(Exception):
 
 
 class EngineFailed(Exception):
-    """The engine accepts no more requests, although nobody closed it; its replica has to be replaced."""
+    """The engine takes no more requests; its replica has to be replaced."""
 
 
 class DeviceLost(Exception):

@@ -230,7 +230,7 @@ class BodyReader:
                     limit.reschedule(late_since)
         except TimeoutError:
             try:
-                # While this process was busy, nobody listened: as much time as that is the client's again.
+                # This process was busy and read nothing: the client gets that time again.
                 async with asyncio.timeout(LISTEN_S + loop.time() - late_since):
                     while self._has_more:
                         await self._receive(share)

@@ -24,7 +24,7 @@ class PrefillPacer:
     65 while the rows stay within a power of two. `smallest` and `largest` bound the chunk, in tokens.
 
     Without streams a step of long prompts takes about _IDLE_S, so that another account's short one does not wait for
-    long. On a CPU a token is hardly cheaper in larger chunks.
+    long. On a CPU a token is hardly cheaper in chunks of more than 64.
     """
 
     def __init__(self, smallest: int, largest: int) -> None:
