@@ -1,6 +1,7 @@
 """Where a model's memory goes, computed before anything is loaded: weights, K and V, the activations of a step.
 
-Weights, K and V are counted. Activations, and what CUDA keeps for itself, are estimates that no GPU has confirmed yet. A model on several devices is cut between layers.
+Weights, K and V are counted. Activations, and what CUDA keeps for itself, are estimates that no GPU has confirmed yet.
+A model on several devices is cut between its layers.
 """
 
 from __future__ import annotations
