@@ -5,9 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 CLIENTS := .clients
 NODE := tests/clients/node/node_modules
+VLLM := .vllm
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup serve test test-slow test-fast faults lint bench-ledger bench-engine bench-engine-peers bench-gateway bench-gateway-peer bench-quality bench-limits bench-pressure bench-overload attack chaos clean
+.PHONY: help setup serve engine-vllm test test-slow test-fast test-vllm faults lint bench-ledger bench-engine bench-engine-peers bench-gateway bench-gateway-peer bench-quality bench-limits bench-pressure bench-overload attack chaos clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -18,6 +19,9 @@ setup: $(VENV)/.base ## install what `serve run config.yaml` needs: virtual envi
 serve: $(VENV)/.base ## start the service (PORT=8000, SERVE_APP_HOME=.serve-app); Ctrl-C stops it
 	@exec $(BIN)/python -m serve_app.launch
 
+engine-vllm: $(VENV)/.base ## install vLLM for backends with engine: vllm, into .vllm; six minutes, 3 GB (ARGS='--device cuda' for GPUs)
+	@$(BIN)/python -m serve_app.launch.vllm_environment --folder $(VLLM) $(ARGS)
+
 test: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the everyday suite, 13 to 22 minutes (ARGS=tests/limiter for one layer; docs/testing.md)
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
@@ -26,6 +30,12 @@ test-slow: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the rest: f
 
 test-fast: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the everyday suite without the running service
 	$(BIN)/python -m pytest -m "not service and not slow" $(ARGS)
+
+test-vllm: $(VENV)/.test engine-vllm ## the engine's contract on vLLM, then the SDK's tests over the whole service on it, 20 minutes
+	@$(VLLM)/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt pytest pytest-asyncio hypothesis
+	$(VLLM)/bin/python -m pytest tests/engine_contract $(ARGS)
+	SERVE_APP_TEST_CONFIG=tests/service/vllm.yaml $(BIN)/python -m pytest -m "not slow" tests/clients/test_openai_*.py
+	SERVE_APP_TEST_CONFIG=tests/service/vllm.yaml $(BIN)/python -m pytest tests/service/test_clients.py tests/service/test_vllm.py
 
 faults: $(VENV)/.test ## plant one fault at a time and check that the tests catch it, some minutes (ARGS='--only NAME')
 	$(BIN)/python -m tests.faults $(ARGS)
@@ -71,7 +81,7 @@ chaos: $(VENV)/.test ## kill processes at random under load for five minutes, th
 	@$(BIN)/python -m tests.service.chaos $(ARGS)
 
 clean: ## remove the virtual environment and caches; the state folder stays
-	rm -rf $(VENV) $(CLIENTS) $(NODE) .pytest_cache .ruff_cache .mypy_cache .import_linter_cache *.egg-info build
+	rm -rf $(VENV) $(VLLM) $(CLIENTS) $(NODE) .pytest_cache .ruff_cache .mypy_cache .import_linter_cache *.egg-info build
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

@@ -32,6 +32,10 @@ def gateway(args: dict[str, Any]) -> Application:
 
 def model(args: dict[str, Any]) -> Application:
     """One model backend."""
-    from deployments.model import Model
+    from deployments.model import RESOURCES, Model
 
-    return Model.bind(parse(ModelArgs, args, "args"))  # type: ignore[attr-defined]
+    settings = parse(ModelArgs, args, "args")
+    # A config file's ray_actor_options replace these: `Model` says so if that was a mistake.
+    python = settings.python()
+    options = RESOURCES if python is None else RESOURCES | {"runtime_env": {"py_executable": python}}
+    return Model.options(ray_actor_options=options).bind(settings)  # type: ignore[attr-defined]

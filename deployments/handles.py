@@ -19,7 +19,7 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
 
 from serve_app.contracts.books import Settlement
-from serve_app.contracts.calls import Unavailable, detached
+from serve_app.contracts.calls import Unavailable, application_of, detached
 from serve_app.contracts.commands import Answer, Command, FindUnsettled
 from serve_app.contracts.errors import LedgerError
 from serve_app.contracts.generation import BackendEvent, GenerateCall, Rejected, Rejection
@@ -127,20 +127,20 @@ class BackendHandles:
         self._deployed: dict[str, float] = {}  # when each application was, in Unix seconds
         self._fingerprints: dict[str, tuple[float, str]] = {}  # of a backend, with the time it was deployed at
 
-    async def _handle(self, backend: str) -> DeploymentHandle:
-        handle = self._handles.get(backend)
+    async def _handle(self, application: str) -> DeploymentHandle:
+        handle = self._handles.get(application)
         if handle is None:
             try:
                 # Asks the controller and blocks: not on the loop. A controller that restarts would stop every stream.
-                found = await asyncio.to_thread(serve.get_app_handle, backend)
+                found = await asyncio.to_thread(serve.get_app_handle, application)
             except TRANSPORT as error:
-                raise BackendUnavailable(f"the application {backend} is not there: {error}") from None
-            handle = self._handles[backend] = found.options(method_name="generate", stream=True, **PICKLED)
+                raise BackendUnavailable(f"the application {application} is not there: {error}") from None
+            handle = self._handles[application] = found.options(method_name="generate", stream=True, **PICKLED)
         return handle
 
     async def generate(self, backend: str, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
         """See BackendPort."""
-        response = (await self._handle(backend)).remote(call)
+        response = (await self._handle(application_of(backend))).remote(call)
         try:
             async for event in response:
                 yield event
@@ -159,6 +159,7 @@ class BackendHandles:
 
     async def fingerprint(self, backend: str) -> str:
         """See BackendPort. Replicas are asked once for each time that their application is deployed."""
+        backend = application_of(backend)
         status = (await self.status()).get(backend)
         if status is None or not status["replicas"]:
             raise BackendUnavailable(f"no replica of {backend} is ready")

@@ -7,12 +7,15 @@ import contextlib
 import gc
 import logging
 import sys
+import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
+from importlib.util import find_spec
 
 import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
+from ray.util import get_current_placement_group
 
 from deployments.handles import LimiterHandle, ReplicaAccountingHandle
 from deployments.metrics import RayMetrics
@@ -23,6 +26,8 @@ from serve_app.contracts.calls import shard_name
 from serve_app.contracts.generation import BackendEvent, GenerateCall
 from serve_app.contracts.ports import SettleAnswer
 from serve_app.contracts.spool import ORPHANS, Spool, measure
+from serve_app.engine.errors import ModelError
+from serve_app.engine.port import EnginePort
 from serve_app.model.bundled import bundled_cache_dir, ensure_bundled_model
 from serve_app.model.dialect import Dialect
 from serve_app.model.orphans import Orphans
@@ -33,10 +38,30 @@ from serve_app.settings import ModelArgs, home_dir
 logger = logging.getLogger("ray.serve")
 
 REPORT_S = 0.5
+RESOURCES = {"num_cpus": 1}
 
 # How long the engine's thread waits for a busy loop each time it wants to run Python again; Python's default of 5 ms is
 # a third of a step.
 SWITCH_S = 0.0005
+
+
+def start_engine(settings: ModelArgs) -> EnginePort:
+    """The engine of the settings on the resources that Ray has given this process. Raises ModelError."""
+    gpus = ray.get_runtime_context().get_assigned_resources().get("GPU", 0)
+    if settings.engine == "vllm":
+        if find_spec("vllm") is None:
+            raise ModelError(
+                f"This replica runs on {sys.executable}, which has no vLLM. Where config.yaml has ray_actor_options "
+                f"for Model, add runtime_env: {{py_executable: {settings.python()}}}; `make engine-vllm` installs vLLM."
+            )
+        from serve_app.engine.vllm_adapter import start
+
+        return start.start(settings, settings.vllm, gpus, get_current_placement_group() is not None, logger.info)
+    from serve_app.engine.engine import Engine
+    from serve_app.engine.loading.placement import check_gpus
+
+    check_gpus(settings, gpus)
+    return Engine.from_settings(settings, progress=logger.info)
 
 
 async def settle(settlements: list[Settlement]) -> Sequence[SettleAnswer]:
@@ -65,23 +90,22 @@ async def _gateway_handle(deployment: str) -> DeploymentHandle:
     graceful_shutdown_wait_loop_s=0.2,
     health_check_timeout_s=30,
     graceful_shutdown_timeout_s=600,
-    ray_actor_options={"num_cpus": 1},
+    ray_actor_options=RESOURCES,
 )
 class Model:
     """One engine with its weights."""
 
     def __init__(self, settings: ModelArgs) -> None:
         secret_files.forget_environment()  # on a machine that runs everything, Ray gives it to all processes
-        from serve_app.engine.engine import Engine
-        from serve_app.engine.loading.placement import check_gpus
-
-        check_gpus(settings, ray.get_runtime_context().get_assigned_resources().get("GPU", 0))
         sys.setswitchinterval(SWITCH_S)
         if settings.model == "bundled":
             path = ensure_bundled_model(home_dir(), logger.info)
             cache = settings.cache_dir or str(bundled_cache_dir(home_dir()))
             settings = settings.model_copy(update={"model": str(path), "cache_dir": cache})
-        self._engine = Engine.from_settings(settings, progress=logger.info)
+        began = time.monotonic()
+        self._engine = start_engine(settings)
+        load_s = time.monotonic() - began
+        logger.info("The model was loaded in %.1f s.", load_s)
         dialect = Dialect(self._engine.chat, settings.tool_format, settings.reasoning)
         self._spool = Spool(home_dir() / "spool", f"replica-{uuid.uuid4().hex}", suffix=ORPHANS, flushed=False)
         self._orphans = Orphans(settle, self._spool, unsettled)
@@ -91,6 +115,7 @@ class Model:
         gc.collect()
         gc.freeze()
         self._metrics = RayMetrics()
+        self._metrics.set(metrics.LOAD_SECONDS, load_s)
         context = serve.get_replica_context()
         self._pressure = PressureReporter(context.app_name, context.replica_id.unique_id, _limiter)
         self._report = asyncio.get_running_loop().create_task(self._report_forever())

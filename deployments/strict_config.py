@@ -44,7 +44,7 @@ def find_problems(config: dict[str, Any]) -> list[str]:
         problems = problem_lines(error)
         if any(problem["type"] != "extra_forbidden" for problem in error.errors()):
             return problems
-    names = {application.get("name", "default") for application in config["applications"]}
+    names = {name for application in config["applications"] for name in _backend_names(application)}
     for index, application in enumerate(config["applications"]):
         problems += _application_problems(application, f"applications.{index}", names)
     return problems
@@ -70,6 +70,8 @@ def _application_problems(application: dict[str, Any], where: str, names: set[st
         if isinstance(scaling := deployment.get("autoscaling_config"), dict):
             # Ray's schema accepts any mapping here; Ray validates it only when it makes the deployment.
             yield from _setting_problems(AutoscalingConfig, scaling, f"{path}.autoscaling_config")
+        if builder == MODEL:
+            yield from _interpreter_problems(application, deployment, f"{path}.ray_actor_options")
     if builder == GATEWAY:
         # Limiter shards with different settings: an account's limits would depend on its id.
         user_configs = {deployment["name"]: deployment.get("user_config") for deployment in deployments}
@@ -79,6 +81,15 @@ def _application_problems(application: dict[str, Any], where: str, names: set[st
                     f"{where}.deployments: {name} needs the same user_config as Limiter "
                     "(a YAML anchor saves writing it twice)"
                 )
+
+
+def _backend_names(application: dict[str, Any]) -> Iterator[str]:
+    """What an identifier's `backends` may name: the application, and each of its adapters."""
+    name, args = application.get("name", "default"), application.get("args")
+    yield name
+    options = args.get("vllm") if isinstance(args, dict) else None
+    adapters = options.get("adapters") if isinstance(options, dict) else None
+    yield from (f"{name}:{adapter}" for adapter in adapters or ())
 
 
 def _shards(deployment: str, args: Any) -> list[str]:
@@ -92,6 +103,17 @@ def _setting_problems(kind: type[BaseModel], raw: Any, where: str) -> list[str]:
     except SettingsError as error:
         return str(error).splitlines()
     return []
+
+
+def _interpreter_problems(application: dict[str, Any], deployment: dict[str, Any], where: str) -> Iterator[str]:
+    """A config file's ray_actor_options replace those of the code, which name the interpreter of vLLM's environment."""
+    options, args = deployment.get("ray_actor_options"), application.get("args")
+    if not isinstance(options, dict) or not isinstance(args, dict) or args.get("engine") != "vllm":
+        return
+    environments = (options.get("runtime_env"), application.get("runtime_env"))
+    if not any(isinstance(one, dict) and "py_executable" in one for one in environments):
+        python = args.get("interpreter") or "the Python of vLLM's environment"
+        yield f"{where}: these replace vLLM's interpreter: add runtime_env: {{py_executable: {python}}}"
 
 
 def _unknown_backends(user_config: Any, where: str, names: set[str]) -> Iterator[str]:

@@ -17,10 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from serve_app.contracts.limits import Contract
 from serve_app.contracts.money import Price, price_per_million
 from serve_app.engine.config import EngineSettings
+from serve_app.engine.vllm_adapter.vllm_settings import VllmSettings, problem
 from serve_app.limiter.pressure import Tuning
 from serve_app.model.tools.format_table import TOOL_FORMATS
 
 Settings = TypeVar("Settings", bound=BaseModel)
+VLLM_FOLDER = Path(".vllm")  # where `make engine-vllm` puts vLLM's environment
 UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")  # pydantic's types of error, of models and dataclasses
 
 
@@ -166,6 +168,10 @@ class GatewayArgs(_Strict):
 class ModelArgs(EngineSettings):
     """`args` of a model application: the engine's settings. `model: bundled` is the model that ships with it."""
 
+    engine: Literal["native", "vllm"] = "native"
+    vllm: VllmSettings = VllmSettings()  # of engine vllm alone
+    # The Python that runs the replicas. Default of engine vllm: SERVE_APP_VLLM_PYTHON, else that of `make engine-vllm`.
+    interpreter: Path | None = None
     tool_format: str = "auto"  # how it writes tool calls, a name in TOOL_FORMATS; auto: by its template
     reasoning: Literal["auto", "none"] = "auto"  # whether reasoning is separated from the text; auto: by its template
 
@@ -175,6 +181,22 @@ class ModelArgs(EngineSettings):
         if value != "auto" and value not in TOOL_FORMATS:
             raise ValueError(f"must be auto or one of {', '.join(TOOL_FORMATS)}")
         return value
+
+    @model_validator(mode="after")
+    def _engine_and_settings_fit(self) -> ModelArgs:
+        if self.engine == "native" and "vllm" in self.model_fields_set:
+            raise ValueError("vllm: these settings are of another engine: write engine: vllm, or leave them out")
+        if self.engine == "vllm" and (wrong := problem(self, self.vllm)) is not None:
+            raise ValueError(wrong)
+        return self
+
+    def python(self) -> str | None:
+        """The interpreter of the replicas; None: that of the service."""
+        if self.interpreter is not None:
+            return str(self.interpreter.expanduser().absolute())
+        if self.engine == "native":
+            return None
+        return os.environ.get("SERVE_APP_VLLM_PYTHON") or str(VLLM_FOLDER.absolute() / "bin" / "python")
 
 
 def home_dir() -> Path:

@@ -14,6 +14,7 @@ from serve_app.admin.usage import Days, Groups, TokenSums, listed
 from serve_app.admin.values import Money, Reply
 from serve_app.api import errors
 from serve_app.contracts import commands
+from serve_app.contracts.calls import application_of
 from serve_app.contracts.limiting import Identity
 from serve_app.contracts.ports import BackendUnavailable
 from serve_app.gateway.backends import system_fingerprint
@@ -155,7 +156,7 @@ async def get_ready(admin: AdminServices) -> Ready:
         raise errors.overloaded(f"nothing is let in: {disagreement}", retry_after_s=2)
     status = await admin.backend_status()
     backends = list(admin.catalogue().backends())
-    missing = [name for name in backends if not status.get(name, {}).get("replicas")]
+    missing = [name for name in backends if not status.get(application_of(name), {}).get("replicas")]
     if missing:
         raise errors.overloaded(f"no replica of {', '.join(missing)} is ready yet: try again", retry_after_s=2)
     return Ready(status="ready", backends=backends)

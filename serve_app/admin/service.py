@@ -10,6 +10,7 @@ from serve_app.admin.endpoint import AdminServices, Endpoints
 from serve_app.admin.values import WHOLE, Body, Count, Instant, Query, Reply, iso
 from serve_app.contracts import commands
 from serve_app.contracts.books import Audit, AuditRecord
+from serve_app.contracts.calls import application_of
 from serve_app.contracts.money import format_amount, format_price
 
 endpoint = Endpoints("Operator: Service", "operatorKey")
@@ -178,7 +179,7 @@ async def list_backends(admin: AdminServices) -> AdminModelList:
     status = await admin.backend_status()
 
     def backend(name: str, weight: int) -> AdminBackend:
-        state = status.get(name, {"status": "MISSING", "replicas": 0})
+        state = status.get(application_of(name), {"status": "MISSING", "replicas": 0})
         return AdminBackend(name=name, weight=weight, status=state["status"], replicas=state["replicas"])
 
     catalogue = admin.catalogue()

@@ -124,6 +124,16 @@ class Coalescer(Generic[Ask, Answer]):
                     future.set_result(answer)
 
 
+def application_of(backend: str) -> str:
+    """The Serve application of a backend; `application:adapter` names one of its adapters."""
+    return backend.partition(":")[0]
+
+
+def adapter_of(backend: str) -> str:
+    """The adapter that a backend names; empty for none."""
+    return backend.partition(":")[2]
+
+
 def _fail(future: asyncio.Future[Any], reason: str) -> None:
     if not future.done():
         future.set_exception(Unavailable(reason))

@@ -78,6 +78,7 @@ UNCOLLECTED: Final = Metric("counter", "serve_app_uncollected", "Charges that no
 RUNNING: Final = Metric("gauge", "serve_app_running_sequences", "Sequences in the running batch")
 WAITING: Final = Metric("gauge", "serve_app_waiting_sequences", "Sequences waiting for a place")
 KV_BLOCKS_USED: Final = Metric("gauge", "serve_app_kv_blocks_used", "KV blocks in use")
+LOAD_SECONDS: Final = Metric("gauge", "serve_app_load_seconds", "What the engine took to start, weights included")
 KV_BLOCKS_TOTAL: Final = Metric("gauge", "serve_app_kv_blocks_total", "KV blocks there are")
 
 

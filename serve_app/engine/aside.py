@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
@@ -18,9 +19,15 @@ _NICENESS = 10  # a job may take a second, and the engine needs the processor ev
 
 
 class Aside:
-    """Belongs to one event loop."""
+    """Belongs to one event loop.
 
-    def __init__(self, name: str) -> None:
+    A tenant's next job begins when its last one has ended, and `rest` times as long as that took has passed: so one
+    tenant has at most a part of a core. `clock` returns seconds.
+    """
+
+    def __init__(self, name: str, rest: float = 0.0, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._rest = rest
+        self._clock = clock
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=name, initializer=_yield_to_others)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by tenant
 
@@ -30,12 +37,22 @@ class Aside:
         turn = self._turns.setdefault(tenant, asyncio.Lock())
         await turn.acquire()
 
+        took_s = 0.0
+
+        def timed() -> Result:
+            nonlocal took_s
+            began = self._clock()
+            try:
+                return job()
+            finally:
+                took_s = self._clock() - began
+
         def ended(_: Future[Result]) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended before the job
-                loop.call_soon_threadsafe(turn.release)
+                loop.call_soon_threadsafe(loop.call_later, self._rest * took_s, turn.release)
 
         try:
-            running = self._threads.submit(job)
+            running = self._threads.submit(timed)
         except BaseException:
             turn.release()
             raise

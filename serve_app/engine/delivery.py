@@ -62,6 +62,11 @@ class Outbox:
         sink.add(event)
         self._sinks[sink] = request_id
 
+    @property
+    def has_events(self) -> bool:
+        """Whether some are kept that were not due."""
+        return bool(self._sinks)
+
     def deliver(self) -> None:
         """Send what is due, in order. Each wake-up is a system call, so a loop is woken once for all its events."""
         if not self._sinks:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import math
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -16,13 +15,14 @@ from serve_app.engine.config import EngineSettings
 from serve_app.engine.core import EngineCore, Runner
 from serve_app.engine.delivery import LoopSink, Outbox
 from serve_app.engine.device_faults import free_cached_memory, is_device_lost, is_out_of_memory
-from serve_app.engine.errors import ContextLengthExceeded, DeviceLost, EngineClosed, EngineFailed, first_line
+from serve_app.engine.errors import DeviceLost, EngineClosed, EngineFailed, first_line
 from serve_app.engine.grammar.compiler import GrammarCompiler
 from serve_app.engine.loading import loader
 from serve_app.engine.models.choose_runner import create_runner
 from serve_app.engine.output_stream import OutputStream
-from serve_app.engine.port import EngineStats
+from serve_app.engine.port import EngineStats, Promise
 from serve_app.engine.request import GenerationRequest
+from serve_app.engine.sampling import ranges
 from serve_app.engine.scheduling.sequence import StepPlan, TokenSequence
 from serve_app.engine.text.detokenizer import Vocabulary
 
@@ -36,6 +36,8 @@ class Engine:
 
     `clock` returns seconds and never falls: deadlines, waiting times and the durations of steps are measured by it.
     """
+
+    lacks: frozenset[Promise] = frozenset()
 
     def __init__(
         self,
@@ -143,17 +145,10 @@ class Engine:
             self._grammars.close()
 
     def _submit(self, request: GenerationRequest, sink: LoopSink) -> None:
-        prompt, params = request.prompt_token_ids, request.sampling
-        if not prompt:
-            raise ValueError("the prompt is empty")
-        if not 0 < request.weight < math.inf:
-            raise ValueError(f"a weight of {request.weight} makes no sense")
-        room = self.max_context - len(prompt)
-        if room < 1:
-            raise ContextLengthExceeded(len(prompt), self.max_context)
-        vocab = self._runner.vocab_size
-        if min(prompt) < 0 or max(prompt) >= vocab:
-            raise ValueError("the prompt holds ids outside the vocabulary")
+        if request.adapter:
+            raise ValueError(f"the native engine has no adapters, and {request.adapter!r} is asked for")
+        params, vocab = request.sampling, self._runner.vocab_size
+        room = ranges.output_room(request, self.max_context, vocab)
         max_output = min(params.max_tokens, self.settings.max_output, room)
         sequence = TokenSequence(request, next(self._arrivals), self._clock(), max_output)
         rows = self.settings.speculation_rows

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from serve_app.contracts.generation import Event
 from serve_app.engine.chat import ChatRenderer
 from serve_app.engine.request import GenerationRequest
+
+
+class Promise(StrEnum):
+    """What an engine may be unable to promise; docs/models.md says what follows from it for users."""
+
+    SAME_IN_ANY_BATCH = "a greedy or seeded reply has the same tokens alone and beside others"
+    STEPS_FAIL_ALONE = "a step that fails, or lacks memory, ends only the requests that were in it"
+    EXACT_MINIMUM = "no reply by a grammar is shorter than its least number of tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +50,10 @@ class EnginePort(Protocol):
     @property
     def max_context(self) -> int:
         """The most tokens of prompt and reply together."""
+
+    @property
+    def lacks(self) -> frozenset[Promise]:
+        """What this engine can't promise."""
 
     @property
     def fingerprint(self) -> str:

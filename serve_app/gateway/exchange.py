@@ -37,7 +37,7 @@ from serve_app.api.chat_request import ChatRequest
 from serve_app.api.errors import ApiError
 from serve_app.contracts import metrics
 from serve_app.contracts.books import Outcome, Settlement, StoredReply
-from serve_app.contracts.calls import Unavailable, detached
+from serve_app.contracts.calls import Unavailable, application_of, detached
 from serve_app.contracts.errors import SpoolFull
 from serve_app.contracts.generation import (
     BackendEvent,
@@ -121,7 +121,7 @@ class Exchange:
             max_tokens=chat.n * (chat.max_tokens or identifier.max_output),
             prompt_price=max(self._price.input, self._price.cached_input),  # what is cached shows only when it runs
             output_price=self._price.output,
-            backend=self.backend,
+            backend=application_of(self.backend),  # adapters of one model share its replicas' load
             idempotency_key=None if retry is None else retry.idempotency_key,
             look_up=False,
         )

@@ -27,7 +27,8 @@ from serve_app.launch.preflight import LaunchError
 from serve_app.model import bundled
 from serve_app.settings import ModelArgs, SettingsError, home_dir, parse, read_config
 
-READY_S = 180.0
+READY_S, SLOW_S = 180.0, 1800.0  # until all replies; with large models, or vLLM, which compiles
+TOLD_S = 30.0  # between two lines of progress meanwhile
 STOP_S = 13.0
 KEPT_LOGS = 5
 
@@ -44,6 +45,8 @@ def main() -> int:
     parser.add_argument(
         "--home", type=Path, default=None, help="state folder; default: SERVE_APP_HOME, else .serve-app"
     )
+    waits = "until all replies; default: 180, or 1800 with vLLM or another model than the bundled one"
+    parser.add_argument("--ready-timeout", type=float, metavar="SECONDS", help=waits)
     parser.add_argument("--no-dashboard", action="store_true")
     parser.add_argument("--num-cpus", type=int, help="logical CPUs for Ray; default: the machine's, at least 4")
     parser.add_argument("--json", action="store_true", help="when ready, print one JSON document instead of text")
@@ -86,6 +89,7 @@ class Launch:
             raise LaunchError(f"PORT must be a number, not {options.port!r}")
         self.port = int(options.port)
         self.base_url = f"http://127.0.0.1:{self.port}"
+        self.ready_s: float = options.ready_timeout or READY_S
 
     def run_until_stopped(self) -> None:
         """Returns only by an exception: LaunchError, SettingsError or _Stopped."""
@@ -118,6 +122,13 @@ class Launch:
                 raise LaunchError(str(error)) from None
 
     def _prepare_model(self, settings: ModelArgs) -> None:
+        if self.options.ready_timeout is None and (settings.engine != "native" or settings.model != "bundled"):
+            self.ready_s = SLOW_S
+        if (python := settings.python()) is not None and not Path(python).is_file():
+            remedy = (
+                "run `make engine-vllm`, or set 'interpreter'" if settings.engine == "vllm" else "see 'interpreter'"
+            )
+            raise LaunchError(f"there is no {python} to run {settings.engine} replicas: {remedy}")
         if settings.model == "bundled":
             prepare = bundled.prepare_bundled_model if settings.dtype == "int8" else bundled.ensure_bundled_model
             prepare(self.home, print_progress)
@@ -167,9 +178,12 @@ class Launch:
         return command
 
     def _wait_until_ready(self, driver: Driver) -> None:
-        deadline = time.monotonic() + READY_S
+        began = told = time.monotonic()
         with httpx.Client(timeout=5, trust_env=False) as client:
-            while time.monotonic() < deadline:
+            while (now := time.monotonic()) < began + self.ready_s:
+                if now >= told + TOLD_S:
+                    print_progress(f"still waiting for the models after {now - began:.0f} s; logs are in {self.logs}")
+                    told = now
                 if (code := driver.exit_code()) is not None:
                     if code == 2:
                         raise LaunchError(f"the configuration is wrong:\n{driver.last_lines(20)}")
@@ -181,7 +195,7 @@ class Launch:
                     pass
                 self._check_deployed(client)
                 time.sleep(0.3)
-        raise LaunchError(f"the service was not ready within {READY_S:.0f} s; see {self.logs}")
+        raise LaunchError(f"the service was not ready within {self.ready_s:.0f} s; see {self.logs}")
 
     def _check_deployed(self, client: httpx.Client) -> None:
         """Fails with Serve's reason as soon as Serve has given up on an application."""

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from serve_app.contracts.calls import adapter_of
 from serve_app.contracts.generation import (
     BackendEvent,
     Event,
@@ -125,6 +126,7 @@ class Replica:
             sampling=replace(prompt.sampling, max_tokens=output),
             tenant=call.bill.account_id,
             weight=call.weight,
+            adapter=adapter_of(call.bill.backend),
             first_token_by=None if call.first_token_within_s is None else received_at + call.first_token_within_s,
         )
         parsers = [self._dialect.parser(call, prompt, choice) for choice in range(call.n)]

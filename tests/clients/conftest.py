@@ -12,12 +12,18 @@ from tokenizers import Tokenizer
 from tests.clients.capable import capable_engine
 from tests.clients.served import Served, bundled_engine, serve
 from tests.clients.ways import WAYS, Ask, asking
+from tests.clients.whole import Whole
+from tests.service.started import OTHER_CONFIG, started
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
-def service(tmp_path_factory: pytest.TempPathFactory, model_path: Path, model_home: Path) -> Iterator[Served]:
+def service(tmp_path_factory: pytest.TempPathFactory, model_path: Path, model_home: Path) -> Iterator[Served | Whole]:
+    if OTHER_CONFIG is not None:
+        with started(model_path) as whole:
+            yield Whole(whole)
+        return
     with serve(tmp_path_factory.mktemp("clients"), lambda: bundled_engine(model_path, model_home)) as running:
         yield running
 

@@ -27,7 +27,9 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     return config
 
 
-@pytest.mark.parametrize("file", ["config.yaml", "tests/service/config.yaml", "cluster/serve-gpu.yaml"])
+@pytest.mark.parametrize(
+    "file", ["config.yaml", "tests/service/config.yaml", "tests/service/vllm.yaml", "cluster/serve-gpu.yaml"]
+)
 def test_our_own_files_are_valid(file: str) -> None:
     assert strict_config.load_config(ROOT / file)["applications"]
 
@@ -81,6 +83,25 @@ def test_an_unknown_key_and_a_bad_value_are_named_by_path(path: str, value: Any)
 )
 def test_a_problem_says_what_is_wrong(path: str, value: Any, problem: str) -> None:
     assert any(problem in found for found in strict_config.find_problems(changed(path, value)))
+
+
+def test_adapters_of_a_backend_may_be_named_and_others_may_not() -> None:
+    config = changed(f"{MODELS}.svc-chat.backends", {"smollm2:law": 1, "smollm2:medicine": 1})
+    config["applications"][1]["args"] = {"model": "m", "engine": "vllm", "vllm": {"adapters": {"law": "/models/law"}}}
+    del config["applications"][1]["deployments"][0]["ray_actor_options"]
+    [problem] = strict_config.find_problems(config)
+    assert "svc-chat.backends.smollm2:medicine: no application of that name; there are" in problem
+    assert "smollm2:law" in problem
+
+
+def test_resources_of_a_vllm_backend_must_name_its_interpreter() -> None:
+    config = changed("applications.1.args", {"model": "m", "engine": "vllm"})
+    [problem] = strict_config.find_problems(config)
+    assert problem.startswith("applications.1.deployments.0.ray_actor_options: ")
+    assert "runtime_env: {py_executable:" in problem
+    options = config["applications"][1]["deployments"][0]["ray_actor_options"]
+    options["runtime_env"] = {"py_executable": "/home/ray/vllm/bin/python"}
+    assert strict_config.find_problems(config) == []
 
 
 def test_an_unknown_key_does_not_hide_other_problems() -> None:

@@ -96,3 +96,20 @@ async def test_an_error_of_a_job_is_its_callers_and_ends_its_turn(aside: Aside) 
     for _ in range(2):
         with pytest.raises(ValueError, match="no grammar"):
             await aside.run("a", fails)
+
+
+async def test_a_tenant_rests_after_a_job_as_many_times_as_long_as_it_took() -> None:
+    now = iter([0.0, 0.02, 10.0, 10.0])
+    aside = Aside("test", rest=3.0, clock=lambda: next(now))
+    try:
+        loop = asyncio.get_running_loop()
+        asked: list[float] = []
+        call_later = loop.call_later
+        loop.call_later = lambda delay, *args, **more: asked.append(delay) or call_later(0, *args, **more)  # type: ignore[method-assign]
+        assert await aside.run("a", lambda: 1) == 1
+        assert await aside.run("a", lambda: 2) == 2
+        while len(asked) < 2:
+            await asyncio.sleep(0)
+        assert asked == [pytest.approx(0.06), 0.0]
+    finally:
+        aside.close()

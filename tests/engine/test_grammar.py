@@ -15,7 +15,7 @@ from llguidance import LLMatcher
 
 from serve_app.contracts.generation import Grammar, GrammarKind
 from serve_app.engine.errors import UnsupportedGrammar
-from serve_app.engine.grammar.compiler import GrammarCompiler, GrammarState
+from serve_app.engine.grammar.compiler import Compiled, GrammarCompiler, GrammarState
 from tests.engine.fakes import EOS, byte_tokenizer
 
 PADDED = 300  # the logits are wider than the tokenizer's 257
@@ -24,11 +24,11 @@ PADDED = 300  # the logits are wider than the tokenizer's 257
 class PatternCompiler(GrammarCompiler):
     """Also compiles `regex`: its masks are easier to write by hand than those of JSON."""
 
-    def _compile(self, grammar: Grammar) -> LLMatcher:
+    def _compile(self, grammar: Grammar) -> Compiled:
         if not grammar.text.startswith("regex:"):
             return super()._compile(grammar)
         source = LLMatcher.grammar_from_regex(grammar.text.removeprefix("regex:"))
-        return LLMatcher(self._tokenizer(), source, log_level=0, limits=self._limits)
+        return Compiled(source, LLMatcher(self._tokenizer(), source, log_level=0, limits=self._limits))
 
 
 def regex(text: str) -> Grammar:

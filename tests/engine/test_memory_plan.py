@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from accelerate import infer_auto_device_map, init_empty_weights
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from serve_app.engine.config import EngineSettings
@@ -143,3 +146,15 @@ def test_the_plan_says_where_everything_goes() -> None:
     assert lines[0] == "Memory of 70 B as bfloat16: weights 131.4 GiB, K and V 40.0 GiB for 131,072 tokens"
     assert [line.split(":")[0].strip() for line in lines[1:]] == ["cuda", "cuda", "cuda", "cuda"]
     assert "20 of 80 layers" in lines[1]
+
+
+def test_a_model_with_a_config_of_an_unusual_form_is_refused_for_what_is_certain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_file({"weight": torch.zeros(2**20)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "unusual", "depth": 3}))
+    settings = EngineSettings(model="m", kv_cache_memory="1GiB")
+    assert memory_plan.for_model("m", tmp_path, settings) is None
+    monkeypatch.setattr(placement, "available_memory", lambda: GIB)
+    with pytest.raises(ModelError, match=r"1\.0 GiB are available, m with its K and V needs 1\.0 GiB: lower kv_cache"):
+        memory_plan.for_model("m", tmp_path, settings)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from serve_app.engine.port import EnginePort
 from .replies import Asker
 
 MAX_RUNNING, MAX_WAITING = 4, 8
-KV_CACHE = "32MiB"  # 728 tokens of the bundled model: four replies of 220 don't fit
+KV_CACHE = "32MiB"  # up to 1456 tokens of the bundled model: four replies of 420 do not fit
 
 
 def start_native(home: Path) -> EnginePort:
@@ -29,7 +30,27 @@ def start_native(home: Path) -> EnginePort:
     return Engine.from_settings(settings)
 
 
-STARTS: dict[str, Callable[[Path], EnginePort]] = {"native": start_native}
+def start_vllm(home: Path) -> EnginePort:
+    from serve_app.engine.config import EngineSettings
+    from serve_app.engine.vllm_adapter.start import start
+    from serve_app.engine.vllm_adapter.vllm_settings import VllmSettings
+    from serve_app.model.bundled import ensure_bundled_model
+
+    settings = EngineSettings(
+        model=str(ensure_bundled_model(home, print)),
+        dtype="float32",
+        kv_cache_memory=KV_CACHE,
+        max_running=MAX_RUNNING,
+        max_waiting=MAX_WAITING,
+    )
+    # Compiling takes two minutes, and changes nothing of what is tested here.
+    return start(settings, VllmSettings(further={"enforce_eager": True}), progress=print)
+
+
+# vLLM has an environment of its own: `make test-vllm`.
+STARTS: dict[str, Callable[[Path], EnginePort]] = (
+    {"native": start_native} if find_spec("vllm") is None else {"vllm": start_vllm}
+)
 
 
 @pytest.fixture(scope="session", params=STARTS)
@@ -37,6 +58,13 @@ def engine(request: pytest.FixtureRequest, model_home: Path) -> Iterator[EngineP
     started = STARTS[request.param](model_home)
     yield started
     started.close()
+
+
+@pytest.fixture(autouse=True)
+def _only_what_is_promised(request: pytest.FixtureRequest, engine: EnginePort) -> None:
+    marker = request.node.get_closest_marker("promise")
+    if marker is not None and marker.args[0] in engine.lacks:
+        pytest.skip(f"not promised by this engine: {marker.args[0]}")
 
 
 @pytest.fixture

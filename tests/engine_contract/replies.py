@@ -48,6 +48,7 @@ class Asker:
         prompt: str | tuple[int, ...] = QUESTION,
         *,
         tenant: str = "",
+        adapter: str = "",
         deadline: float | None = None,
         **options: Any,
     ) -> GenerationRequest:
@@ -57,7 +58,8 @@ class Asker:
             tuple(self.engine.chat.render([{"role": "user", "content": prompt}])) if isinstance(prompt, str) else prompt
         )
         sampling = SamplingParams(**{"max_tokens": 24, "temperature": 0.0, **options})
-        return GenerationRequest(f"r{number}", ids, sampling, tenant or f"tenant{number}", first_token_by=deadline)
+        tenant = tenant or f"tenant{number}"
+        return GenerationRequest(f"r{number}", ids, sampling, tenant, adapter=adapter, first_token_by=deadline)
 
     async def run(self, request: GenerationRequest, order: list[str] | None = None) -> Reply:
         """The whole reply. `order` receives the request's id when it starts."""

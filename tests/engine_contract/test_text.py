@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from serve_app.contracts.generation import FinishReason, Grammar, GrammarKind
+from serve_app.engine.port import Promise
 
 from .replies import Asker
 
@@ -49,6 +50,12 @@ async def test_an_unfinished_character_at_the_end_is_left_out_and_counted(asker:
     assert cut.end.completion_tokens == whole.end.completion_tokens - 1
 
 
+async def test_a_seed_gives_the_same_reply_again_and_another_seed_another_one(asker: Asker) -> None:
+    replies = [await asker.ask(temperature=1.5, seed=seed, ignore_eos=True) for seed in (7, 8, 7)]
+    assert replies[0].text == replies[2].text != replies[1].text
+
+
+@pytest.mark.promise(Promise.SAME_IN_ANY_BATCH)
 async def test_a_seed_gives_the_same_reply_also_beside_others(asker: Asker) -> None:
     alone = await asker.ask(temperature=1.5, seed=7, ignore_eos=True)
     crowd = await asyncio.gather(*(asker.ask(temperature=1.5, seed=seed, ignore_eos=True) for seed in (7, 8, 9)))

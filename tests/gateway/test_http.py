@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -13,7 +13,7 @@ import pytest
 from serve_app.contracts import key_format as keys
 from serve_app.contracts.generation import Delta, Finished, FinishReason, Started
 from tests.gateway.connections import Call, chat_body, http_request, served
-from tests.gateway.world import NANO, World, price, says, until
+from tests.gateway.world import NANO, OPERATOR, World, price, says, until
 
 # Streams
 
@@ -216,6 +216,23 @@ async def test_ready_means_that_every_backend_has_a_replica(world: World, http: 
     answer = await http.get("/ready")
     assert (answer.status_code, answer.json()["error"]["type"]) == (503, "overloaded_error")
     assert (await http.get("/health")).status_code == 200
+
+
+async def test_an_adapter_is_asked_for_at_its_application_and_billed_under_its_own_name(
+    make_world: Callable[..., Awaitable[World]],
+) -> None:
+    model = {"backends": {"fake:law": 100}, "price": {"input": "1", "cached_input": "0.5", "output": "3"}}
+    world = await make_world(models={"svc-law": model})
+    transport = httpx.ASGITransport(world.app())
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        assert (await http.get("/ready")).json()["backends"] == ["fake:law"]
+        reply = await Call(world, model="svc-law").done()
+        assert reply.status == 200
+        assert world.backends.calls[0].bill.backend == "fake:law"
+        assert [row.backend for row in world.ledger.export_usage().rows] == ["fake:law"]
+        operator = {"authorization": f"Bearer {OPERATOR}"}
+        [shown] = (await http.get("/admin/models", headers=operator)).json()["data"]
+        assert shown["backends"] == [{"name": "fake:law", "weight": 100, "status": "RUNNING", "replicas": 1}]
 
 
 async def test_a_stray_fault_is_500_in_the_form_of_the_api(world: World, http: httpx.AsyncClient) -> None:

@@ -1,45 +1,17 @@
-"""One service for all service tests: started by the same launcher as `make serve`, on a free port and a fresh home."""
+"""One service for all service tests."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from serve_app.launch.preflight import free_port
 from tests.service.harness import Service
-
-ROOT = Path(__file__).parents[2]
+from tests.service.started import started
 
 
 @pytest.fixture(scope="session")
 def service(model_path: Path) -> Iterator[Service]:
-    with tempfile.TemporaryDirectory(prefix="serve-app-test-") as folder:
-        home = Path(folder)
-        (home / "models").symlink_to(model_path.parent)
-        process = subprocess.Popen(
-            [
-                sys.executable, "-m", "serve_app.launch", "--json", "--config", "tests/service/config.yaml",
-                "--port", str(free_port()), "--home", str(home), "--num-cpus", "4",
-            ],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "RAY_metrics_report_interval_ms": "1000"},
-        )  # fmt: skip
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line, f"the service did not start (exit code {process.wait(30)})"
-            yield Service(json.loads(line), process)
-        finally:
-            if process.poll() is None:  # the last test ends it itself
-                process.send_signal(signal.SIGTERM)
-                process.wait(60)
+    with started(model_path) as running:
+        yield running

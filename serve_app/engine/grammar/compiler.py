@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +36,14 @@ _LIMITS = LLParserLimits(
     verbose_errors=False,  # errors show nothing of the parser's internals
 )
 _MAX_WORKERS = 4
+_REST = 3.0  # a tenant compiles for a quarter of the time at most: some grammars take seconds of a core
+
+
+class Compiled(NamedTuple):
+    """A grammar that can be enforced: in llguidance's Lark, and ready to use. The matcher is not to be advanced."""
+
+    lark: str
+    matcher: LLMatcher
 
 
 class GrammarCompiler:
@@ -50,17 +58,17 @@ class GrammarCompiler:
         self._vocab = vocab
         self._eos = frozenset(t for t in eos_token_ids if t < vocab)
         self._limits = _LIMITS
-        self._cache: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._cache: OrderedDict[Grammar, Compiled] = OrderedDict()
         self._lock = threading.Lock()
         self._tables: LLTokenizer | None = None
         self._tables_lock = threading.Lock()
         workers = min(_MAX_WORKERS, os.cpu_count() or 1)
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="grammar")
-        self._aside = Aside("compile")
+        self._aside = Aside("compile", rest=_REST)
 
     def start_grammar(self, grammar: Grammar) -> GrammarState:
         """A state for a new reply; raises the errors of `compile`."""
-        matcher = self.compile(grammar)
+        matcher = self.compile(grammar).matcher
         with self._lock:
             copy = matcher.deep_copy()
 
@@ -74,19 +82,18 @@ class GrammarCompiler:
         self._aside.close()
         self._executor.shutdown(wait=True, cancel_futures=True)
 
-    async def prepare(self, grammar: Grammar, tenant: str) -> None:
-        """Compile it aside, so that `start_grammar` finds it. Raises as `compile`."""
+    async def prepare(self, grammar: Grammar, tenant: str) -> Compiled:
+        """As `compile`, but aside; `start_grammar` finds it then."""
         with self._lock:
-            if grammar in self._cache:
-                return
-        await self._aside.run(tenant, lambda: self.compile(grammar))
+            known = self._cache.get(grammar)
+        return await self._aside.run(tenant, lambda: self.compile(grammar)) if known is None else known
 
     @property
     def _width(self) -> int:
         return max(self._vocab, len(self._hf_tokenizer))
 
-    def compile(self, grammar: Grammar) -> LLMatcher:
-        """The grammar's matcher, from the cache if it was compiled before; not to be advanced.
+    def compile(self, grammar: Grammar) -> Compiled:
+        """The grammar, from the cache if it was compiled before.
 
         Raises:
             UnsupportedGrammar: it can't be enforced; the message names the cause.
@@ -95,22 +102,22 @@ class GrammarCompiler:
             if (known := self._cache.get(grammar)) is not None:
                 self._cache.move_to_end(grammar)
                 return known
-        matcher = self._compile_what_can_be(grammar)
+        compiled = self._compile_what_can_be(grammar)
         with self._lock:
-            self._cache[grammar] = matcher
+            self._cache[grammar] = compiled
             while len(self._cache) > _CACHED:
                 self._cache.popitem(last=False)
-        return matcher
+        return compiled
 
     def _compiled_anew(self, grammar: Grammar, used_up: LLMatcher) -> LLMatcher:
         """A matcher for one reply alone. The one that it replaces is forgotten: copies share the lexer and its end."""
         with self._lock:
-            if self._cache.get(grammar) is used_up:
+            if (cached := self._cache.get(grammar)) is not None and cached.matcher is used_up:
                 del self._cache[grammar]
-        return self._compile_what_can_be(grammar)
+        return self._compile_what_can_be(grammar).matcher
 
-    def _compile_what_can_be(self, grammar: Grammar) -> LLMatcher:
-        """The matcher, without keywords that need not and can't be enforced."""
+    def _compile_what_can_be(self, grammar: Grammar) -> Compiled:
+        """The grammar, without keywords that need not and can't be enforced."""
         try:
             return self._compile(grammar)
         except UnsupportedGrammar as error:
@@ -120,7 +127,7 @@ class GrammarCompiler:
             except (UnsupportedGrammar, TooManyTries, ValueError, KeyError, TypeError, RecursionError):
                 raise self._located(grammar, error) from None
 
-    def _compile(self, grammar: Grammar) -> LLMatcher:
+    def _compile(self, grammar: Grammar) -> Compiled:
         text = translate.to_lark(grammar, self._special_tokens())
         matcher = LLMatcher(self._tokenizer(), text, log_level=0, limits=self._limits)
         for _ in range(2):  # finds faults that compiling does not: no text fits, or the lexer is too large
@@ -128,7 +135,7 @@ class GrammarCompiler:
                 matcher.compute_bitmask()  # a lexer that has become too large says so only when it is asked again
         if matcher.is_error():
             raise UnsupportedGrammar(translate.explain(matcher.get_error()))
-        return matcher
+        return Compiled(text, matcher)
 
     def _complaint(self, schema: Mapping[str, Any]) -> str:
         try:

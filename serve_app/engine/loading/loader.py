@@ -55,19 +55,16 @@ def load(settings: EngineSettings, progress: Say = logger.info) -> LoadedModel:
         progress(line)
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
-    tokenizer = _load_tokenizer(source)
+    tokenizer = load_tokenizer(source)
     fingerprint = checkpoint.fingerprint(source.folder, settings.dtype)
-    if settings.fingerprint not in (None, fingerprint):
-        raise ModelError(
-            f"The files of {source.name} have the fingerprint {fingerprint}, and the settings name "
-            f"{settings.fingerprint}: fetch the right ones, or change 'fingerprint'."
-        )
+    check_fingerprint(source, settings, fingerprint)
     weights = None
     if settings.dtype == "int8":
         model, weights = _load_int8(source, settings, progress)
     else:
         model = _load_float(source, settings, progress)
-    return LoadedModel(model, tokenizer, _eos_token_ids(model, tokenizer), settings, weights, fingerprint)
+    eos = eos_token_ids(model.generation_config, tokenizer)
+    return LoadedModel(model, tokenizer, eos, settings, weights, fingerprint)
 
 
 def prepare(settings: EngineSettings, progress: Say) -> None:
@@ -105,7 +102,17 @@ def locate(settings: EngineSettings, say: Say) -> Source:
     return Source(str(path.absolute()) if path.exists() else name, folder)
 
 
-def _load_tokenizer(source: Source) -> Any:
+def check_fingerprint(source: Source, settings: EngineSettings, fingerprint: str) -> None:
+    """Raises ModelError when the settings name another one than that of the files."""
+    if settings.fingerprint not in (None, fingerprint):
+        raise ModelError(
+            f"The files of {source.name} have the fingerprint {fingerprint}, and the settings name "
+            f"{settings.fingerprint}: fetch the right ones, or change 'fingerprint'."
+        )
+
+
+def load_tokenizer(source: Source) -> Any:
+    """Raises ModelError for none, and for one without a chat template."""
     from transformers import AutoTokenizer
 
     with quiet_transformers(), _one_line(f"Can't load the tokenizer of {source.name}"):
@@ -204,8 +211,9 @@ def _one_line(what: str) -> Iterator[None]:
         raise ModelError(f"{what}: {first_line(error)}.") from error
 
 
-def _eos_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    ids = getattr(model.generation_config, "eos_token_id", None)
+def eos_token_ids(generation_config: Any, tokenizer: Any) -> frozenset[int]:
+    """The tokens that end a reply, by the model's own defaults (None if it has none) and its tokenizer."""
+    ids = getattr(generation_config, "eos_token_id", None)
     own = ids if isinstance(ids, list) else [ids]
     return frozenset(i for i in (*own, tokenizer.eos_token_id) if i is not None)
 

@@ -95,7 +95,9 @@ class MemoryPlan:
 
 
 def for_model(name: str, folder: Path, settings: EngineSettings) -> MemoryPlan | None:
-    """The plan of a checked folder's model on the devices that are there; None where the operator has planned them.
+    """The plan of a checked folder's model on the devices that are there.
+
+    None where the operator has planned them, and for a config.json of an unusual form.
 
     Raises:
         ModelError: it does not fit.
@@ -105,11 +107,15 @@ def for_model(name: str, folder: Path, settings: EngineSettings) -> MemoryPlan |
         return None
     sizes = checkpoint.tensor_sizes(folder)
     weights = placement.weight_bytes(sizes, settings.dtype)
+    kv = None if settings.kv_cache_memory == "auto" else settings.kv_cache_memory
     try:
         demand = demand_of(name, json.loads((folder / "config.json").read_text()), sizes, weights, settings)
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
-        return None  # of an unusual form, which transformers may know
-    kv = None if settings.kv_cache_memory == "auto" else settings.kv_cache_memory
+        # Of an unusual form, which transformers may know: only what is certain can be compared.
+        needed = weights + (0 if kv is None else kv)
+        remedy = "lower kv_cache_memory, or choose a smaller model"
+        placement.require_memory(needed, f"{name} with its K and V", remedy, sum(free for _, free in found))
+        return None
     return plan(demand, [Device(*one) for one in found], kv)
 
 

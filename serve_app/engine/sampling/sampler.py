@@ -17,10 +17,8 @@ import torch
 
 from serve_app.contracts.generation import SamplingParams
 from serve_app.engine.grammar.compiler import GrammarState
-from serve_app.engine.sampling import logits_processing
+from serve_app.engine.sampling import logits_processing, ranges
 from serve_app.engine.sampling.draw import Native, as_blocks, choose, top_blocks
-
-_MAX_TOP_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +48,7 @@ class SamplerState:
         vocab: int,
         grammar: GrammarState | None = None,
     ) -> None:
-        if (outside := next((token for token, _ in params.logit_bias if not 0 <= token < vocab), None)) is not None:
-            where = f"outside this model's vocabulary of {vocab} tokens, 0 to {vocab - 1}"
-            raise ValueError(f"logit_bias has the token id {outside}, which is {where}")
-        if params.logprobs is not None and not 0 <= params.logprobs <= _MAX_TOP_LOGPROBS:
-            raise ValueError(f"logprobs must be from 0 to {_MAX_TOP_LOGPROBS}")
+        ranges.check_sampling(params, vocab)
         self.params = params
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
         self.grammar = grammar
@@ -118,9 +112,9 @@ class _RawRows:
         blocks = as_blocks(self._raw)
         peaks = blocks.amax(-1)
         # The same number for each row, so that among equals a row gets the same tokens in any batch.
-        part, numbers = top_blocks(blocks, peaks, min(_MAX_TOP_LOGPROBS, peaks.shape[1]))
+        part, numbers = top_blocks(blocks, peaks, min(ranges.MAX_TOP_LOGPROBS, peaks.shape[1]))
         names = numbers[..., None] * blocks.shape[-1] + torch.arange(blocks.shape[-1], device=numbers.device)
-        top = part.flatten(1).topk(min(_MAX_TOP_LOGPROBS, part[0].numel()))
+        top = part.flatten(1).topk(min(ranges.MAX_TOP_LOGPROBS, part[0].numel()))
         values, tokens = top.values.tolist(), names.flatten(1).gather(1, top.indices).tolist()
         return [
             tuple(sorted(zip(t, v, strict=True), key=lambda pair: (-pair[1], pair[0])))[:n]

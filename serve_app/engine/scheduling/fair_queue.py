@@ -16,8 +16,25 @@ import bisect
 from collections import OrderedDict
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
-from serve_app.engine.scheduling.sequence import TokenSequence
+from serve_app.engine.errors import QueueFull
+from serve_app.engine.request import GenerationRequest
+
+_OVERFLOW = 2  # times `max_waiting` wait at most, with those accepted beyond it for their tenants' shares
+
+
+class Queued(Protocol):
+    """What may wait: a request and its place in the order of arrival, which is never repeated."""
+
+    @property
+    def request(self) -> GenerationRequest: ...
+
+    @property
+    def arrival(self) -> int: ...
+
+
+Entry = TypeVar("Entry", bound=Queued)
 
 
 @dataclass(slots=True)
@@ -28,8 +45,8 @@ class _Service:
     last_admission: int = -1
 
 
-class FairQueue:
-    """Least served tenant first; first come, first served within a tenant (`sequence.request.tenant`).
+class FairQueue(Generic[Entry]):
+    """Least served tenant first; first come, first served within a tenant (`entry.request.tenant`).
 
     `prompt_weight` and `output_weight` are the costs of one token. The queue remembers the service of the `remembered`
     tenants charged last; a forgotten tenant is lifted like a new one. `peek` and `pop` are O(waiting tenants).
@@ -39,14 +56,14 @@ class FairQueue:
         self.prompt_weight = prompt_weight
         self.output_weight = output_weight
         self._remembered = remembered
-        self._queues: dict[str, list[TokenSequence]] = {}  # by tenant, each by arrival, none of them empty
+        self._queues: dict[str, list[Entry]] = {}  # by tenant, each by arrival, none of them empty
         self._services: OrderedDict[str, _Service] = OrderedDict()  # by last charge or return
         self._last_to_leave = ""
         self._admissions = 0
 
-    def push(self, sequence: TokenSequence) -> None:
-        """Add a new sequence behind its tenant's others."""
-        tenant = sequence.request.tenant
+    def push(self, entry: Entry) -> None:
+        """Add a new entry behind its tenant's others."""
+        tenant = entry.request.tenant
         if tenant not in self._queues:
             # If no tenant waits, the one that left last stands for those that run.
             waiting = self._queues or (self._last_to_leave,)
@@ -54,49 +71,54 @@ class FairQueue:
             service = self._service(tenant)
             service.counter = max(service.counter, floor)
             self._remember(tenant)
-        self.restore(sequence)
+        self.restore(entry)
 
-    def restore(self, sequence: TokenSequence) -> None:
-        """Put back a popped sequence, before its tenant's later ones. It was served, so its counter is not lifted."""
-        bisect.insort(self._queues.setdefault(sequence.request.tenant, []), sequence, key=_arrival)
+    def restore(self, entry: Entry) -> None:
+        """Put back a popped entry, before its tenant's later ones. It was served, so its counter is not lifted."""
+        bisect.insort(self._queues.setdefault(entry.request.tenant, []), entry, key=_arrival)
 
-    def peek(self) -> TokenSequence | None:
-        """The oldest sequence of the least served tenant, None when empty."""
+    def peek(self) -> Entry | None:
+        """The oldest entry of the least served tenant, None when empty."""
         return min((queue[0] for queue in self._queues.values()), key=self._turn, default=None)
 
-    def pop(self) -> TokenSequence:
+    def pop(self) -> Entry:
         """Remove and return what `peek` returns; IndexError when empty. The caller charges what it computes."""
-        sequence = self.peek()
-        if sequence is None:
+        entry = self.peek()
+        if entry is None:
             raise IndexError("pop from an empty queue")
-        self._service(sequence.request.tenant).last_admission = self._admissions
+        self._service(entry.request.tenant).last_admission = self._admissions
         self._admissions += 1
-        self.withdraw(sequence)
-        return sequence
+        self.withdraw(entry)
+        return entry
 
-    def withdraw(self, sequence: TokenSequence) -> None:
-        """Remove a sequence; KeyError if it is not in the queue."""
-        tenant = sequence.request.tenant
+    def withdraw(self, entry: Entry) -> None:
+        """Remove an entry; KeyError if it is not in the queue."""
+        tenant = entry.request.tenant
         queue = self._queues[tenant]
-        index = bisect.bisect_left(queue, sequence.arrival, key=_arrival)
-        if index == len(queue) or queue[index] is not sequence:
-            raise KeyError(sequence.request_id)
+        index = bisect.bisect_left(queue, entry.arrival, key=_arrival)
+        if index == len(queue) or queue[index] is not entry:
+            raise KeyError(entry.request.request_id)
         del queue[index]
         if not queue:
             del self._queues[tenant]
             self._last_to_leave = tenant
 
-    def count_served(self, sequence: TokenSequence, *, prompt_tokens: int = 0, output_tokens: int = 0) -> None:
-        """Count service for the sequence's tenant, also while it has no other sequence waiting."""
-        tenant = sequence.request.tenant
+    def count_served(self, entry: Entry, *, prompt_tokens: int = 0, output_tokens: int = 0) -> None:
+        """Count service for the entry's tenant, also while it has no other entry waiting."""
+        tenant = entry.request.tenant
         cost = self.prompt_weight * prompt_tokens + self.output_weight * output_tokens
-        self._service(tenant).counter += cost / sequence.request.weight
+        self._service(tenant).counter += cost / entry.request.weight
         self._remember(tenant)
 
-    def has_share(self, tenant: str, places: int) -> bool:
-        """Whether `tenant` holds less than its even share of `places` among the waiting tenants and itself."""
-        own = self._queues.get(tenant)
-        return (len(own) if own else 0) < places // (len(self._queues) + (own is None))
+    def require_place(self, tenant: str, free_slots: int, max_waiting: int) -> None:
+        """Check that one more request of `tenant` may wait; `free_slots` are those that it need not wait for.
+
+        Raises:
+            QueueFull: `max_waiting` wait beyond the free slots, and the tenant already has its share of the places.
+        """
+        excess = len(self) - free_slots - max_waiting
+        if excess >= 0 and (excess >= (_OVERFLOW - 1) * max_waiting or not self._has_share(tenant, max_waiting)):
+            raise QueueFull(len(self))
 
     def most_served(self, claimant: str, tenants: Iterable[str]) -> str | None:
         """The one of `tenants` with the highest counter; None if `claimant`'s is higher still."""
@@ -108,10 +130,15 @@ class FairQueue:
     def __len__(self) -> int:
         return sum(len(queue) for queue in self._queues.values())
 
-    def __iter__(self) -> Iterator[TokenSequence]:
-        return (sequence for queue in self._queues.values() for sequence in queue)
+    def __iter__(self) -> Iterator[Entry]:
+        return (entry for queue in self._queues.values() for entry in queue)
 
-    def _turn(self, head: TokenSequence) -> tuple[float, int, int]:
+    def _has_share(self, tenant: str, places: int) -> bool:
+        """Whether `tenant` holds less than its even share of `places` among the waiting tenants and itself."""
+        own = self._queues.get(tenant)
+        return (len(own) if own else 0) < places // (len(self._queues) + (own is None))
+
+    def _turn(self, head: Entry) -> tuple[float, int, int]:
         # Among equals the tenant whose last turn is longest ago: a lifted tenant goes before the one it was lifted to.
         service = self._service(head.request.tenant)
         return service.counter, service.last_admission, head.arrival
@@ -125,8 +152,8 @@ class FairQueue:
             self._services.popitem(last=False)
 
 
-def _arrival(sequence: TokenSequence) -> int:
-    return sequence.arrival
+def _arrival(entry: Queued) -> int:
+    return entry.arrival
 
 
 def share_evenly(needs: Sequence[int], budget: int) -> list[int]:

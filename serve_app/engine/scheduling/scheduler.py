@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from serve_app.contracts.fairness import count_fairly
-from serve_app.engine.errors import QueueFull
 from serve_app.engine.scheduling.blocks import BlockAllocator, extend_chain, root_key
 from serve_app.engine.scheduling.fair_queue import (
     FairQueue,
@@ -27,7 +26,6 @@ Guess = Callable[[TokenSequence, int], tuple[int, ...]]  # (sequence, limit) →
 
 _ALWAYS_COUNTS = 4  # chunks of a tenant's queued prompts
 _SHORT = 128  # tokens; a prompt of more is long where a step has even less for long ones
-_OVERFLOW = 2  # times `max_waiting` wait at most, with those accepted beyond it for their tenants' shares
 
 
 class Scheduler:
@@ -55,7 +53,7 @@ class Scheduler:
         class_bounds: Sequence[int] = (),
         prefix_reuse: bool = True,
         speculation_rows: int = 0,
-        queue: FairQueue | None = None,
+        queue: FairQueue[TokenSequence] | None = None,
     ) -> None:
         self.allocator = allocator
         self.max_running = max_running
@@ -66,7 +64,7 @@ class Scheduler:
         self.class_bounds = tuple(class_bounds)
         self.prefix_reuse = prefix_reuse
         self.speculation_rows = speculation_rows
-        self.waiting = FairQueue() if queue is None else queue
+        self.waiting: FairQueue[TokenSequence] = FairQueue() if queue is None else queue
         self.running: list[TokenSequence] = []  # by arrival
         self._had_long = False  # the last step with prompts computed a part of a long one
         self.num_preemptions = 0
@@ -96,12 +94,8 @@ class Scheduler:
             QueueFull: `max_waiting` sequences wait beyond those that get a free slot in the next step, and the tenant
                 already has its share of the places.
         """
-        excess = self.num_waiting - max(0, self.max_running - len(self.running)) - self.max_waiting
-        if excess >= 0 and (
-            excess >= (_OVERFLOW - 1) * self.max_waiting
-            or not self.waiting.has_share(sequence.request.tenant, self.max_waiting)
-        ):
-            raise QueueFull(self.num_waiting)
+        free = max(0, self.max_running - len(self.running))
+        self.waiting.require_place(sequence.request.tenant, free, self.max_waiting)
         self.waiting.push(sequence)
 
     def schedule(self, guess: Guess | None = None) -> StepPlan:

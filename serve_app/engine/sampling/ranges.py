@@ -1,0 +1,39 @@
+"""What every engine refuses of a request: a prompt or parameters that only the model shows to be out of range."""
+
+from __future__ import annotations
+
+import math
+
+from serve_app.contracts.generation import SamplingParams
+from serve_app.engine.errors import ContextLengthExceeded
+from serve_app.engine.request import GenerationRequest
+
+MAX_TOP_LOGPROBS = 20
+
+
+def output_room(request: GenerationRequest, max_context: int, vocab: int) -> int:
+    """Tokens that the context leaves for the reply, at least 1. `vocab` is the width of the logits.
+
+    Raises:
+        ValueError: the prompt is empty or has ids outside the vocabulary, or the weight is not a positive number.
+        ContextLengthExceeded: there is no room for a token.
+    """
+    prompt = request.prompt_token_ids
+    if not prompt:
+        raise ValueError("the prompt is empty")
+    if not 0 < request.weight < math.inf:
+        raise ValueError(f"a weight of {request.weight} makes no sense")
+    if len(prompt) >= max_context:
+        raise ContextLengthExceeded(len(prompt), max_context)
+    if min(prompt) < 0 or max(prompt) >= vocab:
+        raise ValueError("the prompt holds ids outside the vocabulary")
+    return max_context - len(prompt)
+
+
+def check_sampling(params: SamplingParams, vocab: int) -> None:
+    """Raises ValueError for a bias of a token outside the vocabulary, and for `logprobs` out of range."""
+    if (outside := next((token for token, _ in params.logit_bias if not 0 <= token < vocab), None)) is not None:
+        where = f"outside this model's vocabulary of {vocab} tokens, 0 to {vocab - 1}"
+        raise ValueError(f"logit_bias has the token id {outside}, which is {where}")
+    if params.logprobs is not None and not 0 <= params.logprobs <= MAX_TOP_LOGPROBS:
+        raise ValueError(f"logprobs must be from 0 to {MAX_TOP_LOGPROBS}")

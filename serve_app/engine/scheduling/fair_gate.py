@@ -1,0 +1,118 @@
+"""Which requests go to an engine that has a scheduler of its own: fair among tenants, and few at a time.
+
+Such an engine takes requests as they come. So what waits, waits here. The engine has at most `max_running` requests,
+and of prompts without a token only what it computes in two steps: a new tenant's prompt waits for those and not for all
+that came before it. Where one tenant holds every slot, `spare` further ones are for tenants that have none.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+
+from serve_app.contracts.fairness import count_fairly
+from serve_app.engine.request import GenerationRequest
+from serve_app.engine.scheduling.fair_queue import FairQueue
+
+_PROMPTS = 8  # tenants that may have a first prompt in the engine, however long those of others are
+_ALWAYS_COUNTS = 4  # steps of a tenant's queued prompts
+
+
+@dataclass(eq=False, slots=True)
+class Place:
+    """A request in the gate; compared by identity."""
+
+    request: GenerationRequest
+    arrival: int
+    arrived_at: float  # seconds on the engine's clock
+    prompt_due: int  # tokens of its prompt that count as not computed
+    is_waiting: bool = True
+
+    @property
+    def tenant(self) -> str:
+        return self.request.tenant
+
+
+class FairGate:
+    """Not thread-safe. `step_tokens` are the most prompt tokens that the engine computes in one step."""
+
+    def __init__(
+        self, queue: FairQueue[Place], *, max_running: int, max_waiting: int, spare: int, step_tokens: int
+    ) -> None:
+        self._queue = queue
+        self._max_running = max_running
+        self._max_waiting = max_waiting
+        self._spare = spare
+        self._step_tokens = step_tokens
+        self._arrivals = itertools.count()
+        self._running: Counter[str] = Counter()  # requests in the engine by tenant
+        self._prefilling: set[Place] = set()  # those of them without a token
+
+    @property
+    def running(self) -> int:
+        return self._running.total()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    def add(self, request: GenerationRequest, now: float) -> Place:
+        """Queue a request; `release` says when it may begin. Raises QueueFull, see `FairQueue.require_place`."""
+        self._queue.require_place(request.tenant, max(0, self._max_running - self.running), self._max_waiting)
+        place = Place(request, next(self._arrivals), now, len(request.prompt_token_ids))
+        self._queue.push(place)
+        return place
+
+    def release(self) -> list[Place]:
+        """Remove from the queue, and return, what the engine may have now."""
+        released = []
+        while (head := self._queue.peek()) is not None and self._has_slot(head) and self._has_turn(head):
+            self._queue.pop()
+            head.is_waiting = False
+            self._running[head.tenant] += 1
+            self._prefilling.add(head)
+            released.append(head)
+        return released
+
+    def started(self, place: Place, cached_tokens: int) -> None:
+        """The engine has computed the prompt, but for `cached_tokens` that it found."""
+        self._prefilling.discard(place)
+        self._queue.count_served(place, prompt_tokens=place.prompt_due - cached_tokens)
+        place.prompt_due = 0
+
+    def produced(self, place: Place, tokens: int) -> None:
+        self._queue.count_served(place, output_tokens=tokens)
+
+    def leave(self, place: Place) -> None:
+        """The request has ended, or was given up while it waited."""
+        if place.is_waiting:
+            self._queue.withdraw(place)
+            return
+        if place in self._prefilling:  # what the engine has computed of it is unknown
+            self.started(place, 0)
+        self._running[place.tenant] -= 1
+        if not self._running[place.tenant]:
+            del self._running[place.tenant]
+
+    def oldest_wait_s(self, now: float) -> float:
+        """0 if none waits."""
+        return max((now - place.arrived_at for place in self._queue), default=0.0)
+
+    def queued_prefill_tokens(self) -> int:
+        """As `Scheduler.queued_prefill_tokens`."""
+        queued: Counter[str] = Counter()
+        for place in (*self._queue, *self._prefilling):
+            queued[place.tenant] += place.prompt_due
+        return int(count_fairly(queued.values(), _ALWAYS_COUNTS * self._step_tokens))
+
+    def _has_slot(self, head: Place) -> bool:
+        extra = 0 if head.tenant in self._running else self._spare
+        return self.running < self._max_running + extra
+
+    def _has_turn(self, head: Place) -> bool:
+        due = sum(place.prompt_due for place in self._prefilling)
+        if not due or due + head.prompt_due <= 2 * self._step_tokens:
+            return True
+        tenants = {place.tenant for place in self._prefilling}
+        return head.tenant not in tenants and len(tenants) < _PROMPTS

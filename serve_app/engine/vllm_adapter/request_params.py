@@ -1,0 +1,40 @@
+"""A request's sampling as vLLM takes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from serve_app.contracts.generation import SamplingParams
+
+_BAN = -100.0  # the strongest bias that vLLM takes
+_SEEDS = 2**63 - 1  # vLLM takes -1 for no seed
+
+
+def keywords(params: SamplingParams, max_output: int, eos: frozenset[int], lark: str | None) -> dict[str, Any]:
+    """Keyword arguments of vLLM's SamplingParams, but for its grammar and kind of output.
+
+    Stop strings and their least number of tokens are not among them: they are found in our own text. vLLM ends a reply
+    at a token of `eos`, which is the last token of its output then.
+    """
+    ignored = params.ignore_eos and lark is None
+    bias = dict(params.logit_bias)
+    if params.ignore_eos:
+        bias |= dict.fromkeys(eos, _BAN)
+    return {
+        "max_tokens": max_output,
+        # A reply that has completed its grammar can only end.
+        "min_tokens": 0 if lark is not None else min(params.min_tokens, max_output),
+        "ignore_eos": ignored,
+        "stop_token_ids": [] if ignored else sorted(eos),
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "min_p": params.min_p,
+        "repetition_penalty": params.repetition_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "presence_penalty": params.presence_penalty,
+        "seed": None if params.seed is None else params.seed & _SEEDS,
+        "logit_bias": {token: max(_BAN, value) for token, value in bias.items()} or None,
+        "logprobs": params.logprobs,
+        "detokenize": False,
+    }

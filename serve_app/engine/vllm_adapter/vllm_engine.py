@@ -1,0 +1,357 @@
+"""vLLM as an EnginePort: its AsyncLLM on a thread and event loop of its own, with our queue, text and counts before it.
+
+vLLM schedules, computes and samples in a process of its own. What waits waits in the gate here, so vLLM's own queue
+stays nearly empty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from typing import Any
+
+from vllm import SamplingParams as VllmSampling
+from vllm.inputs.engine import tokens_input
+from vllm.lora.request import LoRARequest
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from serve_app.contracts.generation import Event, Finished, FinishReason, Started
+from serve_app.engine.chat import ChatRenderer
+from serve_app.engine.delivery import LoopSink, Outbox
+from serve_app.engine.errors import EngineClosed, EngineFailed, first_line
+from serve_app.engine.grammar.compiler import GrammarCompiler, GrammarState
+from serve_app.engine.port import EngineStats, Promise
+from serve_app.engine.request import GenerationRequest
+from serve_app.engine.sampling import ranges
+from serve_app.engine.scheduling.fair_gate import FairGate, Place
+from serve_app.engine.text.detokenizer import Vocabulary
+from serve_app.engine.text.reply_text import ReplyText
+from serve_app.engine.vllm_adapter import request_params
+from serve_app.engine.vllm_adapter.vllm_stats import StepCounts
+
+logger = logging.getLogger(__name__)
+
+_HELD_S = 0.02  # joined deltas leave so late at most when no further output comes
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_context: int
+    max_output: int
+    vocab_size: int
+    kv_blocks: int
+    eos_token_ids: frozenset[int]
+
+
+@dataclass(eq=False, slots=True)
+class _Live:
+    """A request that has not ended."""
+
+    place: Place
+    params: VllmSampling
+    text: ReplyText
+    grammar: GrammarState | None  # ours: it shows whether vLLM's has ended within a reply
+    sink: LoopSink
+    deadline: asyncio.TimerHandle | None = None
+    task: asyncio.Task[None] | None = None  # once it is in vLLM
+    has_started: bool = False
+    cached_tokens: int = 0
+
+    @property
+    def request(self) -> GenerationRequest:
+        return self.place.request
+
+
+class VllmEngine:
+    """An EnginePort. All methods may be called from any thread; requests live on `loop`, which `thread` runs.
+
+    Deadlines are on the loop's clock, which is `time.monotonic`.
+    """
+
+    lacks = frozenset({Promise.SAME_IN_ANY_BATCH, Promise.STEPS_FAIL_ALONE, Promise.EXACT_MINIMUM})
+
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        loop: asyncio.AbstractEventLoop,
+        thread: threading.Thread,
+        tokenizer: Any,
+        gate: FairGate,
+        counts: StepCounts,
+        limits: Limits,
+        *,
+        adapters: Mapping[str, LoRARequest],
+        fingerprint: str = "",
+    ) -> None:
+        self.max_context = limits.max_context
+        self.fingerprint = fingerprint
+        self.chat = ChatRenderer(tokenizer, limits.max_context)
+        self._llm = llm
+        self._loop = loop
+        self._thread = thread
+        self._gate = gate
+        self._counts = counts
+        self._limits = limits
+        self._adapters = adapters
+        self._vocabulary = Vocabulary(tokenizer)
+        self._grammars = GrammarCompiler(tokenizer, limits.vocab_size, limits.eos_token_ids)
+        self._outbox = Outbox(self._abort_soon)
+        self._delivery: asyncio.Handle | None = None
+        self._live: dict[str, _Live] = {}
+        self._prompt_tokens = 0
+        self._prefix_hit_tokens = 0
+        self._closing = False
+
+    async def generate(
+        self, request: GenerationRequest, interval_s: Callable[[], float] = lambda: 0.0
+    ) -> AsyncGenerator[Event, None]:
+        """As `EnginePort.generate`."""
+        if request.adapter and request.adapter not in self._adapters:
+            raise ValueError(f"there is no adapter {request.adapter!r}")
+        params = request.sampling
+        room = ranges.output_room(request, self.max_context, self._limits.vocab_size)
+        ranges.check_sampling(params, self._limits.vocab_size)
+        lark = state = None
+        if params.grammar is not None:
+            lark = (await self._grammars.prepare(params.grammar, request.tenant)).lark
+            state = self._grammars.start_grammar(params.grammar)
+        max_output = min(params.max_tokens, self._limits.max_output, room)
+        sampling = VllmSampling(
+            **request_params.keywords(params, max_output, self._limits.eos_token_ids, lark),
+            output_kind=RequestOutputKind.DELTA,
+            structured_outputs=None if lark is None else StructuredOutputsParams(grammar=lark),
+        )
+        sink = LoopSink(asyncio.get_running_loop(), interval_s)
+        finished = False
+        try:
+            text = ReplyText(self._vocabulary, params, max_output)
+            await self._on_loop(lambda: self._submit(request, sampling, text, state, sink))
+            while not finished:
+                event = await sink.events.get()
+                finished = isinstance(event, Finished)
+                yield event
+        finally:
+            if not finished:
+                with contextlib.suppress(RuntimeError):  # the engine was closed, and with it the loop
+                    self._loop.call_soon_threadsafe(self._give_up, request.request_id, sink)
+
+    def stats(self) -> EngineStats:
+        counts, blocks = self._counts, self._limits.kv_blocks
+        running = self._gate.running
+        # vLLM reports after steps alone: what it reported before the last request left says nothing.
+        used = round(counts.kv_usage * blocks) if running else 0
+        return EngineStats(
+            running=running,
+            waiting=self._gate.waiting,
+            kv_blocks_total=blocks,
+            kv_blocks_used=used,
+            oldest_wait_s=self._gate.oldest_wait_s(time.monotonic()),
+            queued_prefill_tokens=self._gate.queued_prefill_tokens(),
+            steps=counts.steps,
+            tokens_produced=counts.tokens_produced,
+            preemptions=counts.preemptions,
+            kv_blocks_cached=0,  # vLLM does not report them
+            prefix_hit_tokens=self._prefix_hit_tokens,
+            prompt_tokens=self._prompt_tokens,
+        )
+
+    def check_health(self) -> None:
+        """Raises EngineFailed when the engine was closed, or vLLM's process has ended."""
+        if self._closing or not self._thread.is_alive():
+            raise EngineFailed("the engine was closed")
+        if self._llm.errored:
+            raise EngineFailed("vLLM's engine process has failed; the replica's log says why")
+
+    def close(self) -> None:
+        """Abort all requests and end vLLM's process; returns when it has ended. May be called twice."""
+        if self._thread.is_alive():
+            try:
+                # Cancelled, or refused, where another call has closed it meanwhile.
+                with contextlib.suppress(RuntimeError, CancelledError):
+                    asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+            finally:
+                with contextlib.suppress(RuntimeError):
+                    self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join()
+                self._grammars.close()
+
+    # From here on everything runs on the engine's loop.
+
+    def _submit(
+        self,
+        request: GenerationRequest,
+        sampling: VllmSampling,
+        text: ReplyText,
+        grammar: GrammarState | None,
+        sink: LoopSink,
+    ) -> None:
+        if self._closing or self._llm.errored:
+            raise EngineClosed("The engine is closed.")
+        if request.request_id in self._live:
+            raise ValueError(f"a request with the id {request.request_id!r} is running already")
+        live = _Live(self._gate.add(request, self._loop.time()), sampling, text, grammar, sink)
+        self._live[request.request_id] = live
+        if request.first_token_by is not None:
+            live.deadline = self._loop.call_at(request.first_token_by, self._end, live, FinishReason.DEADLINE)
+        if request.first_token_by is None or request.first_token_by > self._loop.time():
+            self._release()
+
+    def _release(self) -> None:
+        for place in self._gate.release():
+            live = self._live[place.request.request_id]
+            live.task = self._loop.create_task(self._run(live))
+
+    async def _run(self, live: _Live) -> None:
+        request = live.request
+        prompt = tokens_input(list(request.prompt_token_ids), cache_salt=request.tenant or request.request_id)
+        try:
+            outputs = self._llm.generate(
+                prompt, live.params, request.request_id, lora_request=self._adapters.get(request.adapter)
+            )
+            async with contextlib.aclosing(outputs):
+                async for output in outputs:
+                    if (reason := self._take(live, output)) is not None:
+                        self._end(live, reason)
+                        return
+            logger.error("vLLM ended request %s without a reason.", request.request_id)
+        except EngineDeadError:
+            logger.error("Request %s ends with an error: vLLM's engine process has failed.", request.request_id)
+        except Exception as error:
+            logger.error("vLLM failed on request %s: %s.", request.request_id, first_line(error))
+        self._end(live, FinishReason.ERROR)
+
+    def _take(self, live: _Live, output: RequestOutput) -> FinishReason | None:
+        """Turn vLLM's new tokens into events; the reason why the reply ends, if it does."""
+        if not live.has_started:
+            self._started(live, output.num_cached_tokens or 0)
+        [completion] = output.outputs
+        tokens, logprobs = completion.token_ids, completion.logprobs
+        before = live.text.num_tokens
+        reason = None
+        for index, token in enumerate(tokens):
+            if (reason := self._by_grammar(live, token)) is not None:
+                break
+            if token in self._limits.eos_token_ids and not live.params.ignore_eos:
+                reason = live.text.end(FinishReason.STOP)
+            elif logprobs is None:
+                reason = live.text.push(token)
+            else:
+                reason = live.text.push(token, *_chosen_and_top(logprobs[index], token, live.params.logprobs or 0))
+            if reason is None and live.grammar is not None and live.grammar.finished:
+                reason = live.text.end(FinishReason.STOP)
+            if reason is not None:
+                break
+        if reason is None and output.finished:
+            # Our own limits end a reply first; here vLLM has ended it for a reason of its own.
+            known = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}.get(str(completion.finish_reason))
+            reason = FinishReason.ERROR if known is None else live.text.end(known)
+        self._gate.produced(live.place, live.text.num_tokens - before)
+        if (delta := live.text.take()) is not None:
+            if live.deadline is not None:
+                live.deadline.cancel()
+            self._emit(live, delta)
+        return reason
+
+    def _by_grammar(self, live: _Live, token: int) -> FinishReason | None:
+        """Why the reply ends before this token, if its grammar can't go on: vLLM's would end it as if it were whole."""
+        if live.grammar is None:
+            return None
+        live.grammar.accept(token)
+        if live.grammar.error is None:
+            return None
+        if live.grammar.too_large:  # as in our own engine: cut, and billed
+            logger.warning("The reply of request %s ends early: %s.", live.request.request_id, live.grammar.error)
+            return live.text.end(FinishReason.LENGTH)
+        logger.error("No token for request %s: %s.", live.request.request_id, live.grammar.error)
+        return FinishReason.ERROR
+
+    def _started(self, live: _Live, cached_tokens: int) -> None:
+        live.has_started, live.cached_tokens = True, cached_tokens
+        prompt_tokens = len(live.request.prompt_token_ids)
+        self._prompt_tokens += prompt_tokens
+        self._prefix_hit_tokens += cached_tokens
+        self._gate.started(live.place, cached_tokens)
+        self._emit(live, Started(prompt_tokens, cached_tokens))
+        self._release()
+
+    def _end(self, live: _Live, reason: FinishReason) -> None:
+        """End a request; no effect if it has ended."""
+        if self._live.get(live.request.request_id) is not live:
+            return
+        del self._live[live.request.request_id]
+        if live.deadline is not None:
+            live.deadline.cancel()
+        self._gate.leave(live.place)
+        if live.task is not None and live.task is not asyncio.current_task(self._loop):
+            live.task.cancel()  # which aborts it in vLLM
+        self._emit(live, live.text.finished(reason, len(live.request.prompt_token_ids), live.cached_tokens))
+        if not self._closing:
+            self._release()
+
+    def _give_up(self, request_id: str, sink: LoopSink) -> None:
+        """The caller of this very request has gone, not that of another one with its id."""
+        if (live := self._live.get(request_id)) is not None and live.sink is sink:
+            self._end(live, FinishReason.ABORT)
+
+    def _abort_soon(self, request_id: str) -> None:
+        """The loop of its caller is closed. Not at once: the outbox is delivering."""
+        if (live := self._live.get(request_id)) is not None:
+            self._loop.call_soon(self._end, live, FinishReason.ABORT)
+
+    def _emit(self, live: _Live, event: Event) -> None:
+        """Deliver it when all that is ready now has run: one wake-up of the caller's loop for a whole step."""
+        self._outbox.put(live.request.request_id, live.sink, event)
+        if self._delivery is None:
+            self._delivery = self._loop.call_soon(self._deliver)
+
+    def _deliver(self) -> None:
+        self._outbox.deliver()
+        self._delivery = self._loop.call_later(_HELD_S, self._deliver) if self._outbox.has_events else None
+
+    async def _close(self) -> None:
+        self._closing = True
+        tasks = [live.task for live in self._live.values() if live.task is not None]
+        for live in list(self._live.values()):
+            self._end(live, FinishReason.ABORT)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._outbox.deliver()
+        self._llm.shutdown()
+
+    async def _on_loop(self, work: Callable[[], None]) -> None:
+        """Run it on the engine's loop, before anything that is sent there later. Raises EngineClosed for no loop."""
+        done: Future[None] = Future()
+
+        def run() -> None:
+            if not done.set_running_or_notify_cancel():
+                return  # its caller has gone
+            try:
+                work()
+            except Exception as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        try:
+            if self._closing:
+                raise EngineClosed("The engine is closed.")
+            self._loop.call_soon_threadsafe(run)
+        except RuntimeError:
+            raise EngineClosed("The engine is closed.") from None
+        await asyncio.wrap_future(done)
+
+
+def _chosen_and_top(logprobs: Any, token: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """The token's log-probability, and those of the `count` likeliest tokens, likeliest first."""
+    likeliest = sorted(
+        ((other, value.logprob) for other, value in logprobs.items()), key=lambda pair: (-pair[1], pair[0])
+    )
+    return logprobs[token].logprob, tuple(likeliest[:count])

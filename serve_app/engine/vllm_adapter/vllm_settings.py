@@ -1,0 +1,80 @@
+"""The settings of a backend that only vLLM has; the others are those of the engine's own settings."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from serve_app.engine.config import EngineSettings
+
+#: vLLM's arguments that follow from settings of ours, by the setting to write instead.
+INSTEAD = {
+    "model": "model",
+    "revision": "revision",
+    "dtype": "dtype",
+    "max_model_len": "max_context",
+    "max_num_seqs": "max_running",
+    "enable_prefix_caching": "prefix_reuse",
+    "kv_cache_memory_bytes": "kv_cache_memory",
+    "enable_lora": "adapters",
+}
+#: Those that have one right value here.
+FIXED = {
+    "skip_tokenizer_init", "tokenizer", "structured_outputs_config", "logprobs_mode", "max_logprobs",
+    "disable_log_stats", "enable_log_requests", "served_model_name", "generation_config", "data_parallel_size",
+    "reasoning_parser", "max_loras", "max_lora_rank",
+}  # fmt: skip
+#: Settings of our own engine that mean nothing to vLLM.
+NATIVE_ONLY = {
+    "fused", "native", "cuda_graphs", "device_map", "max_memory", "offload_folder", "block_size", "prefill_chunk",
+    "prefill_chunk_busy", "speculation_rows", "num_threads",
+}  # fmt: skip
+
+
+class VllmSettings(BaseModel):
+    """Keys beside these are arguments of vLLM's AsyncEngineArgs, checked when the replica starts."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tensor_parallel_size: int = Field(default=1, ge=1, description="GPUs that share each layer.")
+    pipeline_parallel_size: int = Field(default=1, ge=1, description="Groups of GPUs that share the layers.")
+    quantization: str | None = Field(default=None, description="vLLM's name of a method, such as fp8 or awq.")
+    adapters: dict[str, str] = Field(default={}, description="LoRA adapters: name → folder, or name on the hub.")
+
+    further: dict[str, Any] = Field(default={}, description="All other keys, as vLLM takes them.")
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @model_validator(mode="before")
+    @classmethod
+    def _collect_further(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or "further" in value:
+            return value
+        own = {name: part for name, part in value.items() if name in cls.model_fields}
+        return own | {"further": {name: part for name, part in value.items() if name not in own}}
+
+    @field_validator("adapters")
+    @classmethod
+    def _names_of_adapters(cls, value: dict[str, str]) -> dict[str, str]:
+        if (bad := next((name for name in value if not re.fullmatch(r"[\w.-]+", name)), None)) is not None:
+            raise ValueError(f"{bad!r} is no name of an adapter: letters, digits, ., - and _")
+        return value
+
+
+def problem(settings: EngineSettings, vllm: VllmSettings) -> str | None:
+    """What can't be right about the two together; None if nothing is known to be wrong."""
+    if odd := sorted(NATIVE_ONLY & settings.model_fields_set):
+        return f"{odd[0]} is a setting of the native engine: leave it out with engine: vllm"
+    if settings.dtype == "int8":
+        return "dtype int8 is of the native engine: set vllm.quantization, or dtype to bfloat16"
+    for name in vllm.further:
+        if name in INSTEAD:
+            return f"vllm.{name}: write the setting {INSTEAD[name]} instead"
+        if name in FIXED:
+            return f"vllm.{name}: the service sets it itself; leave it out"
+    return None

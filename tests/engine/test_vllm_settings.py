@@ -1,0 +1,76 @@
+"""What is known to be wrong before vLLM starts, and a request's sampling as vLLM takes it. None of it needs vLLM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serve_app.contracts.generation import SamplingParams
+from serve_app.engine.vllm_adapter.request_params import keywords
+from serve_app.settings import ModelArgs, SettingsError, parse
+
+EOS = frozenset({2, 7})
+
+
+def of(max_output: int = 50, lark: str | None = None, **params: Any) -> dict[str, Any]:
+    return keywords(SamplingParams(**{"max_tokens": 100, **params}), max_output, EOS, lark)
+
+
+def args(**given: Any) -> ModelArgs:
+    return parse(ModelArgs, {"model": "m", "engine": "vllm", **given}, "args")
+
+
+def test_fields_of_our_own_and_arguments_of_vllm_are_told_apart() -> None:
+    vllm = args(vllm={"tensor_parallel_size": 2, "pipeline_parallel_size": 4, "swap_space": 0}).vllm
+    assert (vllm.gpus, vllm.further) == (8, {"swap_space": 0})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"vllm": {"max_num_seqs": 9}}, "write the setting max_running instead"),
+        ({"vllm": {"tokenizer": "x"}}, "vllm.tokenizer: the service sets it itself"),
+        ({"vllm": {"tensor_parallel_size": 0}}, "args.vllm.tensor_parallel_size"),
+        ({"vllm": {"adapters": {"a:b": "x"}}}, "no name of an adapter"),
+        ({"dtype": "int8"}, "set vllm.quantization"),
+        ({"speculation_rows": 4}, "speculation_rows is a setting of the native engine"),
+        ({"engine": "native", "vllm": {"swap_space": 0}}, "write engine: vllm"),
+        ({"engine": "other"}, "args.engine"),
+    ],
+)
+def test_what_can_not_be_right_is_refused_with_the_remedy(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        args(**given)
+
+
+def test_replicas_run_on_vllms_interpreter_and_others_on_the_services(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SERVE_APP_VLLM_PYTHON", raising=False)
+    assert args().python() == str(Path(".vllm/bin/python").absolute())
+    monkeypatch.setenv("SERVE_APP_VLLM_PYTHON", "/opt/vllm/bin/python")
+    assert args().python() == "/opt/vllm/bin/python"
+    assert args(interpreter="/own/python").python() == "/own/python"
+    assert parse(ModelArgs, {"model": "m"}, "args").python() is None
+
+
+def test_an_end_of_sequence_token_ends_a_reply_unless_it_is_ignored() -> None:
+    assert (of()["stop_token_ids"], of()["ignore_eos"]) == ([2, 7], False)
+    ignored = of(ignore_eos=True, logit_bias=((2, 5.0), (9, 1.0)))
+    assert (ignored["stop_token_ids"], ignored["ignore_eos"]) == ([], True)
+    assert ignored["logit_bias"] == {2: -100.0, 7: -100.0, 9: 1.0}
+
+
+def test_a_complete_grammar_can_end_a_reply_whatever_else_is_asked_for() -> None:
+    held = of(lark="start: /a/", min_tokens=30, ignore_eos=True)
+    assert (held["min_tokens"], held["ignore_eos"], held["stop_token_ids"]) == (0, False, [2, 7])
+
+
+def test_the_least_number_of_tokens_is_never_above_the_most() -> None:
+    assert of(max_output=8, min_tokens=30)["min_tokens"] == 8
+
+
+@pytest.mark.parametrize("seed", [-1, -(2**63), 2**63 - 1, 0])
+def test_each_seed_is_one_that_vllm_takes(seed: int) -> None:
+    assert 0 <= of(seed=seed)["seed"] < 2**63
+    assert of()["seed"] is None

@@ -1,0 +1,97 @@
+"""The whole service on vLLM (`make test-vllm`): bills by its counts, accounts apart, and the death of its process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import openai
+import psutil
+import pytest
+
+from tests.service.harness import FRANCE, Service, charge, nano, until
+from tests.service.started import OTHER_CONFIG
+
+pytestmark = [
+    pytest.mark.service,
+    pytest.mark.skipif("vllm" not in (OTHER_CONFIG or ""), reason="needs a service on vLLM: make test-vllm"),
+]
+LONG = [{"role": "user", "content": "The river runs past the mill, the bridge and the old harbour. " * 30}]
+
+
+def engine_processes(service: Service) -> list[psutil.Process]:
+    """vLLM's own process of each replica."""
+    found = []
+    for process in psutil.Process(service.process.pid).children(recursive=True):
+        try:
+            if "VLLM::EngineCore" in " ".join(process.cmdline()) or "VLLM::Engine" in process.name():
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_a_reply_is_billed_as_its_usage_says(service: Service) -> None:
+    account = service.account("vllm")
+    reply = account.client().chat.completions.create(model="svc-chat", messages=FRANCE, max_tokens=20, temperature=0)
+    assert "Paris" in (reply.choices[0].message.content or "")
+    assert reply.usage is not None
+    assert reply.usage.prompt_tokens == service.prompt_tokens(FRANCE)
+    assert reply.usage.completion_tokens == service.reply_tokens(reply.choices[0].message.content or "")
+    assert nano("5") - nano(account.settled(1)["balance"]) == charge(reply.usage)
+
+
+def test_an_account_finds_its_own_prompt_again_and_no_other_does(service: Service) -> None:
+    def cached(account: openai.OpenAI) -> int:
+        reply = account.chat.completions.create(model="svc-chat", messages=LONG, max_tokens=2)
+        assert reply.usage is not None
+        assert reply.usage.prompt_tokens_details is not None
+        return reply.usage.prompt_tokens_details.cached_tokens or 0
+
+    reader, stranger = service.account("reader").client(), service.account("stranger").client()
+    assert cached(reader) == 0
+    assert cached(reader) > 100
+    assert cached(stranger) == 0
+
+
+async def test_a_killed_engine_process_is_replaced_and_nobody_pays_for_what_it_did_not_finish(service: Service) -> None:
+    account = await asyncio.to_thread(service.account, "vllm dies")
+    [engine] = await asyncio.to_thread(until, lambda: engine_processes(service), 10)
+
+    began = asyncio.Semaphore(0)
+
+    async def ask() -> None:
+        async with service.async_client(account.key, timeout=120) as client:
+            stream = await client.chat.completions.create(
+                model="svc-chat", messages=FRANCE, max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
+            )
+            has_begun = False
+            async for chunk in stream:
+                if not has_begun and chunk.choices and chunk.choices[0].delta.content:
+                    has_begun = True
+                    began.release()
+
+    asked = [asyncio.create_task(ask()) for _ in range(3)]
+    async with asyncio.timeout(60):
+        for _ in asked:
+            await began.acquire()
+    os.kill(engine.pid, signal.SIGKILL)
+    endings = await asyncio.gather(*asked, return_exceptions=True)
+    assert all(isinstance(ending, openai.APIError) for ending in endings), endings
+    view = await asyncio.to_thread(account.settled, 3, 60)
+    assert nano(view["balance"]) == nano("5")
+
+    def another() -> list[psutil.Process]:
+        return [process for process in engine_processes(service) if process.pid != engine.pid]
+
+    assert await asyncio.to_thread(until, another, 180)
+    client = account.client()
+
+    def answers() -> bool:
+        try:
+            return bool(client.chat.completions.create(model="svc-chat", messages=FRANCE, max_tokens=4).id)
+        except openai.APIStatusError:
+            return False
+
+    assert await asyncio.to_thread(until, answers, 120, 1.0)
