@@ -15,21 +15,23 @@ from tests.service.chaos.stand import Shape, Stand
 
 pytestmark = [pytest.mark.service, pytest.mark.slow]
 
-STOPPED_S = 45.0  # longer than the lease by far
+STOPS = int(os.environ.get("SERVE_APP_TEST_STOPS", "1"))
+STOPPED_S = float(os.environ.get("SERVE_APP_TEST_STOPPED_S", "45"))  # longer than the lease by far
 GAP_S = 25.0
 SMALL = 2 * 10**6  # nano-units: the balances are nearly spent all the time
 
 
 async def test_a_stopped_limiter_is_succeeded_within_25_s_and_no_usage_is_uncollected() -> None:
     async def stop_and_continue(running: Session) -> None:
-        await asyncio.sleep(8)
-        [pid] = running.stand.pids("limiter")
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            await asyncio.sleep(STOPPED_S)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+        for _ in range(STOPS):
+            await asyncio.sleep(8)
+            [pid] = running.stand.pids("limiter")
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                await asyncio.sleep(STOPPED_S)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
         await asyncio.sleep(8)
 
     with Stand(Shape("sqlite", stub=True, gateways=2)) as stand:

@@ -123,6 +123,10 @@ class Load:
                 customer = self._customers[number % len(self._customers)]
                 group.create_task(self._client(customer, Random(f"{self._seed}:{number}")))
 
+    def move(self, base_url: str) -> None:
+        """Requests that begin from now on go to another service."""
+        self._http.base_url = httpx.URL(base_url)
+
     def end(self) -> None:
         """No new requests."""
         self._over.set()

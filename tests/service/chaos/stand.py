@@ -81,10 +81,14 @@ class Shape:
 
 
 class Stand:
-    """One running service. A context manager: everything has ended after it."""
+    """One running service. A context manager: everything has ended after it.
 
-    def __init__(self, shape: Shape, say: Callable[[str], None] = lambda _: None) -> None:
+    `beside` is another one, whose ledger and secrets this one has, too.
+    """
+
+    def __init__(self, shape: Shape, say: Callable[[str], None] = lambda _: None, beside: Stand | None = None) -> None:
         self.shape = shape
+        self._beside = beside
         self._say = say
         self.folder = Path(tempfile.mkdtemp(prefix="chaos-"))
         self.home = self.folder / "home"
@@ -103,6 +107,8 @@ class Stand:
     @property
     def database_url(self) -> str:
         """As SQLAlchemy takes it."""
+        if self._beside is not None:
+            return self._beside.database_url
         return self.postgres.url if self.postgres is not None else f"sqlite:///{self.home / 'ledger.db'}"
 
     def __enter__(self) -> Stand:
@@ -121,7 +127,9 @@ class Stand:
 
     def _start(self) -> None:
         self.home.mkdir()
-        if self.shape.database == "postgresql":
+        if self._beside is not None:
+            shutil.copytree(self._beside.home / "secrets", self.home / "secrets")
+        elif self.shape.database == "postgresql":
             self._say("starting PostgreSQL")
             self.postgres = Postgres()
             self.postgres.start()
