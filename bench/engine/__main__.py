@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from bench.engine import plan, report
-from bench.engine.servers import ContinuousBatching, EngineServer, LlamaCpp, Ours, Transformers, Vllm
+from bench.engine.servers import ContinuousBatching, EngineServer, LlamaCpp, OnVllm, Ours, Transformers, Vllm
 from bench.engine.session import Session
 from bench.harness.command import PEERS, ROOT, completed, say
 from bench.harness.peers import installed
@@ -142,17 +142,20 @@ def find_servers(
     servers: list[EngineServer] = []
     missing: dict[str, str] = {}
     for name in scope.servers:
-        needs = {"llama-cpp": ("llama_cpp", "gguf"), "vllm": ("vllm",)}.get(name, ("transformers",))
+        needs = {"llama-cpp": ("llama_cpp", "gguf"), "vllm": ("vllm",), plan.ON_VLLM: ("vllm",)}.get(
+            name, ("transformers",)
+        )
         if name == plan.OURS:
             servers.append(ours)
         elif name == plan.PLAIN:
-            servers.append(Ours(folder, {**overrides, **WITHOUT_SPECULATION}, plan.PLAIN))
+            servers.append(Ours(folder, overrides | WITHOUT_SPECULATION, plan.PLAIN, "serve-app without speculation"))
         elif not peers.keys() >= set(needs):
             missing[name] = "not installed: make bench-engine-peers"
         elif name == "llama-cpp":
             servers.append(LlamaCpp(folder, peers["llama_cpp"], Path(peers["gguf"]["gguf"]), options.slots))
-        elif name == "vllm":
-            servers.append(Vllm(folder, peers["vllm"], ours.model_folder, options.vllm_dtype))
+        elif name in ("vllm", plan.ON_VLLM):
+            bare = Vllm(folder, peers["vllm"], ours.model_folder, options.vllm_dtype)
+            servers.append(bare if name == "vllm" else OnVllm(folder, bare))
         else:
             kind = Transformers if name == "transformers" else ContinuousBatching
             servers.append(kind(folder, peers["transformers"], ours.model_folder))

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 SHORT, LONG, CODE, PREFIX, DISTURBED = "short", "long", "code", "prefix", "disturbed"
 WORKLOADS = (SHORT, LONG, CODE, PREFIX, DISTURBED)
-OURS, PLAIN = "ours", "ours-plain"  # PLAIN: the same without speculation
+OURS, PLAIN, ON_VLLM = "ours", "ours-plain", "ours-vllm"  # PLAIN: without speculation; ON_VLLM: vLLM as its engine
 ONE_AT_A_TIME = "transformers"
-SERVERS = (OURS, PLAIN, ONE_AT_A_TIME, "transformers-cb", "llama-cpp", "vllm")
+SERVERS = (OURS, PLAIN, ONE_AT_A_TIME, "transformers-cb", "llama-cpp", "vllm", ON_VLLM)
 
 
 @dataclass(frozen=True, slots=True)

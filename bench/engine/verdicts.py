@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bench.engine.plan import CODE, DISTURBED, OURS, PLAIN, PREFIX, SHORT
+from bench.engine.plan import CODE, DISTURBED, ON_VLLM, OURS, PLAIN, PREFIX, SHORT
 from bench.harness.promises import Promise, Verdict
 from bench.harness.results import Results, Spread, ratio, spread
 
@@ -12,6 +12,11 @@ from bench.harness.results import Results, Spread, ratio, spread
 def rate_against(peer: str, workload: str, clients: int) -> Callable[[Results], Spread | None]:
     """Our output tokens per second over the peer's."""
     return lambda results: ratio(results, OURS, peer, workload, clients, "tokens_per_s")
+
+
+def on_vllm(clients: int, figure: str) -> Callable[[Results], Spread | None]:
+    """A figure of our service on vLLM over that of `vllm serve`."""
+    return lambda results: ratio(results, ON_VLLM, "vllm", SHORT, clients, figure)
 
 
 def own(workload: str, clients: int, figure: str) -> Callable[[Results], Spread | None]:
@@ -29,6 +34,10 @@ PROMISES = (
     ),
     Promise("1 client, against vLLM's CPU build", 2.0, rate_against("vllm", SHORT, 1)),
     Promise("16 clients, against vLLM's CPU build", 3.0, rate_against("vllm", SHORT, 16)),
+    Promise("16 clients, the service on vLLM against `vllm serve`", 0.9, on_vllm(16, "tokens_per_s")),
+    Promise("64 clients, the service on vLLM against `vllm serve`", 0.9, on_vllm(64, "tokens_per_s")),
+    Promise("16 clients, its time to first token against theirs", 1.15, on_vllm(16, "ttft_p50_s"), at_most=True),
+    Promise("64 clients, its time to first token against theirs", 1.15, on_vllm(64, "ttft_p50_s"), at_most=True),
     Promise("1 client, against llama.cpp's server", 0.5, rate_against("llama-cpp", SHORT, 1), goal=1.0),
     Promise("4 clients, against llama.cpp's server", 1.2, rate_against("llama-cpp", SHORT, 4)),
     Promise("16 clients, against llama.cpp's server", 1.8, rate_against("llama-cpp", SHORT, 16)),

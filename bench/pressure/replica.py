@@ -10,6 +10,7 @@ from math import inf
 from typing import Any, cast
 
 from serve_app.contracts.limiting import PressureReport
+from serve_app.engine.errors import QueueFull
 from serve_app.engine.scheduling.fair_queue import FairQueue
 
 
@@ -62,7 +63,7 @@ class Replica:
         self.version = 0  # of the plan; an event of an older one is void
         self.planned = -1  # the version of which the next event is planned
         self.draining = False
-        self._queue = FairQueue()
+        self._queue: FairQueue[Any] = FairQueue()
         self._waiting: dict[Job, None] = {}  # oldest first
         self._prefilling: deque[Job] = deque()
         self._decoding: list[tuple[float, int, Job]] = []  # a heap by end
@@ -81,9 +82,9 @@ class Replica:
 
     def add(self, job: Job, now: float) -> bool:
         """Queues and perhaps starts a job; False when the queue is full, by the engine's rule."""
-        excess = self.waiting - (self.device.slots - self.running) - self.device.max_waiting
-        share = self._queue.has_share(job.tenant, self.device.max_waiting)
-        if excess >= 0 and (excess >= self.device.max_waiting or not share):
+        try:
+            self._queue.require_place(job.tenant, self.device.slots - self.running, self.device.max_waiting)
+        except QueueFull:
             return False
         self._queue.push(cast(Any, job))
         self._waiting[job] = None
