@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 # By the class of the command. Each function takes the command, and the time in Unix seconds.
 READS: dict[type[Command[Any]], Callable[[Connection, Any, float], Any]] = {
     commands.GetAccount: snapshots.get_account,
+    commands.ShowAccount: usage.show_account,
     commands.ListAccounts: snapshots.list_accounts,
     commands.ListGrants: funds.list_grants,
     commands.ListKeys: snapshots.list_keys,
@@ -49,6 +50,7 @@ READS: dict[type[Command[Any]], Callable[[Connection, Any, float], Any]] = {
 }
 # Seconds for those that look at many rows. A connection that hangs in one of them is noticed only then.
 LONG_READS: dict[type[Command[Any]], float] = {
+    commands.ShowAccount: 60.0,
     commands.SumUsage: 60.0,
     commands.ListUsage: 60.0,
     commands.ListAudit: 60.0,

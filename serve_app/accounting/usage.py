@@ -10,9 +10,10 @@ from sqlalchemy import ColumnElement, Connection, Table, func, select, tuple_
 
 from serve_app.accounting.schema import price_versions, usage_daily
 from serve_app.accounting.schema import usage as usage_rows
+from serve_app.accounting.snapshots import read_account
 from serve_app.accounting.validation import check_day, check_page, equals
-from serve_app.contracts.books import Outcome, UsagePage, UsageRecord, UsageRow
-from serve_app.contracts.commands import ListUsage, SumUsage
+from serve_app.contracts.books import AccountSnapshot, Outcome, UsagePage, UsageRecord, UsageRow
+from serve_app.contracts.commands import ListUsage, ShowAccount, SumUsage
 from serve_app.contracts.errors import InvalidValue
 from serve_app.contracts.money import Price
 
@@ -45,6 +46,12 @@ def sum_usage(connection: Connection, wanted: SumUsage, _now: float) -> list[Usa
         for row in connection.execute(query)
         if row.requests
     ]
+
+
+def show_account(connection: Connection, wanted: ShowAccount, now: float) -> tuple[AccountSnapshot, UsageRow]:
+    account = read_account(connection, wanted.account_id)
+    rows = sum_usage(connection, SumUsage(wanted.account_id), now)
+    return account, rows[0] if rows else UsageRow(0, 0, 0, 0, 0)
 
 
 def list_usage(connection: Connection, wanted: ListUsage, _now: float) -> UsagePage:

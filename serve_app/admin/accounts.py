@@ -273,14 +273,14 @@ async def _account_reply(admin: AdminServices, account: AccountSnapshot) -> Acco
 async def _account_replies(admin: AdminServices, accounts: Sequence[AccountSnapshot]) -> list[Account]:
     if not accounts:
         return []
+    ids = tuple(account.account_id for account in accounts)
     try:
-        states: tuple[AccountStatus, ...] = await admin.limiter.ask(
-            Status(tuple(account.account_id for account in accounts))
-        )
+        states: tuple[AccountStatus, ...] = await admin.limiter.ask(Status(ids))
     except Unavailable:
         raise errors.overloaded("the limiter is restarting: try again", retry_after_s=2) from None
-    shown = []
-    for account, status in zip(accounts, states, strict=True):
-        rows = await admin.run(commands.SumUsage(account.account_id))
-        shown.append(Account.from_snapshot(admin.now(), account, status, rows[0] if rows else UsageRow(0, 0, 0, 0, 0)))
-    return shown
+    # The ledger is read after the limiter: what is held no more is in the balance and in the usage.
+    books = [await admin.run(commands.ShowAccount(account_id)) for account_id in ids]
+    return [
+        Account.from_snapshot(admin.now(), account, status, usage)
+        for (account, usage), status in zip(books, states, strict=True)
+    ]

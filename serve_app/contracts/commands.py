@@ -61,6 +61,16 @@ class GetAccount(Command[AccountSnapshot]):
 
 
 @dataclass(frozen=True, slots=True)
+class ShowAccount(Command[tuple[AccountSnapshot, UsageRow]]):
+    """An account and all that it ever used, as of one moment: no settlement is in one and not in the other.
+
+    Raises AccountNotFound.
+    """
+
+    account_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class ListAccounts(Command[list[AccountSnapshot]]):
     """Up to `limit` accounts, oldest first, after the account `after`. Raises AccountNotFound."""
 

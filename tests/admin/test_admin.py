@@ -6,6 +6,7 @@ Keys' terms, grants and corrections, exports and the audit log have files of the
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from dataclasses import replace
 from typing import Any
@@ -16,8 +17,10 @@ import pytest
 from serve_app.admin.document import ENDPOINTS
 from serve_app.contracts.limiting import PressureReport
 from serve_app.contracts.limits import Contract
+from serve_app.contracts.money import parse_amount
 from serve_app.limiter.admission import Admission
 from serve_app.limiter.limiter_service import LimiterService
+from tests.accounting.books import settlement
 from tests.gateway.answers import refused
 from tests.gateway.connections import Call
 from tests.gateway.world import World, until
@@ -279,6 +282,25 @@ async def test_models_show_prices_backends_and_what_is_missing(world: World, adm
     assert chat["backends"][0]["status"] == "MISSING"
     world.backends.report = None
     refused(await admin.get("/admin/models"), 503)
+
+
+async def test_balance_and_usage_of_an_account_are_of_one_moment(
+    world: World, admin: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening = world.ledger.get_account(world.account_id).balance
+    [key] = world.ledger.list_keys(world.account_id)
+    settled = itertools.count()
+    run = world.ledger.run
+
+    def settle_after(command: Any) -> Any:
+        answer = run(command)
+        world.ledger.settle([settlement(f"between-{next(settled)}", world.account_id, key.key_id)])
+        return answer
+
+    monkeypatch.setattr(world.ledger, "run", settle_after)
+    shown = (await admin.get(f"/admin/accounts/{world.account_id}")).json()
+    assert next(settled) > 1
+    assert parse_amount(shown["balance"]) + parse_amount(shown["usage"]["charged"]) == opening
 
 
 async def test_usage_refuses_what_it_cannot_group_by(admin: httpx.AsyncClient) -> None:
