@@ -7,6 +7,11 @@ CLIENTS := .clients
 NODE := tests/clients/node/node_modules
 VLLM := .vllm
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest
+# Tests without the running service, by file. The service has the machine for itself.
+WORKERS ?= 2
+# pytest's status for a folder without tests of one half.
+MAY_BE_EMPTY := || [ $$? = 5 ]
 
 .PHONY: help setup serve engine-vllm test test-slow test-fast test-vllm faults lint bench-ledger bench-engine bench-engine-peers bench-gateway bench-gateway-peer bench-quality bench-limits bench-pressure bench-overload attack chaos clean
 
@@ -22,14 +27,16 @@ serve: $(VENV)/.base ## start the service (PORT=8000, SERVE_APP_HOME=.serve-app)
 engine-vllm: $(VENV)/.base ## install vLLM for backends with engine: vllm, into .vllm; six minutes, 3 GB (ARGS='--device cuda' for GPUs)
 	@$(BIN)/python -m serve_app.launch.vllm_environment --folder $(VLLM) $(ARGS)
 
-test: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the everyday suite, 13 to 22 minutes (ARGS=tests/limiter for one layer; docs/testing.md)
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+test: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the everyday suite, 14 minutes (ARGS=tests/limiter for one layer; docs/testing.md)
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow and not service" $(ARGS) $(MAY_BE_EMPTY)
+	$(PYTEST) -m "not slow and service" $(ARGS) $(MAY_BE_EMPTY)
 
 test-slow: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the rest: fuzzers, kill -9, PostgreSQL, more clients, long contexts
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m "slow and not service" $(ARGS) $(MAY_BE_EMPTY)
+	$(PYTEST) -m "slow and service" $(ARGS) $(MAY_BE_EMPTY)
 
 test-fast: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the everyday suite without the running service
-	$(BIN)/python -m pytest -m "not service and not slow" $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not service and not slow" $(ARGS)
 
 test-vllm: $(VENV)/.test engine-vllm ## the engine's contract on vLLM, then the SDK's tests over the whole service on it, 20 minutes
 	@$(VLLM)/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt pytest pytest-asyncio hypothesis
