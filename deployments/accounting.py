@@ -34,10 +34,10 @@ from serve_app.settings import GatewayArgs
 class Accounting:
     """Ray's side of AccountingService."""
 
-    def __init__(self, settings: GatewayArgs) -> None:
+    def __init__(self, settings: GatewayArgs, shard: int) -> None:
         yield_to_models()
         counted = RayMetrics()
-        counted.export_zeros(metrics.UNCOLLECTED)
+        counted.export_zeros([metrics.UNCOLLECTED])
         timeout_s = settings.database_timeout_s
         ledger = Ledger(
             settings.ledger_url(),
@@ -46,7 +46,9 @@ class Accounting:
             currency=settings.currency,
             reply_quota=ReplyQuota(settings.stored_replies, settings.stored_reply_bytes),
         )
-        self._service = AccountingService(ledger, metrics=counted)
+        # All shards write one ledger: one of them checks it.
+        check_every_s = settings.books_check_s if shard == 0 else 0.0
+        self._service = AccountingService(ledger, metrics=counted, check_every_s=check_every_s)
         self._service.start()
         self._server = Server(self._service.answer)
 

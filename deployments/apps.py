@@ -18,7 +18,7 @@ def gateway(args: dict[str, Any]) -> Application:
 
     settings = parse(GatewayArgs, args, "args")
     accounting = [
-        Accounting.options(name=shard_name("Accounting", index)).bind(settings)  # type: ignore[attr-defined]
+        Accounting.options(name=shard_name("Accounting", index)).bind(settings, index)  # type: ignore[attr-defined]
         for index in range(settings.accounting_shards)
     ]
     limiters = [

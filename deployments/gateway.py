@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import uuid
 from typing import Any
@@ -18,16 +19,20 @@ from serve_app.admin.auditing import record_prices
 from serve_app.admin.endpoint import AdminServices
 from serve_app.admin.routes import admin_router
 from serve_app.contracts import calls, metrics
-from serve_app.contracts.metrics import STATUSES
+from serve_app.contracts.request_log import RequestLog
+from serve_app.contracts.spans import SpanExport
 from serve_app.contracts.spool import ORPHANS, Spool
 from serve_app.gateway.app import build_app
 from serve_app.gateway.authentication import Authenticator
 from serve_app.gateway.backends import Catalogue
 from serve_app.gateway.exchange import Services
 from serve_app.gateway.limiter_client import LimiterClient
+from serve_app.gateway.observer import Observer, log_line
+from serve_app.gateway.record import RequestRecord
 from serve_app.gateway.settlements import AccountingShards, Settlements
-from serve_app.model.orphans import Orphans
-from serve_app.settings import GatewayArgs, GatewaySettings, parse
+from serve_app.gateway.tracing import Tracing
+from serve_app.model.orphans import Orphans, orphan_line
+from serve_app.settings import GatewayArgs, GatewaySettings, IdentifierSettings, parse
 
 FINISH_S = 15.0  # longer than a settlement takes to reach the ledger or the spool
 
@@ -49,8 +54,7 @@ class Gateway:
     def __init__(self, args: GatewayArgs, limiters: list[DeploymentHandle], accounting: list[DeploymentHandle]) -> None:
         yield_to_models()
         self._metrics = RayMetrics()
-        self._metrics.export_zeros(metrics.REFUSALS)
-        self._metrics.export_zeros(metrics.SETTLEMENTS)
+        self._shares: dict[tuple[str, str], float] = {}  # as exported
         backends = BackendHandles()
         ledger = self._ledger = AccountingShards([AccountingHandle(shard) for shard in accounting])
         keys = secret_files.load_secrets(args.state_dir())
@@ -62,15 +66,30 @@ class Gateway:
         )
         spools = args.state_dir() / "spool"
         # Also the spools of replicas of this machine that have died.
-        self._orphans = Orphans(ledger.settle, Spool(spools, holder, suffix=ORPHANS, flushed=False), ledger.unsettled)
+        self._log = RequestLog(args.state_dir(), holder)
+        self._orphans = Orphans(
+            ledger.settle,
+            Spool(spools, holder, suffix=ORPHANS, flushed=False),
+            ledger.unsettled,
+            settled=lambda one: self._log.write(orphan_line(one)),
+        )
         spool = Spool(spools, holder, max_bytes=settings.spool_max_bytes)
+        self._spans = SpanExport.of_environment("gateway")
+        tracing = (
+            None
+            if self._spans is None
+            else Tracing(
+                self._spans, lambda: self._services.settings.trace_share, lambda: self._services.settings.trace_slow_s
+            )
+        )
         self._services = Services(
             settings=settings,
             catalogue=Catalogue(settings, random.Random()),
             limiter=limiter,
             settlements=Settlements(ledger, spool, self._metrics, limiter, settle_timeout_s=settings.settle_timeout_s),
             backends=backends,
-            metrics=self._metrics,
+            observer=Observer(self._metrics, self._targets, self._write_line, *([tracing] if tracing else [])),
+            tracing=tracing,
             orphan_delay_s=args.orphan_delay_s,
         )
         self._authenticator = Authenticator(limiter, key_secret=keys.key_secret, operator_key=keys.operator_key)
@@ -90,15 +109,36 @@ class Gateway:
         services = self._services
         services.settings = settings
         services.catalogue = Catalogue(settings, random.Random())
-        self._metrics.export_zeros(
-            metrics.REQUESTS, [(model, status) for model in settings.models for status in STATUSES]
-        )
+        self._export_catalogue(services.catalogue)
         services.limiter.admit_timeout_s = settings.admit_timeout_s
         services.settlements.settle_timeout_s = settings.settle_timeout_s
         services.settlements.spool.max_bytes = settings.spool_max_bytes
         self._authenticator.trusted_proxies = settings.trusted_proxies
         self._admin.queries.per_minute = settings.queries_per_minute
         record_prices(self._ledger, {name: model.price.per_token() for name, model in settings.models.items()})
+
+    def _export_catalogue(self, catalogue: Catalogue) -> None:
+        """All counters as 0, and what share of its identifier's requests each backend is to get."""
+        served = [(model, name) for model in catalogue.identifiers for name in catalogue.behind(model)]
+        served.append((metrics.NONE, metrics.NONE))
+        self._metrics.export_zeros(
+            metrics.OF_GATEWAYS, [{"model": model, "backend": backend} for model, backend in served]
+        )
+        shares = dict.fromkeys(self._shares, 0.0)  # those that are gone
+        for model in catalogue.identifiers:
+            weights = catalogue[model].backends
+            shares |= {(model, name): weight / sum(weights.values()) for name, weight in weights.items()}
+        for (model, name), share in shares.items():
+            self._metrics.set(metrics.BACKEND_WEIGHT, share, model, name)
+        self._shares = shares
+
+    def _targets(self, model: str) -> IdentifierSettings | None:
+        return self._services.settings.models.get(model)
+
+    def _write_line(self, record: RequestRecord) -> None:
+        settings = self._services.settings
+        if settings.request_log:
+            self._log.write(log_line(record, settings.logged_texts))
 
     def check_health(self) -> None:
         """Fails for a gateway without models to serve."""
@@ -128,3 +168,6 @@ class Gateway:
         # Last: what is left in the spool has its holds until this process ends and another takes both over.
         await self._services.limiter.stop()
         self._metrics.flush_metrics()
+        await asyncio.to_thread(self._log.close)
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.close)

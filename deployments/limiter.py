@@ -15,6 +15,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.handles import AccountingHandle
 from deployments.metrics import RayMetrics
 from deployments.priority import yield_to_models
+from serve_app.contracts import metrics
 from serve_app.contracts.calls import boottime
 from serve_app.contracts.limiting import RECOVERY_S
 from serve_app.contracts.limits import Contract
@@ -46,12 +47,14 @@ class Limiter:
             lease_s=settings.lease_s,
             recovery_s=RECOVERY_S,
         )
+        counted = RayMetrics()
+        counted.export_zeros(metrics.OF_LIMITERS, [{"shard": str(shard), "backend": metrics.NONE}])
         self._service = LimiterService(
             admission,
             books,
             shards=settings.limiter_shards,
             staleness_s=settings.key_staleness_s,
-            metrics=RayMetrics(),
+            metrics=counted,
             clock=boottime,
         )
         self._service.tenure = Tenure(

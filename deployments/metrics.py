@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from ray.serve.metrics import Counter, Gauge, Histogram
 
-from serve_app.contracts.metrics import Metric
+from serve_app.contracts.metric import Metric
 
 FLUSH_S: Final = 0.5
 REPEAT_S: Final = 1.0  # the shortest time between two exports
 
 
 class RayMetrics:
-    """The port `contracts.metrics.Metrics`. Belongs to one event loop."""
+    """The port `contracts.metric.Metrics`. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._made: dict[Metric, Any] = {}
@@ -49,10 +49,12 @@ class RayMetrics:
             self._repeats = True
             self._later(REPEAT_S, self._repeat_gauges)
 
-    def export_zeros(self, counter: Metric, rows: Iterable[tuple[str, ...]] = ()) -> None:
-        """Exports a counter as 0 for its `known` label, or for these rows of labels, before the first event."""
-        for labels in rows or [(value,) for value in counter.known] or [()]:
-            _record_zero(self._ray(counter), dict(zip(counter.labels, labels, strict=True)))
+    def export_zeros(self, declared: Iterable[Metric], served: Iterable[Mapping[str, str]] = ({},)) -> None:
+        served = list(served)
+        for counter in declared:
+            if counter.kind == "counter":
+                for labels in counter.rows(served):
+                    _record_zero(self._ray(counter), dict(zip(counter.labels, labels, strict=True)))
 
     def flush_metrics(self) -> None:
         """Hands Ray what was gathered, now."""

@@ -25,12 +25,15 @@ from serve_app.contracts.books import Settlement
 from serve_app.contracts.calls import shard_name
 from serve_app.contracts.generation import BackendEvent, GenerateCall
 from serve_app.contracts.ports import SettleAnswer
+from serve_app.contracts.request_log import RequestLog
+from serve_app.contracts.spans import SpanExport
 from serve_app.contracts.spool import ORPHANS, Spool, measure
 from serve_app.engine.errors import ModelError
 from serve_app.engine.port import EnginePort
 from serve_app.model.bundled import bundled_cache_dir, ensure_bundled_model
 from serve_app.model.dialect import Dialect
-from serve_app.model.orphans import Orphans
+from serve_app.model.engine_counts import EngineCounts
+from serve_app.model.orphans import Orphans, orphan_line
 from serve_app.model.pressure_reports import PressureReporter
 from serve_app.model.replica import Replica
 from serve_app.settings import ModelArgs, home_dir
@@ -107,17 +110,25 @@ class Model:
         load_s = time.monotonic() - began
         logger.info("The model was loaded in %.1f s.", load_s)
         dialect = Dialect(self._engine.chat, settings.tool_format, settings.reasoning)
-        self._spool = Spool(home_dir() / "spool", f"replica-{uuid.uuid4().hex}", suffix=ORPHANS, flushed=False)
-        self._orphans = Orphans(settle, self._spool, unsettled)
+        process = f"replica-{uuid.uuid4().hex}"
+        self._log = RequestLog(home_dir(), process)
+        self._spool = Spool(home_dir() / "spool", process, suffix=ORPHANS, flushed=False)
+        self._orphans = Orphans(settle, self._spool, unsettled, settled=lambda one: self._log.write(orphan_line(one)))
         self._orphans.start()
-        self._replica = Replica(self._engine, settle, orphans=self._orphans, dialect=dialect)
+        context = serve.get_replica_context()
+        name = context.replica_id.unique_id
+        self._spans = SpanExport.of_environment("model")
+        self._replica = Replica(
+            self._engine, settle, orphans=self._orphans, dialect=dialect, name=name, spans=self._spans
+        )
         # What exists now stays: the collector must not go through it again in the middle of a step.
         gc.collect()
         gc.freeze()
         self._metrics = RayMetrics()
         self._metrics.set(metrics.LOAD_SECONDS, load_s)
-        context = serve.get_replica_context()
-        self._pressure = PressureReporter(context.app_name, context.replica_id.unique_id, _limiter)
+        self._metrics.set(metrics.REPLICA_COST, settings.cost_per_hour)
+        self._counts = EngineCounts(self._metrics)
+        self._pressure = PressureReporter(context.app_name, name, _limiter)
         self._report = asyncio.get_running_loop().create_task(self._report_forever())
 
     async def generate(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
@@ -136,10 +147,7 @@ class Model:
     async def _report_forever(self) -> None:
         while True:
             stats = self._engine.stats()
-            self._metrics.set(metrics.RUNNING, stats.running)
-            self._metrics.set(metrics.WAITING, stats.waiting)
-            self._metrics.set(metrics.KV_BLOCKS_USED, stats.kv_blocks_used)
-            self._metrics.set(metrics.KV_BLOCKS_TOTAL, stats.kv_blocks_total)
+            self._counts.export(stats)
             waiting, size, age_s = await asyncio.to_thread(measure, self._spool)
             self._metrics.set(metrics.SPOOL_SETTLEMENTS, waiting, "replica")
             self._metrics.set(metrics.SPOOL_BYTES, size, "replica")
@@ -152,3 +160,6 @@ class Model:
         self._report.cancel()
         await self._replica.drain()
         await asyncio.to_thread(self._engine.close)
+        await asyncio.to_thread(self._log.close)
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.close)

@@ -71,6 +71,9 @@ class IdentifierSettings(_Strict):
 
     backends: dict[str, Annotated[int, Field(ge=0)]]  # application name -> weight
     price: PriceSettings
+    # What users are to get; replies within both are the goodput, and alerts watch how many are not (docs/runbooks.md).
+    first_token_target_s: Seconds = 5.0
+    output_token_target_s: Seconds = 0.2  # the mean of a reply
     context_length: Annotated[int, Field(ge=1)] = 32768
     max_output: Annotated[int, Field(ge=1)] = 4096
 
@@ -99,6 +102,12 @@ class GatewaySettings(_Strict):
     spool_max_bytes: Annotated[int, Field(ge=4096)] = 64 * 1024 * 1024
     # Of one API key to /models and /user, in each gateway; an account has four times as many. Chat is not counted.
     queries_per_minute: Annotated[int, Field(ge=1)] = 60
+    # Of traces: the share that is kept, and from how long on a request is slow, so that its trace is kept in any case.
+    trace_share: Annotated[float, Field(ge=0, le=1)] = 0.01
+    trace_slow_s: Seconds = 30.0
+    request_log: bool = True  # one line per request in `logs` of the state folder
+    # Accounts whose prompts and replies are in the log, for as long as an operator needs them.
+    logged_texts: Annotated[list[str], Field(max_length=100)] = []
     # How many proxies in front append to x-forwarded-for. Ray Serve's HAProxy does not, a Kubernetes ingress is 1.
     trusted_proxies: Annotated[int, Field(ge=0, le=16)] = 0
 
@@ -129,6 +138,7 @@ class GatewayArgs(_Strict):
     # Processes among which the accounts are divided. Change limiter_shards only while the service is stopped.
     limiter_shards: Annotated[int, Field(ge=1, le=64)] = 1
     accounting_shards: Annotated[int, Field(ge=1, le=64)] = 1
+    books_check_s: Annotated[float, Field(ge=0)] = 900.0  # between two checks of the books from the last one; 0: none
     # What one account keeps for retries under idempotency keys, at most a day; the oldest replies leave first.
     stored_replies: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
     stored_reply_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024
@@ -173,6 +183,7 @@ class ModelArgs(EngineSettings):
     # The Python that runs the replicas. Default of engine vllm: SERVE_APP_VLLM_PYTHON, else that of `make engine-vllm`.
     interpreter: Path | None = None
     tool_format: str = "auto"  # how it writes tool calls, a name in TOOL_FORMATS; auto: by its template
+    cost_per_hour: Annotated[float, Field(ge=0)] = 0.0  # of one replica, in units of the currency; for dashboards alone
     reasoning: Literal["auto", "none"] = "auto"  # whether reasoning is separated from the text; auto: by its template
 
     @field_validator("tool_format")

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+from serve_app.accounting.books_watch import BooksWatch
 from serve_app.accounting.ledger import LONG, READS, Ledger
 from serve_app.accounting.limiter_leases import LeaseWatch
 from serve_app.contracts import metrics
@@ -28,10 +30,11 @@ from serve_app.contracts.commands import (
     PostHolds,
     PruneReplies,
     ReadChanges,
+    RecordPrices,
     ReleaseLease,
 )
 from serve_app.contracts.errors import LedgerError, LedgerUnavailable
-from serve_app.contracts.metrics import Metrics
+from serve_app.contracts.metric import Metrics
 from serve_app.contracts.money import NANO_PER_UNIT
 from serve_app.contracts.ports import SettleAnswer
 
@@ -94,16 +97,21 @@ class AccountingService:
         ledger: Ledger,
         *,
         tidy_every_s: float = TIDY_EVERY_S,
+        check_every_s: float = 0.0,
         metrics: Metrics | None = None,
         clock: Callable[[], float] = boottime,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._ledger = ledger
         self._clock = clock
+        self._wall = wall
         self._tidy_every_s = tidy_every_s
         self._metrics = metrics
         self._leases = LeaseWatch(clock)
         self._closing = asyncio.Event()
         self._tidying: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
+        self._watch = BooksWatch(self.run, metrics, check_every_s) if metrics is not None and check_every_s else None
         self._open: set[asyncio.Future[Any]] = set()  # answers that are still to come
         # A thread of their own: a settlement, whose client waits, must not queue behind the reads of others.
         self._committing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger-commit")
@@ -117,9 +125,10 @@ class AccountingService:
         self._lease_turns = Lane("leases", 1)
 
     def start(self) -> None:
-        """Takes expired grants off the books and removes old replies, at intervals from here on."""
+        """Takes expired grants off the books and removes old replies, at intervals from here on; checks the books."""
         self._tidying = detached(self._tidy_forever())
-        self._count_uncollected([])
+        if self._watch is not None:
+            self._checking = detached(self._watch.check_forever())
 
     async def answer(self, message: list[Settlement] | Command[Any]) -> Any:
         """Settlements to settle, or a command to run."""
@@ -155,7 +164,7 @@ class AccountingService:
     async def _commit_in_thread(self, settlements: list[Settlement]) -> list[SettleAnswer]:
         loop = asyncio.get_running_loop()
         answers = await loop.run_in_executor(self._committing, self._commit_timed, settlements)
-        self._count_uncollected(answers)
+        self._count(settlements, answers)
         away = next((answer for answer in answers if isinstance(answer, LedgerUnavailable)), None)
         if away is not None:
             # What waits here would fail one list after the other; its callers have it, and ask again.
@@ -170,15 +179,18 @@ class AccountingService:
         finally:
             self._committing_since = None
 
-    def _count_uncollected(self, answers: Sequence[SettleAnswer]) -> None:
-        """Counts what was delivered and no balance covered."""
-        for answer in answers:
-            if (
-                isinstance(answer, Settled)
-                and not answer.duplicate
-                and answer.uncollected
-                and self._metrics is not None
-            ):
+    def _count(self, settlements: Sequence[Settlement], answers: Sequence[SettleAnswer]) -> None:
+        """Counts what is settled for the first time: what it brings, and what was delivered and no balance covered."""
+        if self._metrics is None:
+            return
+        now = self._wall()
+        for settlement, answer in zip(settlements, answers, strict=True):
+            if not isinstance(answer, Settled) or answer.duplicate:
+                continue
+            self._metrics.observe(metrics.LEDGER_LAG, max(0.0, now - settlement.finished_at))
+            if answer.charged:
+                self._metrics.add(metrics.REVENUE, answer.charged / NANO_PER_UNIT, settlement.model)
+            if answer.uncollected:
                 self._metrics.add(metrics.UNCOLLECTED, answer.uncollected / NANO_PER_UNIT)
 
     def _commit(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
@@ -225,6 +237,8 @@ class AccountingService:
             return error
         if isinstance(command, HoldLease):
             self._leases.look(command, answer)
+        if isinstance(command, RecordPrices) and self._metrics is not None:
+            self._metrics.export_zeros([metrics.REVENUE], [{"model": model} for model in command.prices])
         return answer
 
     def _lane(self, command: Command[Any]) -> Lane:
@@ -251,6 +265,8 @@ class AccountingService:
     async def close(self) -> None:
         """Commits what waits, and ends what `start` began."""
         self._closing.set()
+        if self._checking is not None:
+            self._checking.cancel()
         if self._tidying is not None:
             await asyncio.wait([self._tidying])
         while self._open:

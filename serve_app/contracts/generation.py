@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from serve_app.contracts.money import Price
+from serve_app.contracts.trace_context import TraceCall
 
 
 class FinishReason(StrEnum):
@@ -120,6 +121,7 @@ class Started:
     prompt_tokens: int
     cached_tokens: int  # of the prompt, not computed anew
     fingerprint: str = ""  # of the weights and all else that decides about replies; the replica fills it in
+    replica: str = ""  # which one; it fills that in too
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +248,7 @@ class GenerateCall:
     tool_choice: ToolChoice = "none"
     function: str | None = None
     parallel_calls: bool = True  # whether the reply may be several calls
+    trace: TraceCall | None = None
 
 
 class Rejection(StrEnum):

@@ -114,6 +114,9 @@ class Refusal:
     retry_after_s: float | None = None  # with 409, 429 and 503, at most 60
     requests: Window | None = None
     tokens: Window | None = None
+    # Of a key that is known: for logs.
+    account_id: str = ""
+    key_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

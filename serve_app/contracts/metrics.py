@@ -1,11 +1,14 @@
-"""Every metric, declared once. Never an account or a key as a label, and nothing is billed from metrics."""
+"""Every metric, declared once: `docs/metrics.md` is made from here, dashboards and rules are checked against it.
+
+Never an account or a key as a label, and nothing is billed from metrics.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import Final
 
-SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+from serve_app.contracts.metric import Metric
+
 # The codes of a refused chat request (docs/api.md), and the statuses of all answers; 499: the client went away.
 REFUSAL_CODES: Final = (
     "body_timeout", "budget_exceeded", "concurrency", "context_length_exceeded", "idempotency_in_progress",
@@ -13,81 +16,180 @@ REFUSAL_CODES: Final = (
     "model_not_found", "overloaded_error", "requests", "server_error", "tokens", "wrong_keys",
 )  # fmt: skip
 STATUSES: Final = ("200", "400", "401", "402", "408", "409", "422", "429", "499", "500", "503")
+# Refusals that more capacity, or higher limits, would have served.
+DEMAND_CODES: Final = ("concurrency", "overloaded_error", "requests", "tokens")
+NONE: Final = "none"  # `model` and `backend` of a request that is refused before they are known
+LENGTHS: Final = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+STEPS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10)
 
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One metric. Its exported name has the prefix `ray_`, and the suffix `_total` if it is a counter."""
-
-    kind: Literal["counter", "histogram", "gauge"]
-    name: str
-    description: str
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = SECONDS  # upper bounds; of a histogram alone
-    # Values of a counter's only label that are exported as 0 from the start: `increase` does not see a counter that
-    # begins with its first event.
-    known: tuple[str, ...] = ()
-
-    def __hash__(self) -> int:
-        return hash(self.name)  # looked up several times in each request
-
-
-# Of gateways. The label `model` is the identifier that clients name.
-REQUESTS: Final = Metric("counter", "serve_app_requests", "Chat requests answered", ("model", "status"))
+# Of gateways. `model` is the identifier that clients name, `backend` the application that serves it.
+REQUESTS: Final = Metric(
+    "counter", "serve_app_requests", "requests", "Chat requests answered",
+    ("model", "backend", "status"), known={"status": STATUSES},
+)  # fmt: skip
 REFUSALS: Final = Metric(
-    "counter", "serve_app_refusals", "Chat requests refused, by error code", ("reason",), known=REFUSAL_CODES
+    "counter", "serve_app_refusals", "requests", "Chat requests refused or failed, by error code",
+    ("model", "reason"), known={"reason": REFUSAL_CODES},
+)  # fmt: skip
+REJECTED_DEMAND: Final = Metric(
+    "counter", "serve_app_rejected_demand_tokens", "tokens",
+    "Prompt and most output of requests that limits or missing capacity refused",
+    ("model", "backend", "reason"), known={"reason": DEMAND_CODES},
+)  # fmt: skip
+REQUEST_SECONDS: Final = Metric(
+    "histogram", "serve_app_request_seconds", "seconds", "Whole request, refused ones too", ("model", "backend")
 )
-REQUEST_SECONDS: Final = Metric("histogram", "serve_app_request_seconds", "Whole request", ("model",))
-FIRST_TOKEN_SECONDS: Final = Metric("histogram", "serve_app_ttft_seconds", "Request to first token", ("model",))
-PROMPT_TOKENS: Final = Metric("counter", "serve_app_prompt_tokens", "Prompt tokens billed", ("model",))
+FIRST_TOKEN_SECONDS: Final = Metric(
+    "histogram", "serve_app_ttft_seconds", "seconds", "Request to first token", ("model", "backend")
+)
+OUTPUT_TOKEN_SECONDS: Final = Metric(
+    "histogram", "serve_app_time_per_output_token_seconds", "seconds",
+    "Mean time between the tokens of one reply", ("model", "backend"), STEPS,
+)  # fmt: skip
+INTER_TOKEN_SECONDS: Final = Metric(
+    "histogram", "serve_app_inter_token_seconds", "seconds",
+    "Between two pieces of one reply; a piece has one token or, where many streams run, some", ("model", "backend"),
+    STEPS,
+)  # fmt: skip
+PHASE_SECONDS: Final = Metric(
+    "histogram", "serve_app_phase_seconds", "seconds",
+    "Parts of a request: admit (limiter), queue, prefill and decode (replica)", ("model", "backend", "phase"),
+    known={"phase": ("admit", "queue", "prefill", "decode")},
+)  # fmt: skip
+PROMPT_LENGTH: Final = Metric(
+    "histogram", "serve_app_prompt_length_tokens", "tokens", "Prompt of a served request", ("model", "backend"), LENGTHS
+)
+REPLY_LENGTH: Final = Metric(
+    "histogram", "serve_app_reply_length_tokens", "tokens", "Output of a served request", ("model", "backend"), LENGTHS
+)
+FINISHES: Final = Metric(
+    "counter", "serve_app_finishes", "requests", "Requests that a replica began, by how they ended",
+    ("model", "backend", "reason"), known={"reason": ("stop", "length", "tool_calls", "cancelled", "failed")},
+)  # fmt: skip
+LATENCY_TARGETS: Final = Metric(
+    "counter", "serve_app_latency_targets", "requests",
+    "Served requests, by whether they met their identifier's targets; `all` is goodput",
+    ("model", "backend", "target", "met"),
+    known={"target": ("first_token", "output_token", "all"), "met": ("yes", "no")},
+)  # fmt: skip
+PROMPT_TOKENS: Final = Metric(
+    "counter", "serve_app_prompt_tokens", "tokens", "Prompt tokens billed", ("model", "backend")
+)
 CACHED_TOKENS: Final = Metric(
-    "counter", "serve_app_cached_tokens", "Prompt tokens of these taken from the cache", ("model",)
+    "counter", "serve_app_cached_tokens", "tokens", "Prompt tokens of these taken from the cache", ("model", "backend")
 )
-COMPLETION_TOKENS: Final = Metric("counter", "serve_app_completion_tokens", "Tokens of output billed", ("model",))
+COMPLETION_TOKENS: Final = Metric(
+    "counter", "serve_app_completion_tokens", "tokens", "Tokens of output billed", ("model", "backend")
+)
+BACKEND_WEIGHT: Final = Metric(
+    "gauge", "serve_app_backend_weight", "share", "Share of an identifier's requests that a backend is to get",
+    ("model", "backend"),
+)  # fmt: skip
 SETTLEMENTS: Final = Metric(
-    "counter",
-    "serve_app_settlements",
-    "Settlements, by outcome",
-    ("outcome",),
-    known=("completed", "cancelled", "failed", "spooled", "rejected"),
-)
-SETTLEMENT_SECONDS: Final = Metric("histogram", "serve_app_settlement_seconds", "Usage to durable")
+    "counter", "serve_app_settlements", "settlements", "Settlements, by outcome",
+    ("outcome",), known={"outcome": ("completed", "cancelled", "failed", "spooled", "rejected")},
+)  # fmt: skip
+SETTLEMENT_SECONDS: Final = Metric("histogram", "serve_app_settlement_seconds", "seconds", "Usage to durable")
 
 # Of gateways, and of model replicas, by `holder`: "gateway", "replica".
-SPOOL_SETTLEMENTS: Final = Metric("gauge", "serve_app_spool_settlements", "Settlements in the spool", ("holder",))
-SPOOL_BYTES: Final = Metric("gauge", "serve_app_spool_bytes", "Size of the spool", ("holder",))
+SPOOL_SETTLEMENTS: Final = Metric(
+    "gauge", "serve_app_spool_settlements", "settlements", "Settlements in the spool", ("holder",)
+)
+SPOOL_BYTES: Final = Metric("gauge", "serve_app_spool_bytes", "bytes", "Size of the spool", ("holder",))
 SPOOL_AGE: Final = Metric(
-    "gauge", "serve_app_spool_age_seconds", "Since the end of the request that waits longest in the spool", ("holder",)
-)
+    "gauge", "serve_app_spool_age_seconds", "seconds",
+    "Since the end of the request that waits longest in the spool", ("holder",),
+)  # fmt: skip
 
-# Of limiters. Totals are gauges that count from the start of the process: a counter that is born with its first event
-# hides that event.
-LIMITER_EPOCH: Final = Metric("gauge", "serve_app_limiter_epoch", "Epoch under which it admits, 0: none", ("shard",))
+# Of limiters.
+LIMITER_EPOCH: Final = Metric(
+    "gauge", "serve_app_limiter_epoch", "epoch", "Epoch under which it admits, 0: none", ("shard",)
+)
 FEED_AGE_SECONDS: Final = Metric(
-    "gauge", "serve_app_limiter_feed_age_seconds", "Since keys were last confirmed", ("shard",)
+    "gauge", "serve_app_limiter_feed_age_seconds", "seconds", "Since keys were last confirmed", ("shard",)
 )
+HOLDS: Final = Metric("gauge", "serve_app_limiter_holds", "requests", "Requests with money held", ("shard",))
+HELD: Final = Metric("gauge", "serve_app_limiter_held", "units of currency", "Money that is held", ("shard",))
 EXPIRED_HOLDS: Final = Metric(
-    "gauge", "serve_app_limiter_expired_holds", "Holds whose gateway fell silent, since the start", ("shard",)
+    "counter", "serve_app_limiter_expired_holds", "holds", "Holds whose gateway fell silent", ("shard",)
 )
+PRESSURE: Final = Metric(
+    "gauge", "serve_app_limiter_pressure", "targets",
+    "Queueing delay of a backend over its target; above 1 limits fall", ("shard", "backend"),
+)  # fmt: skip
+EFFECTIVE_SHARE: Final = Metric(
+    "gauge", "serve_app_limiter_effective_share", "share",
+    "What pressure leaves an account of the default contract of its tokens per minute", ("shard", "backend"),
+)  # fmt: skip
 
 # Of accounting.
-STUCK: Final = Metric("gauge", "serve_app_stuck_settlements", "Settlements that the ledger keeps and could not settle")
-UNCOLLECTED: Final = Metric("counter", "serve_app_uncollected", "Charges that no balance covered, in units of currency")
+REVENUE: Final = Metric(
+    "counter", "serve_app_revenue", "units of currency", "Taken from balances for settled usage", ("model",)
+)
+UNCOLLECTED: Final = Metric("counter", "serve_app_uncollected", "units of currency", "Charges that no balance covered")
+LEDGER_LAG: Final = Metric(
+    "histogram", "serve_app_ledger_lag_seconds", "seconds", "End of a request to its commit in the ledger"
+)
+STUCK: Final = Metric(
+    "gauge", "serve_app_stuck_settlements", "settlements", "Settlements that the ledger keeps and could not settle"
+)
+BOOKS_DIFFERENCES: Final = Metric(
+    "gauge", "serve_app_books_differences", "differences", "Found by the last check of the books; 0: they balance"
+)
+BOOKS_CHECKED: Final = Metric(
+    "gauge", "serve_app_books_checked_timestamp_seconds", "Unix seconds", "When the books were last checked"
+)
 
-# Of model replicas.
-RUNNING: Final = Metric("gauge", "serve_app_running_sequences", "Sequences in the running batch")
-WAITING: Final = Metric("gauge", "serve_app_waiting_sequences", "Sequences waiting for a place")
-KV_BLOCKS_USED: Final = Metric("gauge", "serve_app_kv_blocks_used", "KV blocks in use")
-LOAD_SECONDS: Final = Metric("gauge", "serve_app_load_seconds", "What the engine took to start, weights included")
-KV_BLOCKS_TOTAL: Final = Metric("gauge", "serve_app_kv_blocks_total", "KV blocks there are")
+# Of model replicas: Ray's labels `application` (the backend) and `replica` tell them apart.
+RUNNING: Final = Metric("gauge", "serve_app_running_sequences", "sequences", "Sequences in the running batch")
+WAITING: Final = Metric("gauge", "serve_app_waiting_sequences", "sequences", "Sequences waiting for a place")
+OLDEST_WAIT: Final = Metric(
+    "gauge", "serve_app_oldest_wait_seconds", "seconds", "Age of the request that has waited longest for its first turn"
+)
+QUEUED_PREFILL: Final = Metric(
+    "gauge", "serve_app_queued_prefill_tokens", "tokens", "Of prompts that wait or are being computed"
+)
+KV_BLOCKS_USED: Final = Metric("gauge", "serve_app_kv_blocks_used", "blocks", "KV blocks in use")
+KV_BLOCKS_CACHED: Final = Metric(
+    "gauge", "serve_app_kv_blocks_cached", "blocks", "KV blocks that are free, with content that can be used again"
+)
+KV_BLOCKS_TOTAL: Final = Metric("gauge", "serve_app_kv_blocks_total", "blocks", "KV blocks there are")
+ENGINE_STEPS: Final = Metric("counter", "serve_app_engine_steps", "steps", "Steps of the model")
+ENGINE_STEP_SECONDS: Final = Metric("counter", "serve_app_engine_step_seconds", "seconds", "Time in steps")
+ENGINE_STEP_ROWS: Final = Metric(
+    "counter", "serve_app_engine_step_sequences", "sequences", "Sequences in steps; over steps: the mean batch"
+)
+ENGINE_PROMPT_TOKENS: Final = Metric(
+    "counter", "serve_app_engine_prompt_tokens", "tokens", "Of prompts that began, cached ones too"
+)
+ENGINE_OUTPUT_TOKENS: Final = Metric("counter", "serve_app_engine_output_tokens", "tokens", "Tokens of output made")
+PREFIX_HITS: Final = Metric(
+    "counter", "serve_app_engine_prefix_hit_tokens", "tokens", "Prompt tokens found in the prefix cache"
+)
+PREEMPTIONS: Final = Metric(
+    "counter", "serve_app_engine_preemptions", "sequences", "Sequences that gave up their memory for another"
+)
+DRAFTED: Final = Metric("counter", "serve_app_engine_drafted_tokens", "tokens", "Guessed and verified tokens")
+ACCEPTED: Final = Metric("counter", "serve_app_engine_accepted_tokens", "tokens", "Guessed tokens that were right")
+LOAD_SECONDS: Final = Metric(
+    "gauge", "serve_app_load_seconds", "seconds", "What the engine took to start, weights included"
+)
+REPLICA_COST: Final = Metric(
+    "gauge", "serve_app_replica_cost_per_hour", "units of currency", "`cost_per_hour` of the backend's settings"
+)
 
-
-class Metrics(Protocol):
-    """Where values go. `labels` are values in the order of the metric's labels."""
-
-    def add(self, counter: Metric, value: float, *labels: str) -> None:
-        """`value` is above 0."""
-
-    def observe(self, histogram: Metric, value: float, *labels: str) -> None: ...
-
-    def set(self, gauge: Metric, value: float, *labels: str) -> None: ...
+#: By the process that exports them.
+OF_GATEWAYS: Final = (
+    REQUESTS, REFUSALS, REJECTED_DEMAND, REQUEST_SECONDS, FIRST_TOKEN_SECONDS, OUTPUT_TOKEN_SECONDS,
+    INTER_TOKEN_SECONDS, PHASE_SECONDS, PROMPT_LENGTH, REPLY_LENGTH, FINISHES, LATENCY_TARGETS, PROMPT_TOKENS,
+    CACHED_TOKENS, COMPLETION_TOKENS, BACKEND_WEIGHT, SETTLEMENTS, SETTLEMENT_SECONDS,
+)  # fmt: skip
+OF_SPOOLS: Final = (SPOOL_SETTLEMENTS, SPOOL_BYTES, SPOOL_AGE)
+OF_LIMITERS: Final = (LIMITER_EPOCH, FEED_AGE_SECONDS, HOLDS, HELD, EXPIRED_HOLDS, PRESSURE, EFFECTIVE_SHARE)
+OF_ACCOUNTING: Final = (REVENUE, UNCOLLECTED, LEDGER_LAG, STUCK, BOOKS_DIFFERENCES, BOOKS_CHECKED)
+OF_REPLICAS: Final = (
+    RUNNING, WAITING, OLDEST_WAIT, QUEUED_PREFILL, KV_BLOCKS_USED, KV_BLOCKS_CACHED, KV_BLOCKS_TOTAL, ENGINE_STEPS,
+    ENGINE_STEP_SECONDS, ENGINE_STEP_ROWS, ENGINE_PROMPT_TOKENS, ENGINE_OUTPUT_TOKENS, PREFIX_HITS, PREEMPTIONS,
+    DRAFTED, ACCEPTED, LOAD_SECONDS, REPLICA_COST,
+)  # fmt: skip
+ALL: Final = (*OF_GATEWAYS, *OF_SPOOLS, *OF_LIMITERS, *OF_ACCOUNTING, *OF_REPLICAS)

@@ -80,6 +80,8 @@ class EngineCore:
         self.by_id: dict[str, TokenSequence] = {}
         self._earliest_deadline = math.inf  # seconds; no request ends for its deadline before this
         self._steps = 0
+        self._step_seconds = 0.0
+        self._step_sequences = 0
         self._tokens_produced = 0
         self._prompt_tokens = 0
         self._drafted = 0
@@ -126,6 +128,8 @@ class EngineCore:
     def commit(self, plan: StepPlan, sampled: Iterable[Sequence[SampledToken]], seconds: float) -> None:
         """Apply the results of a step that took `seconds`; those of a request that has ended meanwhile are dropped."""
         self._steps += 1
+        self._step_seconds += seconds
+        self._step_sequences += len(plan.chunks)
         self._observe(plan, seconds)
         remaining = iter(sampled)
         for chunk in plan.chunks:
@@ -188,6 +192,8 @@ class EngineCore:
             drafted=self._drafted,
             accepted=self._accepted,
             prompt_tokens=self._prompt_tokens,
+            step_seconds=self._step_seconds,
+            step_sequences=self._step_sequences,
         )
 
     def _observe(self, plan: StepPlan, seconds: float) -> None:

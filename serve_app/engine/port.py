@@ -38,6 +38,8 @@ class EngineStats:
     drafted: int = 0  # guessed and verified tokens
     accepted: int = 0  # of these, the right ones
     prompt_tokens: int = 0  # of the prompts that began, with cached tokens
+    step_seconds: float = 0.0  # in all steps together
+    step_sequences: int = 0  # the sum over the steps of their sequences
 
 
 class EnginePort(Protocol):

@@ -16,7 +16,9 @@ from serve_app.contracts.calls import detached
 from serve_app.contracts.generation import BackendEvent, Bill, GenerateCall, Grammar, GrammarKind, SamplingParams
 from serve_app.contracts.limiting import Grant
 from serve_app.contracts.money import Price
+from serve_app.contracts.phases import Phases
 from serve_app.contracts.ports import BackendPort, BackendUnavailable
+from serve_app.contracts.trace_context import TraceCall
 from serve_app.settings import GatewaySettings, IdentifierSettings
 
 logger = logging.getLogger("ray.serve")
@@ -76,7 +78,14 @@ def system_fingerprint(backend: str, fingerprint: str = "") -> str:
 
 
 def call_for(
-    chat: ChatRequest, grant: Grant, backend: str, price: Price, *, settle_after_s: float, first_token_within_s: float
+    chat: ChatRequest,
+    grant: Grant,
+    backend: str,
+    price: Price,
+    *,
+    settle_after_s: float,
+    first_token_within_s: float,
+    trace: TraceCall | None = None,
 ) -> GenerateCall:
     """What a replica is asked for an admitted request."""
     sampling = SamplingParams(
@@ -112,6 +121,7 @@ def call_for(
         tool_choice=chat.tool_choice,
         function=chat.forced_function,
         parallel_calls=chat.parallel_tool_calls,
+        trace=trace,
     )
 
 
@@ -134,8 +144,10 @@ def grammar_for(response_format: Mapping[str, Any] | None) -> Grammar | None:
 class Generation:
     """The events of one call, in a queue: waiting for one can be given up without cancelling the call."""
 
-    def __init__(self, backends: BackendPort, backend: str, call: GenerateCall) -> None:
+    def __init__(self, backends: BackendPort, backend: str, call: GenerateCall, phases: Phases) -> None:
         self._backend = backend
+        self._phases = phases
+        phases.called()
         self._request_id = call.request_id
         self._events: asyncio.Queue[BackendEvent | BaseException] = asyncio.Queue()
         self._reading = detached(self._read_events(backends.generate(backend, call)))
@@ -176,6 +188,7 @@ class Generation:
         async with contextlib.aclosing(events):
             try:
                 async for event in events:
+                    self._phases.take(event)
                     self._events.put_nowait(event)
                 self._events.put_nowait(BackendUnavailable("the stream ended early"))
             except Exception as error:

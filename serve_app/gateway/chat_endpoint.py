@@ -32,10 +32,12 @@ from serve_app.api.chat_reply import (
 from serve_app.api.chat_request import ChatRequest, parse_chat_request
 from serve_app.api.codec import parses_in_a_moment
 from serve_app.api.errors import ApiError
-from serve_app.contracts import metrics
 from serve_app.contracts.generation import Finished
+from serve_app.contracts.phases import Phases
+from serve_app.contracts.trace_context import TraceContext
 from serve_app.gateway.authentication import Authenticator, Caller
 from serve_app.gateway.exchange import Exchange, Services
+from serve_app.gateway.record import RequestRecord
 from serve_app.gateway.retries import Retry
 from serve_app.gateway.web import (
     Bodies,
@@ -71,9 +73,12 @@ class ChatEndpoint:
         )
 
 
-def new_id() -> str:
-    """Ids sort by their time, to the millisecond: the ledger's index of them grows at its end, however large it is."""
-    return f"chatcmpl-{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
+def new_digits() -> str:
+    """The 32 hexadecimal digits of a request's id, and of its trace.
+
+    Ids sort by their time, to the millisecond: the ledger's index of them grows at its end, however large it is.
+    """
+    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
 
 
 class ChatReply:
@@ -86,35 +91,42 @@ class ChatReply:
         self._services = services
         self._authenticator = authenticator
         self._request = request
-        self._id = new_id()
-        self._streamed = False
+        digits, observer = new_digits(), services.observer
+        self._record = RequestRecord(
+            f"chatcmpl-{digits}",
+            getattr(request.state, "request_id", ""),
+            TraceContext.of(request.headers.get("traceparent"), digits),
+            observer.ended,
+            Phases(lambda seconds: observer.gap(self._record, seconds)),
+        )
 
     async def respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Every failure before the first byte of the reply keeps its status."""
-        clock, counted = self._services.clock, self._services.metrics
-        arrived, model, status = clock(), "none", 500
+        clock, record = self._services.clock, self._record
+        arrived = clock()
         sender = Sender(send)
         try:
             caller = self._authenticator.caller(self._request)
             chat, retry = await self._read_request(caller)
-            model, self._streamed = chat.model, chat.stream
+            record.model, record.stream = chat.model, chat.stream
+            self._keep_text(chat)
             await until_gone(receive, self._reply(chat, caller, retry, sender, arrived))
-            status = 200
+            record.status = 200
         except ApiError as error:
-            status = error.status
-            counted.add(metrics.REFUSALS, 1, error.code)
+            record.status, record.code = error.status, error.code
             await self._fail(error, scope, receive, sender)
         except ClientGone:
-            status = 499
+            record.status = 499
         except asyncio.CancelledError:
-            status = 499
+            record.status = 499
             raise
         except Exception:
             logger.exception("chat request failed")
+            record.code = "server_error"
             await self._fail(errors.server_error(), scope, receive, sender)
         finally:
-            counted.add(metrics.REQUESTS, 1, model, str(status))
-            counted.observe(metrics.REQUEST_SECONDS, clock() - arrived, model)
+            record.total_s = clock() - arrived
+            record.close()
 
     async def _read_request(self, caller: Caller) -> tuple[ChatRequest, Retry | None]:
         """Whose key it is comes first, and then the body. Work on the body that takes long is done beside the loop."""
@@ -132,8 +144,14 @@ class ChatReply:
                     return self._parse(body)
                 return await asyncio.get_running_loop().run_in_executor(_PARSING, self._parse, body)
         except ApiError:
-            await caller.identify()  # a wrong key is reported before a wrong body
+            identity = await caller.identify()  # a wrong key is reported before a wrong body
+            self._record.account_id, self._record.key_id = identity.account_id, identity.key_id
             raise
+
+    def _keep_text(self, chat: ChatRequest) -> None:
+        """Prompt and reply go into the log where an operator wants those of this key's account."""
+        if self._services.settings.logged_texts:
+            self._record.messages, self._record.reply = chat.messages, []
 
     def _parse(self, body: bytes) -> tuple[ChatRequest, Retry | None]:
         settings = self._services.settings
@@ -148,20 +166,24 @@ class ChatReply:
     async def _fail(self, error: ApiError, scope: Scope, receive: Receive, sender: Sender) -> None:
         with contextlib.suppress(ClientGone):
             if not sender.started:
-                await error_response(error)(scope, receive, sender.send_message)
-            elif self._streamed:
+                await error_response(error, {"x-trace-id": self._record.trace.trace_id})(
+                    scope, receive, sender.send_message
+                )
+            elif self._record.stream:
                 await sender.send_message(
                     {"type": "http.response.body", "body": error_event(error), "more_body": False}
                 )
             else:
                 # The status has been sent already. A server closes the connection of a response that its application
                 # leaves without the last chunk, so that no client takes what it has for a whole reply.
-                logger.error("the reply %s had begun and is cut: %d %s", self._id, error.status, error.message)
+                logger.error(
+                    "the reply %s had begun and is cut: %d %s", self._record.request_id, error.status, error.message
+                )
 
     async def _reply(
         self, chat: ChatRequest, caller: Caller, retry: Retry | None, sender: Sender, arrived: float
     ) -> None:
-        async with Exchange(self._services, chat, self._id, caller, retry) as exchange:
+        async with Exchange(self._services, chat, self._record, caller, retry) as exchange:
             await exchange.begin()
             if exchange.replayed is not None:
                 await self._replay(exchange.replayed, exchange, sender)
@@ -171,11 +193,19 @@ class ChatReply:
                 await self._whole(chat, exchange, sender, arrived)
 
     def _headers(self, exchange: Exchange, content_type: str, **more: str) -> Headers:
-        grant = exchange.grant
+        grant, record, phases = exchange.grant, self._record, self._record.phases
         values = {
             "content-type": content_type,
             **(rate_limit_headers(grant.requests, grant.tokens) if grant is not None else {}),
-            "server-timing": server_timing(admit=exchange.admitted_s, total=time.time() - exchange.started_at),
+            "server-timing": server_timing(
+                admit=record.admit_s,
+                queue=phases.queue_s,
+                prefill=phases.prefill_s,
+                decode=phases.decode_s,
+                settle=record.settle_s,
+                total=time.time() - record.arrived_at,
+            ),
+            "x-trace-id": record.trace.trace_id,
             **more,
         }
         return [(name.replace("_", "-").encode("latin-1"), value.encode("latin-1")) for name, value in values.items()]

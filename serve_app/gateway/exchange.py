@@ -35,7 +35,6 @@ from types import TracebackType
 from serve_app.api import errors
 from serve_app.api.chat_request import ChatRequest
 from serve_app.api.errors import ApiError
-from serve_app.contracts import metrics
 from serve_app.contracts.books import Outcome, Settlement, StoredReply
 from serve_app.contracts.calls import Unavailable, application_of, detached
 from serve_app.contracts.errors import SpoolFull
@@ -51,14 +50,16 @@ from serve_app.contracts.generation import (
     Started,
 )
 from serve_app.contracts.limiting import Adjust, Admit, Grant, Refusal, Release
-from serve_app.contracts.metrics import Metrics
 from serve_app.contracts.ports import BackendPort
 from serve_app.gateway.authentication import Caller
 from serve_app.gateway.backends import Catalogue, Generation, call_for, system_fingerprint
 from serve_app.gateway.limiter_client import LimiterClient
+from serve_app.gateway.observer import Observer
+from serve_app.gateway.record import RequestRecord
 from serve_app.gateway.refusal_errors import not_recordable, refusal_error, rejection_error, restarting, waited_too_long
 from serve_app.gateway.retries import Retry
 from serve_app.gateway.settlements import Settlements, release_of
+from serve_app.gateway.tracing import Tracing
 from serve_app.gateway.web import ClientGone
 from serve_app.settings import GatewaySettings
 
@@ -74,7 +75,8 @@ class Services:
     limiter: LimiterClient
     settlements: Settlements
     backends: BackendPort
-    metrics: Metrics
+    observer: Observer
+    tracing: Tracing | None = None
     orphan_delay_s: float = 2.0  # a replica settles a cut stream after so long, unless this gateway has
     clock: Callable[[], float] = time.monotonic  # seconds, for how long a request takes
 
@@ -96,24 +98,24 @@ class Exchange:
     """
 
     def __init__(
-        self, services: Services, chat: ChatRequest, request_id: str, caller: Caller, retry: Retry | None = None
+        self, services: Services, chat: ChatRequest, record: RequestRecord, caller: Caller, retry: Retry | None = None
     ) -> None:
         self._services = services
+        self._record = record
         self._chat = chat
         self._caller = caller
         self._retry = retry
         self._state = State.ASKED
         identifier = services.catalogue[chat.model]
         self._price = services.catalogue.price(chat.model)
-        self.request_id = request_id
-        self.backend = services.catalogue.choose_backend(chat.model)
+        self.request_id = record.request_id
+        self.backend = record.backend = services.catalogue.choose_backend(chat.model)
         self.fingerprint = system_fingerprint(self.backend)  # with that of the weights as soon as a replica has started
         self.grant: Grant | None = None
         self.replayed: bytes | None = None
         self.started_at = time.time()
-        self.admitted_s = 0.0
         self._admit = Admit(
-            request_id=request_id,
+            request_id=record.request_id,
             holder=services.limiter.holder,
             key_digest=caller.digest,
             model=chat.model,
@@ -125,19 +127,24 @@ class Exchange:
             idempotency_key=None if retry is None else retry.idempotency_key,
             look_up=False,
         )
+        record.wanted_tokens = self._admit.prompt_tokens + self._admit.max_tokens
         self._generation: Generation | None = None
         self._first: BackendEvent | None = None  # read by `begin`, not yet returned by `next_event`
         self._first_token_by = 0.0  # of the monotonic clock
         self._usage = Finished(FinishReason.ABORT, 0, 0, 0)  # so far
 
     async def __aenter__(self) -> Exchange:
+        self._record.open += 1
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._state is not State.ENDED:
-            self._leave(error)
+        try:
+            if self._state is not State.ENDED:
+                self._leave(error)
+        finally:
+            self._record.close()
 
     async def begin(self) -> None:
         """Returns when a replica has taken the request, or `replayed` is there. Raises ApiError."""
@@ -146,7 +153,8 @@ class Exchange:
             raise not_recordable()
         asked = time.monotonic()
         answer = await _from_limiter(self._caller.admit(self._admit))
-        self.admitted_s = time.monotonic() - asked
+        self._record.admit_s, self._record.admitted_at = time.monotonic() - asked, time.time()
+        self._record.account_id, self._record.key_id = answer.account_id, answer.key_id
         if isinstance(answer, Refusal):
             self._state = State.ENDED
             if self._retry is not None and answer.status in (402, 409):
@@ -212,7 +220,7 @@ class Exchange:
         self._state = State.ENDED
         reply = None if self._retry is None or body is None else self._retry.stored(body)
         # Shielded: a client that hangs up now must not leave the hold behind.
-        await asyncio.shield(detached(self._settle_and_release(Outcome.COMPLETED, reply=reply)))
+        await asyncio.shield(self._settle_detached(Outcome.COMPLETED, reply=reply))
 
     def _hold(self, grant: Grant) -> None:
         self._state = State.HELD
@@ -251,16 +259,18 @@ class Exchange:
 
     async def _call_backend(self, grant: Grant) -> BackendEvent:
         """Calls the replica and returns its first event, which shows whether the request can run."""
+        services = self._services
         left_s = max(0.0, self._first_token_by - time.monotonic())
         call = call_for(
             self._chat,
             grant,
             self.backend,
             self._price,
-            settle_after_s=self._services.orphan_delay_s,
+            settle_after_s=services.orphan_delay_s,
             first_token_within_s=left_s,
+            trace=None if services.tracing is None else services.tracing.begin_call(self._record),
         )
-        self._generation = Generation(self._services.backends, self.backend, call)
+        self._generation = Generation(services.backends, self.backend, call, self._record.phases)
         self._state = State.CALLED
         try:
             async with asyncio.timeout(left_s):
@@ -292,7 +302,7 @@ class Exchange:
             self._generation.cancel()
         # A settlement of ours comes before one of the replica, which would bill what it makes until it is cancelled.
         outcome = Outcome.CANCELLED if client_gone else Outcome.FAILED
-        detached(self._settle_and_release(outcome, refused=unserved))
+        self._settle_detached(outcome, refused=unserved)
 
     def _give_back(self, rejected: Rejected | None = None) -> None:
         """Undoes the admission of a request that did not run. One that was at fault itself keeps its rate."""
@@ -314,9 +324,16 @@ class Exchange:
         )
         self._services.limiter.release(end)
 
-    async def _settle_and_release(
+    def _settle_detached(
         self, outcome: Outcome, *, refused: bool = False, reply: StoredReply | None = None
-    ) -> None:
+    ) -> asyncio.Task[None]:
+        """Goes on when the request is cancelled; only then is its record complete."""
+        self._record.open += 1
+        task = detached(self._settle_and_release(outcome, refused=refused, reply=reply))
+        task.add_done_callback(lambda _: self._record.close())
+        return task
+
+    async def _settle_and_release(self, outcome: Outcome, *, refused: bool, reply: StoredReply | None) -> None:
         assert self.grant is not None
         if outcome is not Outcome.COMPLETED and self._generation is not None:
             # What had arrived when the client went away was produced, so it is billed.
@@ -342,6 +359,7 @@ class Exchange:
             reply=reply,
             epoch=self.grant.epoch,
         )
+        began = time.monotonic()
         try:
             await self._services.settlements.settle(settlement, refused=refused)
         except SpoolFull:
@@ -349,30 +367,27 @@ class Exchange:
         except BaseException:
             self._services.limiter.release(release_of(settlement, None, refused=refused))
             raise
+        record = self._record
+        record.settle_s, record.settled_at = time.monotonic() - began, time.time()
+        record.outcome = outcome
+        record.prompt_tokens, record.cached_tokens = usage.prompt_tokens, usage.cached_tokens
+        record.completion_tokens = usage.completion_tokens
         if outcome is not Outcome.FAILED:
-            self._count_billed(usage)
+            record.charged = self._price.cost(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
 
     def _count_usage(self, event: BackendEvent | BaseException) -> None:
         """Takes up what an event says of the usage: what was produced so far is billed if the request ends here."""
+        self._record.take(event)
         if isinstance(event, Delta | ReplyParts):
             if self._state is State.CALLED:
                 self._state = State.PRODUCING
-                seconds = time.time() - self.started_at
-                self._services.metrics.observe(metrics.FIRST_TOKEN_SECONDS, seconds, self._chat.model)
+                self._record.first_token_s = seconds = time.time() - self._record.arrived_at
+                self._services.observer.first_token(self._record, seconds)
             self._usage = replace(self._usage, completion_tokens=event.completion_tokens)
         elif isinstance(event, Started):
             self._usage = replace(self._usage, prompt_tokens=event.prompt_tokens, cached_tokens=event.cached_tokens)
         elif isinstance(event, Finished):
             self._usage = event
-
-    def _count_billed(self, usage: Finished) -> None:
-        for metric, tokens in (
-            (metrics.PROMPT_TOKENS, usage.prompt_tokens),
-            (metrics.CACHED_TOKENS, usage.cached_tokens),
-            (metrics.COMPLETION_TOKENS, usage.completion_tokens),
-        ):
-            if tokens:
-                self._services.metrics.add(metric, tokens, self._chat.model)
 
 
 def _is_empty(event: Delta | ReplyParts | ChoiceEnded) -> bool:

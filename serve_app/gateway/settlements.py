@@ -26,7 +26,7 @@ from serve_app.contracts.calls import Coalescer, Unavailable, detached, shard_of
 from serve_app.contracts.commands import Answer, Command, FindReply, FindUnsettled
 from serve_app.contracts.errors import LedgerUnavailable, SpoolFull
 from serve_app.contracts.limiting import OpenHold, Release
-from serve_app.contracts.metrics import Metrics
+from serve_app.contracts.metric import Metrics
 from serve_app.contracts.ports import AccountingPort, SettleAnswer
 from serve_app.contracts.spool import Spool, measure
 from serve_app.gateway.limiter_client import LimiterClient

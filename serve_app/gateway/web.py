@@ -8,8 +8,9 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from math import ceil
+from types import MappingProxyType
 from typing import Any, Final
 
 from fastapi.responses import JSONResponse, Response
@@ -44,8 +45,8 @@ class ClientGone(Exception):
     """The client has closed the connection."""
 
 
-def error_response(error: ApiError) -> JSONResponse:
-    return JSONResponse(error.body(), status_code=error.status, headers=error.headers)
+def error_response(error: ApiError, headers: Mapping[str, str] = MappingProxyType({})) -> JSONResponse:
+    return JSONResponse(error.body(), status_code=error.status, headers={**headers, **error.headers})
 
 
 def api_error_response(_: Request, error: Exception) -> Response:
@@ -378,6 +379,6 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{rest}" if minutes else rest
 
 
-def server_timing(**seconds: float) -> str:
-    """`server-timing` (W3C Server Timing): each step's name and its duration in ms, given in seconds."""
-    return ", ".join(f"{name};dur={max(0.0, value) * 1000:.1f}" for name, value in seconds.items())
+def server_timing(**seconds: float | None) -> str:
+    """`server-timing` (W3C Server Timing): each step's name and its duration in ms, given in seconds; None: not yet."""
+    return ", ".join(f"{name};dur={max(0.0, value) * 1000:.1f}" for name, value in seconds.items() if value is not None)

@@ -29,7 +29,7 @@ from serve_app.contracts.limiting import (
 from serve_app.contracts.limits import Contract
 from serve_app.limiter import refusals
 from serve_app.limiter.accounts import Key, Registry, tightest
-from serve_app.limiter.checks import Offer, check_limits, learn_output, output_budget, token_charge
+from serve_app.limiter.checks import check_limits, learn_output, output_budget, token_charge
 from serve_app.limiter.holds import Charge, Hold, OpenHolds
 from serve_app.limiter.pressure import Tuning
 from serve_app.limiter.shares import Shares
@@ -82,6 +82,10 @@ class Admission:
         """Whether this limiter may decide."""
         return self._clock() < self.admits_until
 
+    def held(self) -> tuple[int, int]:
+        """How many requests have a hold, and what they hold together in nano-units."""
+        return len(self._open_holds), sum(hold.amount for hold in self._open_holds)
+
     def recover(self) -> None:
         """Waits from now on until gateways have announced the holds that this limiter does not know."""
         self.recovering_until = self._clock() + self._recovery_s
@@ -121,14 +125,17 @@ class Admission:
         if not isinstance(key, Key):
             return key
         at = self._wall()
-        offer = check_limits(ask, key, now, at, self._rng)
-        if not isinstance(offer, Offer):
-            return offer
         account = key.account
+        offer = check_limits(ask, key, now, at, self._rng)
+        if isinstance(offer, Refusal):
+            return replace(offer, account_id=account.account_id, key_id=key.key_id)
+        if isinstance(offer, Recovering):
+            return offer
         verdict = self.shares.check_share(ask.backend, account.account_id, account.contract, now)
         if verdict is not None:
             tokens = self._tokens(key, ask.backend, now)
-            return refusals.under_pressure(request_id, key, verdict, tokens, now, self._rng)
+            refusal = refusals.under_pressure(request_id, key, verdict, tokens, now, self._rng)
+            return replace(refusal, account_id=account.account_id, key_id=key.key_id)
 
         hold = Hold(request_id, key, ask, ask.holder, offer.hold, opened_at=at, admitted_at=now)
         hold.requests = [Charge(bucket, now, 1) for bucket in key.requests]

@@ -12,6 +12,7 @@ from math import inf
 from random import Random
 from typing import Any
 
+from serve_app.contracts import metrics as declared
 from serve_app.contracts.books import AccountSnapshot, KeySnapshot
 from serve_app.contracts.calls import Coalescer, detached
 from serve_app.contracts.commands import FindKeys, ReadChanges
@@ -30,7 +31,8 @@ from serve_app.contracts.limiting import (
     Status,
     UnknownKey,
 )
-from serve_app.contracts.metrics import EXPIRED_HOLDS, FEED_AGE_SECONDS, LIMITER_EPOCH, Metrics
+from serve_app.contracts.metric import Metrics
+from serve_app.contracts.money import NANO_PER_UNIT
 from serve_app.contracts.ports import BooksPort
 from serve_app.limiter import refusals
 from serve_app.limiter.admission import AWAIT_LEASE_S, Admission
@@ -84,7 +86,6 @@ class LimiterService:
         self._lookup_wait_s = lookup_wait_s
         self._clock = clock
         self._metrics = metrics
-        self._expired = 0
         self._staleness_s = staleness_s
         self._confirmed_at = -inf  # all that is known of keys and accounts is at least as new
         self.tenure: Tenure | None = None  # None: no other limiter can ever decide over the same accounts
@@ -284,7 +285,7 @@ class LimiterService:
         self._tidied_at = now
         if now >= self._spared_until:
             for request_id in self.admission.expire():
-                self._expired += 1
+                self._count_expired()
                 logger.warning("hold of %s expired: its gateway is gone", request_id)
         self.admission.forget_idle(IDLE_S, MOST_FORGOTTEN)
 
@@ -292,10 +293,19 @@ class LimiterService:
         if self._metrics is None or self.tenure is None:
             return
         shard = str(self.tenure.shard)
-        self._metrics.set(LIMITER_EPOCH, self.admission.epoch if self.admission.admits else 0, shard)
-        self._metrics.set(EXPIRED_HOLDS, self._expired, shard)
+        self._metrics.set(declared.LIMITER_EPOCH, self.admission.epoch if self.admission.admits else 0, shard)
         if self.stale_s < inf:
-            self._metrics.set(FEED_AGE_SECONDS, self.stale_s, shard)
+            self._metrics.set(declared.FEED_AGE_SECONDS, self.stale_s, shard)
+        holds, nano = self.admission.held()
+        self._metrics.set(declared.HOLDS, holds, shard)
+        self._metrics.set(declared.HELD, nano / NANO_PER_UNIT, shard)
+        for backend, pressure, share in self.admission.shares.levels(self._clock()):
+            self._metrics.set(declared.PRESSURE, pressure, shard, backend)
+            self._metrics.set(declared.EFFECTIVE_SHARE, share, shard, backend)
+
+    def _count_expired(self) -> None:
+        if self._metrics is not None and self.tenure is not None:
+            self._metrics.add(declared.EXPIRED_HOLDS, 1, str(self.tenure.shard))
 
     async def _expire_forever(self) -> None:
         while True:

@@ -139,6 +139,14 @@ class Shares:
         rates = [(name, self.rate(name, contract, now)) for name in sorted(self.backends)]
         return tuple((name, round(rate * 60.0)) for name, rate in rates if rate < contract.tpm / 60.0)
 
+    def levels(self, now: float) -> list[tuple[str, float, float]]:
+        """Of each backend: name, queueing delay over its target, and what is left of the default contract, 0 to 1."""
+        full = self._default.tpm / 60.0
+        return [
+            (name, backend.controller.pressure, min(1.0, self.rate(name, self._default, now) / full))
+            for name, backend in sorted(self.backends.items())
+        ]
+
     def _restricted(self, name: str, now: float) -> Backend | None:
         """The backend if its level restricts accounts."""
         backend = self.backends.get(name)

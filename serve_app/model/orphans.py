@@ -21,10 +21,13 @@ import contextvars
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from datetime import UTC, datetime
+from typing import Any
 
 from serve_app.contracts.books import Outcome, Settled, Settlement, SettlementRejected
 from serve_app.contracts.errors import LedgerUnavailable, SpoolFull
 from serve_app.contracts.generation import Finished, FinishReason, GenerateCall
+from serve_app.contracts.money import format_amount
 from serve_app.contracts.ports import SettleAnswer
 from serve_app.contracts.spool import Spool
 
@@ -49,7 +52,8 @@ class _NotYet(Exception):
 class Orphans:
     """The settlements that are due. `settle` is AccountingPort's; `unsettled` returns the ids that the ledger lacks.
 
-    Without a spool only cut streams are settled, from memory. `clock` returns Unix seconds.
+    Without a spool only cut streams are settled, from memory. `settled` gets what was settled here first. `clock`
+    returns Unix seconds.
     """
 
     def __init__(
@@ -58,9 +62,11 @@ class Orphans:
         spool: Spool | None = None,
         unsettled: Unsettled | None = None,
         *,
+        settled: Callable[[Settlement], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._settle = settle
+        self._settled = settled
         self.spool = spool
         self._unsettled = unsettled
         self._clock = clock
@@ -183,10 +189,16 @@ class Orphans:
                     if isinstance(answer, LedgerUnavailable):
                         raise answer
                     answers[answer.request_id] = answer
+            for settlement in wanted:
+                self._report(settlement, answers.get(settlement.request_id))
         return [
             answers.get(settlement.request_id) or Settled(settlement.request_id, 0, 0, 0, duplicate=True)
             for settlement in batch
         ]
+
+    def _report(self, settlement: Settlement, answer: Settled | SettlementRejected | None) -> None:
+        if isinstance(answer, Settled) and not answer.duplicate:
+            self._settled(settlement)
 
     async def _settle_after(self, delay_s: float, settlement: Settlement) -> None:
         await asyncio.sleep(delay_s)
@@ -198,6 +210,7 @@ class Orphans:
                 failure = error
             else:
                 if isinstance(answer, Settled):
+                    self._report(settlement, answer)
                     return
                 if isinstance(answer, SettlementRejected):
                     logger.error("the ledger refuses %r: %s", settlement, answer.message)
@@ -205,6 +218,26 @@ class Orphans:
                 failure = answer
             await asyncio.sleep(RETRY_S)
         logger.error("the usage of a cut stream could not be settled: %r", settlement, exc_info=failure)
+
+
+def orphan_line(settlement: Settlement) -> dict[str, Any]:
+    """The log line of a request whose gateway is gone."""
+    one = settlement
+    return {
+        "time": datetime.fromtimestamp(one.started_at, UTC).isoformat(timespec="milliseconds"),
+        "event": "settled for a gateway that is gone",
+        "request_id": one.request_id,
+        "account": one.account_id,
+        "key": one.key_id,
+        "model": one.model,
+        "backend": one.backend,
+        "outcome": one.outcome.value,
+        "prompt_tokens": one.prompt_tokens,
+        "cached_tokens": one.cached_tokens,
+        "completion_tokens": one.completion_tokens,
+        "price": format_amount(one.price.cost(one.prompt_tokens, one.cached_tokens, one.completion_tokens)),
+        "total_ms": round((one.finished_at - one.started_at) * 1000, 3),
+    }
 
 
 def _settlement(call: GenerateCall, produced: Finished, started_at: float, now: float) -> Settlement:

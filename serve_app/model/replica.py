@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from serve_app.contracts.generation import (
     Rejection,
     Started,
 )
+from serve_app.contracts.spans import SpanExport
 from serve_app.engine.aside import Aside
 from serve_app.engine.errors import ContextLengthExceeded, EngineClosed, QueueFull, UnsupportedGrammar
 from serve_app.engine.port import EnginePort
@@ -29,6 +31,7 @@ from serve_app.model.choices import generate_choices
 from serve_app.model.dialect import Dialect, Prompt
 from serve_app.model.orphans import Orphans, Settle
 from serve_app.model.reply import Reply
+from serve_app.model.reply_trace import ReplyTrace
 from serve_app.model.tools.call_grammars import BadTool
 
 SHORT = 8192  # characters of a prompt that is tokenized at once: the engine waits for a few milliseconds at most
@@ -39,8 +42,8 @@ class Replica:
     """One engine and the calls that run on it.
 
     `orphans` keeps what replies have used until the ledger has it: by default from `settle`, which is AccountingPort's,
-    and in memory. `coalesce_s` is the least time between two deltas of a stream that is alone.
-    `clock` is the engine's, in seconds.
+    and in memory. `coalesce_s` is the least time between two deltas of a stream that is alone. `name` is what logs call
+    it; `spans` sends its part of traces to a collector. `clock` is the engine's, in seconds.
     """
 
     def __init__(
@@ -51,18 +54,34 @@ class Replica:
         orphans: Orphans | None = None,
         dialect: Dialect | None = None,
         coalesce_s: float = 0.015,
+        name: str = "",
+        spans: SpanExport | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._dialect = dialect or Dialect(engine.chat)
         self._orphans = orphans or Orphans(settle)
         self._coalesce_s = coalesce_s
+        self._name = name
+        self._spans = spans
         self._clock = clock
         self._active = 0
         self._aside = Aside("prompts")
 
     async def generate(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
         """Stream Rejected alone, or Started, the reply and Finished. Closing or cancelling it stops the engine."""
+        trace = None if self._spans is None or call.trace is None else ReplyTrace(self._spans, call, self._name)
+        try:
+            async with contextlib.aclosing(self._events(call)) as events:
+                async for event in events:
+                    if trace is not None:
+                        trace.take(event)
+                    yield event
+        finally:
+            if trace is not None:
+                trace.end(failed=isinstance(sys.exc_info()[1], Exception))
+
+    async def _events(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
         prepared = await self._prepare(call)
         if isinstance(prepared, Rejected):
             yield prepared
@@ -76,7 +95,7 @@ class Replica:
             async with contextlib.aclosing(generated) as events:
                 async for choice, event in events:
                     if isinstance(event, Started):
-                        event = replace(event, fingerprint=self._engine.fingerprint)
+                        event = replace(event, fingerprint=self._engine.fingerprint, replica=self._name)
                     for sent in reply.events(choice, event):
                         if isinstance(sent, Finished):
                             # Before it leaves: from then on nothing here shows whether the gateway has received it.

@@ -34,7 +34,7 @@ from serve_app.contracts.commands import (
     SumUsage,
 )
 from serve_app.contracts.errors import AccountNotFound, LedgerUnavailable
-from serve_app.contracts.metrics import Metric
+from serve_app.contracts.metric import Metric
 from serve_app.contracts.money import Price
 
 from .books import COST, Books, Ledger
@@ -159,13 +159,22 @@ async def test_a_replica_may_settle_a_cut_call_and_nothing_else(book: Book) -> N
 
 async def test_what_no_balance_covered_is_counted_once(book: Book) -> None:
     counted: list[tuple[Any, ...]] = []
-    service = AccountingService(book.ledger, metrics=SimpleNamespace(add=lambda *added: counted.append(added)))  # type: ignore[arg-type]
+    lags: list[float] = []
+    exported = SimpleNamespace(
+        add=lambda *added: counted.append(added), observe=lambda _, seconds: lags.append(seconds)
+    )
+    service = AccountingService(book.ledger, metrics=exported, wall=lambda: NOON + 3.0)  # type: ignore[arg-type]
     book.ledger.credit(book.account_id, 8)
     await service.settle([book.settlement("r1")])
-    assert counted == []
+    assert counted == [(metrics.REVENUE, 5e-9, "svc-chat")]
     await service.settle([book.settlement("r2"), book.settlement("r3")])
     await service.settle([book.settlement("r2"), book.settlement("r3"), book.settlement("r1")])
-    assert counted == [(metrics.UNCOLLECTED, 2e-9), (metrics.UNCOLLECTED, 5e-9)]
+    assert [one for one in counted if one[0] is metrics.UNCOLLECTED] == [
+        (metrics.UNCOLLECTED, 2e-9),
+        (metrics.UNCOLLECTED, 5e-9),
+    ]
+    assert sum(one[1] for one in counted if one[0] is metrics.REVENUE) == pytest.approx(8e-9)
+    assert lags == [3.0] * 3
     await service.close()
 
 

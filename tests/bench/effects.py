@@ -11,7 +11,7 @@ from typing import Any
 
 from serve_app.contracts.books import Outcome, Settled, Settlement
 from serve_app.contracts.limiting import Release
-from serve_app.contracts.metrics import Metric
+from serve_app.contracts.metric import Metric
 from serve_app.contracts.money import Price
 
 

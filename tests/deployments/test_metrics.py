@@ -16,12 +16,13 @@ from deployments import metrics
 from deployments.metrics import RayMetrics
 from serve_app.api.errors import ERROR_TYPES
 from serve_app.contracts.books import Outcome
-from serve_app.contracts.metrics import REFUSALS, SETTLEMENTS, STATUSES, Metric
+from serve_app.contracts.metric import Metric
+from serve_app.contracts.metrics import REFUSALS, SETTLEMENTS, STATUSES
 
-REQUESTS = Metric("counter", "requests", "", ("model",))
-ERRORS = Metric("counter", "errors", "")
-SECONDS = Metric("histogram", "seconds", "", ("model",))
-WAITING = Metric("gauge", "waiting", "")
+REQUESTS = Metric("counter", "requests", "requests", "", ("model",))
+ERRORS = Metric("counter", "errors", "errors", "")
+SECONDS = Metric("histogram", "seconds", "seconds", "", ("model",))
+WAITING = Metric("gauge", "waiting", "requests", "")
 
 
 class Remembered:
@@ -135,12 +136,16 @@ async def test_a_label_that_is_missing_is_an_error(made: dict[str, Remembered]) 
 
 
 async def test_known_counters_are_exported_as_zero_before_their_first_event(made: dict[str, Remembered]) -> None:
-    known = Metric("counter", "known", "", ("model",), known=("a", "b"))
-    RayMetrics().export_zeros(known)
-    assert made["known"].observed == [(0, {"route": "", "model": "a"}), (0, {"route": "", "model": "b"})]
-    RayMetrics().export_zeros(REQUESTS, [("svc-chat",)])
+    known = Metric("counter", "known", "events", "", ("model", "end"), known={"end": ("a", "b")})
+    counted = RayMetrics()
+    counted.export_zeros([known, SECONDS, WAITING], [{"model": "svc-chat"}, {"model": "svc-coder"}])
+    assert [tags for value, tags in made["known"].observed if value == 0] == [
+        {"route": "", "model": model, "end": end} for model in ("svc-chat", "svc-coder") for end in ("a", "b")
+    ]
+    assert not made.keys() & {"seconds", "waiting"}
+    counted.export_zeros([REQUESTS], [{"model": "svc-chat", "backend": "of another counter"}])
     assert made["requests"].observed == [(0, {"route": "", "model": "svc-chat"})]
-    RayMetrics().export_zeros(ERRORS)
+    counted.export_zeros([ERRORS])
     assert len(made["errors"].observed) == 1
 
 
@@ -151,14 +156,14 @@ async def test_ray_exports_a_zero_that_it_is_given(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(counter, "_metric", SimpleNamespace(record=lambda value, tags: recorded.append((value, tags))))
     counted = RayMetrics()
     counted._made[SETTLEMENTS] = counter
-    counted.export_zeros(SETTLEMENTS)
-    assert recorded == [(0, {"outcome": outcome}) for outcome in SETTLEMENTS.known]
+    counted.export_zeros([SETTLEMENTS])
+    assert recorded == [(0, {"outcome": outcome}) for outcome in SETTLEMENTS.known["outcome"]]
     with pytest.raises(ValueError, match="0"):
         counter.inc(0, {"outcome": "completed"})
 
 
 def test_every_code_of_a_refusal_and_every_outcome_is_known_from_the_start() -> None:
-    assert {outcome.value for outcome in Outcome} < set(SETTLEMENTS.known)
+    assert {outcome.value for outcome in Outcome} < set(SETTLEMENTS.known["outcome"])
     root = Path(serve_app.__file__).parent
     codes: set[str] = {"requests", "tokens", "concurrency"}  # of limits, which name their refusals
     for path in [root / "api" / "errors.py", *(root / "limiter").glob("*.py"), *(root / "gateway").glob("*.py")]:
@@ -168,6 +173,6 @@ def test_every_code_of_a_refusal_and_every_outcome_is_known_from_the_start() -> 
                 code = call.args[2]
                 codes |= {code.value} if isinstance(code, ast.Constant) else set()
     # Of other routes; and the limiter's word for what becomes an overloaded_error.
-    assert codes - {"not_found", "method_not_allowed", "overloaded"} <= set(REFUSALS.known)
+    assert codes - {"not_found", "method_not_allowed", "overloaded"} <= set(REFUSALS.known["reason"])
     # What only a chat request gets.
     assert {str(status) for status in ERROR_TYPES} - {"404", "405"} | {"200", "499"} == set(STATUSES)

@@ -101,7 +101,7 @@ async def test_a_short_reply_is_one_piece_with_its_length(world: World) -> None:
         b"date", b"server", b"content-type",
         b"x-ratelimit-limit-requests", b"x-ratelimit-remaining-requests", b"x-ratelimit-reset-requests",
         b"x-ratelimit-limit-tokens", b"x-ratelimit-remaining-tokens", b"x-ratelimit-reset-tokens",
-        b"server-timing", b"content-length", b"x-request-id", b"connection",
+        b"server-timing", b"x-trace-id", b"content-length", b"x-request-id", b"connection",
     ]  # fmt: skip
     assert f"content-length: {len(body)}".encode() in head
     assert body == expected(world, json.loads(body), prompt=10, completion=2, text="Hello")

@@ -15,7 +15,7 @@ def test_ids_sort_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(200):
         now += 10**6
         monkeypatch.setattr(chat_endpoint.time, "time_ns", lambda at=now: at)
-        made.append(chat_endpoint.new_id())
+        made.append(chat_endpoint.new_digits())
     assert sorted(made) == made
-    assert len({chat_endpoint.new_id() for _ in range(200)}) == 200
-    assert all(re.fullmatch("chatcmpl-[0-9a-f]{32}", one) for one in made)
+    assert len({chat_endpoint.new_digits() for _ in range(200)}) == 200
+    assert all(re.fullmatch("[0-9a-f]{32}", one) for one in made)

@@ -27,7 +27,7 @@ from serve_app.contracts.commands import Command
 from serve_app.contracts.errors import LedgerError
 from serve_app.contracts.generation import BackendEvent, Delta, Finished, FinishReason, GenerateCall, Started
 from serve_app.contracts.limits import Contract
-from serve_app.contracts.metrics import Metric
+from serve_app.contracts.metric import Metric
 from serve_app.contracts.ports import BackendUnavailable
 from serve_app.contracts.spool import Spool
 from serve_app.gateway.app import build_app
@@ -35,11 +35,13 @@ from serve_app.gateway.authentication import Authenticator
 from serve_app.gateway.backends import Catalogue
 from serve_app.gateway.exchange import Services
 from serve_app.gateway.limiter_client import LimiterClient
+from serve_app.gateway.observer import Observer
+from serve_app.gateway.record import RequestRecord
 from serve_app.gateway.settlements import AccountingShards, Settlements
 from serve_app.gateway.wrong_keys import WrongKeys
 from serve_app.limiter.admission import Admission
 from serve_app.limiter.limiter_service import LimiterService
-from serve_app.settings import GatewaySettings
+from serve_app.settings import GatewaySettings, IdentifierSettings
 from tests.accounting.books import Ledger
 
 OPERATOR = "operator-key-of-the-tests"
@@ -198,9 +200,9 @@ class Counts:
     def add(self, counter: Metric, value: float, *labels: str) -> None:
         assert len(labels) == len(counter.labels)
         if counter is metrics.REQUESTS:
-            self.requests.append((labels[0], int(labels[1])))
+            self.requests.append((labels[0], int(labels[2])))
         elif counter is metrics.REFUSALS:
-            self.refusals.append(labels[0])
+            self.refusals.append(labels[1])
         elif counter is metrics.SETTLEMENTS:
             self.settlements.append(labels[0])
 
@@ -209,6 +211,8 @@ class Counts:
         self.first_tokens += histogram is metrics.FIRST_TOKEN_SECONDS
 
     def set(self, gauge: Metric, value: float, *labels: str) -> None: ...
+
+    def export_zeros(self, declared: object, served: object = ()) -> None: ...
 
 
 class World:
@@ -251,6 +255,7 @@ class World:
         self.limiters = [LimiterWire(one) for one in limiters]
         self.limiter = self.limiters[0]
         self.backends, self.metrics = FakeBackends(), Counts()
+        self.records: list[RequestRecord] = []  # of the requests that have ended
         catalogue = Catalogue(self.settings, random.Random(7))
         self.name = "gateway-2" if beside else "gateway-1"
         self.spool = Spool(folder / "spool", self.name, max_bytes=self.settings.spool_max_bytes)
@@ -270,7 +275,7 @@ class World:
             self.limiter_client,
             self.settlements,
             self.backends,
-            self.metrics,
+            Observer(self.metrics, self.targets, self.records.append),
             orphan_delay_s=0.05,
         )
         self.now = 0.0  # of the clock that wrong keys are counted by
@@ -307,6 +312,9 @@ class World:
         return LimiterService(
             admission, self.accounting, lookup_wait_s=30, shards=shards or len(self.limiters), clock=self.clock
         )
+
+    def targets(self, model: str) -> IdentifierSettings:
+        return self.services.catalogue[model]
 
     def clock(self) -> float:
         """Of the limiter, in seconds."""

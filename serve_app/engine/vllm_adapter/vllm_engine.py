@@ -162,6 +162,8 @@ class VllmEngine:
             kv_blocks_cached=0,  # vLLM does not report them
             prefix_hit_tokens=self._prefix_hit_tokens,
             prompt_tokens=self._prompt_tokens,
+            step_seconds=counts.step_seconds,
+            step_sequences=counts.step_sequences,
         )
 
     def check_health(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
@@ -12,6 +13,9 @@ class StepCounts(StatLoggerBase):
 
     def __init__(self) -> None:
         self.steps = 0
+        self.step_seconds = 0.0  # between the ends of two steps, where sequences ran after the first one
+        self.step_sequences = 0
+        self._ended_at: float | None = None  # of the last step, if sequences still ran
         self.tokens_produced = 0
         self.preemptions = 0
         self.kv_usage = 0.0  # 0 to 1, after the last step
@@ -20,8 +24,14 @@ class StepCounts(StatLoggerBase):
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
         self.steps += 1
+        now = time.monotonic()
+        if self._ended_at is not None:
+            self.step_seconds += now - self._ended_at
+        self._ended_at = None
         if scheduler_stats is not None:
             self.kv_usage = scheduler_stats.kv_cache_usage
+            self.step_sequences += scheduler_stats.num_running_reqs
+            self._ended_at = now if scheduler_stats.num_running_reqs else None
         if iteration_stats is not None:
             self.tokens_produced += iteration_stats.num_generation_tokens
             self.preemptions += iteration_stats.num_preempted_reqs

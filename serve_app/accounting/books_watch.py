@@ -1,0 +1,65 @@
+"""Checks the books at intervals, a step at a time, and exports what was found: an alert wants no operator to look."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from serve_app.contracts import metrics
+from serve_app.contracts.books import CheckReport
+from serve_app.contracts.commands import CheckBooks
+from serve_app.contracts.errors import LedgerError
+from serve_app.contracts.metric import Metrics
+
+logger = logging.getLogger("ray.serve")
+
+STEP_S = 0.5  # of one turn: operators' reads and other checks get theirs in between
+
+
+class BooksWatch:
+    """One check from the last checkpoint every `every_s` seconds, the first at once. `run` answers commands.
+
+    A difference stays in its checkpoint until an operator's full check, so the count does not fall by itself.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[CheckBooks], Awaitable[Any]],
+        exported: Metrics,
+        every_s: float,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._run = run
+        self._exported = exported
+        self._every_s = every_s
+        self._wall = wall
+
+    async def check_forever(self) -> None:
+        while True:
+            try:
+                await self.check()
+            except LedgerError as error:
+                logger.warning("the books could not be checked, next try in %g s: %s", self._every_s, error)
+            except Exception:
+                logger.exception("the books could not be checked, next try in %g s", self._every_s)
+            await asyncio.sleep(self._every_s)
+
+    async def check(self) -> int:
+        """One whole check. Returns the number of differences; raises LedgerError."""
+        found, after = 0, None
+        while True:
+            report = await self._run(CheckBooks(after=after, seconds=STEP_S))
+            if not isinstance(report, CheckReport):
+                raise report
+            for difference in report.differences:
+                logger.critical("the books do not balance: %s", difference)
+            found += len(report.differences)
+            if report.next is None:
+                break
+            after = report.next
+        self._exported.set(metrics.BOOKS_DIFFERENCES, found)
+        self._exported.set(metrics.BOOKS_CHECKED, self._wall())
+        return found

@@ -1,0 +1,55 @@
+"""What a metric is, and where its values go. `contracts.metrics` declares them all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Final, Literal, Protocol
+
+SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric. Its exported name has the prefix `ray_`, and the suffix `_total` if it is a counter."""
+
+    kind: Literal["counter", "histogram", "gauge"]
+    name: str
+    unit: str  # of its values: "seconds", "tokens", "bytes", "units of currency", "share" (0 to 1), or what it counts
+    description: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = SECONDS  # upper bounds; of a histogram alone
+    # All values of these labels: a counter is exported as 0 for each of them from the start, because `increase` does
+    # not see the first event of a counter that begins with it.
+    known: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        return hash(self.name)  # looked up several times in each request
+
+    @property
+    def exported(self) -> str:
+        """The name in Prometheus; a histogram's has `_bucket`, `_sum` or `_count` after it."""
+        return f"ray_{self.name}" + ("_total" if self.kind == "counter" else "")
+
+    def rows(self, served: Iterable[Mapping[str, str]] = ({},)) -> list[tuple[str, ...]]:
+        """The labels that it can have: those of `known`, for each of these values of the other labels."""
+        found: dict[tuple[str, ...], None] = {}
+        for given in served:
+            values = [(given[label],) if label in given else self.known[label] for label in self.labels]
+            found.update(dict.fromkeys(product(*values)))
+        return list(found)
+
+
+class Metrics(Protocol):
+    """Where values go. `labels` are values in the order of the metric's labels."""
+
+    def add(self, counter: Metric, value: float, *labels: str) -> None:
+        """`value` is above 0."""
+
+    def observe(self, histogram: Metric, value: float, *labels: str) -> None: ...
+
+    def set(self, gauge: Metric, value: float, *labels: str) -> None: ...
+
+    def export_zeros(self, declared: Iterable[Metric], served: Iterable[Mapping[str, str]] = ({},)) -> None:
+        """Exports the counters among these as 0 before their first event: for `known` and these values of labels."""

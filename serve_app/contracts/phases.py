@@ -1,0 +1,69 @@
+"""How long the parts of a reply take, as its events arrive: in the gateway, and in the replica."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from serve_app.contracts.generation import Delta, Finished, ReplyParts, Started
+
+
+class Phases:
+    """When the events of a reply arrived, by `clock` in seconds, however late they are read.
+
+    `gap` gets the seconds between two pieces of the reply.
+    """
+
+    def __init__(self, gap: Callable[[float], None] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._gap = gap
+        self._clock = clock
+        self.called_at: float | None = None
+        self.started_at: float | None = None  # the request left the replica's queue
+        self.first_at: float | None = None  # the first token
+        self.last_at: float | None = None  # the last one so far
+        self.ended_at: float | None = None
+        self._first_tokens = 0
+        self._tokens = 0
+
+    def called(self) -> None:
+        """A replica is asked; again, if a larger hold was needed."""
+        self.called_at = self._clock()
+        self.started_at = None
+
+    def take(self, event: object) -> None:
+        """Notes when an event arrived."""
+        now = self._clock()
+        if isinstance(event, Delta | ReplyParts):
+            if event.completion_tokens <= self._tokens:
+                return
+            if self.first_at is None or self.last_at is None:
+                self.first_at, self._first_tokens = now, event.completion_tokens
+            elif self._gap is not None:
+                self._gap(now - self.last_at)
+            self.last_at, self._tokens = now, event.completion_tokens
+        elif isinstance(event, Started):
+            self.started_at = now
+        elif isinstance(event, Finished):
+            self.ended_at = now
+
+    @property
+    def queue_s(self) -> float | None:
+        return _between(self.called_at, self.started_at)
+
+    @property
+    def prefill_s(self) -> float | None:
+        return _between(self.started_at, self.first_at)
+
+    @property
+    def decode_s(self) -> float | None:
+        return _between(self.first_at, self.ended_at)
+
+    @property
+    def per_token_s(self) -> float | None:
+        """The mean time between tokens; None of a reply that came in one piece."""
+        seconds, tokens = _between(self.first_at, self.last_at), self._tokens - self._first_tokens
+        return None if seconds is None or tokens < 1 else seconds / tokens
+
+
+def _between(begin: float | None, end: float | None) -> float | None:
+    return None if begin is None or end is None else max(0.0, end - begin)

@@ -1,0 +1,103 @@
+"""Spans for OpenTelemetry, made from what was measured when a request has ended, and exported beside it.
+
+The names of the GenAI conventions are still in development: `ATTRIBUTES` is the only place that has them.
+
+Tracing is on where OTEL_EXPORTER_OTLP_ENDPOINT (or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT) is set. Spans wait in a bounded
+queue; a collector that is away or hangs loses them, and holds up no request.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+Value = str | int | float | bool | tuple[str, ...]
+
+ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+EXPORT_TIMEOUT_S: Final = 5.0
+NANO: Final = 1e9
+
+#: What we know of a request, and what the conventions call it.
+ATTRIBUTES: Final[Mapping[str, str]] = {
+    "operation": "gen_ai.operation.name",
+    "provider": "gen_ai.provider.name",
+    "request_id": "gen_ai.response.id",
+    "model": "gen_ai.request.model",
+    "backend": "gen_ai.response.model",
+    "finish": "gen_ai.response.finish_reasons",
+    "prompt_tokens": "gen_ai.usage.input_tokens",
+    "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
+    "completion_tokens": "gen_ai.usage.output_tokens",
+    "status": "http.response.status_code",
+    "code": "error.type",
+    "first_token_s": "gen_ai.server.time_to_first_token",
+    "per_token_s": "gen_ai.server.time_per_output_token",
+    "replica": "serve_app.replica",
+    "client_request_id": "serve_app.client_request_id",
+    "account": "serve_app.account",
+    "price": "serve_app.price",
+    "outcome": "serve_app.outcome",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SpanData:
+    """One span of a trace. Times are Unix seconds. `attributes` are named as in ATTRIBUTES; None is left out."""
+
+    name: str
+    span_id: str
+    parent_id: str
+    began: float
+    ended: float
+    kind: Literal["server", "client", "internal"] = "internal"
+    attributes: Mapping[str, Value | None] = field(default_factory=dict)
+    is_error: bool = False
+
+
+class SpanExport:
+    """Sends spans to the collector that the environment names. `process`: "gateway", "model"."""
+
+    def __init__(self, process: str) -> None:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        # OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME of the environment come first.
+        self._resource = Resource({"service.name": f"serve-app-{process}"}).merge(
+            Resource.create() if "OTEL_SERVICE_NAME" in os.environ else Resource({})
+        )
+        self._processor = BatchSpanProcessor(OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S))
+
+    @classmethod
+    def of_environment(cls, process: str) -> SpanExport | None:
+        """None where no collector is named."""
+        return cls(process) if any(os.environ.get(name) for name in ENDPOINTS) else None
+
+    def add(self, trace_id: str, spans: list[SpanData]) -> None:
+        """Never waits."""
+        from opentelemetry.sdk.trace import ReadableSpan
+        from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+        def context(span_id: str) -> SpanContext:
+            return SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=False, trace_flags=TraceFlags(1))
+
+        for span in spans:
+            self._processor.on_end(
+                ReadableSpan(
+                    name=span.name,
+                    context=context(span.span_id),
+                    parent=context(span.parent_id) if span.parent_id else None,
+                    resource=self._resource,
+                    attributes={ATTRIBUTES[k]: v for k, v in span.attributes.items() if v is not None and v != ""},
+                    kind=SpanKind[span.kind.upper()],
+                    status=Status(StatusCode.ERROR if span.is_error else StatusCode.UNSET),
+                    start_time=int(span.began * NANO),
+                    end_time=int(span.ended * NANO),
+                )
+            )
+
+    def close(self) -> None:
+        """Sends what waits, for some seconds at most."""
+        self._processor.shutdown()

@@ -1,0 +1,122 @@
+"""What a gateway reports of a request that has ended: metrics, its line in the log, its trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from datetime import UTC, datetime
+from typing import Any
+
+from serve_app.contracts import metrics
+from serve_app.contracts.books import Outcome
+from serve_app.contracts.metric import Metrics
+from serve_app.contracts.money import format_amount
+from serve_app.gateway.record import RequestRecord
+from serve_app.settings import IdentifierSettings
+
+Sink = Callable[[RequestRecord], None]
+
+
+class Observer:
+    """Counts requests that have ended, and hands them on to `sinks`. `targets` has the identifiers' settings."""
+
+    def __init__(self, counted: Metrics, targets: Callable[[str], IdentifierSettings | None], *sinks: Sink) -> None:
+        self._counted = counted
+        self._targets = targets
+        self._sinks = sinks
+
+    def ended(self, record: RequestRecord) -> None:
+        self._count(record)
+        for sink in self._sinks:
+            sink(record)
+
+    def first_token(self, record: RequestRecord, seconds: float) -> None:
+        """So long after the request arrived; it may go on for minutes."""
+        self._counted.observe(metrics.FIRST_TOKEN_SECONDS, seconds, record.model, record.backend)
+
+    def gap(self, record: RequestRecord, seconds: float) -> None:
+        """Between two pieces of a reply that runs."""
+        self._counted.observe(metrics.INTER_TOKEN_SECONDS, seconds, record.model, record.backend)
+
+    def _count(self, record: RequestRecord) -> None:
+        counted, phases, served = self._counted, record.phases, (record.model, record.backend)
+        counted.add(metrics.REQUESTS, 1, *served, str(record.status))
+        counted.observe(metrics.REQUEST_SECONDS, record.total_s, *served)
+        if record.code:
+            counted.add(metrics.REFUSALS, 1, record.model, record.code)
+            if record.code in metrics.DEMAND_CODES and record.wanted_tokens:
+                counted.add(metrics.REJECTED_DEMAND, record.wanted_tokens, *served, record.code)
+        for phase, seconds in (
+            ("admit", record.admit_s),
+            ("queue", phases.queue_s),
+            ("prefill", phases.prefill_s),
+            ("decode", phases.decode_s),
+        ):
+            if seconds is not None:
+                counted.observe(metrics.PHASE_SECONDS, seconds, *served, phase)
+        if phases.per_token_s is not None:
+            counted.observe(metrics.OUTPUT_TOKEN_SECONDS, phases.per_token_s, *served)
+        if record.outcome is not None:
+            self._count_settled(record, record.outcome)
+
+    def _count_settled(self, record: RequestRecord, outcome: Outcome) -> None:
+        counted, served = self._counted, (record.model, record.backend)
+        is_complete = outcome is Outcome.COMPLETED
+        counted.add(metrics.FINISHES, 1, *served, record.finish if is_complete else outcome.value)
+        if outcome is not Outcome.FAILED:
+            for metric, tokens in (
+                (metrics.PROMPT_TOKENS, record.prompt_tokens),
+                (metrics.CACHED_TOKENS, record.cached_tokens),
+                (metrics.COMPLETION_TOKENS, record.completion_tokens),
+            ):
+                if tokens:
+                    counted.add(metric, tokens, *served)
+        if not is_complete:
+            return
+        counted.observe(metrics.PROMPT_LENGTH, record.prompt_tokens, *served)
+        counted.observe(metrics.REPLY_LENGTH, record.completion_tokens, *served)
+        if (targets := self._targets(record.model)) is not None:
+            first = record.first_token_s is None or record.first_token_s <= targets.first_token_target_s
+            per_token_s = record.phases.per_token_s
+            rest = per_token_s is None or per_token_s <= targets.output_token_target_s
+            for target, met in (("first_token", first), ("output_token", rest), ("all", first and rest)):
+                counted.add(metrics.LATENCY_TARGETS, 1, *served, target, "yes" if met else "no")
+
+
+def log_line(record: RequestRecord, texts_of: Collection[str] = ()) -> dict[str, Any]:
+    """A request as its line in the log; with prompt and reply for the accounts `texts_of` alone."""
+    phases = record.phases
+    line: dict[str, Any] = {
+        "time": datetime.fromtimestamp(record.arrived_at, UTC).isoformat(timespec="milliseconds"),
+        "event": "request",
+        "request_id": record.request_id,
+        "client_request_id": record.client_request_id,
+        "trace_id": record.trace.trace_id,
+        "account": record.account_id or None,
+        "key": record.key_id or None,
+        "model": record.model,
+        "backend": record.backend,
+        "replica": record.replica or None,
+        "stream": record.stream,
+        "status": record.status,
+        "code": record.code or None,
+        "outcome": None if record.outcome is None else record.outcome.value,
+        "finish_reason": record.finish or None,
+        "prompt_tokens": record.prompt_tokens,
+        "cached_tokens": record.cached_tokens,
+        "completion_tokens": record.completion_tokens,
+        "price": format_amount(record.charged),
+        "admit_ms": _ms(record.admit_s),
+        "queue_ms": _ms(phases.queue_s),
+        "prefill_ms": _ms(phases.prefill_s),
+        "decode_ms": _ms(phases.decode_s),
+        "settle_ms": _ms(record.settle_s),
+        "first_token_ms": _ms(record.first_token_s),
+        "total_ms": _ms(record.total_s),
+    }
+    if record.reply is not None and record.account_id in texts_of:
+        line |= {"messages": record.messages, "reply": "".join(record.reply)}
+    return line
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)

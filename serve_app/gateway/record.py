@@ -1,0 +1,72 @@
+"""What is known of one chat request when it has ended: what its log line, its metrics and its trace are made from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from serve_app.contracts import metrics
+from serve_app.contracts.books import Outcome
+from serve_app.contracts.generation import CallStarted, Delta, Finished, ReplyParts, Started
+from serve_app.contracts.phases import Phases
+from serve_app.contracts.trace_context import TraceContext
+
+
+@dataclass(slots=True, eq=False)
+class RequestRecord:
+    """Filled in on the way; the last of `open` parts that closes it hands it to `sink`.
+
+    A request that is cut off is settled after its connection has ended: only then is it known what it cost.
+    """
+
+    request_id: str
+    client_request_id: str  # `x-request-id`
+    trace: TraceContext
+    sink: Callable[[RequestRecord], None]
+    phases: Phases
+    arrived_at: float = field(default_factory=time.time)  # Unix seconds
+    stream: bool = False
+    model: str = metrics.NONE
+    backend: str = metrics.NONE
+    replica: str = ""
+    account_id: str = ""
+    key_id: str = ""
+    status: int = 500
+    code: str = ""  # of an error
+    wanted_tokens: int = 0  # prompt and the most output
+    outcome: Outcome | None = None  # None: nothing was settled
+    finish: str = ""
+    called_tools: bool = False
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    charged: int = 0  # nano-units
+    first_token_s: float | None = None  # since the request arrived
+    admit_s: float | None = None  # what the limiter's answer took, which came at `admitted_at` in Unix seconds
+    admitted_at: float = 0.0
+    settle_s: float | None = None
+    settled_at: float = 0.0
+    call_span_id: str = ""
+    total_s: float = 0.0
+    messages: object = None  # prompt and reply, where an operator wants an account's texts in the log
+    reply: list[str] | None = None
+    open: int = 1
+
+    def close(self) -> None:
+        self.open -= 1
+        if self.open == 0:
+            self.sink(self)
+
+    def take(self, event: object) -> None:
+        """Notes what an event of the reply says beyond its tokens."""
+        if isinstance(event, Started):
+            self.replica = event.replica
+        elif isinstance(event, ReplyParts):
+            self.called_tools = self.called_tools or any(isinstance(part, CallStarted) for part in event.parts)
+            if self.reply is not None:
+                self.reply += [text for part in event.parts if (text := getattr(part, "text", ""))]
+        elif isinstance(event, Delta) and self.reply is not None:
+            self.reply.append(event.text)
+        elif isinstance(event, Finished):
+            self.finish = "tool_calls" if self.called_tools and event.reason == "stop" else event.reason.value

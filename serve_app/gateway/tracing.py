@@ -1,0 +1,94 @@
+"""The trace of a request, as its gateway saw it: one span for the request, and one for each process that it asked.
+
+A trace is kept if the client or its id says so, or if the request failed or was slow. That is known at its end, so all
+spans are made there. The replica's own spans (`model/reply_trace.py`) have the span `generate` as parent.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+
+from serve_app.contracts.money import format_amount
+from serve_app.contracts.spans import SpanData, SpanExport
+from serve_app.contracts.trace_context import TraceCall
+from serve_app.gateway.record import RequestRecord
+
+
+class Tracing:
+    """Hands the spans of ended requests to `export`. `share` (0 to 1) are kept in any case, and what took `slow_s`."""
+
+    def __init__(
+        self,
+        export: SpanExport,
+        share: Callable[[], float],
+        slow_s: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._export = export
+        self._share = share
+        self._slow_s = slow_s
+        self._clock = clock
+        self._wall = wall
+
+    def begin_call(self, record: RequestRecord) -> TraceCall:
+        """What the replica is to know."""
+        record.call_span_id = record.call_span_id or secrets.token_hex(8)  # also of a second call, with a larger hold
+        is_chosen = self._is_chosen(record)
+        return TraceCall(record.trace.trace_id, record.call_span_id, 0.0 if is_chosen else self._slow_s())
+
+    def __call__(self, record: RequestRecord) -> None:
+        failed = record.status >= 500
+        if failed or record.total_s >= self._slow_s() or self._is_chosen(record):
+            self._export.add(record.trace.trace_id, self._spans(record, failed))
+
+    def _is_chosen(self, record: RequestRecord) -> bool:
+        return record.trace.is_sampled or record.trace.is_among(self._share())
+
+    def _spans(self, record: RequestRecord, failed: bool) -> list[SpanData]:
+        began, phases = record.arrived_at, record.phases
+        root = SpanData(
+            "POST /chat/completions",
+            record.trace.span_id,
+            record.trace.parent_id,
+            began,
+            began + record.total_s,
+            "server",
+            {
+                "operation": "chat",
+                "provider": "serve-app",
+                "request_id": record.request_id,
+                "client_request_id": record.client_request_id,
+                "account": record.account_id,
+                "model": record.model,
+                "backend": record.backend,
+                "finish": (record.finish,) if record.finish else None,
+                "prompt_tokens": record.prompt_tokens,
+                "cached_tokens": record.cached_tokens,
+                "completion_tokens": record.completion_tokens,
+                "status": record.status,
+                "code": record.code,
+                "first_token_s": record.first_token_s,
+                "per_token_s": phases.per_token_s,
+                "price": format_amount(record.charged),
+                "outcome": None if record.outcome is None else record.outcome.value,
+            },
+            failed,
+        )
+        spans = [root]
+        offset = self._wall() - self._clock()  # the phases are on a clock that never falls
+
+        def child(name: str, ended_at: float, seconds: float, span_id: str, **attributes: str) -> None:
+            began_at = ended_at - seconds
+            spans.append(SpanData(name, span_id, root.span_id, began_at, ended_at, "client", attributes))
+
+        if record.admit_s is not None:
+            child("admit", record.admitted_at, record.admit_s, secrets.token_hex(8))
+        if phases.called_at is not None:
+            ended = phases.ended_at or self._clock()
+            child("generate", ended + offset, ended - phases.called_at, record.call_span_id, replica=record.replica)
+        if record.settle_s is not None:
+            child("settle", record.settled_at, record.settle_s, secrets.token_hex(8))
+        return spans
