@@ -12,7 +12,7 @@ from typing import Any
 from bench.gateway import load, report, speedups
 from bench.gateway.session import Scope, Session
 from bench.gateway.systems import SYSTEMS, find_systems
-from bench.gateway.without.sitecustomize import SPEEDUPS
+from bench.gateway.without.sitecustomize import REMOVABLE, SPEEDUPS
 from bench.harness.command import PEERS, completed, say
 from bench.harness.machine import describe
 from bench.harness.peers import installed
@@ -45,7 +45,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     which.add_argument(
         "--without",
         nargs="*",
-        choices=SPEEDUPS,
+        choices=REMOVABLE,
         metavar="NAME",
         help=f"instead: with and without a speed-up, in pairs; default: all of {', '.join(SPEEDUPS)}",
     )

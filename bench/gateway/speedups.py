@@ -12,7 +12,7 @@ from typing import Any, Final
 from bench.gateway.report import machine
 from bench.gateway.session import WORKLOAD, Scope, Session
 from bench.gateway.systems import Full
-from bench.gateway.without.sitecustomize import APPLIED, SPEEDUPS, VARIABLE
+from bench.gateway.without.sitecustomize import APPLIED, REMOVABLE, VARIABLE
 from bench.harness import document
 from bench.harness.command import ROOT, say
 from bench.harness.results import Results, client_counts, ratio, spread
@@ -58,7 +58,7 @@ def environment(speedup: str) -> dict[str, str]:
 
 def check(speedup: str) -> None:
     """Raises ServerError unless a process with `environment` is without the speed-up."""
-    program = f"import {SPEEDUPS[speedup].module} as module; print(module.{APPLIED})"
+    program = f"import {REMOVABLE[speedup].module} as module; print(module.{APPLIED})"
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, **environment(speedup)},
@@ -112,7 +112,7 @@ def speedup_table(results: Results) -> str:
     head = ["speed-up", "what it is"]
     for clients in counts:
         head += [f"requests/s at {clients} clients", "without", "ratio"]
-    rows = [[f"`{name}`", SPEEDUPS[name].text, *_cells(results, name, counts)] for name in results["speedups"]]
+    rows = [[f"`{name}`", REMOVABLE[name].text, *_cells(results, name, counts)] for name in results["speedups"]]
     return table(head, rows)
 
 

@@ -1,172 +1,171 @@
-"""`serve-app dashboards push`: put the dashboards of this repository into a Grafana."""
+"""`serve-app dashboards …`: put the shipped dashboards and alert rules into a Grafana, over its API or as files."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import unquote, urlsplit
+import sys
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path, PurePosixPath
+from typing import Annotated
 
 import typer
 
-import serve_app
 from serve_app.cli.command import Session, command
 from serve_app.cli.connection import check_way
+from serve_app.cli.grafana.address import parse_address, read_token
+from serve_app.cli.grafana.api import Grafana
+from serve_app.cli.grafana.files import provisioning, write_files
+from serve_app.cli.grafana.plan import DEFAULT_SOURCE, Change, Wish, plan
+from serve_app.cli.grafana.rules import intervals
+from serve_app.cli.grafana.shipped import read_shipped
 from serve_app.cli.output import CommandError, UsageError
 
-if TYPE_CHECKING:
-    from grafana_client import GrafanaApi
+app = typer.Typer(name="dashboards", help="Grafana dashboards and alert rules.")
 
-app = typer.Typer(name="dashboards", help="Grafana dashboards.")
+SHOWN = 12  # differences of one dashboard or rule
 
-TIMEOUT_S = 10.0
+Folder = Annotated[str, typer.Option(metavar="NAME", help="Folder in Grafana.")]
+Source = Annotated[
+    Path | None, typer.Option("--from", metavar="FOLDER", help="Other dashboards and rules than this version's.")
+]
 
 
-@command(app, "push")
+@command(
+    app,
+    "push",
+    examples=(
+        "serve-app dashboards push --grafana https://grafana.example.com --token-file token --dry-run",
+        "serve-app dashboards push --grafana http://127.0.0.1:3000 --prometheus http://127.0.0.1:9090 --yes",
+    ),
+)
 def push_dashboards(
     session: Session,
     grafana: Annotated[str, typer.Option(metavar="URL", help="Address of Grafana; may hold user:password@.")],
+    *,
     token: Annotated[
         str | None, typer.Option(metavar="TOKEN", envvar="GRAFANA_TOKEN", help="Service account token.")
     ] = None,
     token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="File with the token.")] = None,
-    folder: Annotated[str, typer.Option(metavar="NAME", help="Folder; made if there is none.")] = "serve-app",
+    folder: Folder = "serve-app",
     datasource: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Prometheus data source to show first.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help=f"Prometheus data source; default: {DEFAULT_SOURCE!r}, else Grafana's default."
+        ),
     ] = None,
-    source: Annotated[
-        Path | None, typer.Option("--from", metavar="FOLDER", help="Where the dashboards lie. [dashboards/]")
+    prometheus: Annotated[
+        str | None, typer.Option(metavar="URL", help="Make the data source, or change its address to this.")
     ] = None,
+    alerts: Annotated[
+        bool, typer.Option("--alerts/--no-alerts", help="Whether Grafana is to evaluate the alert rules.")
+    ] = True,
+    source: Source = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Apply without asking.")] = False,
 ) -> None:
-    """Create or overwrite every dashboard in dashboards/ and print its address."""
-    origin, prefix, login = _address_parts(grafana)
-    boards = _read_dashboards(source or _default_folder())
-    credential = _read_token(token, token_file) or login
+    """Show what differs in Grafana from the shipped dashboards and rules, and apply it.
+
+    A push removes what an earlier one made and is no longer shipped. It leaves alone what people made.
+    """
+    address = parse_address(grafana)
+    if prometheus is not None:
+        parse_address(prometheus, "--prometheus")
+    credential = read_token(token, token_file) or address.login
     if credential is None:
         raise UsageError("Grafana wants --token, --token-file, GRAFANA_TOKEN, or user:password in the address")
-    check_way(origin + prefix, "Grafana's credential", session.connection.insecure)
-    from grafana_client import GrafanaApi
+    check_way(address.url, "Grafana's credential", session.connection.insecure)
+    if not (yes or dry_run) and (session.out.as_json or not sys.stdin.isatty()):
+        raise UsageError("nobody can be asked here: pass --yes to apply, or --dry-run to only look")
+    shipped = read_shipped(source, alerts=alerts)
+    api = Grafana(address, credential)
+    groups = intervals(shipped.groups) if alerts else None
+    found = api.look(folder, [board["uid"] for board in shipped.boards], groups)
+    changes = plan(found, shipped, Wish(folder, datasource, prometheus, alerts))
+    pending = [change for change in changes if change.action != "unchanged"]
+    if not session.out.as_json:
+        _print_plan(session, changes, address.url)
+    apply = bool(pending) and not dry_run
+    if apply and not yes and not typer.confirm("Apply?"):
+        raise CommandError("nothing was applied", code="declined")
+    if apply:
+        _apply(api, pending, found.folder_uid)
+    if session.out.as_json:
+        session.out.json({"data": [_as_json(change, address.url) for change in changes], "applied": apply})
+    elif apply:
+        session.out.line(f"Applied {len(pending)} {'change' if len(pending) == 1 else 'changes'}.")
 
-    pushed = []
-    with _grafana_errors(origin + prefix):
-        # grafana-client puts the path in front of `api`, so it must end with a slash.
-        api = GrafanaApi.from_url(f"{origin}{prefix}/", credential=credential, timeout=TIMEOUT_S)
-        folder_uid = _folder_uid(api, folder)
-        selected = _datasource(api, datasource) if datasource is not None else None
-        for board in boards:
-            payload = {
-                "dashboard": _prepared(board, selected),
-                "folderUid": folder_uid,
-                "overwrite": True,
-                "message": f"serve-app {serve_app.__version__}",
-            }
-            response = api.dashboard.update_dashboard(payload)
-            pushed.append({"title": board["title"], "uid": response["uid"], "url": origin + response["url"]})
+
+@command(app, "provision", examples=("serve-app dashboards provision --to /etc/serve-app-grafana",))
+def provision_dashboards(
+    session: Session,
+    to: Annotated[Path, typer.Option(metavar="FOLDER", help="Where to write; made if there is none.")],
+    *,
+    prometheus: Annotated[
+        str, typer.Option(metavar="URL", help="Where Grafana reaches Prometheus.")
+    ] = "http://127.0.0.1:9090",
+    datasource: Annotated[str, typer.Option(metavar="NAME", help="Name of the data source.")] = DEFAULT_SOURCE,
+    folder: Folder = "serve-app",
+    seen_at: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Where Grafana sees FOLDER, if elsewhere: in a container."),
+    ] = None,
+    source: Source = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that serve-app did not write.")] = False,
+) -> None:
+    """Write the files from which a Grafana provisions itself, and the rules for Prometheus."""
+    parse_address(prometheus, "--prometheus")
+    path = PurePosixPath(seen_at or to.absolute().as_posix())
+    files = provisioning(
+        read_shipped(source), folder=folder, datasource=datasource, prometheus=prometheus, seen_at=path
+    )
+    written = write_files(to, files, force=force)
     session.out.table(
-        {"data": pushed},
-        ("dashboard", "address"),
-        [(board["title"], board["url"]) for board in pushed],
-        empty="Nothing to push.",
+        {"data": [{"path": str(to / file.path), "action": file.action} for file in written]},
+        ("file", ""),
+        [(to / file.path, file.action) for file in written],
+        empty="Nothing to write.",
+        footer=f"Start Grafana with GF_PATHS_PROVISIONING={path / 'provisioning'}; name the rules in prometheus.yml.",
     )
 
 
-def _prepared(board: dict[str, Any], source: dict[str, Any] | None) -> dict[str, Any]:
-    """The dashboard for Grafana: without an id (the uid decides), with the given data source selected."""
-    variables = board["templating"]["list"]
-    if source is not None:
-        selected = {"text": source["name"], "value": source["uid"], "selected": True}
-        variables = [{**v, "current": selected} if v["type"] == "datasource" else v for v in variables]
-    return {**board, "id": None, "templating": {**board["templating"], "list": variables}}
-
-
-def _folder_uid(api: GrafanaApi, title: str) -> str:
-    for folder in api.folder.get_all_folders():
-        if folder["title"] == title:
-            return str(folder["uid"])
-    return str(api.folder.create_folder(title)["uid"])
-
-
-def _datasource(api: GrafanaApi, name: str) -> dict[str, Any]:
-    sources = [source for source in api.datasource.list_datasources() if source["type"] == "prometheus"]
-    for source in sources:
-        if source["name"] == name:
-            return dict(source)
-    known = ", ".join(source["name"] for source in sources) or "none"
-    raise CommandError(f"Grafana has no Prometheus data source {name!r}; it has: {known}", code="no_datasource")
-
-
-@contextlib.contextmanager
-def _grafana_errors(url: str) -> Iterator[None]:
-    """Turns what grafana-client and its HTTP library raise into one line without the credential."""
-    from grafana_client.client import GrafanaException, GrafanaTimeoutError
-
-    try:
-        yield
-    except GrafanaTimeoutError:
-        raise CommandError(f"Grafana at {url} did not answer within {TIMEOUT_S:.0f} s", code="unreachable") from None
-    except GrafanaException as error:
-        status = error.status_code
-        if status == 401:
-            reason = "the token or password is not accepted"
-        elif status == 403:
-            reason = "the token may not do this: its service account needs the role Editor"
-        else:
-            reason = str(error.message).splitlines()[0]
-        raise CommandError(f"Grafana at {url}: {reason}", code="grafana", status=status or None) from None
-    except (ValueError, KeyError, TypeError):
-        raise CommandError(
-            f"{url} does not answer like Grafana: check the address and its path", code="grafana"
-        ) from None
-    except OSError:  # of which the HTTP library's errors of connection are subclasses
-        raise CommandError(f"no Grafana at {url}: check the address", code="unreachable") from None
-
-
-def _address_parts(url: str) -> tuple[str, str, tuple[str, str] | None]:
-    """Split an address into origin, path prefix, and the login that it may hold."""
-    parts = urlsplit(url)
-    try:
-        port = f":{parts.port}" if parts.port else ""
-    except ValueError:
-        port = None
-    if port is None or parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError("--grafana must look like http://127.0.0.1:3000 or https://grafana.example.com/path")
-    login = (unquote(parts.username), unquote(parts.password)) if parts.username and parts.password else None
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return f"{parts.scheme}://{host}{port}", parts.path.rstrip("/"), login
-
-
-def _read_token(token: str | None, token_file: Path | None) -> str | None:
-    """The token; a file that is named wins over the environment."""
-    if token_file is None:
-        return token or None
-    try:
-        text = token_file.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise CommandError(f"can't read the token from {token_file}: {error.strerror}", code="no_token") from None
-    if not text:
-        raise CommandError(f"{token_file} is empty", code="no_token")
-    return text
-
-
-def _default_folder() -> Path:
-    """dashboards/ beside the package in a checkout, else in the working directory."""
-    beside = Path(serve_app.__file__).parent.parent / "dashboards"
-    return beside if beside.is_dir() else Path("dashboards")
-
-
-def _read_dashboards(folder: Path) -> list[dict[str, Any]]:
-    files = sorted(folder.glob("*.json"))
-    if not files:
-        raise CommandError(f"no dashboards in {folder}: name their folder with --from", code="no_dashboards")
-    boards = []
-    for path in files:
+def _apply(api: Grafana, pending: list[Change], folder_uid: str | None) -> None:
+    done: list[str] = []
+    for change in pending:
         try:
-            board = json.loads(path.read_text(encoding="utf-8"))
-            if not (board["uid"] and board["title"] and isinstance(board["templating"]["list"], list)):
-                raise ValueError("no uid or title")
-        except (ValueError, KeyError, TypeError) as error:
-            raise CommandError(f"{path} is not a Grafana dashboard: {error}", code="bad_dashboard") from None
-        boards.append(board)
-    return boards
+            folder_uid = api.apply(change, folder_uid)
+        except CommandError as error:
+            applied = f"applied before it: {', '.join(done)}; a second push goes on" if done else "nothing was applied"
+            message = f"{error.message} ({change.action} {change.kind} {change.name!r}); {applied}"
+            raise CommandError(message, code=error.code, status=error.status) from None
+        done.append(f"{change.kind} {change.name!r}")
+
+
+def _print_plan(session: Session, changes: list[Change], url: str) -> None:
+    rows: list[tuple[str, str, str]] = []
+    for change in changes:
+        if change.action == "unchanged":
+            continue
+        rows.append((change.action, change.kind, change.name))
+        if address := _address(change, url):
+            rows.append(("", "", f"  {address}"))
+        rows += [("", "", f"  {difference.line()}") for difference in change.differences[:SHOWN]]
+        if (more := len(change.differences) - SHOWN) > 0:
+            rows.append(("", "", f"  and {more} more, which --json has"))
+    session.out.table(None, ("change", "of", "name"), rows, empty="Nothing to change.")
+    if same := Counter(change.kind for change in changes if change.action == "unchanged"):
+        session.out.line("Unchanged: " + ", ".join(f"{count} {kind}{'s'[: count > 1]}" for kind, count in same.items()))
+
+
+def _address(change: Change, url: str) -> str | None:
+    return f"{url}/d/{change.uid}" if change.kind == "dashboard" and change.action != "remove" else None
+
+
+def _as_json(change: Change, url: str) -> dict[str, object]:
+    return {
+        "kind": change.kind,
+        "action": change.action,
+        "name": change.name,
+        "uid": change.uid or None,
+        "url": _address(change, url),
+        "differences": [asdict(difference) for difference in change.differences],
+    }

@@ -14,7 +14,7 @@ import pytest
 from bench.gateway import load, speedups
 from bench.gateway.__main__ import main
 from bench.gateway.without import sitecustomize
-from bench.gateway.without.sitecustomize import SPEEDUPS
+from bench.gateway.without.sitecustomize import REMOVABLE, SPEEDUPS
 from bench.harness import command, document
 from bench.harness.servers import ServerError
 from tests.bench.effects import EFFECTS
@@ -56,16 +56,16 @@ def test_a_process_with_the_environment_is_without_the_speedup(name: str) -> Non
     assert (effect(name, {}), effect(name, speedups.environment(name))) == EXPECTED[name]
 
 
-@pytest.mark.parametrize("name", SPEEDUPS)
+@pytest.mark.parametrize("name", REMOVABLE)
 def test_a_patch_without_its_target_fails(name: str) -> None:
-    bare = SimpleNamespace(Line=object, RayMetrics=object, Generation=object)
+    bare = SimpleNamespace(Line=object, RayMetrics=object, Generation=object, Observer=object)
     with pytest.raises(AttributeError):
-        SPEEDUPS[name].remove(bare)
+        REMOVABLE[name].remove(bare)
 
 
 def test_a_module_that_is_gone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = sitecustomize.Speedup("", "serve_app.contracts.gone", lambda module: None)
-    monkeypatch.setitem(SPEEDUPS, "gone", gone)
+    monkeypatch.setitem(REMOVABLE, "gone", gone)
     with pytest.raises(ServerError, match="gone can't be taken out"):
         speedups.check("gone")
 

@@ -47,14 +47,14 @@ class LocalServer:
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
-        self.next: deque[Answer | Drop | Hang] = deque()
+        self.next: deque[Answer | Drop | Hang | None] = deque()  # None: as usual
         server = self
 
         class Handler(BaseHTTPRequestHandler):
             def _serve(self) -> None:
                 server._serve(self)
 
-            do_GET = do_POST = do_PATCH = do_DELETE = _serve  # noqa: N815 (the names that http.server calls)
+            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve  # noqa: N815 (the names that http.server calls)
 
             def log_message(self, format: str, *args: Any) -> None:
                 pass

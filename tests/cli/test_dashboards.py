@@ -1,4 +1,6 @@
-"""Pushing dashboards, against a stand-in for Grafana's API (no Grafana runs here)."""
+"""What an operator sees of a push that can't be done: one clear line, and nothing is half done."""
+
+from __future__ import annotations
 
 import json
 import socket
@@ -6,117 +8,128 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Run
+from .conftest import Result, Run
 from .fake_grafana import LOGIN, TOKEN, FakeGrafana
 from .local_http import Answer, Drop
-
-PUSH = ("dashboards", "push", "--grafana")
-
-
-def test_every_dashboard_is_pushed_into_a_folder_of_its_own(run: Run, grafana: FakeGrafana) -> None:
-    pushed = run(*PUSH, grafana.url, "--token", TOKEN, "--json")
-    assert pushed.code == 0
-    assert pushed.json["data"][0] == {
-        "title": "serve-app",
-        "uid": "serve-app",
-        "url": f"{grafana.url}/d/serve-app/slug",
-    }
-    payload = grafana.dashboards["serve-app"]
-    assert payload["overwrite"] is True
-    assert payload["folderUid"] == "folder-1"
-    assert payload["dashboard"]["id"] is None
-    assert len(payload["dashboard"]["panels"]) > 20
-    assert grafana.folders == [{"uid": "folder-1", "title": "serve-app"}]
+from .shipped_files import board, write_shipped
 
 
-def test_pushing_again_overwrites_and_makes_no_second_folder(run: Run, grafana: FakeGrafana) -> None:
-    for _ in range(2):
-        assert run(*PUSH, grafana.url, "--token", TOKEN, "--folder", "Team").code == 0
-    assert [folder["title"] for folder in grafana.folders] == ["Team"]
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_shipped(tmp_path / "shipped")
 
 
-def test_for_people_the_address_is_printed(run: Run, grafana: FakeGrafana) -> None:
-    assert f"{grafana.url}/d/serve-app/slug" in run(*PUSH, grafana.url, "--token", TOKEN).out
+@pytest.fixture
+def push(run: Run, folder: Path) -> Run:
+    def push(address: str, *options: object) -> Result:
+        return run("dashboards", "push", "--yes", "--from", folder, "--grafana", address, *options)
 
-
-def test_a_data_source_is_selected_by_its_name(run: Run, grafana: FakeGrafana) -> None:
-    run(*PUSH, grafana.url, "--token", TOKEN, "--datasource", "Prometheus")
-    variable = grafana.dashboards["serve-app"]["dashboard"]["templating"]["list"][0]
-    assert variable["current"]["value"] == "prom-1"
-    unknown = run(*PUSH, grafana.url, "--token", TOKEN, "--datasource", "Logs")
-    assert "it has: Prometheus" in unknown.error_line
+    return push
 
 
 def test_the_token_comes_from_option_file_environment_or_address(
-    run: Run, grafana: FakeGrafana, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    push: Run, grafana: FakeGrafana, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "token").write_text(f"{TOKEN}\n", encoding="utf-8")
-    assert run(*PUSH, grafana.url, "--token-file", tmp_path / "token").code == 0
+    assert push(grafana.url, "--token-file", tmp_path / "token").code == 0
     user, password = LOGIN
     with_login = grafana.url.replace("http://", f"http://{user}:{password.replace('@', '%40').replace(':', '%3A')}@")
-    pushed = run(*PUSH, with_login)
+    pushed = push(with_login)
     assert pushed.code == 0
     assert "%40" not in pushed.out + pushed.err
     monkeypatch.setenv("GRAFANA_TOKEN", TOKEN)
-    assert run(*PUSH, grafana.url).code == 0
+    assert push(grafana.url).code == 0
 
 
-def test_grafana_below_a_path(run: Run) -> None:
+def test_grafana_below_a_path(push: Run) -> None:
     with FakeGrafana(prefix="/grafana") as grafana:
         for address in (f"{grafana.url}/grafana", f"{grafana.url}/grafana/"):
-            pushed = run(*PUSH, address, "--token", TOKEN, "--json")
-            assert pushed.json["data"][0]["url"] == f"{grafana.url}/grafana/d/serve-app/slug"
+            rows = push(address, "--token", TOKEN, "--json").json["data"]
+            urls = [row["url"] for row in rows if row["url"]]
+            assert f"{grafana.url}/grafana/d/serve-app-users" in urls
 
 
-def test_a_wrong_token_is_one_clear_line(run: Run, grafana: FakeGrafana) -> None:
-    refused = run(*PUSH, grafana.url, "--token", "wrong-token")
+def test_a_wrong_token_is_one_clear_line(push: Run, grafana: FakeGrafana) -> None:
+    refused = push(grafana.url, "--token", "wrong-token")
     assert refused.code == 1
     assert "the token or password is not accepted" in refused.error_line
     assert "wrong-token" not in refused.err
-    assert run(*PUSH, grafana.url, "--token", "wrong", "--json").error["status"] == 401
+    assert push(grafana.url, "--token", "wrong", "--json").error["status"] == 401
 
 
-def test_a_token_without_permission_is_one_clear_line(run: Run, grafana: FakeGrafana) -> None:
-    grafana.next.append(Answer(403, {"message": "Access denied"}))
-    assert "needs the role Editor" in run(*PUSH, grafana.url, "--token", TOKEN).error_line
+def test_a_role_that_is_too_low_is_one_clear_line(push: Run) -> None:
+    with FakeGrafana(role="Viewer") as grafana:
+        refused = push(grafana.url, "--token", TOKEN)
+        assert "needs the role Editor" in refused.error_line
+        assert "nothing was applied" in refused.err
+    with FakeGrafana(role="Editor") as grafana:
+        assert push(grafana.url, "--token", TOKEN).code == 0
+        refused = push(grafana.url, "--token", TOKEN, "--prometheus", "http://127.0.0.1:9090")
+        assert "Admin for --prometheus" in refused.error_line
 
 
 @pytest.mark.parametrize("answer", [Answer(200, "<html>login</html>"), Answer(200, {"other": "api"}), Answer(500, {})])
-def test_another_program_at_the_address_is_one_clear_line(run: Run, grafana: FakeGrafana, answer: Answer) -> None:
+def test_another_program_at_the_address_is_one_clear_line(push: Run, grafana: FakeGrafana, answer: Answer) -> None:
     grafana.next.append(answer)
-    failed = run(*PUSH, grafana.url, "--token", TOKEN)
+    failed = push(grafana.url, "--token", TOKEN)
     assert failed.code == 1
     assert grafana.url in failed.error_line
 
 
-def test_an_unreachable_address_is_one_clear_line(run: Run, grafana: FakeGrafana) -> None:
+def test_an_unreachable_address_is_one_clear_line(push: Run, grafana: FakeGrafana) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    assert (
-        f"no Grafana at http://127.0.0.1:{port}" in run(*PUSH, f"http://127.0.0.1:{port}", "--token", TOKEN).error_line
-    )
+    refused = push(f"http://127.0.0.1:{port}", "--token", TOKEN)
+    assert f"no Grafana at http://127.0.0.1:{port}" in refused.error_line
     grafana.next.append(Drop())
-    assert run(*PUSH, grafana.url, "--token", TOKEN).code == 1
+    assert push(grafana.url, "--token", TOKEN).code == 1
 
 
 @pytest.mark.parametrize("options", [[], ["--token", ""]])
-def test_without_a_token_nothing_is_sent(run: Run, grafana: FakeGrafana, options: list[str]) -> None:
-    assert run(*PUSH, grafana.url, *options).code == 2
+def test_without_a_token_nothing_is_sent(push: Run, grafana: FakeGrafana, options: list[str]) -> None:
+    assert push(grafana.url, *options).code == 2
     assert grafana.requests == []
 
 
 @pytest.mark.parametrize("address", ["grafana.example.com", "ftp://host", "http://host:port"])
-def test_an_invalid_address_is_a_usage_error(run: Run, address: str) -> None:
-    assert run(*PUSH, address, "--token", TOKEN).code == 2
-
-
-def test_a_file_that_is_no_dashboard_is_named_before_anything_is_pushed(
-    run: Run, grafana: FakeGrafana, tmp_path: Path
-) -> None:
-    assert "no dashboards in" in run(*PUSH, grafana.url, "--token", TOKEN, "--from", tmp_path).error_line
-    for content in ("{", json.dumps({"title": "x"}), "[]"):
-        (tmp_path / "broken.json").write_text(content, encoding="utf-8")
-        failed = run(*PUSH, grafana.url, "--token", TOKEN, "--from", tmp_path)
-        assert "broken.json is not a Grafana dashboard" in failed.error_line
+def test_an_invalid_address_is_a_usage_error(push: Run, grafana: FakeGrafana, address: str) -> None:
+    assert push(address, "--token", TOKEN).code == 2
+    assert push(grafana.url, "--token", TOKEN, "--prometheus", address).code == 2
     assert grafana.requests == []
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "is not a Grafana dashboard"),
+        (json.dumps({"title": "x"}), "is not a Grafana dashboard"),
+        ("[]", "is not a Grafana dashboard"),
+        (json.dumps(board("x") | {"uid": "mine"}), "its uid must begin with serve-app-"),
+        (json.dumps(board("users")), "have the same uid"),
+    ],
+)
+def test_a_file_that_is_no_dashboard_is_named_before_anything_is_sent(
+    push: Run, grafana: FakeGrafana, folder: Path, content: str, said: str
+) -> None:
+    (folder / "broken.json").write_text(content, encoding="utf-8")
+    assert said in push(grafana.url, "--token", TOKEN).error_line
+    assert grafana.requests == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[", "groups: 3", "groups: [{name: a}]", "groups: [{name: a, rules: [{expr: up}]}]",
+     "groups: [{name: a, rules: [{alert: A, expr: up, for: soon}]}]", "groups: [{name: a, interval: 3, rules: []}]"],
+)  # fmt: skip
+def test_rules_that_are_no_rules_are_named_before_anything_is_sent(
+    push: Run, grafana: FakeGrafana, folder: Path, content: str
+) -> None:
+    (folder / "rules.yaml").write_text(content, encoding="utf-8")
+    assert "rules.yaml is not a file of Prometheus rules" in push(grafana.url, "--token", TOKEN).error_line
+    assert grafana.requests == []
+
+
+def test_an_empty_folder_is_named(run: Run, grafana: FakeGrafana, tmp_path: Path) -> None:
+    base = ("dashboards", "push", "--yes", "--grafana", grafana.url, "--token", TOKEN, "--from", tmp_path / "none")
+    assert "no dashboards in" in run(*base).error_line

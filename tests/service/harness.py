@@ -116,10 +116,12 @@ class Service:
         key = self.admin("POST", f"/admin/accounts/{account_id}/keys", {"name": "test"})["key"]
         return Account(account_id, key, self)
 
-    def chat(self, key: str, messages: Any = FRANCE, timeout: float = 120, **body: Any) -> httpx.Response:
+    def chat(
+        self, key: str, messages: Any = FRANCE, timeout: float = 120, request_id: str = "", **body: Any
+    ) -> httpx.Response:
         """A raw call, for what an SDK would not send."""
         body = {"model": "svc-chat", "messages": messages, "temperature": 0, **body}
-        headers = {"authorization": f"Bearer {key}"}
+        headers = {"authorization": f"Bearer {key}"} | ({"x-request-id": request_id} if request_id else {})
         return self.http.post("/chat/completions", json=body, headers=headers, timeout=timeout)
 
     def cli(self, *arguments: str) -> Any:

@@ -23,8 +23,8 @@ OTHER_CONFIG = os.environ.get("SERVE_APP_TEST_CONFIG")
 
 
 @contextlib.contextmanager
-def started(model_path: Path) -> Iterator[Service]:
-    """`model_path` is the bundled model's folder."""
+def started(model_path: Path, **environment: str) -> Iterator[Service]:
+    """`model_path` is the bundled model's folder; `environment` is added to that of the service."""
     with tempfile.TemporaryDirectory(prefix="serve-app-test-") as folder:
         home = Path(folder)
         (home / "models").symlink_to(model_path.parent)
@@ -37,7 +37,7 @@ def started(model_path: Path) -> Iterator[Service]:
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "RAY_metrics_report_interval_ms": "1000"},
+            env={**os.environ, "RAY_metrics_report_interval_ms": "1000", **environment},
         )  # fmt: skip
         try:
             assert process.stdout is not None

@@ -72,6 +72,12 @@ def _ready_events(module: Any) -> None:
     _replace(module.Generation, "ready_event", lambda generation: None)
 
 
+def _observation(module: Any) -> None:
+    _replace(module.Observer, "ended", lambda observer, record: None)
+    _replace(module.Observer, "gap", lambda observer, record, seconds: None)
+    _replace(module.Observer, "first_token", lambda observer, record, seconds: None)
+
+
 SPEEDUPS: Final = {
     "sockets": Speedup("local sockets beside Serve's calls", "serve_app.contracts.transport", _sockets),
     "joined-asks": Speedup(
@@ -89,13 +95,21 @@ SPEEDUPS: Final = {
     ),
 }
 
+#: What is not for speed, and is to cost little: `--without observation` shows how much.
+COSTS: Final = {
+    "observation": Speedup(
+        "each request's metrics, line in the log and trace", "serve_app.gateway.observer", _observation
+    ),
+}
+REMOVABLE: Final = SPEEDUPS | COSTS
+
 
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds the speed-up's module as Python does, and patches it after its import."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._speedup = SPEEDUPS[name]
+        self._speedup = REMOVABLE[name]
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -1,0 +1,1 @@
+"""The Grafana dashboards, as code: `python -m dashboards` writes them to `serve_app/boards`."""

@@ -1,0 +1,27 @@
+"""All boards, and the files that Grafana gets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+
+from dashboards import capacity, cluster, engine, money, users
+
+FOLDER: Final = Path("serve_app/boards")
+MODULES: Final = (users, capacity, engine, money, cluster)
+
+
+def documents() -> list[dict[str, Any]]:
+    """Each board as its JSON file has it."""
+    return [json.loads(json.dumps(module.BOARD, cls=JSONEncoder)) for module in MODULES]
+
+
+def files() -> dict[Path, str]:
+    """What belongs into the files, by their paths in the repository."""
+    return {
+        FOLDER / f"{board['uid']}.json": json.dumps(board, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+        for board in documents()
+    }

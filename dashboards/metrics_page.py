@@ -1,0 +1,56 @@
+"""docs/metrics.md: every metric of the service, from where it is declared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from serve_app.contracts import metrics
+from serve_app.contracts.metric import Metric
+
+PATH = Path("docs/metrics.md")
+GROUPS: Sequence[tuple[str, Sequence[Metric]]] = (
+    ("Gateways", metrics.OF_GATEWAYS),
+    ("Spools of gateways and replicas", metrics.OF_SPOOLS),
+    ("Limiters", metrics.OF_LIMITERS),
+    ("Accounting", metrics.OF_ACCOUNTING),
+    ("Model replicas", metrics.OF_REPLICAS),
+)
+INTRODUCTION = (
+    "Made by `python -m dashboards` from `serve_app/contracts/metrics.py`. How to scrape them: "
+    "[observing.md](observing.md)."
+)
+NOTES = (
+    "Names are as in Prometheus. A histogram has `_bucket`, `_sum` and `_count` after its name. Ray 2.60 exports each "
+    "value of a histogram as the middle of its bucket: `_count` and quantiles are right, `_sum` and means are "
+    "estimates.",
+    "Ray adds `application`, `deployment`, `replica` and labels of its own; the scrape adds `cluster` and `namespace`. "
+    "`model` is the identifier that clients name, `backend` the application that serves it; both are `none` for a "
+    "request that is refused before they are known. No label is an account or a key.",
+    "A counter is exported as 0 for each value of its labels from the start, so that `increase` sees its first event.",
+    "They count from the start of a process. Do not bill from them: bills come from the ledger.",
+)
+TABLE = "| metric | kind | unit | labels | what it says |\n|---|---|---|---|---|"
+
+
+def page() -> str:
+    notes = "\n".join(f"- {note}" for note in NOTES)
+    sections = [f"# Metrics\n\n{INTRODUCTION}\n\n{notes}\n"]
+    for title, declared in GROUPS:
+        rows = "\n".join(_row(metric) for metric in declared)
+        sections.append(f"## {title}\n\n{TABLE}\n{rows}\n")
+    return "\n".join(sections)
+
+
+def _row(metric: Metric) -> str:
+    labels = ", ".join(_label(metric, label) for label in metric.labels)
+    return f"| `{metric.exported}` | {metric.kind} | {metric.unit} | {labels} | {metric.description} |"
+
+
+def _label(metric: Metric, label: str) -> str:
+    known = metric.known.get(label)
+    return f"{label} ({', '.join(known)})" if known else label
+
+
+def files() -> dict[Path, str]:
+    return {PATH: page()}

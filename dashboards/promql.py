@@ -1,0 +1,80 @@
+"""Expressions over declared metrics. `by` and `where` hold what PromQL has in its brackets: `where='status=~"5.."'`."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from serve_app.contracts import metrics
+from serve_app.contracts.metric import Metric
+
+SHOWN: Final = "$__rate_interval"  # the step of a graph
+NOW: Final = "5m"  # of single stats, whatever time is shown
+ALL_SHOWN: Final = "$__range"
+SERVICE: Final = "cluster, namespace"
+REPLICA: Final = "application, replica"
+MODELS: Final = 'deployment="Model", application=~"$backend"'  # of Ray's metrics, those about model replicas
+
+# The variable of a board that chooses values of a label.
+VARIABLES: Final = {
+    "cluster": "$cluster",
+    "namespace": "$namespace",
+    "model": "$identifier",
+    "backend": "($backend)(:.+)?",  # with the adapters of the application
+    "application": "$backend",
+}
+
+
+def select(metric: Metric, where: str = "", suffix: str = "") -> str:
+    """What the board's variables choose of a metric. A label that `where` names is chosen by `where` alone."""
+    labels = ["cluster", "namespace", *(label for label in ("model", "backend") if label in metric.labels)]
+    if metric in metrics.OF_REPLICAS:
+        labels.append("application")
+    named = re.findall(r"(\w+) *[=!]", where)
+    matchers = [f'{label}=~"{VARIABLES[label]}"' for label in labels if label not in named]
+    return f"{metric.exported}{suffix}{{{', '.join([*matchers, *([where] if where else [])])}}}"
+
+
+def rate_of(counter: Metric, by: str = "", where: str = "", over: str = SHOWN) -> str:
+    return _grouped("sum", by, f"rate({select(counter, where)}[{over}])")
+
+
+def increase_of(counter: Metric, by: str = "", where: str = "", over: str = SHOWN) -> str:
+    return _grouped("sum", by, f"increase({select(counter, where)}[{over}])")
+
+
+def quantile(of: float, histogram: Metric, by: str = "", where: str = "", over: str = SHOWN) -> str:
+    buckets = f"rate({select(histogram, where, '_bucket')}[{over}])"
+    return f"histogram_quantile({of}, {_grouped('sum', f'le, {by}' if by else 'le', buckets)})"
+
+
+def quantiles(histogram: Metric, by: str = "", where: str = "") -> dict[str, str]:
+    """Three lines of a graph, with their legends."""
+    legend = "".join(f" {{{{{label.strip()}}}}}" for label in by.split(",") if label)
+    return {f"p{of * 100:.0f}{legend}": quantile(of, histogram, by, where) for of in (0.5, 0.95, 0.99)}
+
+
+def total(gauge: Metric, by: str = "", where: str = "") -> str:
+    return _grouped("sum", by, select(gauge, where))
+
+
+def most(gauge: Metric, by: str = "", where: str = "") -> str:
+    return _grouped("max", by, select(gauge, where))
+
+
+def least(gauge: Metric, by: str = "", where: str = "") -> str:
+    return _grouped("min", by, select(gauge, where))
+
+
+def share(part: str, whole: str) -> str:
+    """No value where the whole is 0."""
+    return f"{part} / ({whole} > 0)"
+
+
+def or_zero(expression: str) -> str:
+    """0 instead of no value: of what is 0 when nobody exports it."""
+    return f"({expression} or vector(0))"
+
+
+def _grouped(operator: str, by: str, expression: str) -> str:
+    return f"{operator} by ({by}) ({expression})" if by else f"{operator}({expression})"

@@ -1,0 +1,1 @@
+"""The Grafana dashboards, one JSON file each, written by `python -m dashboards`."""

@@ -1,0 +1,100 @@
+"""Grafana's file provisioning: the files, and a folder of which only those that we wrote are ever touched."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+import yaml
+
+from serve_app.cli.grafana.plan import source_body
+from serve_app.cli.grafana.shipped import RULES, Shipped, with_source
+from serve_app.cli.output import CommandError
+
+MANIFEST = ".serve-app-files.json"  # what we wrote, with the digest of each
+
+
+@dataclass(frozen=True)
+class Written:
+    path: str
+    action: Literal["created", "changed", "removed", "unchanged"]
+
+
+def provisioning(
+    shipped: Shipped, *, folder: str, datasource: str, prometheus: str, seen_at: PurePosixPath
+) -> dict[str, str]:
+    """The files by their paths. `seen_at` is where Grafana sees the folder in which they lie."""
+    source = source_body(datasource, prometheus)
+    boards = {
+        f"dashboards/{board['uid']}.json": json.dumps(with_source(board, source["uid"], datasource), indent=2) + "\n"
+        for board in shipped.boards
+    }
+    provider = {
+        "name": "serve-app",
+        "folder": folder,
+        "type": "file",
+        "allowUiUpdates": False,
+        "options": {"path": str(seen_at / "dashboards")},
+    }
+    return {
+        "provisioning/datasources/serve-app.yaml": _yaml({"apiVersion": 1, "datasources": [source]}),
+        "provisioning/dashboards/serve-app.yaml": _yaml({"apiVersion": 1, "providers": [provider]}),
+        **boards,
+        f"prometheus/{RULES}": shipped.rules_text,
+    }
+
+
+def write_files(folder: Path, files: dict[str, str], *, force: bool = False) -> list[Written]:
+    """Make `folder` hold `files`, and remove what we wrote earlier and is no longer among them.
+
+    Raises CommandError, before anything is written, if a file was written or changed by somebody else (not with
+    `force`).
+    """
+    try:
+        known: dict[str, str] = _read_manifest(folder)
+        there = {path: _digest(folder / path) for path in (*files, *known)}
+        wanted = {path: hashlib.sha256(text.encode()).hexdigest() for path, text in files.items()}
+        foreign = [path for path, digest in there.items() if digest not in (None, known.get(path), wanted.get(path))]
+        if foreign and not force:
+            raise CommandError(
+                f"not written by serve-app, or changed since: {', '.join(str(folder / path) for path in foreign)}; "
+                "move it away, or pass --force",
+                code="foreign_file",
+            )
+        written = []
+        for path, text in files.items():
+            if there[path] != wanted[path]:
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / path).write_text(text, encoding="utf-8")
+            action: Literal["created", "changed"] = "created" if there[path] is None else "changed"
+            written.append(Written(path, "unchanged" if there[path] == wanted[path] else action))
+        for path in known.keys() - files.keys():
+            (folder / path).unlink(missing_ok=True)
+            written.append(Written(path, "removed"))
+        if wanted != known:
+            (folder / MANIFEST).write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"can't write {error.filename or folder}: {error.strerror}", code="files") from None
+    return written
+
+
+def _read_manifest(folder: Path) -> dict[str, str]:
+    try:
+        text = (folder / MANIFEST).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    try:
+        return dict(json.loads(text))
+    except ValueError:
+        raise CommandError(f"{folder / MANIFEST} is not ours: move it away", code="foreign_file") from None
+
+
+def _digest(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+def _yaml(document: object) -> str:
+    return "# Written by `serve-app dashboards provision`.\n" + yaml.safe_dump(document, sort_keys=False)

@@ -1,0 +1,102 @@
+"""What the service of this machine exports, and the configuration of a Prometheus that reads it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import yaml
+
+from serve_app.launch.preflight import LaunchError
+
+SCRAPE_S = 5
+RAY_TARGETS = "prom_metrics_service_discovery.json"  # Ray's dashboard keeps it up to date
+HAPROXY_METRICS = re.compile(r"^frontend prometheus\n\s+bind\s+(\S*):(\d+)", re.MULTILINE)
+ANY_ADDRESS = {"": "127.0.0.1", "*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+@dataclass(frozen=True)
+class Service:
+    """What a running service exports: the file of Ray's targets, and HAProxy's address if it has one."""
+
+    ray_targets: Path
+    haproxy: str | None
+
+    def targets(self) -> list[dict[str, str]]:
+        with contextlib.suppress(OSError, ValueError):
+            listed = [address for group in json.loads(self.ray_targets.read_text()) for address in group["targets"]]
+            found = [{"job": "ray", "address": address} for address in listed]
+            return found + ([{"job": "haproxy", "address": self.haproxy}] if self.haproxy else [])
+        return []
+
+
+def find_service(home: Path) -> Service | None:
+    """The service that runs on this state folder, by what its launcher writes there while it is ready."""
+    logs, lock = home / "logs" / "ray", home / "run" / "lock"
+    try:
+        owner = int(lock.read_text().removeprefix("process "))
+        session = logs.readlink().parent  # the link leads to RAY_FOLDER/session_latest/logs
+    except (OSError, ValueError):
+        return None
+    if not psutil.pid_exists(owner):
+        return None
+    haproxy = None
+    for config in (session.parent / "ha").glob("*/haproxy.cfg"):  # Ray names the folder after its node
+        if found := HAPROXY_METRICS.search(config.read_text()):
+            host = ANY_ADDRESS.get(found[1], found[1])
+            haproxy = f"[{host}]:{found[2]}" if ":" in host else f"{host}:{found[2]}"
+    return Service(session / RAY_TARGETS, haproxy)
+
+
+def write_config(
+    folder: Path, service: Service, rules: str, *, cluster: str = "local", namespace: str = "default"
+) -> Path:
+    """Write Prometheus's configuration into `folder`, with lists of targets that it rereads. Returns its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, value in (("cluster", cluster), ("namespace", namespace)):
+        if not re.fullmatch(r"[\w.-]+", value):
+            raise LaunchError(f"--{name} {value!r}: letters, digits, points, hyphens and underscores only")
+    labels = [
+        {"target_label": "cluster", "replacement": cluster},
+        {"target_label": "namespace", "replacement": namespace},
+    ]
+    jobs = [
+        {
+            "job_name": job,
+            "file_sd_configs": [{"files": [f"{job}.json"], "refresh_interval": f"{SCRAPE_S}s"}],
+            "relabel_configs": labels,
+        }
+        for job in ("ray", "haproxy")
+    ]
+    interval = {"scrape_interval": f"{SCRAPE_S}s", "evaluation_interval": f"{SCRAPE_S}s"}
+    document = {"global": interval, "rule_files": ["rules.yaml"], "scrape_configs": jobs}
+    _replace(folder / "rules.yaml", rules)
+    _replace(folder / "haproxy.json", json.dumps([{"targets": [service.haproxy] if service.haproxy else []}]))
+    link = folder / "ray.json"
+    link.unlink(missing_ok=True)
+    link.symlink_to(service.ray_targets)
+    config = folder / "prometheus.yml"
+    _replace(config, yaml.safe_dump(document, sort_keys=False))
+    return config
+
+
+def _replace(path: Path, text: str) -> None:
+    """Prometheus may read at any moment."""
+    new = path.with_suffix(".new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
+
+
+def check_config(config: Path) -> None:
+    """With promtool, where there is one."""
+    if (promtool := shutil.which("promtool")) is None:
+        return
+    checked = subprocess.run([promtool, "check", "config", str(config)], capture_output=True, text=True, check=False)
+    if checked.returncode != 0:
+        raise LaunchError(f"Prometheus would not accept {config}:\n{(checked.stdout + checked.stderr).strip()}")

@@ -1,0 +1,125 @@
+"""One request over the running service: its trace across processes, its log line, its story; and what none may hold."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.service.collector import Collector, Span
+from tests.service.harness import FRANCE, Service, until
+
+pytestmark = pytest.mark.service
+
+
+def lines(service: Service) -> list[dict[str, Any]]:
+    """Of all processes, as they are written."""
+    texts = [path.read_text(encoding="utf-8") for path in (service.home / "logs").glob("*.jsonl*")]
+    return [json.loads(line) for text in texts for line in text.splitlines()]
+
+
+def line_of(service: Service, client_request_id: str) -> dict[str, Any]:
+    def look() -> dict[str, Any] | None:
+        return next((one for one in lines(service) if one.get("client_request_id") == client_request_id), None)
+
+    return until(look, 20)
+
+
+def test_a_trace_has_the_clients_parent_and_spans_of_both_processes(service: Service, collector: Collector) -> None:
+    trace, parent = secrets.token_hex(16), secrets.token_hex(8)
+    account = service.account("traced")
+    answer = service.http.post(
+        "/chat/completions",
+        headers={"authorization": f"Bearer {account.key}", "traceparent": f"00-{trace}-{parent}-01"},
+        json={"model": "svc-chat", "messages": FRANCE, "max_tokens": 20},
+    )
+    assert answer.headers["x-trace-id"] == trace
+
+    def complete() -> dict[str, Span] | None:
+        spans = {span.name: span for span in collector.of_trace(trace)}
+        return spans if len(spans) == 7 else None
+
+    spans = until(complete, 20)
+    root = spans["POST /chat/completions"]
+    assert root.parent_id == parent
+    assert {spans[name].parent_id for name in ("admit", "generate", "settle")} == {root.span_id}
+    assert {spans[name].parent_id for name in ("queue", "prefill", "decode")} == {spans["generate"].span_id}
+    assert {span.process for span in spans.values()} == {"serve-app-gateway", "serve-app-model"}
+    assert spans["queue"].process == "serve-app-model"
+    usage = answer.json()["usage"]
+    assert root.attributes["gen_ai.usage.output_tokens"] == usage["completion_tokens"]
+    assert root.attributes["gen_ai.response.id"] == answer.json()["id"]
+    # One machine has one clock: each span lies within its parent, but for what the clocks' readings take.
+    assert all(root.began - 5e6 <= span.began <= span.ended <= root.ended + 5e6 for span in spans.values())
+
+
+def test_each_request_has_a_line_with_what_it_cost_and_how_long_its_parts_took(service: Service) -> None:
+    account = service.account("logged", rpm=3)
+    served = service.chat(account.key, max_tokens=5, request_id="observed-served")
+    line = line_of(service, "observed-served")
+    assert (line["request_id"], line["status"], line["account"]) == (served.json()["id"], 200, account.id)
+    assert line["completion_tokens"] == served.json()["usage"]["completion_tokens"]
+    assert line["replica"]
+    view = account.settled(1)
+    assert line["price"] == view["usage"]["charged"]
+    assert all(line[f"{part}_ms"] >= 0 for part in ("admit", "queue", "prefill", "decode", "settle", "total"))
+    refused = service.chat(account.key, model="moon", request_id="observed-refused")
+    line = line_of(service, "observed-refused")
+    assert (line["status"], line["code"]) == (refused.status_code, "model_not_found")
+    assert line["account"] == account.id
+    body = {"model": "svc-chat", "messages": FRANCE, "stream": True, "max_tokens": 4000, "ignore_eos": True}
+    headers = {"authorization": f"Bearer {account.key}", "x-request-id": "observed-gone"}
+    with service.http.stream("POST", "/chat/completions", json=body, headers=headers) as stream:
+        next(stream.iter_lines())
+    line = line_of(service, "observed-gone")
+    assert (line["status"], line["outcome"]) == (499, "cancelled")
+
+
+def test_no_log_trace_or_metric_holds_a_text_or_a_key(service: Service, collector: Collector) -> None:
+    secret = f"canary{secrets.token_hex(8)}"
+    account = service.account("canary")
+    trace = secrets.token_hex(16)
+    bodies: list[dict[str, Any]] = [
+        {"messages": [{"role": "user", "content": f"Say {secret} and {secret}."}], "max_tokens": 30},
+        {"messages": [{"role": "user", "content": secret}], "model": secret},
+        {"messages": [{"role": secret, "content": secret}]},
+        {"messages": FRANCE, "stop": [secret], "max_tokens": 5, "user": secret},
+        {"messages": FRANCE, secret: 1, "max_tokens": 5},
+        {"messages": FRANCE, "max_tokens": 5, "response_format": {"type": "json_schema", "json_schema": {secret: 1}}},
+        {
+            "messages": FRANCE,
+            "max_tokens": 40,
+            "tools": [{"type": "function", "function": {"name": secret, "parameters": {"type": "object"}}}],
+            "tool_choice": "required",
+        },
+    ]
+    for number, body in enumerate(bodies):
+        service.http.post(
+            "/chat/completions",
+            headers={
+                "authorization": f"Bearer {account.key}",
+                "traceparent": f"00-{trace}-{secrets.token_hex(8)}-01",
+                "x-request-id": f"canary-line-{number}",
+            },
+            json={"model": "svc-chat", **body},
+        )
+        service.http.post("/chat/completions", headers={"authorization": f"Bearer {secret}"}, json=body)
+    for number in range(len(bodies)):
+        line_of(service, f"canary-line-{number}")
+    until(lambda: len({span.parent_id for span in collector.of_trace(trace)}) > len(bodies), 20)
+    needles = [secret.encode(), account.key.encode()]
+    for path in log_files(service):
+        text = path.read_bytes()
+        assert not any(needle in text for needle in needles), path
+    assert not any(needle in body for needle in needles for body in collector.bodies)
+    metrics = service.http.get(service.metrics_url).content
+    assert not any(needle in metrics for needle in needles)
+
+
+def log_files(service: Service) -> list[Path]:
+    """The service's own, and those of all its processes that Ray keeps."""
+    logs = service.home / "logs"
+    return [path for path in [*logs.glob("*.jsonl*"), *(logs / "ray").resolve().rglob("*")] if path.is_file()]
