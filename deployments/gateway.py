@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import uuid
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -19,7 +20,7 @@ from serve_app.admin.auditing import record_prices
 from serve_app.admin.endpoint import AdminServices
 from serve_app.admin.routes import admin_router
 from serve_app.contracts import calls, metrics
-from serve_app.contracts.request_log import RequestLog
+from serve_app.contracts.request_log import FOLDER, RequestLog, find_lines
 from serve_app.contracts.spans import SpanExport
 from serve_app.contracts.spool import ORPHANS, Spool
 from serve_app.gateway.app import build_app
@@ -71,7 +72,7 @@ class Gateway:
             ledger.settle,
             Spool(spools, holder, suffix=ORPHANS, flushed=False),
             ledger.unsettled,
-            settled=lambda one: self._log.write(orphan_line(one)),
+            settled=lambda one: self._log.write(orphan_line(one, holder)),
         )
         spool = Spool(spools, holder, max_bytes=settings.spool_max_bytes)
         self._spans = SpanExport.of_environment("gateway")
@@ -101,6 +102,7 @@ class Gateway:
             catalogue=lambda: self._services.catalogue,
             key_secret=keys.key_secret,
             currency=args.currency,
+            find_lines=partial(find_lines, args.state_dir() / FOLDER),
         )
 
     async def reconfigure(self, config: dict[str, Any]) -> None:

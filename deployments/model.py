@@ -113,7 +113,9 @@ class Model:
         process = f"replica-{uuid.uuid4().hex}"
         self._log = RequestLog(home_dir(), process)
         self._spool = Spool(home_dir() / "spool", process, suffix=ORPHANS, flushed=False)
-        self._orphans = Orphans(settle, self._spool, unsettled, settled=lambda one: self._log.write(orphan_line(one)))
+        self._orphans = Orphans(
+            settle, self._spool, unsettled, settled=lambda one: self._log.write(orphan_line(one, process))
+        )
         self._orphans.start()
         context = serve.get_replica_context()
         name = context.replica_id.unique_id

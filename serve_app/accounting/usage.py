@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import fields
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Table, func, select, tuple_
 
@@ -13,7 +14,7 @@ from serve_app.accounting.schema import usage as usage_rows
 from serve_app.accounting.snapshots import read_account
 from serve_app.accounting.validation import check_day, check_page, equals
 from serve_app.contracts.books import AccountSnapshot, Outcome, UsagePage, UsageRecord, UsageRow
-from serve_app.contracts.commands import ListUsage, ShowAccount, SumUsage
+from serve_app.contracts.commands import FindRequest, ListUsage, ShowAccount, SumUsage
 from serve_app.contracts.errors import InvalidValue
 from serve_app.contracts.money import Price
 
@@ -26,6 +27,9 @@ _GROUPS = {
 _SUMS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "charged")
 _AS_STORED = [field.name for field in fields(UsageRecord) if field.name not in ("price", "outcome")]
 _ORDER = (usage_rows.c.account_id, usage_rows.c.finished_at, usage_rows.c.request_id)  # as an index has it
+_RECORDS = select(
+    usage_rows, price_versions.c.input, price_versions.c.cached_input, price_versions.c.output
+).select_from(usage_rows.join(price_versions))
 
 
 def sum_usage(connection: Connection, wanted: SumUsage, _now: float) -> list[UsageRow]:
@@ -55,7 +59,7 @@ def show_account(connection: Connection, wanted: ShowAccount, now: float) -> tup
 
 
 def list_usage(connection: Connection, wanted: ListUsage, _now: float) -> UsagePage:
-    rows, prices = usage_rows.c, price_versions.c
+    rows = usage_rows.c
     matching = _matching(usage_rows, wanted)
     if wanted.time_from is not None:
         matching.append(rows.finished_at >= wanted.time_from)
@@ -63,23 +67,23 @@ def list_usage(connection: Connection, wanted: ListUsage, _now: float) -> UsageP
         matching.append(rows.finished_at < wanted.time_to)
     if wanted.after is not None:
         matching.append(tuple_(*_ORDER) > tuple_(*_cursor_place(wanted.after)))
-    query = (
-        select(usage_rows, prices.input, prices.cached_input, prices.output)
-        .select_from(usage_rows.join(price_versions))
-        .where(*matching)
-        .order_by(*_ORDER)
-        .limit(check_page(wanted.limit) + 1)
-    )
+    query = _RECORDS.where(*matching).order_by(*_ORDER).limit(check_page(wanted.limit) + 1)
     page = connection.execute(query).all()
-    records = tuple(
-        UsageRecord(
-            **{name: row._mapping[name] for name in _AS_STORED},
-            price=Price(row.input, row.cached_input, row.output),
-            outcome=Outcome(row.outcome),
-        )
-        for row in page[: wanted.limit]
-    )
+    records = tuple(map(_record, page[: wanted.limit]))
     return UsagePage(records, _cursor(records[-1]) if len(page) > wanted.limit else None)
+
+
+def find_request(connection: Connection, wanted: FindRequest, _now: float) -> UsageRecord | None:
+    row = connection.execute(_RECORDS.where(equals(usage_rows.c.request_id, wanted.request_id))).one_or_none()
+    return None if row is None else _record(row)
+
+
+def _record(row: Any) -> UsageRecord:
+    return UsageRecord(
+        **{name: row._mapping[name] for name in _AS_STORED},
+        price=Price(row.input, row.cached_input, row.output),
+        outcome=Outcome(row.outcome),
+    )
 
 
 def _matching(table: Table, wanted: SumUsage | ListUsage) -> list[ColumnElement[bool]]:

@@ -11,7 +11,7 @@ from pydantic.alias_generators import to_camel
 from pydantic.json_schema import models_json_schema
 
 from serve_app import __version__
-from serve_app.admin import accounts, keys, public, responses, service, usage
+from serve_app.admin import accounts, keys, live, public, requests, responses, service, usage
 from serve_app.admin.endpoint import Endpoint
 from serve_app.admin.values import Reply, Schema
 from serve_app.api.chat_examples import EXAMPLES
@@ -28,7 +28,9 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *accounts.endpoint,
     *keys.endpoint,
     *usage.endpoint,
+    *requests.endpoint,
     *service.endpoint,
+    *live.endpoint,
 )
 
 _ABOUT: Final = """\
@@ -46,6 +48,7 @@ _TAGS: Final = {
     "Operator: Accounts": "With the operator's key: accounts, funds and limits.",
     "Operator: Keys": "With the operator's key: API keys.",
     "Operator: Usage": "With the operator's key: everybody's usage.",
+    "Operator: Requests": "With the operator's key: one request, from its id.",
     "Operator: Service": "With the operator's key: books, audit log and backends.",
 }
 _PATH_PARAMETERS: Final = {
@@ -53,6 +56,7 @@ _PATH_PARAMETERS: Final = {
     "account_id": "An account's id.",
     "grant_id": "A grant's number.",
     "key_id": "A key's id.",
+    "request_id": "A request's id, its client's `x-request-id`, or its trace id.",
 }
 
 
@@ -188,7 +192,7 @@ def _chat() -> Schema:
         "The reply. One that takes longer than some seconds begins early, with line feeds before its JSON.\n\n"
         + _STREAM,
         "ChatCompletion",
-        ("server-timing", *responses.RATE_LIMITS, "idempotency-replayed"),
+        ("x-trace-id", "server-timing", *responses.RATE_LIMITS, "idempotency-replayed"),
     )
     reply["content"]["text/event-stream"] = {
         "schema": {"$ref": f"{REF}ChatCompletionEvent"},

@@ -33,6 +33,7 @@ from serve_app.contracts.commands import Answer, Command, RecordAudit
 from serve_app.contracts.errors import AccountNotFound, GrantNotFound, KeyNotFound, LedgerError, LedgerUnavailable
 from serve_app.contracts.key_format import digest
 from serve_app.contracts.ports import BackendPort, BackendUnavailable, BooksPort
+from serve_app.contracts.request_log import Found
 from serve_app.gateway.authentication import Authenticator, bearer
 from serve_app.gateway.backends import Catalogue
 from serve_app.gateway.limiter_client import LimiterClient
@@ -60,6 +61,7 @@ class AdminServices:
     key_secret: bytes = field(repr=False)
     currency: str = "USD"
     queries: QueryRates = field(default_factory=QueryRates)
+    find_lines: Callable[[str], Found] = lambda _: Found([])  # in this gateway's log; it blocks
     patience_s: float = 10.0  # how long to wait for a ledger that is away
     now: Callable[[], float] = time.time  # Unix seconds
     failed_logins: FailedLogins = field(init=False)

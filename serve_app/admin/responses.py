@@ -98,8 +98,14 @@ HEADERS: Final[Mapping[str, Schema]] = {
     },
     "www-authenticate": {"required": True, "schema": {"type": "string", "const": "Bearer"}},
     "allow": {"description": "The methods that the path has.", "schema": {"type": "string"}},
+    "x-trace-id": {
+        "description": "The trace of the request: that of its `traceparent`, or its own.",
+        "required": True,
+        "schema": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
+    },
     "server-timing": {
-        "description": "W3C Server Timing: milliseconds until admission, and until the reply began.",
+        "description": "W3C Server Timing, in milliseconds: admit, queue, prefill, decode, settle (as far as they have "
+        "ended when the reply begins), and total.",
         "required": True,
         "schema": {"type": "string"},
     },

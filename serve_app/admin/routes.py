@@ -67,7 +67,8 @@ def admin_router(admin: AdminServices) -> APIRouter:
     """The operator's endpoints, the account holder's, and their documentation, which needs no key."""
     router = APIRouter()
     for endpoint in ENDPOINTS:
-        router.add_api_route(endpoint.path, _responder(endpoint, admin), methods=[endpoint.method], response_model=None)
+        path = endpoint.path.replace("{request_id}", "{request_id:path}")  # that of a client may have slashes
+        router.add_api_route(path, _responder(endpoint, admin), methods=[endpoint.method], response_model=None)
 
     @router.get("/openapi.json")
     async def docs_document() -> Response:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from serve_app.admin.endpoint import AdminServices, Endpoints
-from serve_app.admin.values import WHOLE, Body, Count, Instant, Query, Reply, iso
+from serve_app.admin.values import FLAG, WHOLE, Body, Count, Instant, Query, Reply, iso
 from serve_app.contracts import commands
 from serve_app.contracts.books import Audit, AuditRecord
 from serve_app.contracts.calls import application_of
@@ -149,7 +149,7 @@ async def list_audit(admin: AdminServices, query: AuditQuery) -> AuditPage:
 
 
 class CheckQuery(Query):
-    full: bool = Field(False, description="From the beginning, not from the last checkpoint.")
+    full: Annotated[bool, FLAG] = Field(False, description="From the beginning, not from the last checkpoint.")
     after: str | None = Field(None, max_length=300, description="`next` of the steps before.")
 
 

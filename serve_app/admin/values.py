@@ -67,6 +67,7 @@ Count = Annotated[int, Field(ge=0)]
 WHOLE = BeforeValidator(lambda text: int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else text)
 
 # In requests. `amount_of` and `expiry_of` check the rest: their messages say more than a pattern can.
+FLAG = BeforeValidator(lambda text: {"true": True, "false": False}.get(text, text))
 Amount = Annotated[
     str,
     Field(

@@ -23,6 +23,7 @@ from serve_app.contracts.books import (
     StoredReply,
     StuckSettlement,
     UsagePage,
+    UsageRecord,
     UsageRow,
 )
 from serve_app.contracts.limiting import OpenHold
@@ -259,6 +260,13 @@ class ListUsage(Command[UsagePage]):
     time_to: float | None = None
     after: str | None = None
     limit: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class FindRequest(Command[UsageRecord | None]):
+    """A request as billed, or None: it was not settled, or its month is archived."""
+
+    request_id: str
 
 
 @dataclass(frozen=True, slots=True)

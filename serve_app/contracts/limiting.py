@@ -251,4 +251,50 @@ class PressureReport:
     tokens_done: int = 0
 
 
-Ask = Admit | Adjust | Release | Renew | Announce | Identify | Status | PressureReport
+@dataclass(frozen=True, slots=True)
+class Live:
+    """Asks what goes on now. Each shard returns a LiveReport of its own accounts, with `top` of them at most."""
+
+    top: int
+
+
+@dataclass(frozen=True, slots=True)
+class BackendLoad:
+    """What the replicas of a backend had to do by their last reports, and what that leaves accounts."""
+
+    backend: str
+    replicas: int  # that report
+    running: int
+    waiting: int
+    queue_age_s: float  # the lower median of the replicas
+    kv_used: float  # the mean of the replicas, 0 to 1
+    queued_prefill_tokens: int
+    tokens_per_s: float  # the work of the last seconds: prompts that began and output
+    pressure: float  # queueing delay over its target
+    effective_share: float  # what is left of the default contract's tokens per minute, 0 to 1
+
+
+@dataclass(frozen=True, slots=True)
+class BusyAccount:
+    """An account with open requests."""
+
+    account_id: str
+    name: str  # empty while only its holds are known
+    open_requests: int
+    held: int  # nano-units
+    tokens: Window  # of its tightest limit on tokens
+    effective_share: float  # of its contract, on the backend that leaves it least of those that it uses; 0 to 1
+
+
+@dataclass(frozen=True, slots=True)
+class LiveReport:
+    """What one limiter shard sees. Replicas report to every shard, so `backends` are alike in all of them."""
+
+    admits: bool
+    open_requests: int
+    held: int  # nano-units
+    backends: tuple[BackendLoad, ...]
+    accounts: tuple[BusyAccount, ...]  # those with the most open requests, then with the most held, first
+
+
+Ask = Admit | Adjust | Release | Renew | Announce | Identify | Status | Live | PressureReport

@@ -5,9 +5,12 @@ The files lie in `logs` of the state folder. `serve-app requests show` searches 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from logging.handlers import QueueHandler, QueueListener, RotatingFileHandler
 from pathlib import Path
 from queue import SimpleQueue
@@ -16,7 +19,26 @@ from typing import Any, Final
 FOLDER: Final = "logs"
 FILE_BYTES: Final = 32 * 1024 * 1024
 FILES: Final = 4  # of one process, beside the one that is written
-KEPT: Final = 40  # files of ended processes
+KEPT: Final = 60  # files
+KEPT_S: Final = 86_400.0  # and all that were written to in so many seconds: their processes may live
+#: The parts of a request's time in their order, fields with `_ms` behind, and what it waits for in each.
+PHASES: Final[Mapping[str, str]] = {
+    "admit": "the limiter's decision",
+    "queue": "a free place at the replica",
+    "prefill": "the first token of the reply",
+    "decode": "the other tokens of the reply",
+    "settle": "the ledger",
+}
+TEXTS: Final = ("messages", "reply")  # fields that only lines of some accounts have
+PATTERN: Final = "*.jsonl*"  # of the files' names
+ID_FIELDS: Final = ("request_id", "client_request_id", "trace_id")
+BLOCK_BYTES: Final = 1024 * 1024  # searched at once: other threads wait so long for the interpreter
+# Of one search.
+SEARCH_BYTES: Final = 2 * 1024**3
+SEARCH_S: Final = 4.0
+SEARCH_LINES: Final = 20  # a client may send all of its requests under one id
+
+Line = dict[str, Any]
 
 
 class RequestLog:
@@ -35,7 +57,7 @@ class RequestLog:
         self._listener = QueueListener(lines, file)
         self._listener.start()
 
-    def write(self, line: dict[str, Any]) -> None:
+    def write(self, line: Line) -> None:
         """Never waits."""
         text = json.dumps(line, ensure_ascii=False, separators=(",", ":"))
         self._queue.enqueue(logging.makeLogRecord({"msg": text}))
@@ -47,23 +69,72 @@ class RequestLog:
             handler.close()
 
 
-def find_lines(folder: Path, request_id: str) -> Iterator[dict[str, Any]]:
-    """The lines of a request, by its id or that of its client, the newest files first."""
-    wanted = json.dumps(request_id).encode()
-    for path in sorted(folder.glob("*.jsonl*"), key=lambda path: path.stat().st_mtime, reverse=True):
-        with path.open("rb") as file:
-            for raw in file:
-                if wanted not in raw:
-                    continue
-                try:
-                    line = json.loads(raw)
-                except ValueError:  # the process died while it wrote
-                    continue
-                if request_id in (line.get("request_id"), line.get("client_request_id"), line.get("trace_id")):
-                    yield line
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Lines of the log, the oldest first. Without `is_complete` the search ended before it had read all files."""
+
+    lines: list[Line]
+    is_complete: bool = True
+
+
+def find_lines(
+    folder: Path,
+    request_id: str,
+    *,
+    pattern: str = PATTERN,
+    most_bytes: float = SEARCH_BYTES,
+    most_s: float = SEARCH_S,
+) -> Found:
+    """The last SEARCH_LINES lines of a request, by its own id, its client's or its trace's.
+
+    Reads the newest files first, and stops after about `most_bytes` and `most_s` seconds.
+    """
+    wanted, ends_at, left = json.dumps(request_id).encode(), time.monotonic() + most_s, most_bytes
+    found: list[Line] = []
+    for path in _newest_first(folder, pattern):
+        for block in _blocks(path):
+            if left <= 0 or time.monotonic() >= ends_at:
+                return Found(found, is_complete=False)
+            left -= len(block)
+            if wanted in block:
+                found = sorted([*found, *_lines_of(request_id, wanted, block)], key=_time)[-SEARCH_LINES:]
+    return Found(found)
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """A file in pieces of whole lines."""
+    with contextlib.suppress(OSError), path.open("rb") as file:  # it may be gone meanwhile
+        while block := file.read(BLOCK_BYTES):
+            yield block + file.readline()
+
+
+def _lines_of(request_id: str, wanted: bytes, block: bytes) -> Iterator[Line]:
+    for raw in block.split(b"\n"):
+        if wanted not in raw:
+            continue
+        try:
+            line = json.loads(raw)
+        except ValueError:  # the process died while it wrote
+            continue
+        if isinstance(line, dict) and request_id in [line.get(name) for name in ID_FIELDS]:
+            yield line
+
+
+def _time(line: Line) -> str:
+    return str(line.get("time", ""))
+
+
+def _newest_first(folder: Path, pattern: str) -> list[Path]:
+    found = []
+    for path in folder.glob(pattern):
+        with contextlib.suppress(OSError):  # other processes rename and remove files here
+            if path.is_file():
+                found.append((path.stat().st_mtime, path))
+    return [path for _, path in sorted(found, reverse=True)]
 
 
 def _remove_old(folder: Path) -> None:
-    found = sorted(folder.glob("*.jsonl*"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in found[KEPT:]:
-        path.unlink(missing_ok=True)
+    for path in _newest_first(folder, PATTERN)[KEPT:]:
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > KEPT_S:
+                path.unlink()

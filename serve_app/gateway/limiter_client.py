@@ -25,6 +25,8 @@ from serve_app.contracts.limiting import (
     Announce,
     Grant,
     Identify,
+    Live,
+    LiveReport,
     OpenHold,
     Recovering,
     Refusal,
@@ -44,6 +46,7 @@ POST_AGAIN_S: Final = 600.0  # holds that stay open: less than the hour after wh
 MOST_KEYS: Final = 100_000  # whose account a gateway remembers: about 20 MB
 KEYS_PER_QUERY: Final = 1000
 LOOK_UP_TIMEOUT_S: Final = 5.0  # of one query to the ledger
+LIVE_TIMEOUT_S: Final = 2.0  # a live view shows what there is, and asks again
 
 
 class LimiterClient:
@@ -112,6 +115,10 @@ class LimiterClient:
                 return await route.ask(ask)
             case Status():
                 return await self._status(ask)
+
+    async def live(self, ask: Live) -> tuple[LiveReport | None, ...]:
+        """What each shard reports, in their order; None of one that does not answer now. Never raises."""
+        return tuple(await asyncio.gather(*(shard.live(ask) for shard in self._shards)))
 
     def opened(self, admit: Admit, grant: Grant) -> None:
         """Keeps the grant's hold alive from here on."""
@@ -273,6 +280,15 @@ class _Shard:
             if time.monotonic() + wait_s >= deadline:
                 raise Unavailable("the limiter is restarting")
             await asyncio.sleep(wait_s)
+
+    async def live(self, ask: Live) -> LiveReport | None:
+        """Beside the ordered stream: who watches must not delay those who are admitted."""
+        try:
+            async with asyncio.timeout(LIVE_TIMEOUT_S):
+                answer = await self._look_ups.submit(ask)
+        except (Unavailable, TimeoutError):
+            return None
+        return answer if isinstance(answer, LiveReport) else None
 
     async def _send(self, asks: list[Any]) -> list[Any]:
         """The limiter's answers. A grant that is late, or of an epoch that has ended, is asked for once more."""

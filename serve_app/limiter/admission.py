@@ -17,6 +17,8 @@ from serve_app.contracts.limiting import (
     Grant,
     Identify,
     Identity,
+    Live,
+    LiveReport,
     OpenHold,
     PressureReport,
     Recovering,
@@ -31,6 +33,7 @@ from serve_app.limiter import refusals
 from serve_app.limiter.accounts import Key, Registry, tightest
 from serve_app.limiter.checks import check_limits, learn_output, output_budget, token_charge
 from serve_app.limiter.holds import Charge, Hold, OpenHolds
+from serve_app.limiter.live import backend_loads, busiest
 from serve_app.limiter.pressure import Tuning
 from serve_app.limiter.shares import Shares
 
@@ -311,6 +314,16 @@ class Admission:
             return AccountStatus(account_id, 0, 0, contract, self.shares.pressed(contract, now))
         pressed = self.shares.pressed(account.contract, now)
         return AccountStatus(account_id, account.held, len(account.holds), account.contract, pressed)
+
+    def live(self, ask: Live) -> LiveReport:
+        """What goes on now. Takes as long as there are open requests, and changes nothing."""
+        now = self._clock()
+        return LiveReport(
+            self.admits,
+            *self.held(),
+            backend_loads(self.shares, now),
+            busiest(self._open_holds, self.shares, ask.top, now),
+        )
 
     def _authenticate(self, request_id: str, key_digest: str) -> Key | Refusal | UnknownKey:
         key = self._keys.get(key_digest)

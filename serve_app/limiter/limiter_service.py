@@ -22,6 +22,7 @@ from serve_app.contracts.limiting import (
     Announce,
     Ask,
     Identify,
+    Live,
     PressureReport,
     Recovering,
     Refusal,
@@ -230,6 +231,8 @@ class LimiterService:
                 return self.admission.shares.shards
             case Status():
                 return tuple(self.admission.status(account_id) for account_id in ask.account_ids)
+            case Live():
+                return self.admission.live(ask)
         raise TypeError(f"the limiter does not know {type(ask).__name__}")
 
     async def follow(self) -> bool:

@@ -107,6 +107,21 @@ class Controller:
         """
         return _lower_median(replica.pressure(self.tuning) for replica in self._replicas.values())
 
+    @property
+    def running(self) -> int:
+        """Requests that are being computed, on all replicas."""
+        return sum(replica.running for replica in self._replicas.values())
+
+    @property
+    def kv_used(self) -> float:
+        """The mean share of the replicas' KV caches that is in use, 0 to 1."""
+        return sum(replica.kv_used for replica in self._replicas.values()) / max(1, len(self._replicas))
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of all replicas together, over the last seconds."""
+        return sum(replica.rate for replica in self._replicas.values())
+
     def _sum_up(self) -> None:
         replicas = self._replicas.values()
         self.replicas = len(replicas)
@@ -163,7 +178,7 @@ class _Replica:
     """One replica's last report, and how fast it was seen to work."""
 
     def __init__(self, report: PressureReport, now: float) -> None:
-        self._rate = 0.0
+        self.rate = 0.0  # tokens per second, over the last seconds
         self._seen = 0.0  # the highest rate, lower where work waited
         self._was_busy = False
         self._at_work = 0.0  # the rate while there was work, over the last such seconds
@@ -200,15 +215,16 @@ class _Replica:
 
     def _measure(self, rate: float, dt: float, waited: bool) -> None:
         newest = 1.0 - exp(-dt / _RATE_S)
-        self._rate += newest * (rate - self._rate)
-        if self._rate > self._seen:
-            self._seen = self._rate
+        self.rate += newest * (rate - self.rate)
+        if self.rate > self._seen:
+            self._seen = self.rate
         elif waited:
             # Only with work waiting is a low rate a sign of low capacity.
-            self._seen += newest * (self._rate - self._seen)
+            self._seen += newest * (self.rate - self._seen)
 
     def _keep(self, report: PressureReport, now: float) -> None:
         self.reported_at = now
+        self.running = max(0, report.running)
         self.waiting = max(0, report.waiting)
         self.age_s = _finite(report.queue_age_s) if self.waiting else 0.0
         self.kv_used = _finite(report.kv_used)

@@ -142,10 +142,8 @@ class Shares:
     def levels(self, now: float) -> list[tuple[str, float, float]]:
         """Of each backend: name, queueing delay over its target, and what is left of the default contract, 0 to 1."""
         full = self._default.tpm / 60.0
-        return [
-            (name, backend.controller.pressure, min(1.0, self.rate(name, self._default, now) / full))
-            for name, backend in sorted(self.backends.items())
-        ]
+        left = {name: min(1.0, self.rate(name, self._default, now) / full) for name in self.backends}  # catches up
+        return [(name, self.backends[name].controller.pressure, share) for name, share in sorted(left.items())]
 
     def _restricted(self, name: str, now: float) -> Backend | None:
         """The backend if its level restricts accounts."""

@@ -220,12 +220,13 @@ class Orphans:
         logger.error("the usage of a cut stream could not be settled: %r", settlement, exc_info=failure)
 
 
-def orphan_line(settlement: Settlement) -> dict[str, Any]:
-    """The log line of a request whose gateway is gone."""
+def orphan_line(settlement: Settlement, process: str) -> dict[str, Any]:
+    """The log line of a request whose gateway is gone; `process` has settled it, and is most often its replica."""
     one = settlement
     return {
         "time": datetime.fromtimestamp(one.started_at, UTC).isoformat(timespec="milliseconds"),
         "event": "settled for a gateway that is gone",
+        "settled_by": process,
         "request_id": one.request_id,
         "account": one.account_id,
         "key": one.key_id,

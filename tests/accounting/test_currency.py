@@ -74,5 +74,5 @@ def test_accounting_starts_on_a_ledger_of_its_own_currency_only(tmp_path: Path) 
     Ledger(url, currency="EUR").close()
     with pytest.raises(OtherCurrency, match="kept in EUR"):
         Accounting.func_or_class.__init__(
-            SimpleNamespace(), GatewayArgs(home=tmp_path, database_url=url, currency="USD")
+            SimpleNamespace(), GatewayArgs(home=tmp_path, database_url=url, currency="USD"), 0
         )

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from serve_app.accounting.database import Database
 from serve_app.accounting.ledger import READS, WRITES
-from serve_app.contracts.commands import Command, ExpireGrants, ListUsage, PruneReplies, SumUsage
+from serve_app.contracts.commands import Command, ExpireGrants, FindRequest, ListUsage, PruneReplies, SumUsage
 
 
 @pytest.fixture
@@ -25,6 +25,7 @@ def url(sqlite_template: Any) -> str:
         (SumUsage(day_from="2026-11-01", group_by=("day", "model")), "usage_daily"),
         (SumUsage("acct_a", group_by=("day",)), "usage_daily"),
         (ListUsage("acct_a", time_from=1.0), "usage"),
+        (FindRequest("chatcmpl-1"), "usage"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Command) else value,
 )

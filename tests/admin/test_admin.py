@@ -28,7 +28,7 @@ from tests.limiter.world import account_snapshot
 
 # By their paths, not by the key that they are declared with: that is what the first test checks.
 ROUTES = [
-    (endpoint.method, endpoint.path.format(account_id="acct_x", key_id="key_x", grant_id=7))
+    (endpoint.method, endpoint.path.format(account_id="acct_x", key_id="key_x", grant_id=7, request_id="chatcmpl-x"))
     for endpoint in ENDPOINTS
     if endpoint.path.startswith("/admin")
 ]
@@ -301,6 +301,12 @@ async def test_balance_and_usage_of_an_account_are_of_one_moment(
     shown = (await admin.get(f"/admin/accounts/{world.account_id}")).json()
     assert next(settled) > 1
     assert parse_amount(shown["balance"]) + parse_amount(shown["usage"]["charged"]) == opening
+
+
+async def test_a_full_check_of_the_books_can_be_asked_for(admin: httpx.AsyncClient) -> None:
+    for full in ("true", "false"):
+        assert (await admin.get("/admin/ledger/check", params={"full": full})).json()["ok"] is True
+    refused(await admin.get("/admin/ledger/check", params={"full": "maybe"}), 422, "full")
 
 
 async def test_usage_refuses_what_it_cannot_group_by(admin: httpx.AsyncClient) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import random
 from collections import Counter as Counts
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -18,6 +20,9 @@ from serve_app.api.errors import ERROR_TYPES
 from serve_app.contracts.books import Outcome
 from serve_app.contracts.metric import Metric
 from serve_app.contracts.metrics import REFUSALS, SETTLEMENTS, STATUSES
+from serve_app.contracts.metrics import REQUESTS as REQUESTS_OF_ALL
+from serve_app.gateway.backends import Catalogue
+from serve_app.settings import GatewaySettings
 
 REQUESTS = Metric("counter", "requests", "requests", "", ("model",))
 ERRORS = Metric("counter", "errors", "errors", "")
@@ -176,3 +181,23 @@ def test_every_code_of_a_refusal_and_every_outcome_is_known_from_the_start() -> 
     assert codes - {"not_found", "method_not_allowed", "overloaded"} <= set(REFUSALS.known["reason"])
     # What only a chat request gets.
     assert {str(status) for status in ERROR_TYPES} - {"404", "405"} | {"200", "499"} == set(STATUSES)
+
+
+async def test_a_gateway_exports_all_counters_of_what_it_serves_and_0_as_weight_of_what_is_gone() -> None:
+    from deployments.gateway import Gateway
+
+    price = {"input": "0.27", "cached_input": "0.07", "output": "1.10"}
+    settings = [
+        GatewaySettings.model_validate({"models": {"svc-chat": {"backends": backends, "price": price}}})
+        for backends in ({"old": 100}, {"new": 30, "app:law": 10})
+    ]
+    gateway = MagicMock()
+    gateway._shares = {}
+    for one in settings:
+        Gateway.func_or_class._export_catalogue(gateway, Catalogue(one, random.Random()))
+    declared, served = gateway._metrics.export_zeros.call_args.args
+    assert ("svc-chat", "app:law", "503") in REQUESTS_OF_ALL.rows(served)
+    assert ("none", "none", "401") in REQUESTS_OF_ALL.rows(served)
+    assert REQUESTS_OF_ALL in declared
+    weights = {call.args[3]: call.args[1] for call in gateway._metrics.set.call_args_list}
+    assert weights == {"old": 0.0, "new": 0.75, "app:law": 0.25}

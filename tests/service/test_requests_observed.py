@@ -78,6 +78,30 @@ def test_each_request_has_a_line_with_what_it_cost_and_how_long_its_parts_took(s
     assert (line["status"], line["outcome"]) == (499, "cancelled")
 
 
+def test_one_command_tells_what_became_of_a_request(service: Service) -> None:
+    account = service.account("story")
+    served = service.chat(account.key, max_tokens=5, request_id="story-served")
+    account.settled(1)
+    line_of(service, "story-served")
+    service.chat(account.key, model="moon", request_id="story-refused")
+    line_of(service, "story-refused")
+    for name in ("story-served", served.json()["id"], served.headers["x-trace-id"]):
+        summary = service.cli("requests", "show", name)["summary"]
+        assert (summary["request_id"], summary["status"]) == (served.json()["id"], 200)
+        assert summary["completion_tokens"] == served.json()["usage"]["completion_tokens"]
+        assert summary["trace_id"] == served.headers["x-trace-id"]
+        assert summary["backend"] == "smollm2"
+    refused = service.cli("requests", "show", "story-refused")["summary"]
+    assert (refused["status"], refused["code"], refused["account_id"]) == (422, "model_not_found", account.id)
+
+
+def test_top_shows_what_the_service_does(service: Service) -> None:
+    service.chat(service.first_key, max_tokens=5)
+    frame = service.cli("top", "--once", "--metrics", service.metrics_url)
+    assert {backend["name"] for backend in frame["backends"]} >= {"smollm2", "narrow"}
+    assert all(backend["replicas"] >= 1 for backend in frame["backends"] if backend["name"] == "smollm2")
+
+
 def test_no_log_trace_or_metric_holds_a_text_or_a_key(service: Service, collector: Collector) -> None:
     secret = f"canary{secrets.token_hex(8)}"
     account = service.account("canary")

@@ -1,0 +1,177 @@
+"""What goes on now, with the operator's key: `serve-app top` reads it again and again.
+
+It leaves no record in the audit log, as a list of accounts leaves none: it says nothing of keys or single requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from heapq import nsmallest
+from typing import Annotated
+
+from pydantic import Field
+
+from serve_app.admin.endpoint import AdminServices, Endpoints
+from serve_app.admin.values import WHOLE, Count, Instant, Money, Query, Reply
+from serve_app.api import errors
+from serve_app.contracts import limiting
+from serve_app.contracts.calls import application_of
+from serve_app.contracts.limiting import LiveReport
+from serve_app.contracts.ports import BackendUnavailable
+
+endpoint = Endpoints("Operator: Service", "operatorKey")
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(ge=0)]
+
+
+class LiveTraffic(Reply):
+    """A backend behind an identifier."""
+
+    name: str
+    weight: Count
+    share: Share = Field(description="Of the identifier's requests, by weight.")
+
+
+class LiveModel(Reply):
+    """An identifier and who gets its requests."""
+
+    id: str
+    backends: list[LiveTraffic]
+
+
+class LiveLoad(Reply):
+    """What a backend's replicas have to do, by their reports to the limiter."""
+
+    replicas: Count = Field(description="That report.")
+    running: Count
+    waiting: Count
+    queue_age_s: Positive = Field(description="How long the oldest request waits, the lower median of the replicas.")
+    kv_used: Share = Field(description="Of the KV cache, the mean of the replicas.")
+    queued_prefill_tokens: Count
+    tokens_per_s: Positive = Field(description="Of prompts that began and of output, over the last seconds.")
+    pressure: Positive = Field(description="Queueing delay over its target; above 1 the limits fall.")
+    effective_share: Share = Field(description="What is left of the default contract's tokens per minute.")
+
+
+class LiveBackend(Reply):
+    """An application that runs a model, with all its adapters."""
+
+    name: str
+    status: str | None = Field(description="null: Serve can't be asked now.")
+    replicas: Count | None = Field(description="As Serve counts them.")
+    load: LiveLoad | None = Field(description="null: no replica reports.")
+
+
+class LiveAccount(Reply):
+    """An account with open requests."""
+
+    id: str = Field(validation_alias="account_id")
+    name: str
+    open_requests: Count
+    held: Money
+    tokens_used: Count = Field(description="Of its tightest limit on tokens; they drain as the minute passes.")
+    tokens_limit: Count
+    effective_share: Share = Field(description="What pressure leaves of its tokens per minute where it runs.")
+
+
+class LiveLimiter(Reply):
+    """A limiter shard. `admits` is null, and nothing is known of its accounts, when it does not answer."""
+
+    shard: Count
+    admits: bool | None
+    open_requests: Count
+    held: Money
+
+
+class Live(Reply):
+    """What goes on now. Figures of gateways, such as requests per second, are in the metrics."""
+
+    at: Instant
+    currency: str
+    open_requests: Count
+    held: Money
+    limiters: list[LiveLimiter]
+    models: list[LiveModel]
+    backends: list[LiveBackend]
+    accounts: list[LiveAccount] = Field(description="Those with the most open requests first.")
+
+
+class LiveQuery(Query):
+    top: Annotated[int, WHOLE] = Field(10, ge=0, le=100, description="The most accounts.")
+
+
+@endpoint("GET", "/admin/live", "What goes on now")
+async def live(admin: AdminServices, query: LiveQuery) -> Live:
+    answers = await admin.limiter.live(limiting.Live(query.top))
+    reports = [report for report in answers if report is not None]
+    if not reports:
+        raise errors.overloaded("the limiter is restarting: try again", retry_after_s=2)
+    accounts = [account for report in reports for account in report.accounts]
+    busiest = nsmallest(query.top, accounts, key=lambda one: (-one.open_requests, -one.held, one.account_id))
+    return Live.model_validate(
+        {
+            "at": admin.now(),
+            "currency": admin.currency,
+            "open_requests": sum(report.open_requests for report in reports),
+            "held": sum(report.held for report in reports),
+            "limiters": [_limiter(*one) for one in enumerate(answers)],
+            "models": _models(admin),
+            "backends": await _backends(admin, reports),
+            "accounts": [
+                LiveAccount.from_fields(
+                    one, tokens_used=one.tokens.limit - one.tokens.remaining, tokens_limit=one.tokens.limit
+                )
+                for one in busiest
+            ],
+        }
+    )
+
+
+def _limiter(shard: int, report: LiveReport | None) -> LiveLimiter:
+    if report is None:
+        return LiveLimiter.model_validate({"shard": shard, "admits": None, "open_requests": 0, "held": 0})
+    return LiveLimiter.from_fields(report, shard=shard)
+
+
+def _models(admin: AdminServices) -> list[LiveModel]:
+    catalogue, models = admin.catalogue(), []
+    for name in catalogue.identifiers:
+        weights = catalogue[name].backends
+        whole = max(1, sum(weights.values()))
+        backends = [LiveTraffic(name=one, weight=weight, share=weight / whole) for one, weight in weights.items()]
+        models.append(LiveModel(id=name, backends=backends))
+    return models
+
+
+async def _backends(admin: AdminServices, reports: Sequence[LiveReport]) -> list[LiveBackend]:
+    """Those that identifiers name, then others whose replicas still report."""
+    try:
+        status = await admin.backends.status()
+    except BackendUnavailable:
+        status = None
+    loads = _loads(reports)
+    catalogue = admin.catalogue()
+    named = [application_of(name) for model in catalogue.identifiers for name in catalogue[model].backends]
+    return [
+        LiveBackend.model_validate(
+            {"name": name, "load": loads.get(name)}
+            | (
+                {"status": None, "replicas": None}
+                if status is None
+                else status.get(name, {"status": "MISSING", "replicas": 0})
+            )
+        )
+        for name in dict.fromkeys([*named, *loads])
+    ]
+
+
+def _loads(reports: Iterable[LiveReport]) -> dict[str, LiveLoad]:
+    """By backend. Replicas report to every shard: a shard that hears of most of them says it for all."""
+    best: dict[str, limiting.BackendLoad] = {}
+    for report in reports:
+        for load in report.backends:
+            known = best.get(load.backend)
+            if load.replicas and (known is None or load.replicas > known.replicas):
+                best[load.backend] = load
+    return {name: LiveLoad.from_fields(load) for name, load in sorted(best.items())}

@@ -1,0 +1,219 @@
+"""What became of one request, told from the ledger's row and from its lines in the log. The ledger decides about money.
+
+The command line uses this too, for logs that were collected on the operator's machine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AwareDatetime, BaseModel, Field, ValidationError
+
+from serve_app.admin.values import Count, Money, Reply
+from serve_app.contracts import metrics
+from serve_app.contracts.books import Outcome
+from serve_app.contracts.request_log import PHASES, TEXTS, Line
+
+_CHAT_ID: Final = "chatcmpl-"
+_TRACE_ID: Final = re.compile("[0-9a-f]{32}")
+
+_GATEWAY_DIED: Final = "Its gateway died; a replica settled what was produced."
+_ONLY_LEDGER: Final = "Only the ledger knows it: its log lines are on another node or were removed."
+_SEARCH_ENDED: Final = "Only the ledger knows it: the search in the log ended before it had read all files."
+_NOT_IN_LEDGER: Final = (
+    " The ledger does not have it: it waits in a spool, is stuck (`serve-app ledger stuck`), or its month is archived."
+)
+_REPLICA_FIRST: Final = " A replica settled it before its gateway did."
+
+_Text = Annotated[str, Field(pattern="^[ -~]{0,200}$")]
+
+
+class _LogLine(BaseModel):
+    """What is read of a line; a line of another form tells nothing."""
+
+    event: str
+    request_id: _Text
+    time: AwareDatetime
+    client_request_id: _Text | None = None
+    trace_id: _Text | None = None
+    account: _Text | None = None
+    key: _Text | None = None
+    model: str | None = None
+    backend: str | None = None
+    replica: str | None = None
+    status: int | None = None
+    code: str | None = None
+    outcome: Outcome | None = None
+    finish_reason: str | None = None
+    prompt_tokens: Count = 0
+    cached_tokens: Count = 0
+    completion_tokens: Count = 0
+    price: Money = "0.00"
+    admit_ms: float | None = None
+    queue_ms: float | None = None
+    prefill_ms: float | None = None
+    decode_ms: float | None = None
+    settle_ms: float | None = None
+    first_token_ms: float | None = None
+    total_ms: float | None = None
+
+
+_Ms = Annotated[float | None, Field(ge=0)]
+
+
+class RequestTimings(Reply):
+    """In milliseconds; null: it was not reached, or is not known."""
+
+    admit_ms: _Ms = Field(description="The limiter's decision.")
+    queue_ms: _Ms = Field(description="In the replica's queue.")
+    prefill_ms: _Ms = Field(description="To the first token.")
+    decode_ms: _Ms = Field(description="The other tokens.")
+    settle_ms: _Ms = Field(description="Until the usage was durable.")
+    first_token_ms: _Ms = Field(description="From the request's arrival to the first token.")
+    total_ms: _Ms
+
+
+class RequestSummary(Reply):
+    """A request in short. Tokens and price are the ledger's where it has them."""
+
+    request_id: str
+    client_request_id: str | None = Field(description="The `x-request-id` of its client.")
+    trace_id: str | None
+    time: str = Field(description="When it arrived, in UTC.", json_schema_extra={"format": "date-time"})
+    account_id: str | None
+    key_id: str | None
+    model: str | None
+    backend: str | None
+    replica: str | None
+    status: int | None = Field(description="Of the answer; 499: the client went away. null: not known.")
+    code: str | None = Field(description="Of the error.")
+    outcome: Literal["completed", "cancelled", "failed"] | None = Field(description="As settled; null: it was not.")
+    finish_reason: str | None
+    prompt_tokens: Count
+    cached_tokens: Count = Field(description="Part of the prompt's.")
+    completion_tokens: Count
+    price: Money
+    timings: RequestTimings
+    waited_for: str | None = Field(description="What it waited for the longest.")
+    note: str = Field(description="What became of it.")
+
+
+def request_ids(asked: str, lines: Iterable[Line]) -> list[str]:
+    """The requests of these lines: the one that has the id itself first, then the newest."""
+    found = {line.request_id: line.time for line in _read(lines)}
+    return sorted(found, key=lambda one: (one == asked, found[one]), reverse=True)
+
+
+def chat_id(asked: str) -> str:
+    """The id of the request whose trace may have this id; else the same."""
+    return f"{_CHAT_ID}{asked}" if _TRACE_ID.fullmatch(asked) else asked
+
+
+def tell(
+    request_id: str, billed: Mapping[str, Any] | None, log: Iterable[Line], *, searched_all: bool = True
+) -> RequestSummary:
+    """The summary of a request, of which the ledger or the log must know: `billed` is the row as the API has it."""
+    lines = [line for line in _read(log) if line.request_id == request_id]
+    ended = next((line for line in reversed(lines) if line.event == "request"), None)
+    settled = next((line for line in reversed(lines) if line.event != "request"), None)
+    row = None if billed is None else _from_row(billed)
+    known = ended or settled or row
+    assert known is not None
+    books = row or known
+    if ended is not None:
+        note = _note(ended, books.price)
+    elif settled is not None:
+        note = _GATEWAY_DIED
+    else:
+        note = _ONLY_LEDGER if searched_all else _SEARCH_ENDED
+    if row is None and known.outcome is not None:
+        note += _NOT_IN_LEDGER
+    elif ended is not None and settled is not None:
+        note += _REPLICA_FIRST
+    timings = RequestTimings(**{name: getattr(known, name) for name in RequestTimings.model_fields})
+    digits = request_id.removeprefix(_CHAT_ID)
+    return RequestSummary(
+        request_id=request_id,
+        client_request_id=known.client_request_id or None,
+        # A request whose client sent no trace has one of its own digits.
+        trace_id=known.trace_id or (digits if _TRACE_ID.fullmatch(digits) else None),
+        time=known.time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        account_id=books.account,
+        key_id=books.key,
+        model=_served(books.model),
+        backend=_served(books.backend),
+        replica=known.replica,
+        status=known.status,
+        code=known.code,
+        outcome=None if books.outcome is None else books.outcome.value,
+        finish_reason=known.finish_reason,
+        prompt_tokens=books.prompt_tokens,
+        cached_tokens=books.cached_tokens,
+        completion_tokens=books.completion_tokens,
+        price=books.price,
+        timings=timings,
+        waited_for=_waited_for(timings),
+        note=note,
+    )
+
+
+def without_texts(lines: Sequence[Line]) -> list[Line]:
+    return [{name: value for name, value in line.items() if name not in TEXTS} for line in lines]
+
+
+def _read(lines: Iterable[Line]) -> list[_LogLine]:
+    found = []
+    for line in lines:
+        try:
+            found.append(_LogLine.model_validate(line))
+        except ValidationError:
+            continue
+    return found
+
+
+def _from_row(row: Mapping[str, Any]) -> _LogLine:
+    """The ledger's row in the form of a line."""
+    line = _LogLine.model_validate(
+        {**row, "event": "", "time": row["started_at"], "account": row["account_id"], "key": row["key_id"]}
+        | {"price": row["charged"]}
+    )
+    took = datetime.fromisoformat(row["finished_at"]) - line.time
+    line.total_ms = max(0.0, round(took.total_seconds() * 1000, 3))
+    return line
+
+
+def _note(line: _LogLine, price: str) -> str:
+    answer = " ".join(str(part) for part in (line.status, line.code) if part)
+    bill = "what was produced is billed" if Decimal(price) else "nothing is billed"
+    match line.outcome:
+        case Outcome.COMPLETED if line.status == 200:
+            return "Served."
+        case Outcome.COMPLETED:
+            return "The reply was complete and is billed; the client went away before its end."
+        case Outcome.CANCELLED:
+            return f"The client went away; {bill}."
+        case Outcome.FAILED:
+            return f"The service failed on it: {answer}; nothing is billed."
+    if line.status == 200:
+        return "Answered with the stored reply of an earlier request; nothing is billed."
+    if line.status == 499:
+        return f"The client went away before a model had it; {bill}."
+    return f"The service failed on it: {answer}; {bill}." if line.status == 500 else f"Refused: {answer}."
+
+
+def _waited_for(timings: RequestTimings) -> str | None:
+    taken = {phase: ms for phase in PHASES if (ms := getattr(timings, f"{phase}_ms")) is not None}
+    if not taken:
+        return None
+    longest = max(taken, key=lambda phase: taken[phase])
+    return f"{PHASES[longest]} ({longest}), {taken[longest]:,.0f} ms" + (
+        "" if timings.total_ms is None else f" of {timings.total_ms:,.0f} ms"
+    )
+
+
+def _served(name: str | None) -> str | None:
+    return None if name == metrics.NONE else name

@@ -1,0 +1,75 @@
+"""One request, with the operator's key: its row in the ledger, and its lines in the log of the gateway that answers."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+
+from serve_app.admin.endpoint import AdminServices, Endpoints
+from serve_app.admin.request_story import RequestSummary, chat_id, request_ids, tell, without_texts
+from serve_app.admin.usage import RequestRecord
+from serve_app.admin.values import FLAG, Query, Reply
+from serve_app.api import errors
+from serve_app.contracts import commands
+from serve_app.contracts.books import Audit
+from serve_app.contracts.request_log import Found
+
+endpoint = Endpoints("Operator: Requests", "operatorKey")
+
+_ID: Final = re.compile("[ -~]{1,128}")
+# One at a time: the files are large, and the loop's own threads carry settlements.
+_SEARCHING: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="search")
+
+
+class RequestStory(Reply):
+    """A request, as the ledger and the log have it."""
+
+    summary: RequestSummary
+    ledger: RequestRecord | None = Field(description="null: it was not settled, or its month is archived.")
+    log: list[dict[str, Any]] = Field(description="Its lines, as they were written; the oldest first.")
+    log_complete: bool = Field(description="false: the search ended before it had read all files.")
+    others: list[str] = Field(description="Other requests with this id, the newest first.")
+
+
+class TextsQuery(Query):
+    texts: Annotated[bool, FLAG] = Field(False, description="With prompt and reply, where the log has them.")
+
+
+@endpoint("GET", "/admin/requests/{request_id}", "What became of a request")
+async def show_request(admin: AdminServices, request_id: str, query: TextsQuery, audit: Audit) -> RequestStory:
+    if not _ID.fullmatch(request_id):
+        raise errors.invalid_parameters("request_id must be 1 to 128 printable ASCII characters", param="request_id")
+    found = await _search(admin, request_id)
+    wanted, *others = request_ids(request_id, found.lines) or [chat_id(request_id)]
+    if wanted != request_id:
+        found = await _search(admin, wanted)  # a line of a replica has the request's own id alone
+    record = await admin.run(commands.FindRequest(wanted))
+    if record is None and wanted not in request_ids(wanted, found.lines):
+        raise errors.not_found(
+            f"neither the ledger nor the log here knows {request_id}: its log may be on another node or removed"
+        )
+    log = [line for line in found.lines if line.get("request_id") == wanted]
+    ledger = None if record is None else RequestRecord.from_record(record)
+    summary = tell(wanted, None if ledger is None else ledger.model_dump(), log, searched_all=found.is_complete)
+    read = commands.RecordAudit(audit, "read_request", wanted, summary.account_id or "", {"texts": query.texts})
+    await admin.run(read)
+    return RequestStory(
+        summary=summary,
+        ledger=ledger,
+        log=log if query.texts else without_texts(log),
+        log_complete=found.is_complete,
+        others=others,
+    )
+
+
+async def _search(admin: AdminServices, request_id: str) -> Found:
+    """Raises 503 when other searches take too long."""
+    try:
+        async with asyncio.timeout(admin.patience_s):
+            return await asyncio.get_running_loop().run_in_executor(_SEARCHING, admin.find_lines, request_id)
+    except TimeoutError:
+        raise errors.overloaded("other searches are under way: try again", retry_after_s=5) from None

@@ -1,0 +1,1 @@
+"""What `serve-app top` shows: figures of gateways, from Prometheus or from exporters, beside what the limiter sees."""

@@ -1,0 +1,58 @@
+"""What goes on now, for people who watch: read from what is there, when they ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import nsmallest
+
+from serve_app.contracts.limiting import BackendLoad, BusyAccount
+from serve_app.limiter.accounts import Account, tightest
+from serve_app.limiter.holds import Hold
+from serve_app.limiter.shares import Shares
+
+
+def backend_loads(shares: Shares, now: float) -> tuple[BackendLoad, ...]:
+    """Of each backend that has ever reported. One that has fallen silent has no replicas."""
+    for backend in shares.backends.values():
+        backend.catch_up(now)
+    loads = []
+    for name, pressure, share in shares.levels(now):
+        controller = shares.backends[name].controller
+        loads.append(
+            BackendLoad(
+                name,
+                controller.replicas,
+                controller.running,
+                controller.waiting,
+                controller.queue_age_s,
+                controller.kv_used,
+                controller.queued_prefill,
+                controller.rate,
+                pressure,
+                share,
+            )
+        )
+    return tuple(loads)
+
+
+def busiest(holds: Iterable[Hold], shares: Shares, top: int, now: float) -> tuple[BusyAccount, ...]:
+    """The accounts with the most open requests, of equal ones those with the most money held."""
+    # By way of the holds: a limiter knows many accounts that do nothing now.
+    backends: dict[Account, set[str]] = {}
+    for hold in holds:
+        backends.setdefault(hold.key.account, set()).add(hold.terms.backend)
+    order = nsmallest(top, backends, key=lambda account: (-len(account.holds), -account.held, account.account_id))
+    return tuple(_busy(account, backends[account], shares, now) for account in order)
+
+
+def _busy(account: Account, backends: Iterable[str], shares: Shares, now: float) -> BusyAccount:
+    contract = account.contract
+    least = min(shares.rate(name, contract, now) for name in backends)
+    return BusyAccount(
+        account.account_id,
+        account.snapshot.name if account.snapshot is not None else "",
+        len(account.holds),
+        account.held,
+        tightest(account.tokens, now),
+        min(1.0, least / (contract.tpm / 60.0)),
+    )
