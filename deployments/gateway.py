@@ -20,6 +20,7 @@ from serve_app.admin.auditing import record_prices
 from serve_app.admin.endpoint import AdminServices
 from serve_app.admin.routes import admin_router
 from serve_app.contracts import calls, metrics
+from serve_app.contracts.books import Settlement
 from serve_app.contracts.request_log import FOLDER, RequestLog, find_lines
 from serve_app.contracts.spans import SpanExport
 from serve_app.contracts.spool import ORPHANS, Spool
@@ -72,7 +73,7 @@ class Gateway:
             ledger.settle,
             Spool(spools, holder, suffix=ORPHANS, flushed=False),
             ledger.unsettled,
-            settled=lambda one: self._log.write(orphan_line(one, holder)),
+            settled=self._write_orphan,
         )
         spool = Spool(spools, holder, max_bytes=settings.spool_max_bytes)
         self._spans = SpanExport.of_environment("gateway")
@@ -137,10 +138,13 @@ class Gateway:
     def _targets(self, model: str) -> IdentifierSettings | None:
         return self._services.settings.models.get(model)
 
+    def _write_orphan(self, settlement: Settlement) -> None:
+        if self._services.settings.request_log:
+            self._log.write(orphan_line(settlement, self._services.limiter.holder))
+
     def _write_line(self, record: RequestRecord) -> None:
-        settings = self._services.settings
-        if settings.request_log:
-            self._log.write(log_line(record, settings.logged_texts))
+        if self._services.settings.request_log:
+            self._log.write(log_line(record))
 
     def check_health(self) -> None:
         """Fails for a gateway without models to serve."""

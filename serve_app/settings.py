@@ -138,7 +138,8 @@ class GatewayArgs(_Strict):
     # Processes among which the accounts are divided. Change limiter_shards only while the service is stopped.
     limiter_shards: Annotated[int, Field(ge=1, le=64)] = 1
     accounting_shards: Annotated[int, Field(ge=1, le=64)] = 1
-    books_check_s: Annotated[float, Field(ge=0)] = 900.0  # between two checks of the books from the last one; 0: none
+    # Between two checks of the books, each from the last one; an alert waits for one that does not come.
+    books_check_s: Annotated[float, Field(ge=60, le=1800)] = 900.0
     # What one account keeps for retries under idempotency keys, at most a day; the oldest replies leave first.
     stored_replies: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
     stored_reply_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024

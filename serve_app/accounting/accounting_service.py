@@ -28,6 +28,7 @@ from serve_app.contracts.commands import (
     FindUnsettled,
     HoldLease,
     PostHolds,
+    PricedModels,
     PruneReplies,
     ReadChanges,
     RecordPrices,
@@ -291,8 +292,11 @@ class AccountingService:
             return
         try:
             self._metrics.set(metrics.STUCK, await asyncio.to_thread(self._ledger.count_stuck))
+            models = await self._reads.run(self._ledger.run, PricedModels())
+            # Also in a shard that no gateway has told its prices, and after a restart.
+            self._metrics.export_zeros([metrics.REVENUE], [{"model": model} for model in models])
         except Exception as error:
-            logger.warning("stuck settlements could not be counted: %s", error)
+            logger.warning("stuck settlements and models could not be counted: %s", error)
 
     async def _tidy(self, command: Command[int]) -> None:
         """Repeats a command that removes a bounded number at a time, so that settlements get their turn in between."""

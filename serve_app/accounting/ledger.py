@@ -43,6 +43,7 @@ READS: dict[type[Command[Any]], Callable[[Connection, Any, float], Any]] = {
     commands.ReadChanges: snapshots.read_changes,
     commands.SumUsage: usage.sum_usage,
     commands.ListUsage: usage.list_usage,
+    commands.PricedModels: usage.priced_models,
     commands.FindRequest: usage.find_request,
     commands.FindReply: replies.find_reply,
     commands.FindUnsettled: stuck.find_unsettled,

@@ -103,15 +103,6 @@ class _Batch:
     closed_before: float = 0.0  # Unix time: the rows of requests that ended before may be in an archive
 
 
-def cost(settlement: Settlement) -> int:
-    """Nano-units that a request costs: nothing if it failed, or was cancelled before it produced anything."""
-    if settlement.outcome is Outcome.FAILED:
-        return 0
-    if settlement.outcome is Outcome.CANCELLED and settlement.completion_tokens == 0:
-        return 0
-    return settlement.price.cost(settlement.prompt_tokens, settlement.cached_tokens, settlement.completion_tokens)
-
-
 def settle(
     transaction: Transaction, settlements: Sequence[Settlement], now: float
 ) -> list[Settled | SettlementRejected]:
@@ -172,8 +163,8 @@ def _why_invalid(settlement: Settlement) -> str | None:
         time = getattr(settlement, name)
         if not isinstance(time, int | float) or not 0 <= time < _YEAR_10000:  # NaN compares false
             return f"{name} {time!r}: expected Unix seconds"
-    if cost(settlement) > MAX_CHARGE:
-        return f"a charge of {cost(settlement)} nano-units: at most {MAX_CHARGE} for one request"
+    if settlement.cost > MAX_CHARGE:
+        return f"a charge of {settlement.cost} nano-units: at most {MAX_CHARGE} for one request"
     return None
 
 
@@ -255,7 +246,7 @@ def _add_price(connection: Connection, batch: _Batch, settlement: Settlement, no
 def _record(transaction: Transaction, batch: _Batch, settlement: Settlement, now: float) -> None:
     account = batch.accounts[settlement.account_id]
     has_granted = grants.payable(account.lots, settlement.started_at) if account.lots else 0
-    spending = journal.split_cost(has_granted, account.topped_up, cost(settlement))
+    spending = journal.split_cost(has_granted, account.topped_up, settlement.cost)
     if spending.granted:
         grants.spend(account.lots, spending.granted, settlement.started_at)
     account.granted -= spending.granted

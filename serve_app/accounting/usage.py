@@ -14,7 +14,7 @@ from serve_app.accounting.schema import usage as usage_rows
 from serve_app.accounting.snapshots import read_account
 from serve_app.accounting.validation import check_day, check_page, equals
 from serve_app.contracts.books import AccountSnapshot, Outcome, UsagePage, UsageRecord, UsageRow
-from serve_app.contracts.commands import FindRequest, ListUsage, ShowAccount, SumUsage
+from serve_app.contracts.commands import FindRequest, ListUsage, PricedModels, ShowAccount, SumUsage
 from serve_app.contracts.errors import InvalidValue
 from serve_app.contracts.money import Price
 
@@ -84,6 +84,10 @@ def _record(row: Any) -> UsageRecord:
         price=Price(row.input, row.cached_input, row.output),
         outcome=Outcome(row.outcome),
     )
+
+
+def priced_models(connection: Connection, _wanted: PricedModels, _now: float) -> list[str]:
+    return [row.model for row in connection.execute(select(price_versions.c.model).distinct())]
 
 
 def _matching(table: Table, wanted: SumUsage | ListUsage) -> list[ColumnElement[bool]]:

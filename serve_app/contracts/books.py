@@ -55,6 +55,13 @@ class Settlement(RequestUsage):
     reply: StoredReply | None = None  # stored in the same transaction; the first one of an idempotency key stands
     epoch: int = 0  # of the limiter's lease under which it was admitted; 0: unknown
 
+    @property
+    def cost(self) -> int:
+        """Nano-units: nothing for a request that failed, or was cancelled before it produced anything."""
+        if self.outcome is Outcome.FAILED or (self.outcome is Outcome.CANCELLED and self.completion_tokens == 0):
+            return 0
+        return self.price.cost(self.prompt_tokens, self.cached_tokens, self.completion_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class Settled:

@@ -331,6 +331,11 @@ class RecordPrices(Command[None]):
 
 
 @dataclass(frozen=True, slots=True)
+class PricedModels(Command[list[str]]):
+    """Identifiers that ever had a price in a settled request."""
+
+
+@dataclass(frozen=True, slots=True)
 class ListAudit(Command[list[AuditRecord]]):
     """What operators changed and read, failed log-ins and new prices, newest first. Raises InvalidValue.
 

@@ -73,13 +73,21 @@ LATENCY_TARGETS: Final = Metric(
     known={"target": ("first_token", "output_token", "all"), "met": ("yes", "no")},
 )  # fmt: skip
 PROMPT_TOKENS: Final = Metric(
-    "counter", "serve_app_prompt_tokens", "tokens", "Prompt tokens billed", ("model", "backend")
+    "counter",
+    "serve_app_prompt_tokens",
+    "tokens",
+    "Prompt tokens of settled requests, as in the ledger",
+    ("model", "backend"),
 )
 CACHED_TOKENS: Final = Metric(
-    "counter", "serve_app_cached_tokens", "tokens", "Prompt tokens of these taken from the cache", ("model", "backend")
+    "counter", "serve_app_cached_tokens", "tokens", "Of these, taken from the cache", ("model", "backend")
 )
 COMPLETION_TOKENS: Final = Metric(
-    "counter", "serve_app_completion_tokens", "tokens", "Tokens of output billed", ("model", "backend")
+    "counter",
+    "serve_app_completion_tokens",
+    "tokens",
+    "Tokens of output of settled requests, as in the ledger",
+    ("model", "backend"),
 )
 BACKEND_WEIGHT: Final = Metric(
     "gauge", "serve_app_backend_weight", "share", "Share of an identifier's requests that a backend is to get",

@@ -27,8 +27,14 @@ class Phases:
 
     def called(self) -> None:
         """A replica is asked; again, if a larger hold was needed."""
-        self.called_at = self._clock()
+        self.called_at = self.called_at or self._clock()
         self.started_at = None
+
+    def end(self) -> None:
+        """Nothing comes any more, whether or not the reply was complete."""
+        if self.called_at is not None:
+            self.ended_at = self.ended_at or self._clock()
+        self._gap = None  # which may hold the request: no circle is left for the garbage collection
 
     def take(self, event: object) -> None:
         """Notes when an event arrived."""

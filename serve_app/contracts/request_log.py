@@ -8,16 +8,22 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
+import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from logging.handlers import QueueHandler, QueueListener, RotatingFileHandler
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Full, Queue
 from typing import Any, Final
 
 FOLDER: Final = "logs"
 FILE_BYTES: Final = 32 * 1024 * 1024
+WAITING: Final = 10_000  # lines for the disk; beyond that they are lost
+CLOSE_S: Final = 3.0
+REPORT_S: Final = 60.0
 FILES: Final = 4  # of one process, beside the one that is written
 KEPT: Final = 60  # files
 KEPT_S: Final = 86_400.0  # and all that were written to in so many seconds: their processes may live
@@ -40,33 +46,53 @@ SEARCH_LINES: Final = 20  # a client may send all of its requests under one id
 
 Line = dict[str, Any]
 
+logger = logging.getLogger("ray.serve")
+
 
 class RequestLog:
-    """Writes lines in a thread of its own: no request waits for the disk. `name` is the process's."""
+    """Writes lines in a thread of its own: no request waits for the disk. `name` is the process's.
+
+    A disk that hangs or is full costs lines, and nothing else.
+    """
 
     def __init__(self, home: Path, name: str) -> None:
         folder = home / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         _remove_old(folder)
-        file = RotatingFileHandler(
+        self._file = _File(
             folder / f"{name}.jsonl", maxBytes=FILE_BYTES, backupCount=FILES, delay=True, encoding="utf-8"
         )
-        file.setFormatter(logging.Formatter("%(message)s"))
-        lines: SimpleQueue[Any] = SimpleQueue()
-        self._queue = QueueHandler(lines)
-        self._listener = QueueListener(lines, file)
-        self._listener.start()
+        self._file.setFormatter(logging.Formatter("%(message)s"))
+        self._lines: Queue[str | None] = Queue(WAITING)
+        self._thread = threading.Thread(target=self._write_forever, name="request-log", daemon=True)
+        self._thread.start()
 
     def write(self, line: Line) -> None:
         """Never waits."""
-        text = json.dumps(line, ensure_ascii=False, separators=(",", ":"))
-        self._queue.enqueue(logging.makeLogRecord({"msg": text}))
+        with contextlib.suppress(Full):
+            self._lines.put_nowait(json.dumps(line, ensure_ascii=False, separators=(",", ":")))
 
     def close(self) -> None:
-        """Writes what waits."""
-        self._listener.stop()
-        for handler in self._listener.handlers:
-            handler.close()
+        """Writes what waits, for CLOSE_S at most."""
+        with contextlib.suppress(Full):
+            self._lines.put(None, timeout=CLOSE_S)
+            self._thread.join(CLOSE_S)
+
+    def _write_forever(self) -> None:
+        while (text := self._lines.get()) is not None:
+            self._file.handle(logging.makeLogRecord({"msg": text}))
+        self._file.close()
+
+
+class _File(RotatingFileHandler):
+    """Reports a disk that takes no line once a minute, and without the line."""
+
+    _reported_at = -math.inf
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        if time.monotonic() - self._reported_at > REPORT_S:
+            self._reported_at = time.monotonic()
+            logger.error("the log of requests can't be written: %s", sys.exc_info()[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ queue; a collector that is away or hangs loses them, and holds up no request.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -17,6 +18,7 @@ Value = str | int | float | bool | tuple[str, ...]
 
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 EXPORT_TIMEOUT_S: Final = 5.0
+CLOSE_S: Final = 3.0
 NANO: Final = 1e9
 
 #: What we know of a request, and what the conventions call it.
@@ -61,13 +63,11 @@ class SpanExport:
 
     def __init__(self, process: str) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        # OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME of the environment come first.
-        self._resource = Resource({"service.name": f"serve-app-{process}"}).merge(
-            Resource.create() if "OTEL_SERVICE_NAME" in os.environ else Resource({})
-        )
+        # OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME come first.
+        self._resource = Resource({"service.name": f"serve-app-{process}"}).merge(OTELResourceDetector().detect())
         self._processor = BatchSpanProcessor(OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S))
 
     @classmethod
@@ -99,5 +99,7 @@ class SpanExport:
             )
 
     def close(self) -> None:
-        """Sends what waits, for some seconds at most."""
-        self._processor.shutdown()
+        """Sends what waits, for CLOSE_S at most. A collector that hangs keeps a thread, and not this process."""
+        sending = threading.Thread(target=self._processor.shutdown, name="last-spans", daemon=True)
+        sending.start()
+        sending.join(CLOSE_S)

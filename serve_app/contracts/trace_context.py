@@ -6,9 +6,11 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-_TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_IDS: Final = r"([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})"
+# Versions after 00 may have more fields.
+_TRACEPARENT: Final = re.compile(rf"00-{_IDS}|(?!00|ff)[0-9a-f]{{2}}-{_IDS}(?:-.*)?")
 _NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
-_RANDOM_DIGITS: Final = 14  # at the end of a trace id: those that a sampler may rely on
+_RANDOM_DIGITS: Final = 14  # at the end of a request's digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +26,16 @@ class TraceContext:
     def of(cls, traceparent: str | None, digits: str) -> TraceContext:
         """`digits`: 32 of them, unique to the request. Without a valid `traceparent` they are the trace id."""
         found = _TRACEPARENT.fullmatch(traceparent) if traceparent else None
-        if found is None or found[1] == _NO_TRACE or found[2] == _NO_SPAN:
+        if found is None:
             return cls(digits, digits[16:])
-        return cls(found[1], digits[16:], found[2], bool(int(found[3], 16) & 1))
+        trace_id, parent_id, flags = (one for one in found.groups() if one is not None)
+        if trace_id == _NO_TRACE or parent_id == _NO_SPAN:
+            return cls(digits, digits[16:])
+        return cls(trace_id, digits[16:], parent_id, bool(int(flags, 16) & 1))
 
     def is_among(self, share: float) -> bool:
-        """Whether the trace is one of this share of all; the same for every process that asks."""
-        return int(self.trace_id[-_RANDOM_DIGITS:], 16) < share * 16**_RANDOM_DIGITS
+        """Whether the request is one of this share of all. By its own digits: no client chooses them."""
+        return int(self.span_id[-_RANDOM_DIGITS:], 16) < share * 16**_RANDOM_DIGITS
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,6 +168,7 @@ class Generation:
 
     def cancel(self) -> None:
         """Stops the model. Never waits."""
+        self._phases.end()
         self._reading.cancel()
 
     async def stop(self) -> None:

@@ -109,7 +109,6 @@ class ChatReply:
             caller = self._authenticator.caller(self._request)
             chat, retry = await self._read_request(caller)
             record.model, record.stream = chat.model, chat.stream
-            self._keep_text(chat)
             await until_gone(receive, self._reply(chat, caller, retry, sender, arrived))
             record.status = 200
         except ApiError as error:
@@ -145,13 +144,8 @@ class ChatReply:
                 return await asyncio.get_running_loop().run_in_executor(_PARSING, self._parse, body)
         except ApiError:
             identity = await caller.identify()  # a wrong key is reported before a wrong body
-            self._record.account_id, self._record.key_id = identity.account_id, identity.key_id
+            self._record.admitted(identity.account_id, identity.key_id)
             raise
-
-    def _keep_text(self, chat: ChatRequest) -> None:
-        """Prompt and reply go into the log where an operator wants those of this key's account."""
-        if self._services.settings.logged_texts:
-            self._record.messages, self._record.reply = chat.messages, []
 
     def _parse(self, body: bytes) -> tuple[ChatRequest, Retry | None]:
         settings = self._services.settings

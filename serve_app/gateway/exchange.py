@@ -106,7 +106,8 @@ class Exchange:
         self._caller = caller
         self._retry = retry
         self._state = State.ASKED
-        identifier = services.catalogue[chat.model]
+        # Kept: an operator may remove the identifier while the request runs.
+        identifier = self._identifier = services.catalogue[chat.model]
         self._price = services.catalogue.price(chat.model)
         self.request_id = record.request_id
         self.backend = record.backend = services.catalogue.choose_backend(chat.model)
@@ -154,7 +155,9 @@ class Exchange:
         asked = time.monotonic()
         answer = await _from_limiter(self._caller.admit(self._admit))
         self._record.admit_s, self._record.admitted_at = time.monotonic() - asked, time.time()
-        self._record.account_id, self._record.key_id = answer.account_id, answer.key_id
+        self._record.admitted(answer.account_id, answer.key_id)
+        if answer.account_id in self._services.settings.logged_texts:
+            self._record.messages, self._record.reply = self._chat.messages, []
         if isinstance(answer, Refusal):
             self._state = State.ENDED
             if self._retry is not None and answer.status in (402, 409):
@@ -315,7 +318,7 @@ class Exchange:
         tokens = (rejected.prompt_tokens or self._admit.prompt_tokens) if rejected is not None and keeps_rate else 0
         end = Release(
             self.request_id,
-            min(tokens, self._services.catalogue[self._chat.model].context_length),
+            min(tokens, self._identifier.context_length),
             0,
             refused=True,
             keeps_rate=keeps_rate,
@@ -363,17 +366,14 @@ class Exchange:
         try:
             await self._services.settlements.settle(settlement, refused=refused)
         except SpoolFull:
+            if outcome is Outcome.COMPLETED:  # its client gets an error and does not pay
+                settlement = replace(settlement, outcome=Outcome.FAILED)
             raise not_recordable() from None
         except BaseException:
             self._services.limiter.release(release_of(settlement, None, refused=refused))
             raise
-        record = self._record
-        record.settle_s, record.settled_at = time.monotonic() - began, time.time()
-        record.outcome = outcome
-        record.prompt_tokens, record.cached_tokens = usage.prompt_tokens, usage.cached_tokens
-        record.completion_tokens = usage.completion_tokens
-        if outcome is not Outcome.FAILED:
-            record.charged = self._price.cost(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+        finally:
+            self._record.settled(settlement, time.monotonic() - began)
 
     def _count_usage(self, event: BackendEvent | BaseException) -> None:
         """Takes up what an event says of the usage: what was produced so far is billed if the request ends here."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -62,14 +62,13 @@ class Observer:
         counted, served = self._counted, (record.model, record.backend)
         is_complete = outcome is Outcome.COMPLETED
         counted.add(metrics.FINISHES, 1, *served, record.finish if is_complete else outcome.value)
-        if outcome is not Outcome.FAILED:
-            for metric, tokens in (
-                (metrics.PROMPT_TOKENS, record.prompt_tokens),
-                (metrics.CACHED_TOKENS, record.cached_tokens),
-                (metrics.COMPLETION_TOKENS, record.completion_tokens),
-            ):
-                if tokens:
-                    counted.add(metric, tokens, *served)
+        for metric, tokens in (
+            (metrics.PROMPT_TOKENS, record.prompt_tokens),
+            (metrics.CACHED_TOKENS, record.cached_tokens),
+            (metrics.COMPLETION_TOKENS, record.completion_tokens),
+        ):
+            if tokens:
+                counted.add(metric, tokens, *served)
         if not is_complete:
             return
         counted.observe(metrics.PROMPT_LENGTH, record.prompt_tokens, *served)
@@ -82,8 +81,8 @@ class Observer:
                 counted.add(metrics.LATENCY_TARGETS, 1, *served, target, "yes" if met else "no")
 
 
-def log_line(record: RequestRecord, texts_of: Collection[str] = ()) -> dict[str, Any]:
-    """A request as its line in the log; with prompt and reply for the accounts `texts_of` alone."""
+def log_line(record: RequestRecord) -> dict[str, Any]:
+    """A request as its line in the log."""
     phases = record.phases
     line: dict[str, Any] = {
         "time": datetime.fromtimestamp(record.arrived_at, UTC).isoformat(timespec="milliseconds"),
@@ -113,7 +112,7 @@ def log_line(record: RequestRecord, texts_of: Collection[str] = ()) -> dict[str,
         "first_token_ms": _ms(record.first_token_s),
         "total_ms": _ms(record.total_s),
     }
-    if record.reply is not None and record.account_id in texts_of:
+    if record.reply is not None:
         line |= {"messages": record.messages, "reply": "".join(record.reply)}
     return line
 

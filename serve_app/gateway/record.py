@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from serve_app.contracts import metrics
-from serve_app.contracts.books import Outcome
+from serve_app.contracts.books import Outcome, Settlement
 from serve_app.contracts.generation import CallStarted, Delta, Finished, ReplyParts, Started
 from serve_app.contracts.phases import Phases
 from serve_app.contracts.trace_context import TraceContext
@@ -48,6 +48,7 @@ class RequestRecord:
     settle_s: float | None = None
     settled_at: float = 0.0
     call_span_id: str = ""
+    is_traced: bool | None = None  # as the tracing has decided
     total_s: float = 0.0
     messages: object = None  # prompt and reply, where an operator wants an account's texts in the log
     reply: list[str] | None = None
@@ -56,7 +57,19 @@ class RequestRecord:
     def close(self) -> None:
         self.open -= 1
         if self.open == 0:
+            self.phases.end()
             self.sink(self)
+
+    def admitted(self, account_id: str, key_id: str) -> None:
+        """Whose request it is."""
+        self.account_id, self.key_id = account_id, key_id
+
+    def settled(self, settlement: Settlement, seconds: float) -> None:
+        """As it was sent to the ledger, or left to the spool."""
+        self.settle_s, self.settled_at = seconds, time.time()
+        self.outcome, self.charged = settlement.outcome, settlement.cost
+        self.prompt_tokens, self.cached_tokens = settlement.prompt_tokens, settlement.cached_tokens
+        self.completion_tokens = settlement.completion_tokens
 
     def take(self, event: object) -> None:
         """Notes what an event of the reply says beyond its tokens."""

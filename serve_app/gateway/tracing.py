@@ -9,11 +9,15 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from typing import Final
 
+from serve_app.contracts.books import Outcome
 from serve_app.contracts.money import format_amount
 from serve_app.contracts.spans import SpanData, SpanExport
 from serve_app.contracts.trace_context import TraceCall
 from serve_app.gateway.record import RequestRecord
+
+CHOSEN_BY_CLIENTS: Final = 20  # a second, in each gateway
 
 
 class Tracing:
@@ -27,6 +31,7 @@ class Tracing:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
+        self._second, self._chosen = 0.0, 0  # a second, and how many traces clients have chosen in it
         self._export = export
         self._share = share
         self._slow_s = slow_s
@@ -40,12 +45,22 @@ class Tracing:
         return TraceCall(record.trace.trace_id, record.call_span_id, 0.0 if is_chosen else self._slow_s())
 
     def __call__(self, record: RequestRecord) -> None:
-        failed = record.status >= 500
+        failed = record.status >= 500 or record.outcome is Outcome.FAILED
         if failed or record.total_s >= self._slow_s() or self._is_chosen(record):
             self._export.add(record.trace.trace_id, self._spans(record, failed))
 
     def _is_chosen(self, record: RequestRecord) -> bool:
-        return record.trace.is_sampled or record.trace.is_among(self._share())
+        if record.is_traced is None:
+            wanted = record.trace.is_sampled and bool(record.account_id) and self._may_be_chosen_by_clients()
+            record.is_traced = wanted or record.trace.is_among(self._share())
+        return record.is_traced
+
+    def _may_be_chosen_by_clients(self) -> bool:
+        """SDKs sample everything by default: so many a second, that errors and slow requests find room in the queue."""
+        if self._clock() - self._second > 1.0:
+            self._second, self._chosen = self._clock(), 0
+        self._chosen += 1
+        return self._chosen <= CHOSEN_BY_CLIENTS
 
     def _spans(self, record: RequestRecord, failed: bool) -> list[SpanData]:
         began, phases = record.arrived_at, record.phases

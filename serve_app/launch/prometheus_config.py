@@ -48,9 +48,10 @@ def find_service(home: Path) -> Service | None:
         return None
     haproxy = None
     for config in (session.parent / "ha").glob("*/haproxy.cfg"):  # Ray names the folder after its node
-        if found := HAPROXY_METRICS.search(config.read_text()):
-            host = ANY_ADDRESS.get(found[1], found[1])
-            haproxy = f"[{host}]:{found[2]}" if ":" in host else f"{host}:{found[2]}"
+        with contextlib.suppress(OSError):  # the service ends in this moment
+            if found := HAPROXY_METRICS.search(config.read_text()):
+                host = ANY_ADDRESS.get(found[1], found[1])
+                haproxy = f"[{host}]:{found[2]}" if ":" in host else f"{host}:{found[2]}"
     return Service(session / RAY_TARGETS, haproxy)
 
 

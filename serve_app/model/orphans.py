@@ -236,7 +236,7 @@ def orphan_line(settlement: Settlement, process: str) -> dict[str, Any]:
         "prompt_tokens": one.prompt_tokens,
         "cached_tokens": one.cached_tokens,
         "completion_tokens": one.completion_tokens,
-        "price": format_amount(one.price.cost(one.prompt_tokens, one.cached_tokens, one.completion_tokens)),
+        "price": format_amount(one.cost),
         "total_ms": round((one.finished_at - one.started_at) * 1000, 3),
     }
 

@@ -37,7 +37,7 @@ def log(world: World, tmp_path: Path) -> Path:
 
 
 def keep(log: Path, world: World, *more: dict[str, Any]) -> None:
-    lines = [*(log_line(record, {world.account_id}) for record in world.records), *more]
+    lines = [*(log_line(record) for record in world.records), *more]
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 

@@ -41,7 +41,7 @@ def chat(real: RealService) -> Callable[..., dict[str, Any]]:
             await until(lambda: len(world.records) > before)
 
         asyncio.run_coroutine_threadsafe(ended(), real.loop).result(30)
-        line: dict[str, Any] = json.loads(json.dumps(log_line(world.records[-1], {world.account_id})))
+        line: dict[str, Any] = json.loads(json.dumps(log_line(world.records[-1])))
         return line
 
     return chat

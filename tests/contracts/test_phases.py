@@ -42,7 +42,7 @@ def test_what_was_not_reached_is_unknown() -> None:
     assert phases.per_token_s is None
 
 
-def test_a_second_call_with_a_larger_hold_waits_anew() -> None:
+def test_the_time_of_a_call_that_had_to_be_made_again_counts_as_waiting() -> None:
     clock = Clock()
     phases = Phases(None, clock)
     phases.called()
@@ -50,4 +50,4 @@ def test_a_second_call_with_a_larger_hold_waits_anew() -> None:
     phases.called()
     clock.now = 108.0
     phases.take(Started(1, 0))
-    assert phases.queue_s == 1.0
+    assert phases.queue_s == 8.0

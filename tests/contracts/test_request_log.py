@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +104,32 @@ def test_the_oldest_files_leave_when_a_process_starts(tmp_path: Path) -> None:
         os.utime(tmp_path / FOLDER / f"{age}.jsonl", (10**9 - age, 10**9 - age))
     RequestLog(tmp_path, "gateway-1").close()
     assert {path.name for path in (tmp_path / FOLDER).iterdir()} == {f"{age}.jsonl" for age in range(KEPT)}
+
+
+def test_a_disk_that_hangs_costs_lines_and_holds_up_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(request_log, "WAITING", 10)
+    monkeypatch.setattr(request_log, "CLOSE_S", 0.05)
+    monkeypatch.setattr(request_log._File, "emit", lambda *_: gate.wait(30))
+    log = RequestLog(tmp_path, "gateway-1")
+    for number in range(100):
+        log.write({"request_id": str(number)})
+    assert log._lines.qsize() == 10
+    log.close()
+    gate.set()
+
+
+def test_a_full_disk_is_reported_once_and_without_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(request_log._File, "shouldRollover", full)
+    log = RequestLog(tmp_path, "gateway-1")
+    for _ in range(3):
+        log.write({"reply": "a secret"})
+    log.close()
+    [record] = [one for one in caplog.records if "log of requests" in one.message]
+    assert "No space left" in record.message
+    assert "secret" not in caplog.text

@@ -26,6 +26,7 @@ def test_a_later_version_may_have_more_fields() -> None:
     [
         None, "", "nonsense", f"00-{TRACE}-{SPAN}", f"ff-{TRACE}-{SPAN}-01", f"00-{'0' * 32}-{SPAN}-01",
         f"00-{TRACE}-{'0' * 16}-01", f"00-{TRACE.upper()}-{SPAN}-01", f"00-{TRACE}-{SPAN}-01\n",
+        f"00-{TRACE}-{SPAN}-01-more",
     ],
 )  # fmt: skip
 def test_without_a_valid_one_the_requests_own_id_is_the_trace(header: str | None) -> None:
@@ -34,9 +35,9 @@ def test_without_a_valid_one_the_requests_own_id_is_the_trace(header: str | None
     assert not trace.is_sampled
 
 
-def test_a_share_of_all_traces_is_chosen_by_their_ids() -> None:
+def test_a_share_of_all_requests_is_chosen_by_their_own_digits() -> None:
     ids = [f"{'a' * 18}{number * 2**40:014x}" for number in range(2**16)]
-    chosen = [TraceContext(one, SPAN).is_among(0.25) for one in ids]
+    chosen = [TraceContext.of(f"00-{'b' * 18}{'0' * 14}-{SPAN}-00", one).is_among(0.25) for one in ids]
     assert sum(chosen) == len(ids) // 4
-    assert not any(TraceContext(one, SPAN).is_among(0) for one in ids[:100])
-    assert all(TraceContext(one, SPAN).is_among(1) for one in ids)
+    assert not any(TraceContext.of(None, one).is_among(0) for one in ids[:100])
+    assert all(TraceContext.of(None, one).is_among(1) for one in ids)

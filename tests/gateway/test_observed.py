@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from serve_app.contracts import metrics
+from serve_app.contracts.books import Outcome
+from serve_app.contracts.errors import SpoolFull
 from serve_app.contracts.generation import (
     CallArguments,
     CallEnded,
@@ -23,6 +27,8 @@ from serve_app.contracts.generation import (
     Started,
 )
 from serve_app.contracts.metric import Metric
+from serve_app.gateway.backends import Catalogue
+from serve_app.gateway.chat_endpoint import ChatReply
 from serve_app.gateway.observer import Observer, log_line
 from serve_app.gateway.record import RequestRecord
 from tests.gateway.connections import Call
@@ -162,15 +168,77 @@ async def test_goodput_counts_replies_within_both_targets(make_world: MakeWorld)
     assert [labels[2:] for labels in met] == [("first_token", "no"), ("output_token", "yes"), ("all", "no")]
 
 
-async def test_texts_are_in_the_log_only_of_accounts_for_which_an_operator_wants_them(make_world: MakeWorld) -> None:
-    world = await make_world(logged_texts=["acct_of_another"])
-    world.backends.play(says("a secret reply"), says("a secret reply"))
-    await Call(world, messages=[{"role": "user", "content": "a secret prompt"}]).done()
+async def test_texts_are_in_the_log_only_of_accounts_for_which_an_operator_wants_them(world: World) -> None:
+    lines = []
+    for wanted in (["acct_of_another"], [world.account_id]):
+        world.services.settings = world.settings.model_copy(update={"logged_texts": wanted})
+        world.backends.play(says("a secret reply"))
+        await Call(world, messages=[{"role": "user", "content": "a secret prompt"}]).done()
+        lines.append(log_line(await reported(world)))
+        world.records.clear()
+    assert "secret" not in json.dumps(lines[0])
+    assert lines[1]["reply"] == "a secret reply"
+    assert "a secret prompt" in json.dumps(lines[1]["messages"])
+
+
+@pytest.mark.parametrize(("events", "tokens"), [([Started(10, 0)], 0), ([Started(10, 0), Delta("a", 1)], 1)])
+async def test_price_and_tokens_are_the_ledgers_when_a_client_leaves(
+    world: World, events: list[Any], tokens: int
+) -> None:
+    reached = asyncio.Event()
+    world.backends.play([*events, reached])
+    call = Call(world, stream=True)
+    await until(lambda: world.backends.running)
+    await until(lambda: not tokens or b'"a"' in call.body)
+    call.hang_up()
+    await call.done()
     record = await reported(world)
-    assert "secret" not in json.dumps(log_line(record, world.settings.logged_texts))
-    line = log_line(record, [world.account_id])
-    assert line["reply"] == "a secret reply"
-    assert "a secret prompt" in json.dumps(line["messages"])
+    [row] = world.ledger.export_usage().rows
+    assert (record.charged, record.completion_tokens) == (row.charged, row.completion_tokens)
+    assert record.outcome is not None
+    assert record.outcome.value == row.outcome.value
+
+
+async def test_a_request_that_no_settlement_could_keep_is_reported_as_the_ledger_will_have_it(world: World) -> None:
+    async def full(*_: Any, **__: Any) -> None:
+        raise SpoolFull("full")
+
+    world.services.settlements.settle = full  # type: ignore[method-assign]
+    await Call(world).done()
+    record = await reported(world)
+    assert (record.status, record.outcome, record.charged) == (503, Outcome.FAILED, 0)
+    assert record.completion_tokens > 0
+
+
+async def test_an_identifier_that_is_removed_meanwhile_leaves_no_hold(world: World) -> None:
+    gate = asyncio.Event()
+    world.backends.play([gate, Rejected(Rejection.QUEUE_FULL)])
+    call = Call(world)
+    await until(lambda: world.backends.running)
+    world.services.catalogue = Catalogue(world.settings.model_copy(update={"models": {}}), random.Random(1))
+    gate.set()
+    await call.done()
+    assert call.status == 503
+    await until(lambda: world.limiter.service.admission.held() == (0, 0))
+
+
+async def test_a_request_that_has_ended_is_in_no_circle(world: World) -> None:
+    """Streams would otherwise wait for a full collection of the garbage."""
+
+    def replies() -> int:
+        return sum(isinstance(one, ChatReply) for one in gc.get_objects())
+
+    gc.collect()
+    before = replies()
+    gc.disable()
+    try:
+        for _ in range(3):
+            await Call(world, stream=True).done()
+        await until(lambda: len(world.records) == 3)
+        world.records.clear()
+        await until(lambda: replies() == before)
+    finally:
+        gc.enable()
 
 
 async def test_a_clients_trace_is_kept(world: World) -> None:

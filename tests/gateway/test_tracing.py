@@ -12,9 +12,10 @@ from serve_app.contracts.phases import Phases
 from serve_app.contracts.spans import ATTRIBUTES, SpanData
 from serve_app.contracts.trace_context import TraceContext
 from serve_app.gateway.record import RequestRecord
-from serve_app.gateway.tracing import Tracing
+from serve_app.gateway.tracing import CHOSEN_BY_CLIENTS, Tracing
 
-PLAIN = "0" * 18 + "f" * 14  # an id that is among no share
+PLAIN = "5" * 32
+AMONG_NONE = "f" * 16  # a span id that is among no share
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
@@ -59,7 +60,7 @@ def tracing(collected: Collected, share: float = 0.0, slow_s: float = 30.0) -> T
 
 def test_the_spans_of_a_request_hang_below_the_clients() -> None:
     collected = Collected()
-    record = record_of(TraceContext.of(TRACEPARENT, "0" * 32))
+    record = record_of(TraceContext.of(TRACEPARENT, "f" * 32))
     kept = tracing(collected)
     call = kept.begin_call(record)
     run(record)
@@ -89,7 +90,7 @@ def test_the_spans_of_a_request_hang_below_the_clients() -> None:
 )  # fmt: skip
 def test_a_share_and_all_errors_and_slow_requests_are_kept(known: dict[str, Any], share: float, kept: bool) -> None:
     collected = Collected()
-    record = record_of(TraceContext(PLAIN, "1" * 16), **known)
+    record = record_of(TraceContext(PLAIN, AMONG_NONE), **known)
     traced = tracing(collected, share)
     assert (traced.begin_call(record).slow_s == 0.0) is (share == 1.0)
     traced(record)
@@ -99,11 +100,27 @@ def test_a_share_and_all_errors_and_slow_requests_are_kept(known: dict[str, Any]
 
 
 def test_a_second_call_with_a_larger_hold_has_the_same_span() -> None:
-    record, traced = record_of(TraceContext(PLAIN, "1" * 16)), tracing(Collected())
+    record, traced = record_of(TraceContext(PLAIN, AMONG_NONE)), tracing(Collected())
     assert traced.begin_call(record) == traced.begin_call(record)
 
 
 def test_a_request_that_reached_no_replica_has_no_span_of_one() -> None:
     collected = Collected()
-    tracing(collected)(record_of(TraceContext(PLAIN, "1" * 16), status=503))
+    tracing(collected)(record_of(TraceContext(PLAIN, AMONG_NONE), status=503))
     assert [span.name for span in collected.traces[PLAIN]] == ["POST /chat/completions"]
+
+
+def test_a_client_without_an_account_chooses_nothing() -> None:
+    collected = Collected()
+    tracing(collected)(record_of(TraceContext.of(TRACEPARENT, "f" * 32), status=401, account_id=""))
+    assert not collected.traces
+
+
+def test_clients_choose_only_so_many_a_second() -> None:
+    collected = Collected()
+    traced = tracing(collected)
+    for number in range(CHOSEN_BY_CLIENTS + 5):
+        trace = TraceContext.of(f"00-{number + 1:032x}-00f067aa0ba902b7-01", "f" * 32)
+        traced(record_of(trace))
+        traced(record_of(TraceContext(f"{number + 1:031x}a", AMONG_NONE), status=503))
+    assert len(collected.traces) == CHOSEN_BY_CLIENTS + CHOSEN_BY_CLIENTS + 5
