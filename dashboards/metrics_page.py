@@ -21,13 +21,13 @@ INTRODUCTION = (
     "[observing.md](observing.md)."
 )
 NOTES = (
-    "Names are as in Prometheus. A histogram has `_bucket`, `_sum` and `_count` after its name. Ray 2.60 exports each "
-    "value of a histogram as the middle of its bucket: `_count` and quantiles are right, `_sum` and means are "
-    "estimates.",
+    "Names are as in Prometheus. A histogram has `_bucket`, `_sum` and `_count` after its name, and is exported as "
+    "gauges, because sums of Ray's own histograms are estimates.",
     "Ray adds `application`, `deployment`, `replica` and labels of its own; the scrape adds `cluster` and `namespace`. "
     "`model` is the identifier that clients name, `backend` the application that serves it; both are `none` for a "
     "request that is refused before they are known. No label is an account or a key.",
-    "A counter is exported as 0 for each value of its labels from the start, so that `increase` sees its first event.",
+    "A counter or histogram is exported as 0 for each value of its labels from the start, so that `increase` sees its "
+    "first event.",
     "They count from the start of a process. Do not bill from them: bills come from the ledger.",
 )
 TABLE = "| metric | kind | unit | labels | what it says |\n|---|---|---|---|---|"

@@ -37,7 +37,7 @@ class Accounting:
     def __init__(self, settings: GatewayArgs, shard: int) -> None:
         yield_to_models()
         counted = RayMetrics()
-        counted.export_zeros([metrics.UNCOLLECTED])
+        counted.export_zeros([metrics.UNCOLLECTED, metrics.LEDGER_LAG])
         timeout_s = settings.database_timeout_s
         ledger = Ledger(
             settings.ledger_url(),

@@ -121,7 +121,7 @@ class Gateway:
         record_prices(self._ledger, {name: model.price.per_token() for name, model in settings.models.items()})
 
     def _export_catalogue(self, catalogue: Catalogue) -> None:
-        """All counters as 0, and what share of its identifier's requests each backend is to get."""
+        """All counters and histograms as 0, and what share of its identifier's requests each backend is to get."""
         served = [(model, name) for model in catalogue.identifiers for name in catalogue.behind(model)]
         served.append((metrics.NONE, metrics.NONE))
         self._metrics.export_zeros(

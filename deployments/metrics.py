@@ -4,22 +4,32 @@ A call into Ray's metrics takes a lock that its exporter holds now and then, in 
 sums, the path around the model does a fifth fewer requests a second (docs/benchmarks.md). A process that dies takes
 the last half a second with it, which is no harm: nothing is billed from metrics.
 
-Ray exports a gauge only if it was set since the last export (ray 2.60), so each is set again every second.
+Ray exports a gauge only if it was set since the last export (ray 2.60), so each is set again in time.
+
+Histograms are counted here and exported as gauges with Prometheus' own names. Ray's (2.60) take each value by itself,
+twice, the second time in Python in its agent; and they export it as the middle of its bucket, so that sums are wrong.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Iterable, Mapping
+import os
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from math import inf
 from typing import Any, Final
 
-from ray.serve.metrics import Counter, Gauge, Histogram
+from ray.serve.metrics import Counter, Gauge
 
 from serve_app.contracts.metric import Metric
 
 FLUSH_S: Final = 0.5
-REPEAT_S: Final = 1.0  # the shortest time between two exports
+# Half of the interval between two of Ray's exports.
+REPEAT_S: Final = float(os.environ.get("RAY_metrics_report_interval_ms", "10000")) / 2000  # noqa: SIM112
+
+Row = tuple[Metric, tuple[str, ...]]
 
 
 class RayMetrics:
@@ -27,9 +37,10 @@ class RayMetrics:
 
     def __init__(self) -> None:
         self._made: dict[Metric, Any] = {}
-        self._sums: dict[tuple[Metric, tuple[str, ...]], float] = {}
-        self._values: dict[tuple[Metric, tuple[str, ...]], list[float]] = {}
-        self._gauges: dict[tuple[Metric, tuple[str, ...]], float] = {}
+        self._sums: dict[Row, float] = {}
+        self._histograms: dict[Row, _Buckets] = {}
+        self._changed: set[Row] = set()  # histograms
+        self._gauges: dict[Row, float] = {}
         self._is_due = False
         self._repeats = False
 
@@ -39,7 +50,12 @@ class RayMetrics:
         self._schedule()
 
     def observe(self, histogram: Metric, value: float, *labels: str) -> None:
-        self._values.setdefault((histogram, labels), []).append(value)
+        row = histogram, labels
+        buckets = self._histograms.get(row)
+        if buckets is None:
+            buckets = self._histograms[row] = _Buckets(histogram)
+        buckets.add(value)
+        self._changed.add(row)
         self._schedule()
 
     def set(self, gauge: Metric, value: float, *labels: str) -> None:
@@ -51,22 +67,27 @@ class RayMetrics:
 
     def export_zeros(self, declared: Iterable[Metric], served: Iterable[Mapping[str, str]] = ({},)) -> None:
         served = list(served)
-        for counter in declared:
-            if counter.kind == "counter":
-                for labels in counter.rows(served):
-                    _record_zero(self._ray(counter), dict(zip(counter.labels, labels, strict=True)))
+        for metric in declared:
+            for labels in metric.rows(served) if metric.kind != "gauge" else ():
+                if metric.kind == "counter":
+                    _record_zero(self._ray(metric), dict(zip(metric.labels, labels, strict=True)))
+                elif (metric, labels) not in self._histograms:
+                    self._histograms[metric, labels] = _Buckets(metric)
+                    self._changed.add((metric, labels))
+                    self._schedule()
 
     def flush_metrics(self) -> None:
         """Hands Ray what was gathered, now."""
         sums, self._sums = self._sums, {}
-        values, self._values = self._values, {}
+        changed, self._changed = self._changed, set()
         self._is_due = False
         for (counter, labels), value in sums.items():
             self._ray(counter).inc(value, dict(zip(counter.labels, labels, strict=True)))
-        for (histogram, labels), observed in values.items():
-            tags = dict(zip(histogram.labels, labels, strict=True))
-            for value in observed:
-                self._ray(histogram).observe(value, tags)
+        for row in changed:
+            for gauge, value, *more in self._histograms[row].series():
+                labels = (*row[1], *more)
+                if self._gauges.get((gauge, labels)) != value:  # most buckets stay as they are
+                    self.set(gauge, value, *labels)
 
     def _repeat_gauges(self) -> None:
         self._repeats = False
@@ -95,7 +116,37 @@ def _record_zero(counter: Any, tags: dict[str, str]) -> None:
     counter._record(0, dict.fromkeys(missing, "") | tags)
 
 
+class _Buckets:
+    """The values of one row of a histogram, counted."""
+
+    def __init__(self, histogram: Metric) -> None:
+        self._bounds = histogram.buckets
+        self._counts = [0] * (len(histogram.buckets) + 1)
+        self._sum = 0.0
+        self._bucket, self._sum_of, self._count = _gauges(histogram)
+
+    def add(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def series(self) -> Iterator[tuple[Metric, float, *tuple[str, ...]]]:
+        """As Prometheus has them: the value of each gauge, and the bucket's label."""
+        below = 0
+        for bound, count in zip((*self._bounds, inf), self._counts, strict=True):
+            below += count
+            yield self._bucket, below, "+Inf" if bound == inf else f"{bound:g}"
+        yield self._sum_of, self._sum
+        yield self._count, below
+
+
+@cache
+def _gauges(histogram: Metric) -> tuple[Metric, Metric, Metric]:
+    bucket, total, count = (
+        Metric("gauge", f"{histogram.name}_{suffix}", histogram.unit, histogram.description, (*histogram.labels, *more))
+        for suffix, more in (("bucket", ("le",)), ("sum", ()), ("count", ()))
+    )
+    return bucket, total, count
+
+
 def _make(metric: Metric) -> Any:
-    if metric.kind == "histogram":
-        return Histogram(metric.name, metric.description, list(metric.buckets), metric.labels)
     return (Counter if metric.kind == "counter" else Gauge)(metric.name, metric.description, metric.labels)

@@ -52,4 +52,4 @@ class Metrics(Protocol):
     def set(self, gauge: Metric, value: float, *labels: str) -> None: ...
 
     def export_zeros(self, declared: Iterable[Metric], served: Iterable[Mapping[str, str]] = ({},)) -> None:
-        """Exports the counters among these as 0 before their first event: for `known` and these values of labels."""
+        """Exports counters and histograms before their first event: for `known` and these values of other labels."""

@@ -16,12 +16,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from queue import Full, Queue
+from queue import Empty, Full, Queue
 from typing import Any, Final
 
 FOLDER: Final = "logs"
 FILE_BYTES: Final = 32 * 1024 * 1024
 WAITING: Final = 10_000  # lines for the disk; beyond that they are lost
+GATHER_S: Final = 0.1  # lines of so long are written at once
+MOST_GATHERED: Final = 1000
 CLOSE_S: Final = 3.0
 REPORT_S: Final = 60.0
 FILES: Final = 4  # of one process, beside the one that is written
@@ -79,8 +81,17 @@ class RequestLog:
             self._thread.join(CLOSE_S)
 
     def _write_forever(self) -> None:
-        while (text := self._lines.get()) is not None:
-            self._file.handle(logging.makeLogRecord({"msg": text}))
+        goes_on = True
+        while goes_on:
+            texts = [self._lines.get()]
+            if texts[0] is not None:
+                time.sleep(GATHER_S)
+            with contextlib.suppress(Empty):
+                while len(texts) < MOST_GATHERED:
+                    texts.append(self._lines.get_nowait())
+            goes_on = texts[-1] is not None
+            if lines := [text for text in texts if text is not None]:
+                self._file.handle(logging.makeLogRecord({"msg": "\n".join(lines)}))
         self._file.close()
 
 

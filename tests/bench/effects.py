@@ -109,7 +109,7 @@ async def gathered_metrics() -> int:
     metrics._make = lambda metric: made
     counted = metrics.RayMetrics()
     for _ in range(5):
-        counted.add(Metric("counter", "requests", ""), 1)
+        counted.add(Metric("counter", "requests", "requests", ""), 1)
     return made.calls
 
 
@@ -132,6 +132,7 @@ async def plain_pickle() -> int:
 async def ready_events() -> int:
     """The number of events that have arrived and are read without a wait."""
     from serve_app.contracts.generation import Bill, Delta, GenerateCall, SamplingParams
+    from serve_app.contracts.phases import Phases
     from serve_app.gateway.backends import Generation
 
     class Backends:
@@ -139,7 +140,8 @@ async def ready_events() -> int:
             yield Delta("x", 1)
 
     bill = Bill("a", "k", "m", "b", Price(0, 0, 0))
-    generation = Generation(Backends(), "b", GenerateCall("r", (), SamplingParams(max_tokens=1), 0, bill))  # type: ignore[arg-type]
+    call = GenerateCall("r", (), SamplingParams(max_tokens=1), 0, bill)
+    generation = Generation(Backends(), "b", call, Phases())  # type: ignore[arg-type]
     await asyncio.sleep(0.05)
     if generation.ready_event() is not None:
         return 1

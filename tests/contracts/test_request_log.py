@@ -114,7 +114,7 @@ def test_a_disk_that_hangs_costs_lines_and_holds_up_nothing(tmp_path: Path, monk
     log = RequestLog(tmp_path, "gateway-1")
     for number in range(100):
         log.write({"request_id": str(number)})
-    assert log._lines.qsize() == 10
+    assert log._lines.qsize() <= 10
     log.close()
     gate.set()
 

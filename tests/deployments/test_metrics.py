@@ -80,13 +80,36 @@ async def test_counts_are_summed_by_counter_and_labels(made: dict[str, Remembere
     assert (made["requests"].calls, made["errors"].calls) == (2, 1)
 
 
-async def test_a_histogram_gets_every_value(made: dict[str, Remembered]) -> None:
+def histogram(made: dict[str, Remembered], name: str) -> dict[str, float]:
+    """Its buckets, sum and count as they were exported last."""
+    found = {tags["le"]: value for value, tags in made[f"{name}_bucket"].observed}
+    return found | {suffix: made[f"{name}_{suffix}"].observed[-1][0] for suffix in ("sum", "count")}
+
+
+async def test_a_histogram_counts_every_value_and_its_sum_is_exact(made: dict[str, Remembered]) -> None:
     counted = RayMetrics()
-    values = [number / 10 for number in range(50)]
-    for value in values:
+    for value in (0.005, 0.0051, 0.4, 0.4, 1000.0):
         counted.observe(SECONDS, value, "svc-chat")
     counted.flush_metrics()
-    assert made["seconds"].observed == [(value, {"model": "svc-chat"}) for value in values]
+    found = histogram(made, "seconds")
+    assert {le: found[le] for le in ("0.005", "0.01", "0.25", "0.5", "300", "+Inf")} == {
+        "0.005": 1, "0.01": 2, "0.25": 2, "0.5": 4, "300": 4, "+Inf": 5,
+    }  # fmt: skip
+    assert (found["sum"], found["count"]) == (pytest.approx(1000.8101), 5)
+    assert {tags["model"] for _, tags in made["seconds_bucket"].observed} == {"svc-chat"}
+    exports = len(made["seconds_bucket"].observed)
+    counted.observe(SECONDS, 1000.0, "svc-chat")
+    counted.flush_metrics()
+    assert made["seconds_bucket"].observed[exports:] == [(6, {"model": "svc-chat", "le": "+Inf"})]
+
+
+async def test_a_histogram_is_there_before_its_first_value(made: dict[str, Remembered]) -> None:
+    counted = RayMetrics()
+    counted.observe(SECONDS, 1.0, "svc-coder")
+    counted.export_zeros([SECONDS], [{"model": "svc-chat"}, {"model": "svc-coder"}])
+    counted.flush_metrics()
+    counts = {tags["model"]: value for value, tags in made["seconds_count"].observed}
+    assert counts == {"svc-chat": 0, "svc-coder": 1}
 
 
 async def test_a_gauge_is_set_at_once(made: dict[str, Remembered]) -> None:
@@ -114,7 +137,7 @@ async def test_it_flushes_by_itself_and_again(made: dict[str, Remembered], monke
         counted.add(REQUESTS, 1, "svc-chat")
         counted.observe(SECONDS, 0.5, "svc-chat")
         async with asyncio.timeout(30):
-            while "seconds" not in made or len(made["seconds"].observed) < turn:
+            while "seconds_count" not in made or made["seconds_count"].observed[-1][0] < turn:
                 await asyncio.sleep(0.001)
         assert made["requests"].counted == {(("model", "svc-chat"),): turn}
 
@@ -147,7 +170,7 @@ async def test_known_counters_are_exported_as_zero_before_their_first_event(made
     assert [tags for value, tags in made["known"].observed if value == 0] == [
         {"route": "", "model": model, "end": end} for model in ("svc-chat", "svc-coder") for end in ("a", "b")
     ]
-    assert not made.keys() & {"seconds", "waiting"}
+    assert "waiting" not in made
     counted.export_zeros([REQUESTS], [{"model": "svc-chat", "backend": "of another counter"}])
     assert made["requests"].observed == [(0, {"route": "", "model": "svc-chat"})]
     counted.export_zeros([ERRORS])

@@ -58,7 +58,10 @@ def _gathered_metrics(module: Any) -> None:
         metrics._ray(counter).inc(value, dict(zip(counter.labels, labels, strict=True)))
 
     def observe(metrics: Any, histogram: Any, value: float, *labels: str) -> None:
-        metrics._ray(histogram).observe(value, dict(zip(histogram.labels, labels, strict=True)))
+        gathered(metrics, histogram, value, *labels)
+        metrics.flush_metrics()
+
+    gathered = module.RayMetrics.observe
 
     _replace(module.RayMetrics, "add", add)
     _replace(module.RayMetrics, "observe", observe)
