@@ -43,6 +43,7 @@ def test_a_line_is_found_by_each_of_its_ids(tmp_path: Path, asked: str) -> None:
 def test_rotated_files_and_those_of_other_processes_are_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(request_log, "MOST_GATHERED", 1)
     monkeypatch.setattr(request_log, "FILE_BYTES", 1000)
     first, second = RequestLog(tmp_path, "gateway-1"), RequestLog(tmp_path, "replica-1")
     for number in range(20):
@@ -117,6 +118,9 @@ def test_a_disk_that_hangs_costs_lines_and_holds_up_nothing(tmp_path: Path, monk
     assert log._lines.qsize() <= 10
     log.close()
     gate.set()
+    monkeypatch.setattr(request_log, "CLOSE_S", 30.0)
+    log.close()
+    assert not log._thread.is_alive()
 
 
 def test_a_full_disk_is_reported_once_and_without_the_line(
