@@ -36,8 +36,6 @@ class Accounting:
 
     def __init__(self, settings: GatewayArgs, shard: int) -> None:
         yield_to_models()
-        counted = RayMetrics()
-        counted.export_zeros([metrics.UNCOLLECTED, metrics.LEDGER_LAG])
         timeout_s = settings.database_timeout_s
         ledger = Ledger(
             settings.ledger_url(),
@@ -46,6 +44,8 @@ class Accounting:
             currency=settings.currency,
             reply_quota=ReplyQuota(settings.stored_replies, settings.stored_reply_bytes),
         )
+        counted = RayMetrics()
+        counted.export_zeros([metrics.UNCOLLECTED, metrics.LEDGER_LAG])
         # All shards write one ledger: one of them checks it.
         check_every_s = settings.books_check_s if shard == 0 else 0.0
         self._service = AccountingService(ledger, metrics=counted, check_every_s=check_every_s)
