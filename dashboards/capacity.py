@@ -42,7 +42,7 @@ NOW_ROW = [
     ),
     single(
         "How long has the oldest request waited?", most(metrics.OLDEST_WAIT), "s", high_is_bad(1, 5), empty=NO_REPLICA,
-        good="Below a second: whoever comes gets a first turn at once.",
+        good="Below a second: a request gets its first turn at once.",
         otherwise="Replicas are too few, or one of them is stuck: compare them in 'Who waits longest?'.",
         then=Board.ENGINE,
     ),

@@ -40,7 +40,7 @@ NOW_ROW = [
         "How many gateways are healthy?", or_zero(total(exported.REPLICA_HEALTHY, where=GATEWAYS)), "short",
         low_is_bad(1, 2),
         good="Two or more on a cluster; one on a single machine.",
-        otherwise="0: nobody is served. Run `serve-app doctor` against the service's address.",
+        otherwise="0: no request is served. Run `serve-app doctor` against the service's address.",
         then=Board.USERS,
     ),
     single(
