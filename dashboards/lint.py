@@ -92,7 +92,7 @@ def _metrics(found: Selectors) -> Iterator[str]:
     for selector in found:
         metric = SERIES.get(selector.name or "")
         if metric is None:
-            yield f"nobody exports {selector.name}"
+            yield f"no process exports {selector.name}"
             continue
         for matcher in selector.matchers.matchers:
             known = metric.known.get(matcher.name, ())
@@ -115,7 +115,7 @@ def _variables(board: Document) -> Iterator[str]:
     variables = board["templating"]["list"]
     defined = {variable["name"] for variable in variables}
     for name in sorted(defined - _used(board)):
-        yield f"variable {name!r}: nobody uses it"
+        yield f"variable {name!r}: it is not used"
     for kind, named in (("panel", panels(board)), ("variable", variables)):
         for one in named:
             for name in sorted(_used(one) - defined):

@@ -9,7 +9,7 @@ from serve_app.contracts import metrics
 from serve_app.contracts.metric import Metric
 
 SHOWN: Final = "$__rate_interval"  # the step of a graph
-NOW: Final = "5m"  # of single stats, whatever time is shown
+NOW: Final = "5m"  # of single stats, for any time that is shown
 ALL_SHOWN: Final = "$__range"
 SERVICE: Final = "cluster, namespace"
 REPLICA: Final = "application, replica"
@@ -72,7 +72,7 @@ def share(part: str, whole: str) -> str:
 
 
 def or_zero(expression: str) -> str:
-    """0 instead of no value: of what is 0 when nobody exports it."""
+    """0 where there is no value: for what is exported only while it is above 0."""
     return f"({expression} or vector(0))"
 
 

@@ -19,7 +19,7 @@ MODELS: Final = selector(REPLICA_HEALTHY, 'deployment="Model"')
 OVERLOADED: Final = selector(metrics.REFUSALS, 'reason="overloaded_error"')
 
 # Without a healthy gateway; or known within a day and now without any; or never seen at all. While the controller
-# restarts nobody reports health, and a gateway shows by its own metrics that it lives.
+# restarts no process reports health, and a gateway shows by its own metrics that it lives.
 NO_GATEWAY: Final = f"""\
 sum by ({SERVICE}) ({GATEWAYS}) == 0
 or
@@ -30,7 +30,7 @@ or
 absent(last_over_time({KNOWN}[1d]))"""
 
 # A replica that never started has no series, so the weights say which backends there must be. `qwen:law` is an adapter
-# of the application `qwen`. While the controller restarts nobody reports health.
+# of the application `qwen`. While the controller restarts no process reports health.
 NO_REPLICA: Final = f"""\
 label_replace(
   max by ({SERVICE}, backend) ({metrics.BACKEND_WEIGHT.exported}) > 0,

@@ -1,4 +1,4 @@
-"""Checks the books at intervals, a step at a time, and exports what was found: an alert wants no operator to look."""
+"""Checks the books at intervals, a step at a time, and exports what it found, so that an alert can fire."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The trace of a request, as its gateway saw it: one span for the request, and one for each process that it asked.
 
-A trace is kept if the client or its id says so, or if the request failed or was slow. That is known at its end, so all
-spans are made there. The replica's own spans (`model/reply_trace.py`) have the span `generate` as parent.
+A trace is kept if its client or the request's digits choose it, or if the request failed or was slow. That is known at
+its end, so all spans are made there. The replica's own spans (`model/reply_trace.py`) lie below `generate`.
 """
 
 from __future__ import annotations
