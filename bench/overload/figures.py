@@ -26,6 +26,7 @@ class Sent:
     first_at: float | None = None
     retry_after: bool = False  # a refusal with a time to wait
     is_broken: bool = False  # a reply that ended without its usage
+    prompt_tokens: int = 0  # as billed
 
 
 def goodput(requests: Sequence[Sent], since: float, until: float) -> float:

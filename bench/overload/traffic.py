@@ -11,10 +11,11 @@ from typing import Final
 
 from bench.harness.client import Call, exchange
 from bench.harness.replies import RawReply, read
+from bench.harness.words import WORDS
 from bench.overload.figures import Sent
 
 REPLY_TOKENS: Final = 32
-WORDS: Final = ("river", "stone", "lamp", "garden", "north", "paper", "music", "glass", "winter", "harbour")
+WORDS_OF_A_PROMPT: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +34,13 @@ class Traffic:
         self._rng = Random(seed)
         self._replies: list[tuple[Caller, RawReply]] = []
 
-    async def full(self, caller: Caller, clients: int, seconds: float) -> None:
+    async def full(self, caller: Caller, clients: int, seconds: float, words: int = WORDS_OF_A_PROMPT) -> None:
         """Keeps `clients` requests in flight for `seconds`."""
         until = time.perf_counter() + seconds
 
         async def client() -> None:
             while time.perf_counter() < until:
-                await self._send(caller)
+                await self._send(caller, words)
 
         await asyncio.gather(*(client() for _ in range(clients)))
 
@@ -58,8 +59,8 @@ class Traffic:
         replies, self._replies = self._replies, []
         return [sent(caller.name, raw) for caller, raw in replies]
 
-    async def _send(self, caller: Caller) -> None:
-        words = " ".join(self._rng.choices(WORDS, k=24))
+    async def _send(self, caller: Caller, count: int = WORDS_OF_A_PROMPT) -> None:
+        words = " ".join(self._rng.choices(WORDS, k=count))
         body = json.dumps(
             {
                 "model": "svc-chat",
@@ -97,4 +98,5 @@ def sent(account: str, raw: RawReply) -> Sent:
         first_at=reply.first_at if status == 200 else None,
         retry_after=b"\r\nretry-after: " in head,
         is_broken=status == 0 or (status == 200 and not is_whole),
+        prompt_tokens=reply.prompt_tokens or 0,
     )

@@ -235,10 +235,7 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class PressureReport:
-    """What one replica of a backend has to do, sent to each shard about twice a second.
-
-    Returns the number of limiter shards, from which the replica learns where to send its reports.
-    """
+    """What one replica of a backend has to do, sent to each shard about twice a second. Returns Heard."""
 
     backend: str
     replica: str  # a new name after each restart
@@ -249,6 +246,14 @@ class PressureReport:
     running: int
     # Tokens of prompts that began and of output, since the replica started; 0: unknown. Its rise is the rate of work.
     tokens_done: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What a replica learns from a report: where to send its reports, and what the backend's accounts did not get."""
+
+    shards: int  # limiter shards, each of which wants the reports
+    refused_tokens_per_s: float  # of this shard's accounts; each request counts once, however often it is tried
 
 
 @dataclass(frozen=True, slots=True)

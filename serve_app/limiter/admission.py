@@ -15,6 +15,7 @@ from serve_app.contracts.limiting import (
     Adjust,
     Admit,
     Grant,
+    Heard,
     Identify,
     Identity,
     Live,
@@ -136,6 +137,8 @@ class Admission:
             return offer
         verdict = self.shares.check_share(ask.backend, account.account_id, account.contract, now)
         if verdict is not None:
+            size = ask.prompt_tokens, ask.max_tokens
+            self.shares.count_refused(ask.backend, account.account_id, account.contract, size, offer.charge, now)
             tokens = self._tokens(key, ask.backend, now)
             refusal = refusals.under_pressure(request_id, key, verdict, tokens, now, self._rng)
             return replace(refusal, account_id=account.account_id, key_id=key.key_id)
@@ -294,9 +297,11 @@ class Admission:
         """Takes over what the ledger committed; anything older than what is known is ignored."""
         self._registry.apply(snapshot, self._clock())
 
-    def report(self, report: PressureReport) -> None:
-        """Takes in how much a replica has to do."""
-        self.shares.report(report, self._clock())
+    def report(self, report: PressureReport) -> Heard:
+        """Takes in how much a replica has to do, and says what its backend's load has refused."""
+        now = self._clock()
+        self.shares.report(report, now)
+        return Heard(self.shares.shards, self.shares.refused_per_s(report.backend, now))
 
     def forget_idle(self, idle_s: float, most: int) -> int:
         """Drops keys, and accounts without keys, that have been idle for so long; the next request looks them up again.

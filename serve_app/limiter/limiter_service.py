@@ -227,8 +227,7 @@ class LimiterService:
                     self.admission.announce(hold, ask.holder)
                 return True
             case PressureReport():
-                self.admission.report(ask)
-                return self.admission.shares.shards
+                return self.admission.report(ask)
             case Status():
                 return tuple(self.admission.status(account_id) for account_id in ask.account_ids)
             case Live():

@@ -11,6 +11,7 @@ from serve_app.contracts.fairness import count_fairly
 from serve_app.contracts.limiting import PressureReport, Window
 from serve_app.contracts.limits import Contract
 from serve_app.limiter.pressure import Controller, Tuning
+from serve_app.limiter.refused_demand import RefusedDemand
 
 # Of the deadline. When the oldest request has waited for so long, as much work again may be queued before it: accounts
 # that were served much wait for those that were served less. And a replica may be lost meanwhile.
@@ -118,6 +119,17 @@ class Shares:
         backend.add(meter, tokens, contract, now)
         return ShareCharge(backend, meter, tokens)
 
+    def count_refused(
+        self, name: str, account_id: str, contract: Contract, size: tuple[int, int], tokens: int, now: float
+    ) -> None:
+        """Counts a request that `check_share` refused as demand. `size` is its prompt and its output budget."""
+        self.backends[name].refused.add(account_id, size, tokens, contract.tpm / 60.0, now)
+
+    def refused_per_s(self, name: str, now: float) -> float:
+        """Tokens per second that the backend's load refused in the last seconds."""
+        backend = self.backends.get(name)
+        return backend.refused.rate(now) if backend is not None else 0.0
+
     def remove_work(self, name: str, account_id: str, tokens: int, since: float, now: float) -> None:
         """Removes a request that was admitted at `since` and then refused from the work that is still to come."""
         if (backend := self.backends.get(name)) is not None:
@@ -184,6 +196,7 @@ class Backend:
 
     def __init__(self, controller: Controller) -> None:
         self.controller = controller
+        self.refused = RefusedDemand()
         self._epoch = 0
         self._meters: dict[str, _Meter] = {}
         self._sweep_at = _SWEEP

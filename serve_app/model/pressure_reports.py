@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from serve_app.contracts.limiting import PressureReport
+from serve_app.contracts.limiting import Heard, PressureReport
 from serve_app.contracts.ports import LimiterPort
 from serve_app.engine.port import EngineStats
 
@@ -18,7 +18,7 @@ TIMEOUT_S = 2.0  # a report that takes longer is out of date
 class PressureReporter:
     """Sends the reports of one replica. `limiter` returns the port of a shard by its index.
 
-    The first shard answers with the number of shards.
+    The first shard answers with the number of shards, and each with what pressure refused to its accounts.
     """
 
     def __init__(self, backend: str, replica: str, limiter: Callable[[int], Awaitable[LimiterPort]]) -> None:
@@ -26,11 +26,17 @@ class PressureReporter:
         self._replica = replica
         self._limiter = limiter
         self._shards: dict[int, LimiterPort] = {}
+        self._refused: dict[int, float] = {}  # by shard
         self._arrived = True  # the last report
 
-    async def send_report(self, stats: EngineStats) -> None:
-        """Never raises: a limiter that restarts receives the next report."""
-        message = PressureReport(
+    @property
+    def refused_tokens_per_s(self) -> float:
+        """What pressure refused on this backend by the last answers of all shards; 0 of those that did not answer."""
+        return sum(self._refused.values())
+
+    def report_of(self, stats: EngineStats) -> PressureReport:
+        """The report of these statistics."""
+        return PressureReport(
             backend=self._backend,
             replica=self._replica,
             queue_age_s=stats.oldest_wait_s,
@@ -40,6 +46,10 @@ class PressureReporter:
             running=stats.running,
             tokens_done=stats.prompt_tokens + stats.tokens_produced,
         )
+
+    async def send_report(self, stats: EngineStats) -> None:
+        """Never raises: a limiter that restarts receives the next report."""
+        message = self.report_of(stats)
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 shards = await self._report_to(0, message)
@@ -47,6 +57,7 @@ class PressureReporter:
                 await asyncio.gather(*others, return_exceptions=True)
             self._arrived = True
         except Exception as error:
+            self._refused.clear()
             if self._arrived:
                 logger.warning("the limiter does not receive this replica's reports: %s", error)
             self._arrived = False
@@ -55,5 +66,9 @@ class PressureReporter:
         """The number of shards, as this one counts them."""
         if index not in self._shards:
             self._shards[index] = await self._limiter(index)
-        [count] = await self._shards[index].ask([message])
-        return count if isinstance(count, int) else 1
+        heard: object = None
+        try:
+            [heard] = await self._shards[index].ask([message])
+        finally:
+            self._refused[index] = heard.refused_tokens_per_s if isinstance(heard, Heard) else 0.0
+        return heard.shards if isinstance(heard, Heard) else 1

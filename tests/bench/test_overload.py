@@ -10,9 +10,11 @@ import pytest
 from bench.harness.replies import RawReply
 from bench.harness.servers import deployment
 from bench.overload.__main__ import Overloaded
+from bench.overload.agreement import SLOTS, Fitted, closed_loop, fitted
 from bench.overload.figures import Sent, goodput, markdown, promises, shares, summary
-from bench.overload.traffic import sent
+from bench.overload.traffic import REPLY_TOKENS, sent
 from deployments import strict_config
+from serve_app.scaling.simulation.replica import Device
 from serve_app.settings import LimiterSettings, parse
 
 WEIGHTS = {"a": 100, "b": 300}
@@ -91,3 +93,19 @@ def test_the_service_runs_under_the_shipped_pressure_settings(tmp_path: Path) ->
     assert strict_config.find_problems(config) == []
     limiter = deployment(config, "Limiter")
     assert parse(LimiterSettings, limiter["user_config"], "Limiter.user_config").pressure.target_s == 3.0
+
+
+def test_a_replica_is_fitted_to_what_it_was_seen_to_do() -> None:
+    device = Device(SLOTS, 64, 10**6, prefill_per_s=2000.0, step_s=0.012, row_s=0.001, prefill_share=0.75)
+    known = Fitted(device, prompt=90, elsewhere_s=0.012)
+
+    def alone(prompt: int) -> list[Sent]:
+        first = known.elsewhere_s + prompt / 2000.0
+        ends = first + (REPLY_TOKENS - 1) * (device.step_s + device.row_s)
+        return [Sent("a", 0.0, ends, 200, REPLY_TOKENS, first, prompt_tokens=prompt)]
+
+    found = fitted(alone(90), alone(230), closed_loop(known))
+    assert found.elsewhere_s == pytest.approx(0.012)
+    assert found.device.prefill_per_s == pytest.approx(2000.0)
+    assert (found.device.step_s, found.device.row_s) == (pytest.approx(0.012, rel=0.02), pytest.approx(0.001, rel=0.2))
+    assert closed_loop(found) == pytest.approx(closed_loop(known), rel=0.01)

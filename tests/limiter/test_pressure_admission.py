@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any, cast
 
-from serve_app.contracts.limiting import Admit, Grant, PressureReport, Refusal, Release
+from serve_app.contracts.limiting import Admit, Grant, Heard, PressureReport, Refusal, Release
 from serve_app.contracts.limits import Contract
 from serve_app.contracts.ports import BooksPort
 from serve_app.limiter.admission import Admission
@@ -147,5 +147,5 @@ async def test_the_service_takes_reports_and_returns_the_number_of_shards() -> N
     for _ in range(12):
         limiter.now += 0.5
         told += await service.ask([PressureReport(BACKEND, "r", 3.0, 0.5, 0, 5, 32)])
-    assert told == [3] * 12
+    assert told == [Heard(3, 0.0)] * 12
     assert limiter.ask().tokens.limit < CONTRACT.tpm

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.contracts.limiting import PressureReport
+from serve_app.contracts.limiting import Heard, PressureReport
 from serve_app.engine.port import EngineStats
 from serve_app.model.pressure_reports import PressureReporter
 
@@ -33,6 +33,7 @@ class Shards:
     def __init__(self, count: int = 1, down: tuple[int, ...] = ()) -> None:
         self.count = count
         self.down = down
+        self.refused: dict[int, float] = {}  # tokens per second, by shard
         self.looked_up: list[int] = []
         self.received: list[tuple[int, Any]] = []
 
@@ -45,7 +46,7 @@ class Shards:
                 if shard in outer.down:
                     raise ConnectionError(f"shard {shard} is down")
                 outer.received += [(shard, ask) for ask in asks]
-                return [outer.count]
+                return [Heard(outer.count, outer.refused.get(shard, 0.0))]
 
         return Limiter()
 
@@ -87,3 +88,18 @@ async def test_a_limiter_that_is_away_is_logged_once_and_receives_the_next_repor
     shards.down = ()
     await patient.send_report(STATS)
     assert shards.received == [(0, REPORT)]
+
+
+async def test_what_all_shards_refused_is_known_until_a_shard_does_not_answer() -> None:
+    shards = Shards(2)
+    shards.refused = {0: 100.0, 1: 50.0}
+    hearing = reporter(shards)
+    assert hearing.refused_tokens_per_s == 0.0
+    await hearing.send_report(STATS)
+    assert hearing.refused_tokens_per_s == 150.0
+    shards.down = (1,)
+    await hearing.send_report(STATS)
+    assert hearing.refused_tokens_per_s == 100.0
+    shards.down = (0, 1)
+    await hearing.send_report(STATS)
+    assert hearing.refused_tokens_per_s == 0.0

@@ -40,7 +40,8 @@ class Job:
     arrived_at: float
     deadline_s: float
     on_end: Callable[[str, float], None]  # "done", "late" or "lost", at a time
-    started_at: float = inf
+    started_at: float = inf  # when it got its place in the batch
+    first_at: float = inf  # when its prompt was computed: its first token
     left: float = 0.0  # of the prompt, to compute
     ends_at: float = 0.0  # in the replica's decoding progress
     charged: float = 0.0  # decoding progress up to which the fair queue knows
@@ -97,7 +98,7 @@ class Replica:
         changed = False
         while self._prefilling and self._prefilling[0].left <= 1e-6:
             job = self._prefilling.popleft()
-            job.ends_at, job.charged = self._progress + job.output, self._progress
+            job.ends_at, job.charged, job.first_at = self._progress + job.output, self._progress, now
             heapq.heappush(self._decoding, (job.ends_at, job.arrival, job))
             changed = True
         while self._decoding and self._decoding[0][0] <= self._progress + 1e-6:
@@ -106,7 +107,7 @@ class Replica:
             self._charge(job)
             job.on_end("done", now)
             changed = True
-        if self._start(now) or changed:
+        if (self._waiting and self._start(now)) or changed:
             self.version += 1
 
     def next_event(self) -> float:

@@ -1,0 +1,14 @@
+"""Serve's router for prefixes, which is made for Serve's own requests, on ours."""
+
+from __future__ import annotations
+
+from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router import PrefixCacheAffinityRouter
+from ray.serve._private.request_router.common import PendingRequest
+
+
+class PrefixRouter(PrefixCacheAffinityRouter):
+    """A tree of prompts in an actor; a prompt begins with its account."""
+
+    def _extract_text_from_request(self, pending_request: PendingRequest) -> str:
+        call = pending_request.args[0]
+        return call.bill.account_id + str(self._normalize_prompt_to_string(list(call.messages)))

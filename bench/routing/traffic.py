@@ -1,0 +1,108 @@
+"""Conversations of several accounts, and one account's flood beside another's single request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+from bench.harness.client import Call, exchange
+from bench.harness.replies import RawReply, Reply, read
+from bench.harness.words import WORDS
+
+REPLY_TOKENS: Final = 24
+TURNS: Final = (4, 8)
+FIRST_WORDS: Final = 900  # a word is a token, or a little more
+LAST_WORDS: Final = 2800  # of the whole prompt of the last turn
+FLOOD: Final = 50
+
+
+class TrafficError(Exception):
+    """A reply was not complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What a client says: for each conversation the words of each turn, and the seconds that it thinks before."""
+
+    starts_after_s: float
+    conversations: tuple[tuple[tuple[str, float], ...], ...]
+
+
+def script(seed: int, client: int, conversations: int, think_s: float) -> Script:
+    """The same for the same numbers."""
+    rng = Random(f"{seed} {client}")
+    said = []
+    for _ in range(conversations):
+        turns = rng.randint(*TURNS)
+        more = (LAST_WORDS - FIRST_WORDS) // (turns - 1) - REPLY_TOKENS
+        counts = [FIRST_WORDS, *[more] * (turns - 1)]
+        said.append(tuple((" ".join(rng.choices(WORDS, k=count)), rng.uniform(0.5, 1.5) * think_s) for count in counts))
+    return Script(rng.uniform(0.0, think_s), tuple(said))
+
+
+@dataclass(slots=True)
+class Caller:
+    """Sends streamed requests with an account's key."""
+
+    port: int
+    key: str
+    raw: list[RawReply] = field(default_factory=list)  # as they arrive
+
+    async def hold(self, script: Script) -> None:
+        """Holds the conversations of a script, one after the other; each prompt has the replies before it."""
+        await asyncio.sleep(script.starts_after_s)
+        for conversation in script.conversations:
+            messages: list[dict[str, str]] = []
+            for words, think_s in conversation:
+                await asyncio.sleep(think_s)
+                messages.append({"role": "user", "content": words})
+                reply = await self.ask(messages)
+                messages.append({"role": "assistant", "content": reply.text})
+
+    async def ask(self, messages: list[dict[str, str]]) -> Reply:
+        """One request. Raises TrafficError unless its reply is complete."""
+        body = json.dumps(
+            {
+                "model": "svc-chat",
+                "messages": messages,
+                "max_tokens": REPLY_TOKENS,
+                "min_tokens": REPLY_TOKENS,
+                "temperature": 0,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+        ).encode()
+        head = (
+            f"POST /chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {self.key}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        reply = read(await exchange(Call(self.port, head.encode() + body, REPLY_TOKENS), self.raw))
+        if reply.problem is not None or reply.completion_tokens is None:
+            raise TrafficError(f"a reply is not complete: {reply.problem}")
+        return reply
+
+
+async def wait_beside(crowd: Caller, one: Caller, requests: int, seed: int) -> float:
+    """Seconds to the first token of `one`'s request while the crowd's `requests` run or wait.
+
+    All of the crowd's belong to one conversation, so that a hash alone would send them to one replica.
+    """
+    rng = Random(seed)
+    opening = {"role": "user", "content": " ".join(rng.choices(WORDS, k=40))}
+    turns = [
+        [opening, {"role": "assistant", "content": "And?"}, {"role": "user", "content": f"Part {number}. " + words}]
+        for number, words in ((number, " ".join(rng.choices(WORDS, k=60))) for number in range(requests))
+    ]
+    before = len(crowd.raw)
+    running = [asyncio.create_task(crowd.ask(messages)) for messages in turns]
+    # Until the replicas are at work; a look every 20 ms disturbs nothing that is measured.
+    while not any(raw.pieces for raw in crowd.raw[before:]) and not any(task.done() for task in running):  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(0.2)  # all of them are in a replica's queue
+    reply = await one.ask([{"role": "user", "content": " ".join(rng.choices(WORDS, k=60))}])
+    await asyncio.gather(*running)
+    assert reply.first_at is not None
+    return reply.first_at - reply.sent_at

@@ -1,0 +1,58 @@
+"""The scaling rule as a policy of Serve: `policy_function: deployments.autoscaling:ScalingPolicy` in config.yaml.
+
+Serve pickles this module by value and runs it in its controller, about ten times a second; what it imports must exist
+there. Replicas record their load (`record_autoscaling_stats` in deployments/model.py); Serve brings the records here.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ray.serve.config import AutoscalingContext
+
+from serve_app.scaling.rule import State, decide
+from serve_app.scaling.scaling_settings import ScalingSettings
+from serve_app.scaling.signals import ReplicaLoad, Signals
+
+
+class ScalingPolicy:
+    """Serve makes one for each deployment, with `policy_kwargs` as keywords.
+
+    Serve applies delays of its own to what a policy returns. The rule has its own, so config.yaml sets both to 0
+    (deployments/strict_config.py checks it). From zero replicas, Serve starts the first without asking the policy.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        self._settings = ScalingSettings.model_validate(settings)
+
+    def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+        known: State | None = context.policy_state.get("rule")
+        decision = decide(self._settings, known, signals_of(context))
+        if decision.reason and decision.wanted != context.target_num_replicas:
+            logging.getLogger("ray.serve").info(
+                "%s: %d replicas instead of %d, for a need of %.2f: %s",
+                context.app_name,
+                decision.wanted,
+                context.target_num_replicas,
+                decision.need,
+                decision.reason,
+            )
+        return decision.wanted, {"rule": decision.state}
+
+
+def signals_of(context: AutoscalingContext) -> Signals:
+    """What Serve knows of a deployment, as the rule wants it."""
+    latest: dict[Any, dict[str, float]] = {replica: {} for replica in context.running_replicas}
+    for name, by_replica in (context.raw_metrics or {}).items():
+        for replica, series in by_replica.items():
+            if series and replica in latest:
+                latest[replica][name] = series[-1].value
+    return Signals(
+        now=float(context.current_time),
+        replicas=tuple(ReplicaLoad.of_metrics(latest[replica]) for replica in context.running_replicas),
+        target=context.target_num_replicas,
+        held=round(context.total_queued_requests or 0.0),  # a mean over the look-back period
+        least=context.capacity_adjusted_min_replicas,
+        most=context.capacity_adjusted_max_replicas,
+    )

@@ -1,0 +1,170 @@
+"""How many replicas a backend should have: the rule. Pure: signals, time and its own last state in, a number out.
+
+The need is counted in replicas, and is absolute: what runs, what waits, and what pressure refused. So replicas that are
+still starting are not asked for twice. Up at once when something waits or was refused; down only to the highest need of
+the last minutes, so that the same burst does not start the same replica again and again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, exp, inf, sqrt
+from typing import Final
+
+from serve_app.scaling.scaling_settings import ScalingSettings
+from serve_app.scaling.schedule import bounds
+from serve_app.scaling.signals import ReplicaLoad, Signals
+
+LOOK_S: Final = 1.0  # between two looks; Serve asks ten times a second
+OLD_QUEUE: Final = "the queue is old"
+_FULL: Final = 0.9  # of its sequences, from which on a replica's rate shows what it can do
+_BUSY: Final = 0.25  # of its sequences, from which on it is a hint
+_LEARN_S: Final = 60.0  # time constant of that
+_ALMOST: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the rule remembers between two looks."""
+
+    began_at: float  # nothing is known of the time before
+    looked_at: float
+    active_at: float  # when there was work last
+    highs: tuple[tuple[float, float], ...] = ()  # of the needs in `down_after_s`: time, need; falling
+    demand: float | None = None  # in replicas, smoothed
+    capacity: float = 0.0  # tokens per second of a full replica, as seen last
+    slots: float = inf  # of a replica, as seen last
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How many replicas there are to be, why if that is a change, and what to remember."""
+
+    wanted: int
+    reason: str
+    state: State
+    need: float = 0.0  # in replicas
+
+
+@dataclass(frozen=True, slots=True)
+class _Demand:
+    """The work there is, in replicas, all of it."""
+
+    replicas: float
+    urgent: str  # why it can't wait until it is seen to last; empty if it can
+    capacity: float  # see State
+    slots: float
+
+
+def decide(settings: ScalingSettings, state: State | None, signals: Signals) -> Decision:
+    """The next number of replicas. A state of None is a start: it knows of no load yet, so it takes no replica away."""
+    now = signals.now
+    least, most = bounds(settings.schedule, signals.least, signals.most, now)
+    if state is None:
+        state = State(now, now - LOOK_S, now)
+    passed = now - state.looked_at
+    if passed < LOOK_S:
+        return Decision(max(least, min(most, signals.target)), "", state)
+    demand = _demand(settings, signals, state, passed)
+    before = demand.replicas if state.demand is None else state.demand
+    smooth = before + (1.0 - exp(-passed / settings.smooth_s)) * (demand.replicas - before)
+    need = _with_room(settings, max(smooth, demand.replicas) if demand.urgent else smooth, demand.slots)
+    need = min(need, float(signals.most))
+    if signals.held > 0:
+        need = max(1.0, need)
+    if demand.urgent == OLD_QUEUE and signals.target <= len(signals.replicas):
+        # Numbers say that there is room, the queue says that there is not: one more, and then look again.
+        need = max(need, len(signals.replicas) + 1.0)
+    idle = signals.held <= 0 and all(load is not None and _is_idle(load) for load in signals.replicas)
+    highs = (pair for pair in state.highs if now - pair[0] <= settings.down_after_s and pair[1] > need)
+    state = State(
+        began_at=state.began_at,
+        looked_at=now,
+        active_at=state.active_at if idle else now,
+        highs=(*highs, (now, need)),
+        demand=smooth,
+        capacity=demand.capacity,
+        slots=demand.slots,
+    )
+    wanted, reason = _wanted(settings, state, need, demand.urgent, signals)
+    bounded = max(least, min(most, wanted))
+    if bounded != wanted:
+        reason = "the bounds of this hour"
+    return Decision(bounded, reason if bounded != signals.target else "", state, need)
+
+
+def _wanted(settings: ScalingSettings, state: State, need: float, urgent: str, signals: Signals) -> tuple[int, str]:
+    now, target = signals.now, signals.target
+    if _whole(need) > target:
+        return _whole(need), urgent or "replicas are full"
+    if now - max(state.active_at, state.began_at) >= settings.zero_after_s:
+        return 0, "idle"
+    if None in signals.replicas or now - state.began_at < settings.down_after_s:
+        return target, ""
+    kept = max(1, _whole(state.highs[0][1]))
+    return (kept, "less to do") if kept < target else (target, "")
+
+
+def _demand(settings: ScalingSettings, signals: Signals, state: State, passed: float) -> _Demand:
+    loads = [load for load in signals.replicas if load is not None]
+    slots = sum(load.slots for load in loads) / len(loads) if loads else state.slots
+    learned = _learned(state.capacity, [load.tokens_per_s for load in loads if _is_full(load)], passed)
+    capacity = learned or _guessed(loads)
+    refused = max((load.refused_tokens_per_s for load in loads), default=0.0)
+    in_use = sum(_share(load, settings, capacity) for load in loads)
+    in_use += (sum(load.waiting for load in loads) + signals.held) / slots
+    if learned > 0:
+        # A batch grows faster than the work that it does: half a batch is more than half of what a replica can do.
+        in_use = max(in_use, sum(load.tokens_per_s for load in loads) / capacity)
+    if refused > 0:
+        urgent = "refused demand"
+    elif signals.held > 0:
+        urgent = "requests wait for a replica"
+    else:
+        aged = _lower_median([load.queue_age_s for load in loads]) >= settings.queue_age_s
+        urgent = OLD_QUEUE if aged else ""
+    unserved = refused / capacity if capacity > 0 else float(refused > 0)
+    return _Demand(in_use + unserved, urgent, learned, slots)
+
+
+def _is_idle(load: ReplicaLoad) -> bool:
+    # Not by its rate, which falls for ever and is never 0.
+    return not (load.running or load.waiting or load.refused_tokens_per_s)
+
+
+def _is_full(load: ReplicaLoad) -> bool:
+    return load.waiting > 0 or load.running >= _FULL * load.slots or load.kv_used >= _FULL
+
+
+def _learned(capacity: float, rates: list[float], passed: float) -> float:
+    """The capacity of a replica, after those that are full were seen to work at these rates."""
+    seen = sum(rates) / len(rates) if rates else 0.0
+    if seen <= 0 or capacity <= 0:
+        return capacity or seen
+    return capacity + (1.0 - exp(-passed / _LEARN_S)) * (seen - capacity)
+
+
+def _guessed(loads: list[ReplicaLoad]) -> float:
+    """The capacity while no replica was ever full: what the busier ones would do at their present pace. Rather high."""
+    busy = [load for load in loads if load.running >= _BUSY * load.slots]
+    return sum(load.tokens_per_s for load in busy) / (sum(load.running / load.slots for load in busy) or 1.0)
+
+
+def _with_room(settings: ScalingSettings, demand: float, slots: float) -> float:
+    """Replicas for a demand. What comes at random varies by the root of its number, so many replicas need less room."""
+    return (demand + settings.spare * sqrt(demand / slots)) / settings.fill
+
+
+def _share(load: ReplicaLoad, settings: ScalingSettings, capacity: float) -> float:
+    """How much of a replica is in use, 0 to 1."""
+    prompts_s = load.queued_prefill_tokens / capacity if capacity > 0 else 0.0
+    return min(1.0, max(load.running / load.slots, load.kv_used, prompts_s / settings.prefill_s))
+
+
+def _whole(replicas: float) -> int:
+    return ceil(replicas - _ALMOST)
+
+
+def _lower_median(values: list[float]) -> float:
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2] if ordered else 0.0

@@ -1,0 +1,66 @@
+"""The least and the most replicas by the time of day and the day of the week."""
+
+from __future__ import annotations
+
+from datetime import datetime, time
+from typing import Annotated, Final, Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+DAYS: Final[tuple[Day, ...]] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+
+
+class Hours(BaseModel):
+    """Hours of some days. `until` before `since` means the next morning; equal ones mean the whole day."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    days: tuple[Day, ...] = DAYS  # on which the hours begin
+    since: time = time(0)
+    until: time = time(0)
+    timezone: str = "UTC"
+    min_replicas: Annotated[int | None, Field(ge=0)] = None  # None: as at all hours
+    max_replicas: Annotated[int | None, Field(ge=1)] = None
+
+    @field_validator("timezone")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        try:
+            ZoneInfo(value)
+        except (ZoneInfoNotFoundError, ValueError):
+            raise ValueError(f"there is no time zone {value!r}; write one like Europe/Berlin") from None
+        return value
+
+    @field_validator("since", "until")
+    @classmethod
+    def _local(cls, value: time) -> time:
+        if value.tzinfo is not None:
+            raise ValueError("a time without an offset; the entry's timezone applies")
+        return value
+
+    @model_validator(mode="after")
+    def _bounds_fit(self) -> Hours:
+        if self.min_replicas is not None and self.max_replicas is not None and self.min_replicas > self.max_replicas:
+            raise ValueError(f"min_replicas ({self.min_replicas}) is above max_replicas ({self.max_replicas})")
+        return self
+
+    def contains(self, at: float) -> bool:
+        """Whether a moment, in Unix seconds, lies in these hours."""
+        local = datetime.fromtimestamp(at, ZoneInfo(self.timezone))
+        today, yesterday = DAYS[local.weekday()], DAYS[local.weekday() - 1]
+        now = local.time()
+        if self.since < self.until:
+            return today in self.days and self.since <= now < self.until
+        return (today in self.days and now >= self.since) or (yesterday in self.days and now < self.until)
+
+
+def bounds(schedule: tuple[Hours, ...], least: int, most: int, at: float) -> tuple[int, int]:
+    """The least and the most replicas at a moment, in Unix seconds; `least` and `most` are those of all hours."""
+    hours = next((hours for hours in schedule if hours.contains(at)), None)
+    if hours is None:
+        return least, most
+    upper = most if hours.max_replicas is None else min(most, hours.max_replicas)
+    lower = least if hours.min_replicas is None else max(least, hours.min_replicas)
+    return min(lower, upper), upper

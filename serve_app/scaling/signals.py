@@ -1,0 +1,76 @@
+"""What the rule is told: the load of each replica, and what waits or was refused outside of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from math import exp
+from typing import Final
+
+from serve_app.contracts.limiting import PressureReport
+
+RATE_S: Final = 5.0  # time constant of the measured rate
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLoad:
+    """One replica at its last report. The names are those of the metrics that it records for Serve."""
+
+    slots: float  # sequences that it computes together at most
+    running: float = 0.0
+    waiting: float = 0.0
+    queue_age_s: float = 0.0
+    kv_used: float = 0.0  # 0 to 1
+    queued_prefill_tokens: float = 0.0
+    tokens_per_s: float = 0.0  # prompts that began and output, over the last seconds
+    refused_tokens_per_s: float = 0.0  # of the whole backend: each replica reports the same
+
+    def metrics(self) -> dict[str, float]:
+        """As `record_autoscaling_stats` returns it."""
+        return asdict(self)
+
+    @classmethod
+    def of_metrics(cls, values: Mapping[str, float]) -> ReplicaLoad | None:
+        """The load of the last values of these metrics; None when one is missing: the replica has not reported yet."""
+        names = [field.name for field in fields(cls)]
+        return cls(**{name: values[name] for name in names}) if all(name in values for name in names) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """A backend at one moment, in Unix seconds."""
+
+    now: float
+    replicas: tuple[ReplicaLoad | None, ...]  # those that take requests; None: one that has not reported yet
+    target: int  # replicas that there are to be, with those that start
+    held: float = 0.0  # requests that wait for any replica, outside of all
+    least: int = 1
+    most: int = 1
+
+
+class LoadMeter:
+    """Measures one replica's rate of work, and makes its load from reports."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._rate = 0.0
+        self._tokens: int | None = None
+        self._at = 0.0
+
+    def take(self, report: PressureReport, refused_tokens_per_s: float, now: float) -> ReplicaLoad:
+        """The load by this report. `now` never runs backwards."""
+        passed = now - self._at
+        if self._tokens is not None and passed > 0 and report.tokens_done >= self._tokens:
+            seen = (report.tokens_done - self._tokens) / passed
+            self._rate += (1.0 - exp(-passed / RATE_S)) * (seen - self._rate)
+        self._tokens, self._at = report.tokens_done, now
+        return ReplicaLoad(
+            slots=self._slots,
+            running=report.running,
+            waiting=report.waiting,
+            queue_age_s=report.queue_age_s,
+            kv_used=report.kv_used,
+            queued_prefill_tokens=report.queued_prefill_tokens,
+            tokens_per_s=self._rate,
+            refused_tokens_per_s=refused_tokens_per_s,
+        )

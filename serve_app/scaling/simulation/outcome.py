@@ -1,0 +1,61 @@
+"""What came of the requests of a simulation, and what the replicas cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import ceil
+from typing import TYPE_CHECKING
+
+from serve_app.scaling.simulation.replica import Job
+
+if TYPE_CHECKING:
+    from serve_app.scaling.simulation.cluster import Arrival
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Counts of requests, unless they say otherwise. Each request ends in one of `done`, `given_up`, `late`."""
+
+    requests: int = 0
+    done: int = 0
+    refused: int = 0  # at least once
+    given_up: int = 0  # refused at each try
+    late: int = 0  # admitted, and not begun by the deadline
+    unfinished: int = 0  # at the end
+    refusals: list[float] = field(default_factory=list)  # tries, by time
+    queued_s: list[float] = field(default_factory=list)  # of those done: from admission until a place in the batch
+    first_s: list[float] = field(default_factory=list)  # of those done: from the first try to the first token
+    tokens: tuple[int, int] = (0, 0)  # of prompts and output of those done
+    revenue: int = 0  # nano-units
+    changes: int = 0  # of the number of replicas
+    cost: float = 0.0  # of replicas, from the decision to start one to the end of its last reply
+    seconds: float = 0.0
+    replicas: list[int] = field(default_factory=list)  # that take requests, at each look
+    paid: list[int] = field(default_factory=list)  # with those that start or end
+
+    def served(self, arrival: Arrival, job: Job) -> None:
+        """Counts a request that was completed."""
+        self.done += 1
+        self.queued_s.append(job.started_at - job.arrived_at)
+        self.first_s.append(job.first_at - arrival.at)
+        self.tokens = self.tokens[0] + arrival.prompt, self.tokens[1] + job.output
+        if arrival.price is not None:
+            self.revenue += arrival.price.cost(arrival.prompt, arrival.cached, job.output)
+
+    @property
+    def refused_share(self) -> float:
+        """Of the requests that were refused at least once or got too late, 0 to 1."""
+        return (self.refused + self.late) / max(1, self.requests)
+
+    @property
+    def queued_p95_s(self) -> float:
+        return percentile(self.queued_s, 0.95)
+
+    @property
+    def first_p95_s(self) -> float:
+        return percentile(self.first_s, 0.95)
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The nearest-rank percentile; 0 without values."""
+    return sorted(values)[max(0, ceil(share * len(values)) - 1)] if values else 0.0
