@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +27,23 @@ CLUSTER = REPOSITORY / "cluster"
 CRD = Path(__file__).parent / "schemas" / "rayservice-v1.schema.json"
 KUBERNETES = "1.37"
 
-SECRETS = {
-    "SERVE_APP_OPERATOR_KEY": "operator-key",
-    "SERVE_APP_KEY_SECRET": "key-secret",
-    "SERVE_APP_DATABASE_URL": "database-url",
-}
+SECRETS = (
+    "SERVE_APP_OPERATOR_KEY",
+    "SERVE_APP_OPERATOR_KEY_PREVIOUS",
+    "SERVE_APP_KEY_SECRET",
+    "SERVE_APP_DATABASE_URL",
+)
+HARD_STOP, DRAIN = "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 FLAGS = (
     "RAY_SERVE_ENABLE_HA_PROXY",
     "RAY_SERVE_THROUGHPUT_OPTIMIZED",
-    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S",
+    HARD_STOP,
+    DRAIN,
     "RAY_SERVE_HAPROXY_MAXCONN",
     "RAY_SERVE_HAPROXY_RETRY_ON",
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH",
 )
+LEAST_DRIVER = 580  # for torch's CUDA 13 build
 
 Document = dict[str, Any]
 
@@ -79,75 +84,6 @@ def launcher_schema() -> Document:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def rayservice_problems(document: Document) -> list[str]:
-    """The CRD's schema, the Serve config in it, pods as Kubernetes sees them, flags, secrets, and the times."""
-    problems = list(schema_problems(document, crd()))
-    if problems:
-        return problems
-    serve = yaml.safe_load(document["spec"]["serveConfigV2"])
-    problems += [f"serveConfigV2.{problem}" for problem in serve_problems(serve)]
-    cluster = document["spec"]["rayClusterConfig"]
-    if "redisPassword" not in cluster.get("gcsFaultToleranceOptions", {}):
-        problems.append("gcsFaultToleranceOptions: no Redis password, so no head may fail")
-    if cluster.get("authOptions", {}).get("mode") != "token":
-        problems.append("authOptions: Ray takes calls without a token")
-    if cluster["headGroupSpec"]["rayStartParams"].get("num-cpus") != "0":
-        problems.append("headGroupSpec: replicas may run on the head")
-    for name, template in pod_templates(document).items():
-        problems += [f"{name}: {problem}" for problem in pod_problems(template, has_secrets=name == "gateway")]
-    if not problems:
-        problems += time_problems(document, serve)
-    return problems
-
-
-def pod_templates(document: Document) -> dict[str, Document]:
-    cluster = document["spec"]["rayClusterConfig"]
-    workers = {group["groupName"]: group["template"] for group in cluster["workerGroupSpecs"]}
-    return {"head": cluster["headGroupSpec"]["template"], **workers}
-
-
-def pod_problems(template: Document, has_secrets: bool) -> Iterator[str]:
-    """The service's secrets are for the pods of gateway, limiter and accounting alone."""
-    yield from kubernetes_problems({"apiVersion": "v1", "kind": "Pod", **template})
-    container = template["spec"]["containers"][0]
-    environment = {variable["name"]: variable for variable in container["env"]}
-    yield from flag_problems({name: variable.get("value", "") for name, variable in environment.items()})
-    for name, key in SECRETS.items():
-        source = environment.get(name, {}).get("valueFrom", {}).get("secretKeyRef")
-        if not has_secrets:
-            if name in environment or "envFrom" in container:
-                yield f"{name} is given to a pod that has no use for it"
-        elif source != {"name": "serve-app", "key": key}:
-            yield f"{name} does not come from the Secret's {key}"
-    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
-    volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
-    if volumes.get(mounts.get("/dev/shm"), {}).get("emptyDir", {}).get("medium") != "Memory":
-        yield "/dev/shm is not memory"
-    for name in mounts.values():
-        if name not in volumes:
-            yield f"there is no volume {name}"
-
-
-def time_problems(document: Document, serve: Document) -> Iterator[str]:
-    """Each may only end what the one before it lets run: model, gateway, HAProxy, pods and old clusters."""
-    drains = {d["name"]: d["graceful_shutdown_timeout_s"] for d in deployments(serve) if d["name"] in DRAINED}
-    templates = pod_templates(document).values()
-    hard_stops = [
-        int(variable["value"])
-        for template in templates
-        for variable in template["spec"]["containers"][0]["env"]
-        if variable["name"] == "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"
-    ]
-    grace = min(template["spec"].get("terminationGracePeriodSeconds", 30) for template in templates)
-    ends = min(grace, document["spec"].get("rayClusterDeletionDelaySeconds", 60))
-    chain = [drains["Model"], drains["Gateway"], min(hard_stops), ends]
-    if any(earlier >= later for earlier, later in pairwise(chain)):
-        yield f"streams may be cut: {chain} seconds must rise (model, gateway, HAProxy, pods and old clusters)"
-
-
-DRAINED = ("Model", "Gateway")
-
-
 def deployments(serve: Document) -> list[Document]:
     return [deployment for application in serve["applications"] for deployment in application["deployments"]]
 
@@ -162,10 +98,11 @@ def serve_problems(serve: Document) -> list[str]:
         if scaling:
             # Ray's schema takes any mapping here and looks into it only when the deployment is made.
             problems += pydantic_problems(AutoscalingConfig, scaling, f"{deployment['name']}.autoscaling_config")
-        if scaling and scaling["downscale_delay_s"] < scaling["look_back_period_s"]:
+        # The service's own policy has delays of its own.
+        if scaling and "policy" not in scaling and scaling["downscale_delay_s"] < scaling["look_back_period_s"]:
             problems.append(f"{deployment['name']}: scales down before the look-back has passed, so it flaps")
         options = deployment.get("ray_actor_options", {})
-        if not options.get("num_gpus") and "gateway" not in options.get("resources", {}):
+        if not options.get("num_gpus") and not options.get("resources"):
             problems.append(f"{deployment['name']}: may run on the head or keep a GPU node busy")
     return problems
 
@@ -185,6 +122,21 @@ def kubernetes_problems(document: Document) -> Iterator[str]:
         yield f"{'.'.join(map(str, error.path))}: {error.message}"
 
 
+def driver_problems(node: Document, document: Document) -> Iterator[str]:
+    """A machine image says its driver in the name of its family (GCP) or not at all (AWS): then a command checks it."""
+    images = [disk["initializeParams"].get("sourceImage", "") for disk in node.get("disks", [])]
+    named = [int(found[1]) for image in images if (found := re.search(r"nvidia-(\d+)", image))]
+    if images and not named:
+        yield f"the machine image {images[0]} names no driver"
+    for driver in named:
+        if driver < LEAST_DRIVER:
+            yield f"the machine image has driver {driver}, and torch needs {LEAST_DRIVER}"
+    found = (re.search(r"driver_version.*-ge (\d+)", one) for one in document["setup_commands"])
+    checked = [one[1] for one in found if one]
+    if not checked or int(checked[0]) < LEAST_DRIVER:
+        yield f"no setup command checks that the driver is {LEAST_DRIVER} or newer"
+
+
 def launcher_problems(document: Document, given_flags: dict[str, str]) -> list[str]:
     """Ray's own schema, sizes that fit, and Ray started in a shell that has read the flags and the secrets."""
     problems = [*schema_problems(document, launcher_schema()), *flag_problems(given_flags)]
@@ -202,6 +154,9 @@ def launcher_problems(document: Document, given_flags: dict[str, str]) -> list[s
         problems.append("max_workers: does not hold all workers that the node types may have")
     if not any("GPU" in kind["resources"] for kind in types.values()):
         problems.append("no node type has a GPU")
+    for name, kind in types.items():
+        if "GPU" in kind["resources"]:
+            problems += [f"{name}: {problem}" for problem in driver_problems(kind["node_config"], document)]
     for part in ("head_start_ray_commands", "worker_start_ray_commands"):
         starts = [command for command in document[part] if "ray start" in command]
         if not starts:

@@ -35,7 +35,8 @@ def test_the_nodes_have_room_for_the_deployments(launcher: Document) -> None:
     assert serve_problems(serve) == []
     gateway, model = serve["applications"][0]["deployments"][0], serve["applications"][1]["deployments"][0]
     assert types["gateway"]["min_workers"] >= gateway["num_replicas"]
-    assert types["gateway"]["resources"]["gateway"] >= 1
+    for deployment in serve["applications"][0]["deployments"]:
+        assert deployment["ray_actor_options"]["resources"].keys() <= types["gateway"]["resources"].keys()
     assert types["gpu"]["max_workers"] >= model["autoscaling_config"]["max_replicas"]
     assert types["gpu"]["resources"]["GPU"] >= model["ray_actor_options"]["num_gpus"]
     assert types["gpu"]["resources"]["CPU"] >= model["ray_actor_options"]["num_cpus"]
@@ -48,6 +49,38 @@ def test_a_missing_flag_is_found(launcher: Document, flag: str) -> None:
 
 def test_a_flag_that_is_off_is_found(launcher: Document) -> None:
     assert launcher_problems(launcher, flags() | {"RAY_SERVE_ENABLE_HA_PROXY": "0"}) != []
+
+
+def test_an_image_with_an_old_driver_is_found() -> None:
+    gcp = read("gcp.yaml")
+    path = "available_node_types/gpu/node_config/disks/0/initializeParams/sourceImage"
+    for image in ("projects/x/global/images/family/common-cu128-ubuntu-2404-nvidia-570", "projects/x/family/ubuntu"):
+        assert any("gpu: the machine image" in one for one in launcher_problems(broken(gcp, path, image), flags()))
+
+
+@pytest.mark.parametrize("minimum", ["true", "570"])
+def test_a_launcher_that_does_not_check_the_driver_is_found(launcher: Document, minimum: str) -> None:
+    command = launcher["setup_commands"][0].replace("-ge 580", "true" if minimum == "true" else f"-ge {minimum}")
+    found = launcher_problems(broken(launcher, "setup_commands/0", command), flags())
+    assert found == ["gpu: no setup command checks that the driver is 580 or newer"]
+
+
+@pytest.mark.parametrize(("driver", "passes"), [("570.172.08", False), ("580.95.05", True), ("595.91.07", True)])
+def test_a_machine_with_an_old_driver_is_given_up(
+    launcher: Document, tmp_path: Path, driver: str, passes: bool
+) -> None:
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho {driver}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    command = launcher["setup_commands"][0].replace("/proc/driver/nvidia/version", str(tmp_path / "nvidia-smi"))
+    given = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", command], env=given, capture_output=True, text=True, timeout=10)
+    assert (done.returncode == 0) == passes
+    assert passes or "older than 580" in done.stderr
+
+
+def test_a_machine_without_a_gpu_is_not_asked_for_its_driver(launcher: Document, tmp_path: Path) -> None:
+    command = launcher["setup_commands"][0].replace("/proc/driver/nvidia/version", str(tmp_path / "none"))
+    assert subprocess.run(["bash", "-c", command], timeout=10).returncode == 0
 
 
 @pytest.mark.parametrize("part", ["head_start_ray_commands", "worker_start_ray_commands"])
@@ -91,12 +124,15 @@ def test_a_wrong_value_is_found(launcher: Document, path: str, value: object) ->
     assert launcher_problems(broken(launcher, path, value), flags()) != []
 
 
+PREVIOUS = "SERVE_APP_OPERATOR_KEY_PREVIOUS=the-key-before\n"  # while it is replaced
+
+
 def started_with(launcher: Document, part: str, resources: str, home: Path) -> dict[str, str]:
     """The environment that Ray starts with on a machine of these resources, and the secrets left in its file."""
     (home / "serve-app" / "cluster").mkdir(parents=True)
     (home / "venv" / "bin").mkdir(parents=True)
     (home / "serve-app" / "cluster" / "flags.env").write_text((CLUSTER / "flags.env").read_text())
-    (home / "secrets.env").write_text((CLUSTER / "secrets.env.template").read_text())
+    (home / "secrets.env").write_text((CLUSTER / "secrets.env.template").read_text() + PREVIOUS)
     ray = home / "venv" / "bin" / "ray"
     ray.write_text(f"#!/bin/sh\nenv > {home}/environment\n")
     ray.chmod(0o755)

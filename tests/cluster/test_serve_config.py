@@ -39,7 +39,7 @@ def test_wrong_keys_are_counted_by_the_address_that_ingress_or_balancer_has_seen
         (f"{GATEWAY}/max_ongoing_requests", "max_concurrent_queries"),
         (f"{GATEWAY}/user_config/models", "identifiers"),
         (f"{GATEWAY}/user_config/models/svc-chat/price/cached_input", "cached"),
-        (f"{MODEL}/autoscaling_config/target_ongoing_requests", "target_requests"),
+        (f"{MODEL}/autoscaling_config/look_back_period_s", "look_back_s"),
         (f"{MODEL}/ray_actor_options/num_gpus", "gpus"),
         (f"{MODEL}/graceful_shutdown_timeout_s", "graceful_shutdown_timeout"),
     ],

@@ -1,0 +1,167 @@
+"""A set of manifests: everything that is applied together, and what is in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import yaml
+
+from .checks import CLUSTER, Document
+
+SETS = ("production", "small")
+COMMON = (
+    "namespace.yaml",
+    "secrets.template.yaml",
+    "networkpolicy.yaml",
+    "gateway-api.yaml",
+    "gateway-api-gke.yaml",
+    "podmonitor.yaml",
+    "prometheus-rules.yaml",
+)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The head, or a group of workers."""
+
+    name: str
+    least: int
+    most: int
+    start: Document  # rayStartParams
+    template: Document
+
+    @property
+    def where(self) -> str:
+        return f"RayService/serve-app {self.name}"
+
+    @property
+    def role(self) -> str:
+        return str(self.labels.get("app.kubernetes.io/component", "head"))
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Of its pods, with those that KubeRay adds."""
+        own = self.template.get("metadata", {}).get("labels", {})
+        return own | {"ray.io/group": self.name, "ray.io/is-ray-node": "yes", "ray.io/cluster": "serve-app-x"}
+
+    @property
+    def spec(self) -> Document:
+        return self.template["spec"]
+
+    @property
+    def container(self) -> Document:
+        return self.spec["containers"][0]
+
+    @property
+    def env(self) -> dict[str, Document]:
+        return {variable["name"]: variable for variable in self.container.get("env", [])}
+
+    @property
+    def offers(self) -> dict[str, float]:
+        """Ray's custom resources of one pod."""
+        return json.loads(json.loads(self.start["resources"])) if "resources" in self.start else {}
+
+    @property
+    def mounts(self) -> dict[str, Document]:
+        """What is mounted, by path: the volume, and whether it is read-only."""
+        volumes = {volume["name"]: volume for volume in self.spec.get("volumes", [])}
+        mounted = self.container.get("volumeMounts", [])
+        return {one["mountPath"]: volumes.get(one["name"], {}) | {"mount": one} for one in mounted}
+
+    def sources(self, kind: str) -> set[str]:
+        """Names of the Secrets (`secret`) or ConfigMaps (`configMap`) that its environment or its disk has."""
+        found = {one[f"{kind}Ref"]["name"] for one in self.container.get("envFrom", []) if f"{kind}Ref" in one}
+        found |= {
+            one["valueFrom"][f"{kind}KeyRef"]["name"]
+            for one in self.env.values()
+            if f"{kind}KeyRef" in one.get("valueFrom", {})
+        }
+        key = "secretName" if kind == "secret" else "name"
+        return found | {one[kind][key] for one in self.spec.get("volumes", []) if kind in one}
+
+
+@dataclass(frozen=True)
+class Manifests:
+    """All objects of a set. `production` says whether one of each kind may fail."""
+
+    documents: list[Document]
+    production: bool
+
+    def of(self, kind: str) -> list[Document]:
+        return [document for document in self.documents if document["kind"] == kind]
+
+    def named(self, kind: str, name: str) -> Document | None:
+        return next((one for one in self.of(kind) if one["metadata"]["name"] == name), None)
+
+    @property
+    def rayservice(self) -> Document:
+        return self.of("RayService")[0]
+
+    @cached_property
+    def cluster(self) -> Document:
+        return self.rayservice["spec"]["rayClusterConfig"]
+
+    @cached_property
+    def serve(self) -> Document:
+        return parsed(self.rayservice["spec"]["serveConfigV2"])
+
+    @cached_property
+    def pools(self) -> list[Pool]:
+        head = self.cluster["headGroupSpec"]
+        groups = self.cluster["workerGroupSpecs"]
+        return [
+            Pool("head", 1, 1, head["rayStartParams"], head["template"]),
+            *(
+                Pool(one["groupName"], one["minReplicas"], one["maxReplicas"], one["rayStartParams"], one["template"])
+                for one in groups
+            ),
+        ]
+
+    def deployments(self) -> Iterator[tuple[Document, Document]]:
+        """Each with its application."""
+        for application in self.serve["applications"]:
+            for deployment in application["deployments"]:
+                yield application, deployment
+
+    def pools_of(self, deployment: Document) -> list[Pool]:
+        """The pools that offer the custom resources which a deployment asks for."""
+        asked = deployment.get("ray_actor_options", {}).get("resources", {})
+        return [pool for pool in self.pools if asked and asked.keys() <= pool.offers.keys()]
+
+
+@cache
+def parsed(text: str) -> Document:
+    """YAML, which nobody changes."""
+    return yaml.safe_load(text)
+
+
+def read_all(name: str) -> list[Document]:
+    """The objects of a file below cluster/. Parts that YAML's anchors share are copies, so that one can be changed."""
+    documents = yaml.safe_load_all((CLUSTER / name).read_text(encoding="utf-8"))
+    return [json.loads(json.dumps(document)) for document in documents]
+
+
+def files(name: str) -> list[str]:
+    own = sorted(path.name for path in (CLUSTER / name).glob("*.yaml"))
+    return [*COMMON, *(f"{name}/{file}" for file in own)]
+
+
+def read_set(name: str) -> Manifests:
+    return Manifests([one for file in files(name) for one in read_all(file)], name == "production")
+
+
+def selects(selector: Document, labels: dict[str, Any]) -> bool:
+    """Kubernetes' label selectors; an empty one selects all."""
+    if not selector.get("matchLabels", {}).items() <= labels.items():
+        return False
+    for one in selector.get("matchExpressions", []):
+        value, operator = labels.get(one["key"]), one["operator"]
+        inside = value in one.get("values", [])
+        holds = {"In": inside, "NotIn": not inside, "Exists": value is not None, "DoesNotExist": value is None}
+        if not holds[operator]:
+            return False
+    return True

@@ -1,0 +1,177 @@
+"""Mistakes in times, secrets, connections and places: what is done to a set, and what the report must contain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .checks import DRAIN, HARD_STOP
+from .edit import Edit
+
+DATABASE = {"secretRef": {"name": "serve-app-database"}}
+Change = Callable[[Edit], object]
+
+
+def route(edit: Edit) -> Any:
+    return edit.of("HTTPRoute")["spec"]["rules"][0]
+
+
+def options(edit: Edit) -> Any:
+    return edit.of("RayService")["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"]
+
+
+TIMES: dict[str, tuple[Change, str]] = {
+    "model stops before the longest reply": (
+        lambda e: e.deployment("Model", graceful_shutdown_timeout_s=500),
+        "qwen25-7b: graceful_shutdown_timeout_s of Model (500 s)",
+    ),
+    "gateway stops before the model": (
+        lambda e: e.deployment("Gateway", graceful_shutdown_timeout_s=600),
+        "graceful_shutdown_timeout_s of Gateway (600 s)",
+    ),
+    "longer replies": (
+        lambda e: e.serve(
+            lambda c: c["applications"][0]["deployments"][0]["user_config"]["models"]["svc-chat"].update(
+                max_output=8192
+            )
+        ),
+        "the longest reply (939.2 s)",
+    ),
+    "HAProxy stops before the gateway": (lambda e: e.set_env("gateway-a", HARD_STOP, "120"), f"gateway-a: {HARD_STOP}"),
+    "the node drains shorter than HAProxy": (lambda e: e.set_env("h100", DRAIN, "720"), f"h100: {DRAIN} (720 s)"),
+    "pods end before the drain": (
+        lambda e: e.pod("accounting").update(terminationGracePeriodSeconds=750),
+        "accounting: the end of pods and old clusters (750 s)",
+    ),
+    "pods end after Kubernetes' default": (
+        lambda e: e.pod("head").pop("terminationGracePeriodSeconds"),
+        "head: the end of pods and old clusters (30 s)",
+    ),
+    "old clusters end too soon": (
+        lambda e: e.of("RayService")["spec"].update(rayClusterDeletionDelaySeconds=60),
+        "rayClusterDeletionDelaySeconds: the end of pods",
+    ),
+    "a route that cuts replies": (
+        lambda e: route(e)["timeouts"].update(request="500s"),
+        "HTTPRoute/serve-app timeouts.request: 500 s would cut",
+    ),
+    "a route without timeouts": (lambda e: route(e).pop("timeouts"), "HTTPRoute/serve-app timeouts.request: 15 s"),
+    "Google's 30 s": (
+        lambda e: e.of("GCPBackendPolicy")["spec"]["default"].update(timeoutSec=30),
+        "GCPBackendPolicy/serve-app: 30 s would cut",
+    ),
+}
+SECRETS: dict[str, tuple[Change, str]] = {
+    "a GPU pod with the database's secret": (
+        lambda e: e.container("l40s").update(envFrom=[DATABASE]),
+        "l40s: has the Secret serve-app-database",
+    ),
+    "the head with the gateway's secret": (
+        lambda e: e.container("head")["envFrom"].append({"secretRef": {"name": "serve-app-gateway"}}),
+        "head: has the Secret serve-app-gateway",
+    ),
+    "a gateway with the database's secret": (
+        lambda e: e.container("gateway-b")["envFrom"].append(DATABASE),
+        "gateway-b: has the Secret serve-app-database",
+    ),
+    "a secret by another way": (
+        lambda e: e.pod("h100")["volumes"].append({"name": "s", "secret": {"secretName": "serve-app-database"}}),
+        "h100: has the Secret serve-app-database",
+    ),
+    "an operator key in the manifest": (
+        lambda e: e.set_env("h100", "SERVE_APP_OPERATOR_KEY", "x" * 20),
+        "h100: SERVE_APP_OPERATOR_KEY is in the manifest",
+    ),
+    "a gateway without its secret": (
+        lambda e: e.container("gateway-a").pop("envFrom"),
+        "gateway-a: lacks the Secret serve-app-gateway",
+    ),
+    "the database's address for a gateway": (
+        lambda e: e.container("gateway-a")["envFrom"].append({"configMapRef": {"name": "serve-app-database"}}),
+        "gateway-a: the database's address",
+    ),
+    "a worker with a token of Kubernetes": (
+        lambda e: e.pod("l40s").pop("automountServiceAccountToken"),
+        "l40s: has a token",
+    ),
+}
+CONNECTIONS: dict[str, tuple[Change, str]] = {
+    "sslmode require": (lambda e: e.url("verify-full", "require"), "ConfigMap/serve-app-database: sslmode is require"),
+    "no CA in the address": (lambda e: e.url("&sslrootcert", "&other"), "serve-app-database: no sslrootcert"),
+    "no CA on the disk": (
+        lambda e: e.volume("accounting", "ca", {"emptyDir": {}}),
+        "accounting: no volume with the CA at /etc/serve-app/ca/database.crt",
+    ),
+    "a password in the address": (lambda e: e.url("serve_app@", "serve_app:pw@"), "without a password"),
+    "Redis without TLS": (lambda e: options(e).update(redisAddress="redis://r:6379"), "redisAddress is not rediss://"),
+    "Redis without a password": (lambda e: options(e).pop("redisPassword"), "RayService/serve-app: redisPassword"),
+    "Redis without its CA": (lambda e: e.container("head").pop("envFrom"), "head: RAY_REDIS_CA_CERT is missing"),
+    "no Redis": (
+        lambda e: e.of("RayService")["spec"]["rayClusterConfig"].pop("gcsFaultToleranceOptions"),
+        "RayService/serve-app: no gcsFaultToleranceOptions",
+    ),
+    "no token": (
+        lambda e: e.of("RayService")["spec"]["rayClusterConfig"]["authOptions"].update(mode="disabled"),
+        "RayService/serve-app: authOptions",
+    ),
+}
+PLACES: dict[str, tuple[Change, str]] = {
+    "a head with CPUs": (lambda e: e.group("head")["rayStartParams"].update({"num-cpus": "4"}), "head: num-cpus"),
+    "a gateway on the head": (
+        lambda e: e.group("head")["rayStartParams"].update(resources='"{\\"gateway\\": 1}"'),
+        "head: offers ['gateway'], so Gateway may run on the head",
+    ),
+    "requests to the head": (
+        lambda e: e.of("RayService")["spec"].pop("excludeHeadPodFromServeSvc"),
+        "head: excludeHeadPodFromServeSvc",
+    ),
+    "a gateway that may run anywhere": (
+        lambda e: e.deployment("Gateway", ray_actor_options={"num_cpus": 1}),
+        "Gateway: may run on the head or keep a GPU node busy",
+    ),
+    "gateways on one machine": (
+        lambda e: e.pod("gateway-b")["affinity"].pop("podAntiAffinity"),
+        "gateway-b: no hard anti-affinity to gateway-a",
+    ),
+    "a soft anti-affinity": (
+        lambda e: e.pod("accounting").update(
+            affinity={
+                "podAntiAffinity": {
+                    "preferredDuringSchedulingIgnoredDuringExecution": [
+                        {
+                            "weight": 1,
+                            "podAffinityTerm": e.pod("accounting")["affinity"]["podAntiAffinity"][
+                                "requiredDuringSchedulingIgnoredDuringExecution"
+                            ][0],
+                        }
+                    ]
+                }
+            }
+        ),
+        "accounting: no hard anti-affinity to accounting",
+    ),
+    "no toleration": (lambda e: e.pod("h100").pop("tolerations"), "h100: no toleration"),
+    "no nodeSelector": (lambda e: e.pod("l40s").pop("nodeSelector"), "l40s: no nodeSelector"),
+    "accounting on a GPU machine": (
+        lambda e: e.pod("accounting").update(tolerations=[{"operator": "Exists"}]),
+        "accounting: a pod of accounting may take a GPU",
+    ),
+    "one gateway": (lambda e: e.deployment("Gateway", num_replicas=1), "gateway.Gateway: fewer than two gateways"),
+    "fewer pods than replicas": (
+        lambda e: e.group("h100").update(maxReplicas=3),
+        "qwen25-coder-14b.Model: up to 4 replicas, and h100 may have 3",
+    ),
+    "least above most": (lambda e: e.group("l40s").update(minReplicas=5), "l40s: minReplicas 5 is above"),
+    "a resource that no pool offers": (
+        lambda e: e.group("accounting")["rayStartParams"].pop("resources"),
+        "gateway.Limiter: no pool offers",
+    ),
+    "a replica larger than its pod": (
+        lambda e: e.deployment("Model", ray_actor_options={"num_gpus": 2, "resources": {"h100": 1}}),
+        "a pod of h100 has too few GPUs",
+    ),
+    "limiter without a place": (
+        lambda e: e.serve(lambda c: c["applications"][0]["deployments"].pop(1)),
+        "gateway: Limiter is not tied",
+    ),
+}

@@ -1,0 +1,136 @@
+"""The images: pinned, not root, made of what .dockerignore lets in; the gateway's has all that its processes import."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from .checks import CLUSTER, REPOSITORY
+
+FILES = ["Dockerfile", "Dockerfile.gateway", "Dockerfile.vllm"]
+ENGINE = {"torch", "transformers", "accelerate", "gguf", "llguidance", "safetensors"}
+# What runs on the gateway's image: the deployments, the builders of all applications, the autoscaling policy.
+STARTED = (
+    "deployments.gateway", "deployments.limiter", "deployments.accounting", "deployments.apps",
+    "deployments.applications", "deployments.autoscaling", "deployments.model", "deployments.routing",
+    "serve_app.cli.__main__",
+)  # fmt: skip
+# Imports with only what the named distributions require, as if no other were installed.
+IMPORT = """
+import importlib, sys
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+wanted, todo = set(), [Requirement(one) for one in sys.argv[2].split(";")]
+while todo:
+    one = todo.pop()
+    key = (canonicalize_name(one.name), *sorted(one.extras))
+    if key in wanted:
+        continue
+    wanted.add(key)
+    try:
+        required = distribution(one.name).requires or []
+    except PackageNotFoundError:
+        continue
+    for text in required:
+        needed = Requirement(text)
+        if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in ("", *one.extras)):
+            todo.append(needed)
+names = {key[0] for key in wanted} | {"serve-app", "setuptools", "pip"}
+hidden = {
+    module for module, owners in packages_distributions().items()
+    if not {canonicalize_name(owner) for owner in owners} & names
+}
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in hidden:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+assert "torch" in hidden and "transformers" in hidden, sorted(hidden)
+sys.meta_path.insert(0, Hidden())
+for module in sys.argv[1].split(","):
+    importlib.import_module(module)
+"""
+
+
+def instructions(name: str) -> list[tuple[str, str]]:
+    text = (CLUSTER / name).read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return [(line.split(" ", 1)[0], " ".join(line.split(" ", 1)[1].split())) for line in lines]
+
+
+def gateway_requirements() -> list[str]:
+    (line,) = [text for word, text in instructions("Dockerfile.gateway") if word == "RUN" and "--constraint" in text]
+    return [one.strip('"') for one in line.split("constraints.txt ")[1].split()]
+
+
+def constraints() -> dict[str, str]:
+    lines = (REPOSITORY / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("==") for line in lines if not line.startswith("#"))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_image_runs_without_root_and_installs_what_was_tested(name: str) -> None:
+    steps = instructions(name)
+    assert [text for word, text in steps if word == "USER"][-1] == "1000:1000"
+    assert all(
+        "--constraint constraints.txt" in text or "--no-deps" in text for _, text in steps if "pip install" in text
+    )
+    assert "index-url" not in str(steps)
+    assert ":latest" not in str(steps)
+
+
+def test_all_images_have_one_python() -> None:
+    bases = {name: [text for word, text in instructions(name) if word == "FROM"] for name in FILES}
+    assert bases["Dockerfile"] == bases["Dockerfile.gateway"]
+    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", bases["Dockerfile"][0])
+    assert bases["Dockerfile.vllm"] == ["${BASE}"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_an_image_copies_is_there_and_not_ignored(name: str) -> None:
+    lines = (REPOSITORY / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert "*" in lines
+    allowed = {line[1:] for line in lines if line.startswith("!")}
+    for word, text in instructions(name):
+        for source in text.split()[:-1] if word == "COPY" else ():
+            assert source in allowed
+            assert (REPOSITORY / source).exists()
+
+
+def test_the_gateways_image_has_the_dependencies_of_the_project_but_the_engines() -> None:
+    project: Any = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    texts = [*project["dependencies"], *project["optional-dependencies"]["postgres"]]
+    needed = {(canonicalize_name(one.name), *sorted(one.extras)) for one in map(Requirement, texts)}
+    given = {(canonicalize_name(one.name), *sorted(one.extras)) for one in map(Requirement, gateway_requirements())}
+    assert given == {one for one in needed if one[0] not in ENGINE}
+    pinned = {canonicalize_name(name) for name in constraints()}
+    assert {one[0] for one in given} <= pinned
+
+
+def test_gateway_limiter_and_accounting_start_with_what_their_image_has() -> None:
+    command = [sys.executable, "-c", IMPORT, ",".join(STARTED), ";".join(gateway_requirements())]
+    done = subprocess.run(command, cwd=REPOSITORY, env={"PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_pip_installs_the_gateways_image_as_pinned_and_without_torch(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--dry-run"]
+    command += ["--ignore-installed", "--report", str(report), "--constraint", str(REPOSITORY / "constraints.txt")]
+    subprocess.run([*command, *gateway_requirements()], check=True, timeout=300)
+    found = {one["metadata"]["name"]: one["metadata"]["version"] for one in json.loads(report.read_text())["install"]}
+    chosen = {canonicalize_name(name): version for name, version in found.items()}
+    pinned = {canonicalize_name(name): version for name, version in constraints().items()}
+    assert chosen.items() <= pinned.items(), chosen.items() - pinned.items()
+    assert not ENGINE & chosen.keys()
+    assert not [name for name in chosen if name.startswith(("nvidia", "triton"))]

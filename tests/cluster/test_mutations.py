@@ -1,0 +1,50 @@
+"""Mistakes in a production set, one at a time: each is reported, with the object it is in."""
+
+from __future__ import annotations
+
+import pytest
+
+from .checks import DRAIN, HARD_STOP
+from .edit import Edit
+from .manifests import Manifests, read_set
+from .mutations import CONNECTIONS, PLACES, SECRETS, TIMES
+from .mutations_of_pods import NETWORK, PODS
+from .validate import problems
+
+POOLS = ("head", "gateway-a", "gateway-b", "accounting", "l40s", "h100")
+MUTATIONS = {
+    f"{part}: {name}": mutation
+    for part, table in [
+        ("times", TIMES),
+        ("secrets", SECRETS),
+        ("connections", CONNECTIONS),
+        ("places", PLACES),
+        ("pods", PODS),
+        ("network", NETWORK),
+    ]
+    for name, mutation in table.items()
+}
+
+
+@pytest.fixture(scope="module")
+def production() -> Manifests:
+    return read_set("production")
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_mistake_is_reported_with_its_object(production: Manifests, name: str) -> None:
+    change, expected = MUTATIONS[name]
+    edit = Edit(production)
+    change(edit)
+    found = problems(edit.result())
+    assert any(expected in problem for problem in found), found
+    assert all("/" in problem.split(" ")[0] or problem.startswith("PrometheusRule") for problem in found)
+
+
+@pytest.mark.parametrize("variable", [DRAIN, HARD_STOP, "RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_HAPROXY_RETRY_ON"])
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_flag_that_one_kind_of_pod_lacks_is_reported(production: Manifests, pool: str, variable: str) -> None:
+    edit = Edit(production)
+    edit.set_env(pool, variable, None)
+    found = problems(edit.result())
+    assert f"RayService/serve-app {pool}: {variable} is missing" in found

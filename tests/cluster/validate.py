@@ -1,0 +1,86 @@
+"""All problems of a set of manifests, each beginning with its object: `Kind/name`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+
+from . import crds
+from .checks import Document, crd, kubernetes_problems, schema_problems, serve_problems
+from .manifests import Manifests, parsed
+from .network_rules import monitor_problems, policy_problems, route_problems
+from .pod_rules import is_pinned
+from .pod_rules import problems as pod_problems
+from .set_rules import (
+    budget_problems,
+    database_problems,
+    redis_problems,
+    replica_problems,
+    storage_problems,
+    time_problems,
+    version_problems,
+)
+
+RULES = (
+    pod_problems,
+    version_problems,
+    replica_problems,
+    time_problems,
+    database_problems,
+    redis_problems,
+    storage_problems,
+    budget_problems,
+    policy_problems,
+    route_problems,
+    monitor_problems,
+)
+
+
+def problems(manifests: Manifests) -> list[str]:
+    """First each object by itself; what they must be to each other only if each has the right form."""
+    found = [one for document in manifests.documents for one in object_problems(document)]
+    namespace = manifests.of("Namespace")[0]["metadata"]["name"]
+    for document in manifests.documents:
+        if document["kind"] != "Namespace" and document["metadata"].get("namespace") != namespace:
+            found.append(f"{_name(document)}: is not in the namespace {namespace}")
+    if found:
+        return found
+    text = manifests.rayservice["spec"]["serveConfigV2"]
+    found = [f"RayService/serve-app serveConfigV2.{one}" for one in _serve_problems(text)]
+    return found or [one for rule in RULES for one in rule(manifests)]
+
+
+def object_problems(document: Document) -> list[str]:
+    return [f"{_name(document)}: {one}" for one in _cached(json.dumps(document))]
+
+
+def _name(document: Document) -> str:
+    return f"{document['kind']}/{document['metadata']['name']}"
+
+
+@cache
+def _serve_problems(text: str) -> list[str]:
+    return serve_problems(parsed(text))
+
+
+# Most objects are the same in most tests.
+@cache
+def _cached(text: str) -> list[str]:
+    document = json.loads(text)
+    if document["kind"] == "RayService":
+        found = list(schema_problems(document, crd()))
+        return found or [one for pod in _pods(document) for one in _cached(json.dumps(pod))]
+    if (document["apiVersion"], document["kind"]) in crds.KINDS:
+        return crds.problems(document)
+    found = list(kubernetes_problems(document))
+    if document["kind"] == "Job" and not found:
+        image = document["spec"]["template"]["spec"]["containers"][0]["image"]
+        found += [] if is_pinned(image) else [f"the image {image} is not pinned: name a version or a digest"]
+    return found
+
+
+def _pods(document: Document) -> Iterator[Document]:
+    cluster = document["spec"]["rayClusterConfig"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        yield {"apiVersion": "v1", "kind": "Pod", **group["template"]}
