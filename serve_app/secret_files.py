@@ -2,6 +2,8 @@
 
 On a cluster they come from the environment (SERVE_APP_OPERATOR_KEY, SERVE_APP_KEY_SECRET). On one machine
 (`settings.keeps_local_state`) they are files of the state folder with mode 0600, made on first use.
+
+While the operator key is replaced, the one before is valid too: SERVE_APP_OPERATOR_KEY_PREVIOUS, or a file.
 """
 
 from __future__ import annotations
@@ -17,6 +19,12 @@ from typing import Final
 from serve_app.settings import SettingsError, is_placeholder, keeps_local_state
 
 LEAST_LENGTH: Final = 16  # characters; those that are made here have 43
+_VARIABLES: Final = (
+    "SERVE_APP_OPERATOR_KEY",
+    "SERVE_APP_OPERATOR_KEY_PREVIOUS",
+    "SERVE_APP_KEY_SECRET",
+    "SERVE_APP_DATABASE_URL",
+)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -25,6 +33,12 @@ class Secrets:
 
     operator_key: str
     key_secret: bytes
+    previous_operator_key: str = ""  # empty: none
+
+    @property
+    def operator_keys(self) -> tuple[str, ...]:
+        """All that are valid."""
+        return (self.operator_key, *filter(None, [self.previous_operator_key]))
 
 
 def load_secrets(home: Path) -> Secrets:
@@ -35,13 +49,25 @@ def load_secrets(home: Path) -> Secrets:
     return Secrets(
         operator_key=_secret("SERVE_APP_OPERATOR_KEY", home, "operator-key"),
         key_secret=_secret("SERVE_APP_KEY_SECRET", home, "key-secret").encode(),
+        previous_operator_key=_previous("SERVE_APP_OPERATOR_KEY_PREVIOUS", home, "operator-key.previous"),
     )
 
 
 def forget_environment() -> None:
     """Removes what only gateway, limiter and accounting may know from the environment of this process."""
-    for variable in ("SERVE_APP_OPERATOR_KEY", "SERVE_APP_KEY_SECRET", "SERVE_APP_DATABASE_URL"):
+    for variable in _VARIABLES:
         os.environ.pop(variable, None)
+
+
+def _previous(variable: str, home: Path, name: str) -> str:
+    """What a secret was before, while both are valid; empty when none is named. Raises SettingsError."""
+    source, value = variable, os.environ.get(variable, "").strip()
+    path = home / "secrets" / name
+    if not value and keeps_local_state() and path.exists():
+        source, value = str(path), path.read_text().strip()
+        if not value:
+            raise SettingsError(f"{path}: empty; remove it, or write the secret that was valid before")
+    return _checked(source, value) if value else ""
 
 
 def _secret(variable: str, home: Path, name: str) -> str:
@@ -54,6 +80,10 @@ def _secret(variable: str, home: Path, name: str) -> str:
                 "or set SERVE_APP_LOCAL_STATE=1 if the whole service runs on this one machine"
             )
         source, value = str(home / "secrets" / name), secret_file(home, name)
+    return _checked(source, value)
+
+
+def _checked(source: str, value: str) -> str:
     if is_placeholder(value) or len(value) < LEAST_LENGTH:
         what = "still the placeholder of a template" if is_placeholder(value) else f"only {len(value)} characters long"
         raise SettingsError(

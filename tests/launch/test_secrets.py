@@ -95,7 +95,40 @@ def test_under_the_launcher_secrets_and_ledger_are_files(tmp_path: Path, monkeyp
     assert GatewayArgs().ledger_url() == f"sqlite:///{tmp_path / 'ledger.db'}"
 
 
-def test_a_model_replica_forgets_the_secrets_of_its_machine_before_anything_else(
+PREVIOUS = "SERVE_APP_OPERATOR_KEY_PREVIOUS"
+
+
+def test_an_operator_key_and_the_one_before_are_both_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert secret_files.load_secrets(tmp_path).operator_keys == (GOOD,)
+    monkeypatch.setenv(PREVIOUS, "the key of last year, which is long")
+    assert secret_files.load_secrets(tmp_path).operator_keys == (GOOD, "the key of last year, which is long")
+    monkeypatch.setenv(PREVIOUS, "")
+    assert secret_files.load_secrets(tmp_path).operator_keys == (GOOD,)
+
+
+def test_on_one_machine_the_key_before_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    former = tmp_path / "secrets" / "operator-key.previous"
+    former.parent.mkdir()
+    former.write_text("the key of last year, which is long\n")
+    assert secret_files.load_secrets(tmp_path).operator_keys == (GOOD,)  # on a cluster a node has no files of its own
+    monkeypatch.setenv("SERVE_APP_LOCAL_STATE", "1")
+    assert secret_files.load_secrets(tmp_path).operator_keys == (GOOD, "the key of last year, which is long")
+    former.write_text("\n")
+    with pytest.raises(SettingsError, match=r"operator-key\.previous: empty"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("value", ["REPLACE_ME_REPLACE_ME", "hunter2"])
+def test_a_key_before_that_anybody_could_guess_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv(PREVIOUS, value)
+    with pytest.raises(SettingsError, match=f"^{PREVIOUS}: ") as refused:
+        load(tmp_path)
+    assert value not in str(refused.value)
+
+
+async def test_a_model_replica_forgets_the_secrets_of_its_machine_before_anything_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Forgotten(Exception):
@@ -108,6 +141,7 @@ def test_a_model_replica_forgets_the_secrets_of_its_machine_before_anything_else
         raise Forgotten
 
     monkeypatch.setattr(secret_files, "forget_environment", forget_and_stop)
+    monkeypatch.setenv(PREVIOUS, GOOD)
     with pytest.raises(Forgotten):
-        Model.func_or_class.__init__(MagicMock(), None)
-    assert [variable for variable in VARIABLES if variable in os.environ] == []
+        await Model.func_or_class.__init__(MagicMock(), None)
+    assert [variable for variable in (*VARIABLES, PREVIOUS) if variable in os.environ] == []

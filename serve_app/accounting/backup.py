@@ -1,0 +1,133 @@
+"""A backup of a ledger: one file, of one moment, while the service runs.
+
+What the manifest says of the rows is read from the same snapshot as the rows: on SQLite from the copy itself, on
+PostgreSQL in the transaction whose snapshot pg_dump uses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any, Final
+
+from sqlalchemy import Connection, func, inspect, select, table
+from sqlalchemy.engine import URL
+
+from serve_app import __version__
+from serve_app.accounting import postgres_tools
+from serve_app.accounting.backup_file import CHUNK, Manifest, write_copy, write_manifest
+from serve_app.accounting.database import Database
+from serve_app.accounting.schema import accounts, head, usage, usage_daily
+
+LONGEST_S: Final = 86400.0  # that the snapshot is kept for pg_dump
+PAGES: Final = 4096  # of a SQLite file, copied between two looks at Ctrl-C
+REVISION: Final = "alembic_version"  # the table with the schema's revision
+
+Progress = Callable[[str], None]
+
+
+def back_up(database: Database, file: IO[bytes], folder: Path, progress: Progress) -> Manifest:
+    """Writes a backup; `folder` has room for a copy of a SQLite ledger. Raises LedgerError."""
+    database.expect_head()
+    with zipfile.ZipFile(file, "w") as archive:
+        write = _write_sqlite if database.engine.dialect.name == "sqlite" else _write_postgresql
+        manifest = write(database, archive, folder, progress)
+        write_manifest(archive, manifest)
+    return manifest
+
+
+def _write_sqlite(database: Database, archive: zipfile.ZipFile, folder: Path, progress: Progress) -> Manifest:
+    with tempfile.TemporaryDirectory(prefix=".backup-", dir=folder) as draft:
+        path = Path(draft) / "ledger.db"
+        with database.snapshot() as connection:
+            connection.execute(select(head.c.id)).one()  # from here on the snapshot stays
+            taken_at = time.time()
+            _copy(connection, path, progress)
+        with contextlib.closing(Database(f"sqlite:///{path}")) as copied, copied.snapshot() as connection:
+            said = _describe(connection)
+        progress("packing the copy")
+        with path.open("rb") as copy:
+            stored = write_copy(archive, "ledger.db", iter(lambda: copy.read(CHUNK), b""), packed=False)
+    return Manifest(taken_at=taken_at, **said, **stored)
+
+
+def _copy(connection: Connection, path: Path, progress: Progress) -> None:
+    told = time.monotonic()
+
+    def copied(_status: int, left: int, total: int) -> None:
+        nonlocal told
+        if time.monotonic() - told > 2:
+            told = time.monotonic()
+            progress(f"{1 - left / max(1, total):.0%} copied")
+
+    source: Any = connection.connection.driver_connection
+    with contextlib.closing(sqlite3.connect(path)) as target:
+        source.backup(target, pages=PAGES, progress=copied)
+
+
+def _write_postgresql(database: Database, archive: zipfile.ZipFile, _folder: Path, progress: Progress) -> Manifest:
+    with database.snapshot(LONGEST_S) as connection:
+        snapshot = connection.exec_driver_sql("SELECT pg_export_snapshot()").scalar_one()
+        taken_at = time.time()
+        server = connection.exec_driver_sql("SHOW server_version").scalar_one()
+        schema = connection.exec_driver_sql("SELECT current_schema()").scalar_one()
+        chunks = postgres_tools.dump(database.engine.url, server, schema=schema, snapshot=snapshot)
+        stored = write_copy(archive, "ledger.pgdump", _counted(chunks, progress), packed=True)
+        progress("counting rows")
+        said = _describe(connection)
+    return Manifest(taken_at=taken_at, server=server, postgres_schema=schema, **said, **stored)
+
+
+def _counted(chunks: Iterator[bytes], progress: Progress) -> Iterator[bytes]:
+    read = told = 0
+    for chunk in chunks:
+        yield chunk
+        read += len(chunk)
+        if read - told >= 64 * CHUNK:
+            told = read
+            progress(f"{read // CHUNK:,} MiB written")
+
+
+def _describe(connection: Connection) -> dict[str, Any]:
+    """What a manifest says of the ledger as the connection sees it."""
+    at = connection.execute(select(head)).one()
+    last = last_settled(connection)
+    return {
+        "kind": connection.dialect.name,
+        "release": __version__,
+        "revision": connection.exec_driver_sql(f"SELECT version_num FROM {REVISION}").scalar_one(),
+        "runs_from": at.runs_from,
+        "rows": count_rows(connection),
+        "currency": at.currency,
+        "balance": int(connection.execute(select(func.sum(accounts.c.granted + accounts.c.topped_up))).scalar() or 0),
+        "charged": int(connection.execute(select(func.sum(usage_daily.c.charged))).scalar() or 0),
+        "last_settled": None if last is None else last[0],
+        "last_settled_at": None if last is None else last[1],
+    }
+
+
+def count_rows(connection: Connection) -> dict[str, int]:
+    """By table, but for the one with the revision."""
+    names = sorted(set(inspect(connection).get_table_names()) - {REVISION})
+    return {name: connection.execute(select(func.count()).select_from(table(name))).scalar_one() for name in names}
+
+
+def last_settled(connection: Connection) -> tuple[str, float] | None:
+    """The request that was settled last, and when; by the indexes, because rows are many."""
+    columns = (usage.c.request_id, usage.c.settled_at)
+    found = [
+        connection.execute(select(*columns).where(number.is_not(None)).order_by(number.desc()).limit(1)).one_or_none()
+        for number in (usage.c.entry_id, usage.c.number)
+    ]
+    rows = [(str(row.request_id), float(row.settled_at)) for row in found if row is not None]
+    return max(rows, key=lambda row: row[1], default=None)
+
+
+def shown(url: URL) -> str:
+    """A database's address without its password."""
+    return url.set(password=None, query={}).render_as_string()

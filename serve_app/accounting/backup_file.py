@@ -1,0 +1,123 @@
+"""A backup is one ZIP file: the database's own copy (a SQLite file, or pg_dump's archive) and a manifest behind it.
+
+So without this program an operator still gets at the copy, with `unzip`. The manifest has the copy's SHA-256, the
+moment that it is of, and how many rows each table has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from serve_app.contracts.errors import InvalidValue
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+CHUNK = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a backup holds. Amounts of money are nano-units of `currency`."""
+
+    kind: str  # the database's: "sqlite" or "postgresql"
+    taken_at: float  # Unix seconds
+    release: str  # that made it
+    revision: str  # of the schema
+    runs_from: str  # the oldest release, by its last revision, that runs on the schema
+    rows: dict[str, int]  # by table
+    currency: str | None
+    balance: int  # of all accounts
+    charged: int  # by all requests, of archived months too
+    last_settled: str | None  # the request's id
+    last_settled_at: float | None
+    server: str = ""  # PostgreSQL's version
+    postgres_schema: str = ""
+    copy: str = ""  # the copy's name in the file
+    bytes: int = 0
+    sha256: str = ""
+    format: int = FORMAT
+
+
+def write_copy(archive: zipfile.ZipFile, name: str, chunks: Iterator[bytes], *, packed: bool) -> dict[str, Any]:
+    """Adds the copy; returns what the manifest says of it."""
+    digest, size = hashlib.sha256(), 0
+    entry = zipfile.ZipInfo(name)
+    entry.compress_type = zipfile.ZIP_STORED if packed else zipfile.ZIP_DEFLATED
+    with archive.open(entry, "w", force_zip64=True) as member:
+        for chunk in chunks:
+            member.write(chunk)
+            digest.update(chunk)
+            size += len(chunk)
+    return {"copy": name, "bytes": size, "sha256": digest.hexdigest()}
+
+
+def write_manifest(archive: zipfile.ZipFile, manifest: Manifest) -> None:
+    archive.writestr(MANIFEST, json.dumps(asdict(manifest), indent=2))
+
+
+class BackupFile:
+    """A backup, open to be read. Raises InvalidValue for a file that is none, is damaged or of a newer release."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._archive = zipfile.ZipFile(path)
+        except zipfile.BadZipFile:
+            raise InvalidValue(f"{path} is no backup of a ledger, or a part of one: name another") from None
+        except OSError as error:
+            raise InvalidValue(f"can't read {path}: {error.strerror}") from None
+        try:
+            self.manifest = self._read_manifest()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> BackupFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._archive.close()
+
+    def verify(self, progress: Callable[[str], None]) -> None:
+        """Reads all of the copy. Raises InvalidValue if it is not what was written."""
+        digest, read, told = hashlib.sha256(), 0, 0
+        for chunk in self.chunks():
+            digest.update(chunk)
+            read += len(chunk)
+            if read - told >= 256 * CHUNK:
+                told = read
+                progress(f"{read / max(1, self.manifest.bytes):.0%} of the backup is verified")
+        if (digest.hexdigest(), read) != (self.manifest.sha256, self.manifest.bytes):
+            raise self._damaged()
+
+    def chunks(self) -> Iterator[bytes]:
+        """The copy. Raises InvalidValue where it is damaged."""
+        try:
+            with self._archive.open(self.manifest.copy) as member:
+                yield from iter(lambda: member.read(CHUNK), b"")
+        except (zipfile.BadZipFile, zlib.error, EOFError, KeyError):
+            raise self._damaged() from None
+
+    def _read_manifest(self) -> Manifest:
+        try:
+            said: dict[str, Any] = json.loads(self._archive.read(MANIFEST))
+            if said["format"] > FORMAT:
+                raise InvalidValue(f"{self._path} was made by release {said['release']}: restore it with that release")
+            return Manifest(**{field.name: said[field.name] for field in fields(Manifest)})
+        except KeyError:
+            raise InvalidValue(f"{self._path} is no backup of a ledger: name another") from None
+        except (zipfile.BadZipFile, zlib.error, EOFError, TypeError, json.JSONDecodeError, UnicodeDecodeError):
+            raise self._damaged() from None
+
+    def _damaged(self) -> InvalidValue:
+        return InvalidValue(f"{self._path} is damaged: its content is not what was written; take another backup")

@@ -1,0 +1,164 @@
+"""A new ledger from a backup.
+
+A restored ledger has no revision until it is verified, and a service does not start on one without: what was cut off
+half-way passes for nothing. On SQLite it does not even have its name before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import Connection, delete, inspect, text, update
+from sqlalchemy.engine import URL, make_url
+
+from serve_app.accounting import postgres_tools
+from serve_app.accounting.backup import LONGEST_S, REVISION, count_rows
+from serve_app.accounting.backup_file import BackupFile, Manifest
+from serve_app.accounting.checkpoints import check_books
+from serve_app.accounting.database import Database, revisions
+from serve_app.accounting.schema import accounts, api_keys, head, limiter_holds, limiter_leases
+from serve_app.contracts.books import Difference
+from serve_app.contracts.commands import CheckBooks
+from serve_app.contracts.errors import Conflict, InvalidValue, LedgerError, SchemaMismatch
+from serve_app.contracts.spool import flush_folder
+
+# More than a ledger gives out between a backup and its loss.
+AHEAD: Final = 10**12
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What is in the new ledger, and what its books lack: that was so in the backup, too."""
+
+    manifest: Manifest
+    differences: tuple[Difference, ...]
+
+
+def restore(file: Path, url: str | URL, now: float, progress: Progress) -> Restored:
+    """Fills a new, empty database. Raises LedgerError; then there is no ledger that a service would start on.
+
+    InvalidValue: the file is damaged or of another kind of database. Conflict: the database is not empty.
+    SchemaMismatch: a newer release made the backup.
+    """
+    target = make_url(url)
+    with BackupFile(file) as backup:
+        _expect_kind(backup.manifest, target)
+        _expect_release(backup.manifest)
+        if backup.manifest.kind == "sqlite":
+            with _new_file(Path(target.database or "")) as draft:
+                backup.verify(progress)
+                with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as copy:
+                    copy.writelines(backup.chunks())
+                with contextlib.closing(Database(f"sqlite:///{draft}")) as database:
+                    differences = _finish(database, backup.manifest, now, progress)
+        else:
+            with contextlib.closing(Database(target)) as database:
+                _expect_empty(database, backup.manifest)
+                backup.verify(progress)
+                progress("filling the database")
+                _load(database.engine.url, backup)
+                differences = _finish(database, backup.manifest, now, progress)
+        return Restored(backup.manifest, differences)
+
+
+def _load(url: URL, backup: BackupFile) -> None:
+    said = backup.manifest
+    postgres_tools.load(url, said.server, schema=said.postgres_schema, chunks=backup.chunks())
+
+
+def _finish(database: Database, manifest: Manifest, now: float, progress: Progress) -> tuple[Difference, ...]:
+    """Verifies what was filled in, makes it safe to start a service on, and names its revision."""
+    with database.snapshot(LONGEST_S) as connection:
+        found = count_rows(connection)
+    if found != manifest.rows:
+        off = sorted(name for name in found | manifest.rows if found.get(name) != manifest.rows.get(name))
+        raise LedgerError(f"the restored ledger has other rows than the backup, in {', '.join(off)}: do not use it")
+    with database.restored(manifest.revision) as connection:
+        _part_from_the_lost(connection)
+    differences: dict[Difference, None] = {}
+    check = CheckBooks(full=True)
+    while True:
+        report = check_books(database, check, now)
+        differences |= dict.fromkeys(report.differences)
+        if report.next is None:
+            break
+        progress(f"{report.done:.0%} of the books checked, {len(differences)} problems")
+        check = CheckBooks(full=True, after=report.next)
+    last = manifest.revision if manifest.revision not in revisions() else revisions()[-1]
+    with database.transaction() as transaction:
+        transaction.connection.execute(text(f"INSERT INTO {REVISION} VALUES (:revision)"), {"revision": last})
+    return tuple(differences)
+
+
+def _part_from_the_lost(connection: Connection) -> None:
+    """Nothing that a living process remembers of the lost ledger may pass for news of this one, nor the reverse.
+
+    Versions and epochs go on far ahead, so all accounts and keys are news to whoever follows the changes. Leases are
+    not released: should a limiter of the lost ledger still run, its successor waits it out. The holds that were posted
+    have ended with it; what they cost is in a spool, or lost.
+    """
+    for table in (accounts, api_keys, head):
+        connection.execute(update(table).values(version=table.c.version + AHEAD))
+    connection.execute(update(limiter_leases).values(epoch=limiter_leases.c.epoch + AHEAD, released=False))
+    connection.execute(delete(limiter_holds))
+
+
+def _expect_kind(manifest: Manifest, target: URL) -> None:
+    kind = {"postgres": "postgresql"}.get(name := target.get_backend_name(), name)
+    if kind != manifest.kind:
+        raise InvalidValue(f"the backup is of a ledger on {manifest.kind}, the database is {kind}: name another")
+
+
+def _expect_release(manifest: Manifest) -> None:
+    if manifest.revision not in revisions() and manifest.runs_from > revisions()[-1]:
+        raise SchemaMismatch(
+            f"the backup's schema is at revision {manifest.revision!r}, of release {manifest.release} or newer, and "
+            "this release does not run on it: restore it with that release"
+        )
+
+
+def _expect_empty(database: Database, manifest: Manifest) -> None:
+    with database.snapshot() as connection:
+        tables = inspect(connection).get_table_names()
+        server = connection.exec_driver_sql("SHOW server_version").scalar_one()
+        schema = connection.exec_driver_sql("SELECT current_schema()").scalar_one()
+    if tables:
+        raise Conflict(
+            f"the database {database.engine.url.database} is not empty, it has {len(tables)} tables: make a new one "
+            "(createdb NAME) and restore into that; drop it first if a restore into it was cut off"
+        )
+    if postgres_tools.major(server) < postgres_tools.major(manifest.server):
+        raise Conflict(f"the backup is of PostgreSQL {manifest.server}, this server is {server}: name a newer one")
+    if schema != manifest.postgres_schema:
+        raise Conflict(
+            f"the backup's tables are in the schema {manifest.postgres_schema!r}, the database's is {schema!r}: "
+            "give it that schema and search_path"
+        )
+
+
+@contextlib.contextmanager
+def _new_file(path: Path) -> Iterator[Path]:
+    """A path beside it for a SQLite ledger, which gets its name at the end. Raises Conflict, InvalidValue."""
+    for suffix in ("", "-wal", "-shm", "-journal"):  # a log of the lost ledger would be applied to the new one
+        if (old := path.with_name(path.name + suffix)).exists():
+            raise Conflict(f"{old} exists: move {path.name}* away, or name a new file")
+    try:
+        with tempfile.TemporaryDirectory(prefix=".restore-", dir=path.parent) as folder:
+            draft = Path(folder) / "ledger.db"
+            yield draft
+            with draft.open("rb") as file:
+                os.fsync(file.fileno())
+            os.link(draft, path)  # a rename would replace what another process has made meanwhile
+            flush_folder(path.parent)
+    except FileExistsError:
+        raise Conflict(f"{path} exists: move it away, or name a new file") from None
+    except OSError as error:
+        raise InvalidValue(f"can't write {path}: {error.strerror or error}") from None

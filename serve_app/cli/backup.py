@@ -1,0 +1,165 @@
+"""`serve-app ledger backup` and `ledger restore`: the ledger in one file, and a new ledger from it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from serve_app.cli.command import Session, command
+from serve_app.cli.complete_file import complete_file, interruptible
+from serve_app.cli.ledger import app, progress_of
+from serve_app.cli.output import CommandError, UsageError
+from serve_app.contracts.errors import LedgerError
+from serve_app.contracts.money import format_amount
+
+if TYPE_CHECKING:
+    from serve_app.accounting.backup_file import Manifest
+
+_Database = Annotated[
+    str | None,
+    typer.Option(
+        "--database",
+        "--database-url",
+        metavar="URL",
+        help="The ledger; leave its password to PGPASSWORD or ~/.pgpass. "
+        "[SERVE_APP_DATABASE_URL, else SERVE_APP_HOME/ledger.db]",
+    ),
+]
+
+
+@command(
+    app,
+    "backup",
+    examples=(
+        "serve-app ledger backup --to ledger-2026-11-23.backup",
+        "serve-app ledger backup --to FILE --database postgresql+psycopg://ledger@db.example.com/serve_app",
+    ),
+)
+def back_up_ledger(
+    session: Session,
+    to: Annotated[Path, typer.Option(metavar="FILE", help="Written as a whole or not at all.")],
+    database: _Database = None,
+) -> None:
+    """Write the ledger as it is at one moment into one file, while the service runs.
+
+    Of PostgreSQL it takes pg_dump, of the server's version or newer. The file has digests of API keys, no keys and no
+    secrets; keep SERVE_APP_KEY_SECRET apart from it, because without it no API key works.
+    """
+    with _errors():
+        from serve_app.accounting.backup import back_up
+        from serve_app.accounting.database import Database
+
+        with closing(Database(_url(session, database))) as opened, complete_file(to, "wb") as file:
+            manifest = back_up(opened, file, to.parent, progress_of(session))
+        size = to.stat().st_size
+    session.out.record(
+        {"file": str(to), "file_bytes": size, **_document(manifest)}, [("file", to), ("bytes", size), *_lines(manifest)]
+    )
+
+
+@command(
+    app,
+    "restore",
+    examples=(
+        "serve-app ledger restore --from FILE --database sqlite:////path/ledger.db",
+        "serve-app ledger restore --from FILE --database postgresql+psycopg://ledger@db.example.com/new_database",
+    ),
+)
+def restore_ledger(
+    session: Session,
+    source: Annotated[Path, typer.Option("--from", metavar="FILE", help="What `ledger backup` has written.")],
+    database: _Database = None,
+) -> None:
+    """Fill a new, empty database from a backup, and verify it: its digest, its rows, its books.
+
+    Stop the service of the lost ledger first. Exit code 1 also if the books of the backup did not add up: the ledger is
+    restored then, and its problems are listed.
+    """
+    with _errors(), interruptible():
+        from serve_app.accounting.backup import shown
+        from serve_app.accounting.restore import restore
+
+        url = _url(session, database)
+        restored = restore(source, url, time.time(), progress_of(session))
+    problems = [{"kind": one.kind, "subject": one.subject, "message": one.message} for one in restored.differences]
+    where, ok = shown(url), not problems
+    session.out.record(
+        {"database": where, "ok": ok, "problems": problems, **_document(restored.manifest)},
+        [("restored into", where), *_lines(restored.manifest), ("books", "ok" if ok else f"{len(problems)} problems")],
+        note="\n".join(f"{one['kind']} {one['subject']}: {one['message']}" for one in problems),
+    )
+    if not ok:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    try:
+        yield
+    except LedgerError as error:
+        raise CommandError(str(error), code="ledger") from None
+
+
+def _url(session: Session, named: str | None) -> Any:
+    """The ledger's address. Raises UsageError; no message has what was typed, which may hold a password."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    from serve_app.settings import is_placeholder
+
+    text = named or os.environ.get("SERVE_APP_DATABASE_URL", "").strip()
+    if is_placeholder(text):
+        raise UsageError("SERVE_APP_DATABASE_URL is still the placeholder of a template: write the database's address")
+    try:
+        return make_url(text or f"sqlite:///{session.connection.home.absolute() / 'ledger.db'}")
+    except (ArgumentError, ValueError):
+        raise UsageError(
+            "the database's address must look like sqlite:////path/ledger.db or postgresql+psycopg://user@host/name"
+        ) from None
+
+
+def _document(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "kind": manifest.kind,
+        "taken_at": _time(manifest.taken_at),
+        "release": manifest.release,
+        "revision": manifest.revision,
+        "last_settled": manifest.last_settled,
+        "last_settled_at": None if manifest.last_settled_at is None else _time(manifest.last_settled_at),
+        "currency": manifest.currency,
+        "balance": format_amount(manifest.balance),
+        "charged": format_amount(manifest.charged),
+        "rows": manifest.rows,
+        "sha256": manifest.sha256,
+    }
+
+
+def _lines(manifest: Manifest) -> list[tuple[str, object]]:
+    said = _document(manifest)
+    rows = manifest.rows
+    last = f"{said['last_settled']} at {said['last_settled_at']}" if manifest.last_settled else None
+    return [
+        ("as of", said["taken_at"]),
+        ("last settled", last),
+        ("accounts", rows["accounts"]),
+        ("API keys", rows["api_keys"]),
+        ("requests", rows["usage"]),
+        ("journal entries", rows["journal_entries"]),
+        ("balances", f"{said['balance']} {said['currency'] or ''}".rstrip()),
+        ("charged", f"{said['charged']} {said['currency'] or ''}".rstrip()),
+        (
+            "schema",
+            f"revision {manifest.revision}, release {manifest.release}, {manifest.kind} {manifest.server}".rstrip(),
+        ),
+    ]
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,137 @@
+"""`ledger backup` and `ledger restore` find the ledger as the service does, and each failure is one line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serve_app.accounting import backup, restore
+from serve_app.accounting.ledger import Ledger
+from serve_app.contracts.commands import AddCredit, CreateAccount
+
+from .conftest import Run
+
+SECRET = "postgresql+psycopg://ledger:hunter22@127.0.0.1:1/books"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A state folder with a ledger in it."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    monkeypatch.setenv("SERVE_APP_HOME", str(folder))
+    monkeypatch.delenv("SERVE_APP_DATABASE_URL", raising=False)
+    with Ledger(f"sqlite:///{folder}/ledger.db", currency="USD") as ledger:
+        ledger.run(AddCredit(ledger.run(CreateAccount("Ada")).account_id, 1_500_000_000))
+    return folder
+
+
+def test_a_ledger_goes_into_a_file_and_back(run: Run, home: Path, tmp_path: Path) -> None:
+    file, new = tmp_path / "ledger.backup", tmp_path / "new.db"
+    made = run("ledger", "backup", "--to", file)
+    assert made.code == 0
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    said = {line[:18].strip(): line[18:] for line in made.out.splitlines()}
+    assert (said["balances"], said["last settled"], said["accounts"]) == ("1.50 USD", "–", "1")
+    done = run("ledger", "restore", "--from", file, "--database-url", f"sqlite:///{new}", "--json")
+    assert (done.code, done.err) == (0, "")
+    wanted = {"ok": True, "problems": [], "kind": "sqlite", "balance": "1.50", "last_settled": None}
+    assert done.json.items() >= (wanted | {"database": f"sqlite:///{new}"}).items()
+    assert done.json["rows"]["accounts"] == 1
+    assert run("ledger", "check", "--database", f"sqlite:///{new}").code == 0
+
+
+def test_the_environment_names_the_ledger(
+    run: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "ledger.backup"
+    assert run("ledger", "backup", "--to", file, "--json").json["rows"]["accounts"] == 1
+    monkeypatch.setenv("SERVE_APP_DATABASE_URL", f"sqlite:///{tmp_path}/restored.db")
+    assert run("ledger", "restore", "--from", file).code == 0
+    assert (tmp_path / "restored.db").is_file()
+
+
+def test_an_older_backup_is_replaced_only_by_a_whole_one(
+    run: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backups = tmp_path / "backups"
+    backups.mkdir()
+    file = backups / "ledger.backup"
+    assert run("ledger", "backup", "--to", file).code == 0
+    old = file.read_bytes()
+
+    def interrupt(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(backup, "_describe", interrupt)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert run("ledger", "backup", "--to", file).code == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert [path.name for path in backups.iterdir()] == ["ledger.backup"]
+    assert file.read_bytes() == old
+
+
+def test_a_restore_ends_at_ctrl_c_without_a_ledger(
+    run: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("ledger", "backup", "--to", tmp_path / "ledger.backup").code == 0
+    target = tmp_path / "target"
+    target.mkdir()
+
+    def interrupt(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(restore, "check_books", interrupt)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        wanted = f"sqlite:///{target}/ledger.db"
+        assert run("ledger", "restore", "--from", tmp_path / "ledger.backup", "--database", wanted).code == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert list(target.iterdir()) == []
+
+
+def test_books_that_do_not_add_up_are_restored_and_reported(run: Run, home: Path, tmp_path: Path) -> None:
+    from contextlib import closing
+
+    from serve_app.accounting.database import Database
+
+    with closing(Database(f"sqlite:///{home}/ledger.db")) as database, database.aside() as connection:
+        connection.exec_driver_sql("UPDATE accounts SET topped_up = 7")
+    assert run("ledger", "backup", "--to", tmp_path / "b").code == 0
+    done = run("ledger", "restore", "--from", tmp_path / "b", "--database", f"sqlite:///{tmp_path}/new.db", "--json")
+    assert (done.code, done.json["ok"], done.json["problems"][0]["kind"]) == (1, False, "balance")
+    assert (tmp_path / "new.db").is_file()
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "says"),
+    [
+        ("backup --to {0}/missing/b", 1, "can't write"),
+        ("backup --to {0}", 1, "is a folder"),
+        ("backup --to {0}/b --database sqlite:///{0}/none.db", 1, "there is no ledger at"),
+        ("backup --to {0}/b --database mysql://x/y", 1, "no ledger on 'mysql'"),
+        ("backup --to {0}/b --database hunter22", 2, "must look like"),
+        ("backup --to {0}/b --database " + SECRET, 1, "did not answer"),
+        ("restore --from {0}/none --database sqlite:///{0}/new.db", 1, "can't read"),
+        ("restore --from {0}/home/ledger.db --database sqlite:///{0}/new.db", 1, "no backup of a ledger"),
+        ("restore --from {0}/made", 1, "exists: move ledger.db* away"),
+        ("restore --from {0}/made --database " + SECRET, 1, "of a ledger on sqlite, the database is postgresql"),
+        ("restore --from {0}/made --database sqlite:///{0}/missing/new.db", 1, "can't write"),
+    ],
+)
+def test_each_failure_is_one_line(run: Run, home: Path, tmp_path: Path, command: str, code: int, says: str) -> None:
+    assert run("ledger", "backup", "--to", tmp_path / "made").code == 0
+    there = sorted(tmp_path.iterdir())
+    failed = run("ledger", *command.format(tmp_path).split())
+    assert (failed.code, failed.out) == (code, "")
+    assert says in failed.error_line
+    assert "hunter22" not in failed.err
+    assert sorted(tmp_path.iterdir()) == there
