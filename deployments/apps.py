@@ -32,10 +32,29 @@ def gateway(args: dict[str, Any]) -> Application:
 
 def model(args: dict[str, Any]) -> Application:
     """One model backend."""
-    from deployments.model import RESOURCES, Model
+    from deployments import routing
+    from deployments.model import Model
 
     settings = parse(ModelArgs, args, "args")
+    return routing.routed(Model.options(ray_actor_options=_resources(settings)), settings)  # type: ignore[attr-defined]
+
+
+def backend(args: dict[str, Any], options: dict[str, Any], version: str) -> Application:
+    """One model backend of the ledger: `options` are those of its deployment. A new version replaces the replicas."""
+    from deployments import routing
+    from deployments.model import Model
+
+    settings = parse(ModelArgs, args, "args")
+    resources = _resources(settings) | options.get("ray_actor_options", {})
+    deployment = Model.options(  # type: ignore[attr-defined]
+        **{**options, "ray_actor_options": resources}, version=version, _internal=True
+    )
+    return routing.routed(deployment, settings)
+
+
+def _resources(settings: ModelArgs) -> dict[str, Any]:
+    from deployments.model import RESOURCES
+
     # A config file's ray_actor_options replace these: `Model` says so if that was a mistake.
     python = settings.python()
-    options = RESOURCES if python is None else RESOURCES | {"runtime_env": {"py_executable": python}}
-    return Model.options(ray_actor_options=options).bind(settings)  # type: ignore[attr-defined]
+    return RESOURCES if python is None else RESOURCES | {"runtime_env": {"py_executable": python}}

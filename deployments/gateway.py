@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import uuid
 from functools import partial
 from typing import Any
@@ -12,6 +11,7 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from deployments.applications import BackendApplications
 from deployments.handles import AccountingHandle, BackendHandles, LimiterHandle
 from deployments.metrics import RayMetrics
 from deployments.priority import yield_to_models
@@ -27,13 +27,14 @@ from serve_app.contracts.spool import ORPHANS, Spool
 from serve_app.gateway.app import build_app
 from serve_app.gateway.authentication import Authenticator
 from serve_app.gateway.backends import Catalogue
-from serve_app.gateway.exchange import Services
+from serve_app.gateway.lifecycle import Lifecycle
 from serve_app.gateway.limiter_client import LimiterClient
 from serve_app.gateway.observer import Observer, log_line
 from serve_app.gateway.record import RequestRecord
+from serve_app.gateway.services import Services
 from serve_app.gateway.settlements import AccountingShards, Settlements
 from serve_app.gateway.tracing import Tracing
-from serve_app.model.orphans import Orphans, orphan_line
+from serve_app.model.orphans import Orphans, Seen, orphan_line
 from serve_app.settings import GatewayArgs, GatewaySettings, IdentifierSettings, parse
 
 FINISH_S = 15.0  # longer than a settlement takes to reach the ledger or the spool
@@ -86,7 +87,7 @@ class Gateway:
         )
         self._services = Services(
             settings=settings,
-            catalogue=Catalogue(settings, random.Random()),
+            catalogue=Catalogue(settings),
             limiter=limiter,
             settlements=Settlements(ledger, spool, self._metrics, limiter, settle_timeout_s=settings.settle_timeout_s),
             backends=backends,
@@ -94,7 +95,10 @@ class Gateway:
             tracing=tracing,
             orphan_delay_s=args.orphan_delay_s,
         )
-        self._authenticator = Authenticator(limiter, key_secret=keys.key_secret, operator_key=keys.operator_key)
+        self._lifecycle = Lifecycle(
+            self._services, ledger, BackendApplications(), self._metrics, changed=self._export_catalogue
+        )
+        self._authenticator = Authenticator(limiter, key_secret=keys.key_secret, operator_keys=keys.operator_keys)
         self._admin = AdminServices(
             self._authenticator,
             ledger,
@@ -111,8 +115,7 @@ class Gateway:
         settings = parse(GatewaySettings, config, "Gateway.user_config")
         services = self._services
         services.settings = settings
-        services.catalogue = Catalogue(settings, random.Random())
-        self._export_catalogue(services.catalogue)
+        self._lifecycle.rebuild()
         services.limiter.admit_timeout_s = settings.admit_timeout_s
         services.settlements.settle_timeout_s = settings.settle_timeout_s
         services.settlements.spool.max_bytes = settings.spool_max_bytes
@@ -130,17 +133,21 @@ class Gateway:
         shares = dict.fromkeys(self._shares, 0.0)  # those that are gone
         for model in catalogue.identifiers:
             weights = catalogue[model].backends
+            shares |= dict.fromkeys(((model, name) for name in catalogue.behind(model)), 0.0)  # its fallback
             shares |= {(model, name): weight / sum(weights.values()) for name, weight in weights.items()}
         for (model, name), share in shares.items():
             self._metrics.set(metrics.BACKEND_WEIGHT, share, model, name)
         self._shares = shares
 
     def _targets(self, model: str) -> IdentifierSettings | None:
-        return self._services.settings.models.get(model)
+        catalogue = self._services.catalogue
+        if model not in catalogue:
+            return None
+        return catalogue[model]
 
-    def _write_orphan(self, settlement: Settlement) -> None:
+    def _write_orphan(self, settlement: Settlement, seen: Seen | None) -> None:
         if self._services.settings.request_log:
-            self._log.write(orphan_line(settlement, self._services.limiter.holder))
+            self._log.write(orphan_line(settlement, seen, self._services.limiter.holder))
 
     def _write_line(self, record: RequestRecord) -> None:
         if self._services.settings.request_log:
@@ -148,7 +155,7 @@ class Gateway:
 
     def check_health(self) -> None:
         """Fails for a gateway without models to serve."""
-        if not self._services.catalogue.identifiers:
+        if not self._services.settings.models:
             raise RuntimeError("Gateway.user_config: missing; it names the models (see config.yaml)")
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
@@ -156,6 +163,7 @@ class Gateway:
         self._services.limiter.start()
         self._services.settlements.start()
         self._orphans.start()
+        await self._lifecycle.start()
         return build_app(
             self._services,
             self._authenticator,
@@ -167,6 +175,7 @@ class Gateway:
 
     async def _finish(self) -> None:
         """Settles what clients that went away have used, before this process ends."""
+        self._lifecycle.stop()
         await self._services.settlements.stop()
         await self._orphans.drain()
         if await calls.wait_for_background(FINISH_S):

@@ -15,8 +15,10 @@ from typing import Any
 import grpc  # type: ignore[import-untyped]
 from ray import serve
 from ray.exceptions import RayError, RayTaskError
+from ray.serve.context import _get_global_client
 from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
+from ray.serve.schema import ApplicationStatus
 
 from serve_app.contracts.books import Settlement
 from serve_app.contracts.calls import Unavailable, application_of, detached
@@ -31,6 +33,7 @@ TRANSPORT = (RayError, RayServeException, grpc.RpcError)
 PICKLED = {"request_serialization": "pickle", "response_serialization": "pickle"}
 FINGERPRINT_S = 2.0  # a replica that is busy is not waited for: who lists models wants a list
 STATUS_S = 1.0  # the least time between two questions to the controller
+ENTRANCE = "Entrance"  # the ingress of a backend with a router of its own (deployments/routing.py)
 
 
 class LimiterHandle:
@@ -116,6 +119,14 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
+def _model_of(application: str) -> DeploymentHandle:
+    """The handle of a backend's model."""
+    found = serve.get_app_handle(application)
+    if found.deployment_name == ENTRANCE:
+        return serve.get_deployment_handle("Model", app_name=application)
+    return found
+
+
 class BackendHandles:
     """BackendPort: each backend is an application of its own, found by name when it is first needed."""
 
@@ -132,7 +143,7 @@ class BackendHandles:
         if handle is None:
             try:
                 # Asks the controller and blocks: not on the loop. A controller that restarts would stop every stream.
-                found = await asyncio.to_thread(serve.get_app_handle, application)
+                found = await asyncio.to_thread(_model_of, application)
             except TRANSPORT as error:
                 raise BackendUnavailable(f"the application {application} is not there: {error}") from None
             handle = self._handles[application] = found.options(method_name="generate", stream=True, **PICKLED)
@@ -189,20 +200,39 @@ class BackendHandles:
 
     async def _ask_status(self) -> None:
         try:
-            report = await asyncio.to_thread(serve.status)
+            applications = await asyncio.to_thread(_applications)
         except TRANSPORT:
             return
         self._status = {
             name: {
-                "status": str(application.status.value),
-                "replicas": sum(
-                    deployment.replica_states.get("RUNNING", 0) for deployment in application.deployments.values()
-                ),
+                "status": ApplicationStatus(one["status"]).value,
+                "replicas": self._replicas(name, one),
+                "message": one["message"] or " ".join(part["message"] for part in one["deployments"].values()),
             }
-            for name, application in report.applications.items()
+            for name, one in applications.items()
         }
-        self._deployed = {name: one.last_deployed_time_s for name, one in report.applications.items()}
+        self._deployed = {name: one["last_deployed_time_s"] for name, one in applications.items()}
         self._status_until = time.monotonic() + STATUS_S
+
+    def _replicas(self, name: str, application: dict[str, Any]) -> int:
+        """Replicas that run.
+
+        While Serve builds an application anew, and when that has failed, it names no deployment. Those that ran go on.
+        """
+        deployments = application["deployments"].values()
+        if not deployments and application["status"] in (ApplicationStatus.DEPLOYING, ApplicationStatus.DEPLOY_FAILED):
+            return int(self._status.get(name, {"replicas": 0})["replicas"])
+        return sum(replica["state"] == "RUNNING" for deployment in deployments for replica in deployment["replicas"])
+
+
+def _applications() -> dict[str, dict[str, Any]]:
+    """Serve's applications as the controller describes them (`ApplicationDetails`).
+
+    `serve.status` makes its models of the same answer anew, which pickles each router's class: 5% of a processor for
+    a gateway that asks each second (ray 2.60).
+    """
+    applications: dict[str, dict[str, Any]] = _get_global_client().get_serve_details()["applications"]
+    return applications
 
 
 def _cancel(response: DeploymentResponseGenerator[Any]) -> None:

@@ -36,6 +36,8 @@ from serve_app.model.engine_counts import EngineCounts
 from serve_app.model.orphans import Orphans, orphan_line
 from serve_app.model.pressure_reports import PressureReporter
 from serve_app.model.replica import Replica
+from serve_app.model.warm_up import warm_up
+from serve_app.scaling.signals import LoadMeter, ReplicaLoad
 from serve_app.settings import ModelArgs, home_dir
 
 logger = logging.getLogger("ray.serve")
@@ -89,6 +91,9 @@ async def _gateway_handle(deployment: str) -> DeploymentHandle:
 @serve.deployment(
     name="Model",
     max_ongoing_requests=128,
+    # Changed `args` start new replicas beside the old ones, which go on until the new ones are healthy, and stay if
+    # these never are. It needs the room; where there is none the new ones wait for it. Without this, Serve stops first.
+    max_surge_percent=100,
     health_check_period_s=1,
     graceful_shutdown_wait_loop_s=0.2,
     health_check_timeout_s=30,
@@ -98,7 +103,7 @@ async def _gateway_handle(deployment: str) -> DeploymentHandle:
 class Model:
     """One engine with its weights."""
 
-    def __init__(self, settings: ModelArgs) -> None:
+    async def __init__(self, settings: ModelArgs) -> None:  # type: ignore[misc]  # Serve awaits it
         secret_files.forget_environment()  # on a machine that runs everything, Ray gives it to all processes
         sys.setswitchinterval(SWITCH_S)
         if settings.model == "bundled":
@@ -110,11 +115,14 @@ class Model:
         load_s = time.monotonic() - began
         logger.info("The model was loaded in %.1f s.", load_s)
         dialect = Dialect(self._engine.chat, settings.tool_format, settings.reasoning)
+        # The replica is healthy, and gets requests, when this constructor has returned.
+        await warm_up(self._engine, dialect)
+        logger.info("The first reply took %.1f s.", time.monotonic() - began - load_s)
         process = f"replica-{uuid.uuid4().hex}"
         self._log = RequestLog(home_dir(), process)
         self._spool = Spool(home_dir() / "spool", process, suffix=ORPHANS, flushed=False)
         self._orphans = Orphans(
-            settle, self._spool, unsettled, settled=lambda one: self._log.write(orphan_line(one, process))
+            settle, self._spool, unsettled, settled=lambda one, seen: self._log.write(orphan_line(one, seen, process))
         )
         self._orphans.start()
         context = serve.get_replica_context()
@@ -131,6 +139,8 @@ class Model:
         self._metrics.set(metrics.REPLICA_COST, settings.cost_per_hour)
         self._counts = EngineCounts(self._metrics)
         self._pressure = PressureReporter(context.app_name, name, _limiter)
+        self._meter = LoadMeter(settings.max_running)
+        self._load = ReplicaLoad(slots=settings.max_running)
         self._report = asyncio.get_running_loop().create_task(self._report_forever())
 
     async def generate(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
@@ -146,6 +156,10 @@ class Model:
         """Fails when the engine has lost its thread or its device, so that Serve replaces the replica."""
         self._engine.check_health()
 
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """For the policy in deployments/autoscaling.py; Serve asks as often as `metrics_interval_s` says."""
+        return self._load.metrics()
+
     async def _report_forever(self) -> None:
         while True:
             stats = self._engine.stats()
@@ -155,6 +169,8 @@ class Model:
             self._metrics.set(metrics.SPOOL_BYTES, size, "replica")
             self._metrics.set(metrics.SPOOL_AGE, age_s, "replica")
             await self._pressure.send_report(stats)
+            refused = self._pressure.refused_tokens_per_s
+            self._load = self._meter.take(self._pressure.report_of(stats), refused, time.monotonic())
             await asyncio.sleep(REPORT_S)
 
     async def __del__(self) -> None:

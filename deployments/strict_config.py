@@ -11,6 +11,7 @@ from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
 from serve_app.contracts.calls import shard_name
+from serve_app.scaling.scaling_settings import ScalingSettings
 from serve_app.settings import (
     GatewayArgs,
     GatewaySettings,
@@ -23,6 +24,7 @@ from serve_app.settings import (
 )
 
 GATEWAY, MODEL = "deployments.apps:gateway", "deployments.apps:model"
+POLICY = "deployments.autoscaling:ScalingPolicy"
 BUILDER_ARGS: dict[str, type[BaseModel]] = {GATEWAY: GatewayArgs, MODEL: ModelArgs}
 USER_CONFIGS: dict[str, type[BaseModel]] = {"Gateway": GatewaySettings, "Limiter": LimiterSettings}
 
@@ -70,6 +72,7 @@ def _application_problems(application: dict[str, Any], where: str, names: set[st
         if isinstance(scaling := deployment.get("autoscaling_config"), dict):
             # Ray's schema accepts any mapping here; Ray validates it only when it makes the deployment.
             yield from _setting_problems(AutoscalingConfig, scaling, f"{path}.autoscaling_config")
+            yield from _policy_problems(scaling, f"{path}.autoscaling_config")
         if builder == MODEL:
             yield from _interpreter_problems(application, deployment, f"{path}.ray_actor_options")
     if builder == GATEWAY:
@@ -105,6 +108,17 @@ def _setting_problems(kind: type[BaseModel], raw: Any, where: str) -> list[str]:
     return []
 
 
+def _policy_problems(scaling: dict[str, Any], where: str) -> Iterator[str]:
+    """Settings of our own policy, which Serve first reads when it makes the deployment."""
+    policy = scaling.get("policy")
+    if not isinstance(policy, dict) or policy.get("policy_function") != POLICY:
+        return
+    yield from _setting_problems(ScalingSettings, policy.get("policy_kwargs") or {}, f"{where}.policy.policy_kwargs")
+    for delay in ("upscale_delay_s", "downscale_delay_s"):
+        if scaling.get(delay) != 0:
+            yield f"{where}.{delay}: must be 0 with this policy, which has delays of its own: smooth_s, down_after_s"
+
+
 def _interpreter_problems(application: dict[str, Any], deployment: dict[str, Any], where: str) -> Iterator[str]:
     """A config file's ray_actor_options replace those of the code, which name the interpreter of vLLM's environment."""
     options, args = deployment.get("ray_actor_options"), application.get("args")
@@ -120,10 +134,10 @@ def _unknown_backends(user_config: Any, where: str, names: set[str]) -> Iterator
     """Identifiers that are mapped to an application which the file does not declare."""
     models = (user_config or {}).get("models")
     for identifier, model in models.items() if isinstance(models, dict) else ():
-        backends = model.get("backends") if isinstance(model, dict) else None
-        for backend in backends if isinstance(backends, dict) else ():
-            if backend not in names:
-                yield (
-                    f"{where}.{identifier}.backends.{backend}: no application of that name; "
-                    f"there are {', '.join(sorted(names))}"
-                )
+        backends, fallback = (model.get("backends"), model.get("fallback")) if isinstance(model, dict) else (None, None)
+        named = [f"backends.{backend}" for backend in (backends if isinstance(backends, dict) else ())]
+        named += [f"fallback.{fallback}"] if isinstance(fallback, str) else []
+        for path in named:
+            if path.partition(".")[2] not in names:
+                there = ", ".join(sorted(names))
+                yield f"{where}.{identifier}.{path}: no application of that name; there are {there}"

@@ -76,6 +76,8 @@ class IdentifierSettings(_Strict):
     output_token_target_s: Seconds = 0.2  # the mean of a reply
     context_length: Annotated[int, Field(ge=1)] = 32768
     max_output: Annotated[int, Field(ge=1)] = 4096
+    recommended_temperatures: dict[str, Annotated[float, Field(ge=0, le=2)]] = {}  # by use; advice that /models gives
+    fallback: str | None = None  # the backend that replies while those with weight have no capacity
 
     @model_validator(mode="after")
     def _some_backend(self) -> IdentifierSettings:
@@ -186,6 +188,8 @@ class ModelArgs(EngineSettings):
     tool_format: str = "auto"  # how it writes tool calls, a name in TOOL_FORMATS; auto: by its template
     cost_per_hour: Annotated[float, Field(ge=0)] = 0.0  # of one replica, in units of the currency; for dashboards alone
     reasoning: Literal["auto", "none"] = "auto"  # whether reasoning is separated from the text; auto: by its template
+    # Which replica gets a call: the less busy of two, or the one that knows its conversation, if that has room.
+    routing: Literal["balanced", "conversation"] = "balanced"
 
     @field_validator("tool_format")
     @classmethod

@@ -38,13 +38,15 @@ from serve_app.contracts.errors import LedgerError, LedgerUnavailable
 from serve_app.contracts.metric import Metrics
 from serve_app.contracts.money import NANO_PER_UNIT
 from serve_app.contracts.ports import SettleAnswer
+from serve_app.contracts.served_commands import CreateModel, ReadServed
 
 logger = logging.getLogger("ray.serve")
 
 COMMIT_TIMEOUT_S = 30.0  # longer than the ledger waits for its database
 STUCK_S = 60.0  # beyond its own bound: even a database's name may take half a minute to resolve
 COMMIT_STUCK_S = 300.0  # of a batch, which may be settled one by one
-LOOK_UPS = (FindKeys, ReadChanges, FindReply)  # requests wait for these: nothing else may take their threads
+# Requests wait for these, or for what they say: nothing else may take their threads.
+LOOK_UPS = (FindKeys, ReadChanges, FindReply, ReadServed)
 LEASES = (HoldLease, ReleaseLease, PostHolds)  # a limiter's lease must not end because many read or write
 LANE_WAIT_S = 10.0  # as long as gateways wait
 MOST_WAITING = 2000  # in one lane; more than a limiter asks for at once
@@ -238,8 +240,9 @@ class AccountingService:
             return error
         if isinstance(command, HoldLease):
             self._leases.look(command, answer)
-        if isinstance(command, RecordPrices) and self._metrics is not None:
-            self._metrics.export_zeros([metrics.REVENUE], [{"model": model} for model in command.prices])
+        if isinstance(command, RecordPrices | CreateModel) and self._metrics is not None:
+            models = command.prices if isinstance(command, RecordPrices) else [command.identifier]
+            self._metrics.export_zeros([metrics.REVENUE], [{"model": model} for model in models])
         return answer
 
     def _lane(self, command: Command[Any]) -> Lane:

@@ -26,7 +26,7 @@ import alembic.command
 import alembic.config
 import alembic.script
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Connection, Engine, Table, bindparam, create_engine, event, select, text, update
+from sqlalchemy import Connection, Engine, Table, bindparam, create_engine, event, inspect, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
@@ -40,6 +40,7 @@ _LAST = select(head.c.version, head.c.entry, head.c.audit).with_for_update()
 _SET_LAST = update(head).values(
     version=bindparam("last_version"), entry=bindparam("last_entry"), audit=bindparam("last_audit")
 )
+_FORGET_REVISION = text("DELETE FROM alembic_version")
 _MIGRATION_LOCK = 0x6C6564676572  # "ledger": the PostgreSQL advisory lock that lets one process migrate
 _MIGRATION_S = 3600.0
 
@@ -154,12 +155,34 @@ class Database:
             if self.engine.dialect.name == "sqlite":
                 self.engine.dispose()  # that connection does not watch foreign keys
 
+    @contextlib.contextmanager
+    def restored(self, revision: str) -> Iterator[Connection]:
+        """A long transaction that brings a restored schema up to this release's first; it names no revision then.
+
+        Raises as `migrate`.
+        """
+        migrates = self._writes.execution_options(ledger_migrates=True)
+        try:
+            with _availability(), self._bounded(_MIGRATION_S), migrates.begin() as connection:
+                _allow(connection, _MIGRATION_S)
+                connection.execute(_FORGET_REVISION)
+                if revision in revisions()[:-1]:
+                    connection.execute(text("INSERT INTO alembic_version VALUES (:named)"), {"named": revision})
+                    self._upgrade(connection, "head")
+                    connection.execute(_FORGET_REVISION)
+                yield connection
+        finally:
+            if self.engine.dialect.name == "sqlite":
+                self.engine.dispose()  # as in `migrate`
+
     def expect_head(self) -> None:
         """Raises SchemaMismatch when this release does not run on the schema, LedgerUnavailable as `snapshot`."""
         database = self.engine.url.database
         if self.engine.dialect.name == "sqlite" and not Path(database or "").is_file():
             raise LedgerUnavailable(f"there is no ledger at {database}")
         if not self._fits(current := self._revision()):
+            with self.snapshot() as connection:
+                _expect_whole(connection, current)
             raise SchemaMismatch(
                 f"the ledger's schema is at revision {current!r}, this release needs {revisions()[-1]!r}: use the "
                 "release that the service runs, or start this one first"
@@ -181,6 +204,7 @@ class Database:
         if not is_sqlite:
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
         current = MigrationContext.configure(connection).get_current_revision()
+        _expect_whole(connection, current)
         if current is not None and current not in revisions():
             raise SchemaMismatch(
                 f"the ledger's schema is at revision {current!r}, which this release does not know and does not run "
@@ -227,6 +251,15 @@ def migration_config() -> alembic.config.Config:
     config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     return config
+
+
+def _expect_whole(connection: Connection, current: str | None) -> None:
+    """Raises SchemaMismatch for a ledger without a revision."""
+    if current is None and inspect(connection).has_table(head.name):
+        raise SchemaMismatch(
+            "the ledger has tables but no revision: a restore into this database was cut off; make a new database, "
+            "and restore into that"
+        )
 
 
 def _url(url: str | URL) -> URL:

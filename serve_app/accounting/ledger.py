@@ -1,4 +1,4 @@
-"""`Ledger`: settles usage and runs the commands of `contracts.commands`, one transaction each."""
+"""`Ledger`: settles usage and runs the commands of `contracts`, one transaction each."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ from serve_app.accounting import (
     funds,
     limiter_leases,
     replies,
+    served,
+    served_backends,
+    served_models,
+    served_traffic,
     snapshots,
     stuck,
     usage,
@@ -25,7 +29,7 @@ from serve_app.accounting import (
 from serve_app.accounting.currency import claim_currency
 from serve_app.accounting.database import Database, Transaction
 from serve_app.accounting.settle import settle
-from serve_app.contracts import commands
+from serve_app.contracts import commands, served_commands
 from serve_app.contracts.books import Refusal, Settled, Settlement, SettlementRejected, StuckSettlement
 from serve_app.contracts.commands import Answer, Command
 from serve_app.contracts.errors import LedgerUnavailable
@@ -49,6 +53,9 @@ READS: dict[type[Command[Any]], Callable[[Connection, Any, float], Any]] = {
     commands.FindUnsettled: stuck.find_unsettled,
     commands.ListStuck: stuck.list_stuck,
     commands.ListAudit: audit_log.list_audit,
+    served_commands.ReadServed: served.read_served,
+    served_commands.ListTraffic: served_traffic.list_traffic,
+    served_commands.ListPrices: served_models.list_prices,
 }
 # Seconds for those that look at many rows. A connection that hangs in one of them is noticed only then.
 LONG_READS: dict[type[Command[Any]], float] = {
@@ -74,6 +81,14 @@ WRITES: dict[type[Command[Any]], Callable[[Transaction, Any, float], Any]] = {
     commands.PostHolds: limiter_leases.post_holds,
     commands.RecordAudit: audit_log.record_audit,
     commands.RecordPrices: audit_log.record_prices,
+    served_commands.SetTraffic: served_traffic.set_traffic,
+    served_commands.RollBackTraffic: served_traffic.roll_back_traffic,
+    served_commands.DeployBackend: served_backends.deploy_backend,
+    served_commands.RetireBackend: served_backends.retire_backend,
+    served_commands.CreateModel: served_models.create_model,
+    served_commands.UpdateModel: served_models.update_model,
+    served_commands.RemoveModel: served_models.remove_model,
+    served_commands.SchedulePrice: served_models.schedule_price,
 }
 # Several short transactions each.
 LONG: dict[type[Command[Any]], Callable[[Database, Any, float], Any]] = {commands.CheckBooks: checkpoints.check_books}

@@ -1,8 +1,8 @@
 """The ledger's tables, the same on SQLite and PostgreSQL. The migrations must lead to exactly this (a test compares).
 
 Money is integer nano-units, times are Unix seconds, days are YYYY-MM-DD in UTC. The columns of limits follow from
-`contracts.limits`. Triggers keep the rows of what is append-only (migrations 0002, 0004, 0006), until an archive holds
-them (migration 0010).
+`contracts.limits`. Triggers keep the rows of what is append-only (migrations 0002, 0004, 0006, 0013), until an archive
+holds them (migration 0010).
 """
 
 from __future__ import annotations
@@ -336,4 +336,52 @@ archives = Table(
     Column("checksum", Text),  # SHA-256 of the manifest
     Column("exported_at", Double),
     Column("removed_at", Double),
+)
+
+# Who gets an identifier's requests: the row with the highest version, or `config.yaml` where its weights are empty.
+served_traffic = Table(  # append-only
+    "served_traffic",
+    metadata,
+    Column("version", Number, primary_key=True, autoincrement=False),
+    Column("identifier", Text, nullable=False),
+    Column("weights", Text, nullable=False),  # a JSON object, backend to weight
+    Column("before", BigInteger),  # the row that a rollback restores
+    Column("undoes", BigInteger),  # of a rollback: the row that it took back
+    Column("changed_at", Double, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Index("ix_served_traffic_identifier_version", "identifier", "version"),
+)
+
+served_prices = Table(  # append-only
+    "served_prices",
+    metadata,
+    Column("version", Number, primary_key=True, autoincrement=False),
+    Column("identifier", Text, nullable=False),
+    Column("effective_at", Double, nullable=False),
+    Column("input", BigInteger, nullable=False),  # nano-units per token, as the next two
+    Column("cached_input", BigInteger, nullable=False),
+    Column("output", BigInteger, nullable=False),
+)
+
+served_models = Table(
+    "served_models",
+    metadata,
+    Column("identifier", Text, primary_key=True),
+    Column("version", BigInteger, nullable=False),
+    Column("since", BigInteger, nullable=False),  # its last creation or removal: earlier prices hold no more
+    Column("spec", Text, nullable=False),  # a ModelSpec as a JSON object
+    Column("created_at", Double, nullable=False),
+    Column("removed_at", Double),
+)
+
+served_backends = Table(
+    "served_backends",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("version", BigInteger, nullable=False),
+    Column("args", Text, nullable=False),  # a JSON object, as the next; neither ever changes
+    Column("options", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("retired_at", Double),
 )

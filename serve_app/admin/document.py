@@ -11,7 +11,19 @@ from pydantic.alias_generators import to_camel
 from pydantic.json_schema import models_json_schema
 
 from serve_app import __version__
-from serve_app.admin import accounts, keys, live, public, requests, responses, service, usage
+from serve_app.admin import (
+    accounts,
+    backends,
+    keys,
+    live,
+    models,
+    public,
+    requests,
+    responses,
+    service,
+    traffic,
+    usage,
+)
 from serve_app.admin.endpoint import Endpoint
 from serve_app.admin.values import Reply, Schema
 from serve_app.api.chat_examples import EXAMPLES
@@ -29,6 +41,9 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *keys.endpoint,
     *usage.endpoint,
     *requests.endpoint,
+    *models.endpoint,
+    *traffic.endpoint,
+    *backends.endpoint,
     *service.endpoint,
     *live.endpoint,
 )
@@ -49,20 +64,22 @@ _TAGS: Final = {
     "Operator: Keys": "With the operator's key: API keys.",
     "Operator: Usage": "With the operator's key: everybody's usage.",
     "Operator: Requests": "With the operator's key: one request, from its id.",
-    "Operator: Service": "With the operator's key: books, audit log and backends.",
+    "Operator: Models": "With the operator's key: identifiers, their traffic and prices, and backends.",
+    "Operator: Service": "With the operator's key: books and audit log.",
 }
 _PATH_PARAMETERS: Final = {
     "id": "An identifier.",
     "account_id": "An account's id.",
     "grant_id": "A grant's number.",
     "key_id": "A key's id.",
+    "name": "A backend's name.",
     "request_id": "A request's id, its client's `x-request-id`, or its trace id.",
 }
 
 
-def build_document(models: Mapping[str, IdentifierSettings]) -> Schema:
-    """OpenAPI 3.1 of a service that serves `models`, as JSON values."""
-    most_output = max((model.max_output for model in models.values()), default=1)
+def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
+    """OpenAPI 3.1 of a service that serves these identifiers, as JSON values."""
+    most_output = max((model.max_output for model in identifiers.values()), default=1)
     paths: dict[str, Schema] = {"/chat/completions": {"post": _chat()}}
     for endpoint in ENDPOINTS:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
@@ -80,7 +97,7 @@ def build_document(models: Mapping[str, IdentifierSettings]) -> Schema:
         "paths": paths,
         "components": {
             "schemas": {
-                **chat_request_schemas(tuple(models), most_output),
+                **chat_request_schemas(tuple(identifiers), most_output),
                 "ChatCompletionEvent": _event(),
                 **_generated(replies, "serialization"),
                 **_generated(bodies, "validation"),

@@ -30,7 +30,15 @@ from serve_app.api.errors import ApiError
 from serve_app.contracts.books import Audit
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.commands import Answer, Command, RecordAudit
-from serve_app.contracts.errors import AccountNotFound, GrantNotFound, KeyNotFound, LedgerError, LedgerUnavailable
+from serve_app.contracts.errors import (
+    AccountNotFound,
+    BackendNotFound,
+    GrantNotFound,
+    KeyNotFound,
+    LedgerError,
+    LedgerUnavailable,
+    ModelNotFound,
+)
 from serve_app.contracts.key_format import digest
 from serve_app.contracts.ports import BackendPort, BackendUnavailable, BooksPort
 from serve_app.contracts.request_log import Found
@@ -79,7 +87,7 @@ class AdminServices:
                         return await self.accounting.run(command)
                     except (Unavailable, LedgerUnavailable):
                         await asyncio.sleep(RETRY_S)
-                    except (AccountNotFound, KeyNotFound, GrantNotFound) as error:
+                    except (AccountNotFound, KeyNotFound, GrantNotFound, ModelNotFound, BackendNotFound) as error:
                         raise errors.not_found(str(error)) from None
                     except LedgerError as error:
                         raise errors.invalid_parameters(str(error)) from None

@@ -18,6 +18,7 @@ from serve_app.contracts.calls import application_of
 from serve_app.contracts.limiting import Identity
 from serve_app.contracts.ports import BackendUnavailable
 from serve_app.gateway.backends import system_fingerprint
+from serve_app.gateway.lifecycle import is_ready
 
 RECOMMENDED_TEMPERATURES: Final[Mapping[str, Mapping[str, float]]] = {
     "svc-chat": {
@@ -103,10 +104,10 @@ class Health(Reply):
 
 
 class Ready(Reply):
-    """Every backend has a replica."""
+    """Every identifier has a backend that can reply."""
 
     status: Literal["ready"]
-    backends: list[str]
+    backends: list[str] = Field(description="Those that can reply.")
 
 
 @of_models("GET", "/models", "The identifiers that are served", success="All of them.")
@@ -155,11 +156,14 @@ async def get_ready(admin: AdminServices) -> Ready:
     if (disagreement := admin.limiter.disagreement) is not None:
         raise errors.overloaded(f"nothing is let in: {disagreement}", retry_after_s=2)
     status = await admin.backend_status()
-    backends = list(admin.catalogue().backends())
-    missing = [name for name in backends if not status.get(application_of(name), {}).get("replicas")]
+    catalogue = admin.catalogue()
+    ready = [name for name in catalogue.backends() if is_ready(status.get(application_of(name)))]
+    missing = [name for name in catalogue.identifiers if not set(catalogue.behind(name)) & set(ready)]
     if missing:
-        raise errors.overloaded(f"no replica of {', '.join(missing)} is ready yet: try again", retry_after_s=2)
-    return Ready(status="ready", backends=backends)
+        waited_for = ", ".join(dict.fromkeys(backend for name in missing for backend in catalogue.behind(name)))
+        message = f"no replica of {waited_for} is ready yet, so {', '.join(missing)} can't reply: try again"
+        raise errors.overloaded(message, retry_after_s=2)
+    return Ready(status="ready", backends=ready)
 
 
 async def _model(admin: AdminServices, identifier: str) -> Model:
@@ -180,6 +184,8 @@ async def _model(admin: AdminServices, identifier: str) -> Model:
         owned_by="serve-app",
         context_length=catalogue[identifier].context_length,
         max_output_length=catalogue[identifier].max_output,
-        recommended_temperatures=dict(RECOMMENDED_TEMPERATURES.get(identifier, {"default": 1.0})),
+        recommended_temperatures=dict(
+            catalogue[identifier].recommended_temperatures or RECOMMENDED_TEMPERATURES.get(identifier, {"default": 1.0})
+        ),
         system_fingerprints=[one for one in fingerprints if one is not None],
     )

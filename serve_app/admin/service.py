@@ -1,4 +1,4 @@
-"""The service itself, with the operator's key: the audit log, the books' check, and backends."""
+"""The service itself, with the operator's key: the audit log and the books' check."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from serve_app.admin.endpoint import AdminServices, Endpoints
 from serve_app.admin.values import FLAG, WHOLE, Body, Count, Instant, Query, Reply, iso
 from serve_app.contracts import commands
 from serve_app.contracts.books import Audit, AuditRecord
-from serve_app.contracts.calls import application_of
 from serve_app.contracts.money import format_amount, format_price
 
 endpoint = Endpoints("Operator: Service", "operatorKey")
@@ -86,37 +85,6 @@ class StuckRetry(Reply):
     data: list[Stuck]
 
 
-class AdminBackend(Reply):
-    """A backend behind an identifier."""
-
-    name: str
-    weight: Count
-    status: str
-    replicas: Count
-
-
-class AdminPrice(Reply):
-    """Prices per million tokens, as configured."""
-
-    input: str
-    cached_input: str
-    output: str
-
-
-class AdminModel(Reply):
-    """An identifier, what stands behind it and what it costs."""
-
-    id: str
-    backends: list[AdminBackend]
-    price: AdminPrice
-
-
-class AdminModelList(Reply):
-    """All identifiers."""
-
-    data: list[AdminModel]
-
-
 _RecordId = Annotated[int, Field(ge=0, le=10**18 - 1), WHOLE]
 
 
@@ -174,28 +142,6 @@ async def retry_stuck(admin: AdminServices, body: RetryStuck, audit: Audit) -> S
     return StuckRetry(data=[Stuck.from_fields(one) for one in found])
 
 
-@endpoint("GET", "/admin/models", "Identifiers and backends")
-async def list_backends(admin: AdminServices) -> AdminModelList:
-    status = await admin.backend_status()
-
-    def backend(name: str, weight: int) -> AdminBackend:
-        state = status.get(application_of(name), {"status": "MISSING", "replicas": 0})
-        return AdminBackend(name=name, weight=weight, status=state["status"], replicas=state["replicas"])
-
-    catalogue = admin.catalogue()
-    models = [(name, catalogue[name]) for name in catalogue.identifiers]
-    return AdminModelList(
-        data=[
-            AdminModel(
-                id=name,
-                backends=[backend(*behind) for behind in model.backends.items()],
-                price=AdminPrice(**model.price.model_dump()),
-            )
-            for name, model in models
-        ]
-    )
-
-
 def _detail(record: AuditRecord) -> dict[str, Any]:
     return {name: _shown_value(name, value) for name, value in record.detail.items() if value is not None}
 
@@ -208,4 +154,4 @@ def _shown_value(name: str, value: Any) -> Any:
         return format_amount(value)
     if name in ("input", "cached_input", "output") and isinstance(value, int):
         return format_price(value)
-    return iso(value) if name == "expires_at" and isinstance(value, int | float) else value
+    return iso(value) if name in ("expires_at", "effective_at") and isinstance(value, int | float) else value

@@ -188,6 +188,13 @@ def _check_logit_bias(bias: dict[str, Any], _: ChatRequest) -> None:
         _BIAS.check_value(f"logit_bias.{token}", value)
 
 
+def _check_resume(options: StreamOptions, request: ChatRequest) -> None:
+    if options.resume and request.n > 1:
+        raise invalid("stream_options.resume", "is only possible with n: 1")
+    if options.resume and request.logprobs:
+        raise invalid("stream_options.resume", "is not possible with logprobs: leave one of the two out")
+
+
 def _check_form(_: Any, request: ChatRequest) -> None:
     form_of(request)
 
@@ -262,6 +269,8 @@ class StreamOptions(Shape):
 
     include_usage: Annotated[bool | None, keywords(default=False)] = None
     """End the stream with a chunk that has the usage."""
+    resume: Annotated[bool | None, keywords(default=False)] = None
+    """Extension: a reply whose replica is lost is continued by another one. Only with `n: 1`, without `logprobs`."""
 
 
 class ChatRequest(Shape):
@@ -279,7 +288,7 @@ class ChatRequest(Shape):
     """The conversation so far."""
     stream: bool = False
     """Send the reply as server-sent events, in pieces as they are generated."""
-    stream_options: Annotated[StreamOptions | None, OnlyWith("stream")] = None
+    stream_options: Annotated[StreamOptions | None, OnlyWith("stream"), Check(_check_resume)] = None
     """Only together with `stream: true`."""
     temperature: Annotated[Number, Range(0, 2)] = 1.0
     """How much chance decides. 0 always takes the most likely token. `/models` has recommendations."""
@@ -391,6 +400,10 @@ class ChatRequest(Shape):
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def resume(self) -> bool:
+        return bool(self.stream_options and self.stream_options.resume)
 
     @property
     def max_tokens(self) -> int | None:

@@ -153,6 +153,19 @@ def overloaded(message: str, *, retry_after_s: float) -> ApiError:
     return ApiError(503, message, "overloaded_error", headers=_retry_headers(retry_after_s))
 
 
+def replica_lost(*, stream: bool) -> ApiError:
+    """503: the replica of this request is gone, and no other has taken it over."""
+    message = "The model lost this request, and nothing of it is billed: send it again."
+    if stream:
+        message += (
+            " With stream_options.resume: true, a stream is continued when that happens. A reply that is not streamed"
+            " runs again by itself, and with an idempotency-key it is billed once, however often it is sent."
+        )
+    else:
+        message += " With an idempotency-key it is billed once, however often it is sent."
+    return overloaded(message, retry_after_s=2)
+
+
 def _short(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 

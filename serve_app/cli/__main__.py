@@ -11,12 +11,49 @@ from typing import Annotated
 import typer
 
 from serve_app import __version__
-from serve_app.cli import accounts, audit, dashboards, doctor, export, funds, keys, ledger, models, requests, top, usage
+from serve_app.cli import (
+    accounts,
+    audit,
+    backup,
+    dashboards,
+    doctor,
+    export,
+    funds,
+    keys,
+    ledger,
+    models,
+    models_backends,
+    models_created,
+    models_fetch,
+    models_traffic,
+    plan,
+    requests,
+    size,
+    top,
+    usage,
+)
 from serve_app.cli.command import Session, group_action
 from serve_app.cli.output import CommandError, Output
 
 # In the order of `serve-app --help`. Each module names its group in `app`; without a name its commands stand alone.
-MODULES = (models, doctor, top, accounts, funds, keys, usage, export, requests, ledger, audit, dashboards)
+MODELS = (models, models_traffic, models_backends, models_created, models_fetch)
+MODULES = (
+    *MODELS,
+    doctor,
+    top,
+    accounts,
+    funds,
+    keys,
+    usage,
+    export,
+    plan,
+    size,
+    requests,
+    ledger,
+    backup,
+    audit,
+    dashboards,
+)
 
 app = typer.Typer(
     name="serve-app",

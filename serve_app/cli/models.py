@@ -1,106 +1,127 @@
-"""`serve-app models`: what is served, and models fetched ahead of time."""
+"""`serve-app models`: what is served, and what stands behind it. The group's other commands have files of their own."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
 
 import typer
 
 from serve_app.cli.command import Session, command, group_action
-from serve_app.cli.output import CommandError, UsageError
+from serve_app.contracts.served import SamplingDefaults
 
 app = typer.Typer(name="models")
-GIB = 2**30
+
+Identifier = Annotated[str, typer.Argument(metavar="MODEL", help="An identifier that clients name, such as svc-chat.")]
+COLUMNS = ("model", "backend", "share", "health", "status", "replicas", "set by", "input", "cached input", "output")
 
 
-@group_action(app, examples=("serve-app models", "serve-app models fetch Qwen/Qwen2.5-7B-Instruct --dtype bfloat16"))
-def list_backends(session: Session) -> None:
-    """Show the served model identifiers, what stands behind them, and their prices. `fetch` downloads models."""
-    data = session.client.api_get("models")["data"]
-    session.out.table(
-        {"data": data},
-        ("model", "backend", "weight", "status", "replicas", "input", "cached input", "output"),
-        [
-            (
-                model["id"],
-                *(backend[field] for field in ("name", "weight", "status", "replicas")),
-                *(model["price"][field] for field in ("input", "cached_input", "output")),
-            )
-            for model in data
-            for backend in model["backends"]
-        ],
-        empty="No model is configured.",
-        footer="Prices are per million tokens.",
-    )
-
-
-@command(
+@group_action(
     app,
-    "fetch",
     examples=(
-        "serve-app models fetch                      every model of config.yaml",
-        "serve-app models fetch Qwen/Qwen2.5-7B-Instruct --dtype bfloat16",
-        "HF_HOME=/shared/hub serve-app models fetch  for the replicas of all nodes",
+        "serve-app models",
+        "serve-app models deploy chat-v2 --like smollm2 --arg revision=1f3a",
+        "serve-app models canary chat-v2 --for svc-chat --share 5",
+        "serve-app models promote chat-v2 --for svc-chat",
+        "serve-app models rollback --for svc-chat",
+        "serve-app models retire chat-v1",
     ),
 )
-def fetch_models(
-    session: Session,
-    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A name on the hub.", show_default=False)] = None,
-    revision: Annotated[str | None, typer.Option(help="A commit, tag or branch; default: the main branch.")] = None,
-    dtype: Annotated[str, typer.Option(help="Of the fingerprint that is printed.")] = "float32",
-    config: Annotated[Path, typer.Option(help="Without MODEL: the file that names the models.")] = Path("config.yaml"),
-) -> None:
-    """Download models of the hub into its cache on this machine (HF_HOME). An interrupted download goes on.
+def models(session: Session) -> None:
+    """Show the served model identifiers, what stands behind them, and their prices; shift traffic between backends."""
+    list_models(session)
 
-    Prints the commit and the fingerprint, for `revision` and `fingerprint` in config.yaml.
-    """
-    from serve_app.engine.errors import ModelError
-    from serve_app.model.fetch import fetch
 
-    if model is None and revision is not None:
-        raise UsageError("--revision is of one model: name it")
-    wanted = [(model, revision, dtype)] if model is not None else _models_of(config)
-    fetched = []
-    for name, its_revision, its_dtype in wanted:
-        try:
-            fetched.append(fetch(name, its_revision, its_dtype, lambda line: print(line, file=sys.stderr, flush=True)))
-        except ModelError as error:
-            raise CommandError(str(error), code="model") from None
+@command(app, "list")
+def list_models(session: Session) -> None:
+    """Show all identifiers, their backends with share and health, and prices."""
+    print_models(session, session.client.api_get("models")["data"])
+
+
+@command(app, "show", examples=("serve-app models show svc-chat",))
+def show_model(session: Session, model: Identifier) -> None:
+    """Show one identifier: limits, prices past and to come, and the history of its traffic."""
+    print_details(session, session.client.api_get("models", model))
+
+
+def print_models(session: Session, found: Sequence[dict[str, Any]], *, note: str = "") -> None:
+    rows = [
+        (
+            model["id"],
+            one["name"],
+            f"{100 * one['share']:.4g}%",
+            "ejected" if one["ejected"] else "ready" if one["healthy"] else "not ready",
+            one["status"],
+            one["replicas"],
+            _set_by(model),
+            *(model["price"][field] for field in ("input", "cached_input", "output")),
+        )
+        for model in found
+        for one in model["backends"]
+    ]
+    footer = "Prices are per million tokens." + (f"\n{note}" if note else "")
+    session.out.table({"data": list(found)}, COLUMNS, rows, empty="No model is configured.", footer=footer)
+
+
+def print_details(session: Session, model: dict[str, Any]) -> None:
+    if session.out.as_json:
+        session.out.json(model)
+        return
+    session.out.record(model, _fields(model))
+    session.out.line("")
     session.out.table(
-        {
-            "data": [
-                {
-                    "model": one.model,
-                    "revision": one.revision,
-                    "folder": str(one.folder),
-                    "bytes": one.num_bytes,
-                    "fingerprint": one.fingerprint,
-                }
-                for one in fetched
-            ]
-        },
-        ("model", "revision", "GiB", "fingerprint", "folder"),
-        [(one.model, one.revision, f"{one.num_bytes / GIB:.2f}", one.fingerprint, str(one.folder)) for one in fetched],
-        empty=f"{config} names no model of the hub.",
-        footer="The fingerprint is that of the native engine.",
+        model,
+        ("version", "at", "weights", "by", "reason"),
+        [
+            (row["version"], row["changed_at"], weights_text(row["weights"]), row["actor"], _reason(row))
+            for row in model["history"]
+        ],
+        empty="The weights were never changed by a command.",
     )
+    if model["prices"]:
+        session.out.line("")
+        session.out.table(
+            model,
+            ("in effect from", "input", "cached input", "output"),
+            [(one["effective_at"], one["input"], one["cached_input"], one["output"]) for one in model["prices"]],
+            empty="",
+        )
 
 
-def _models_of(config: Path) -> list[tuple[str, str | None, str]]:
-    """Names on the hub, revisions and types of a config file's backends."""
-    from serve_app.settings import ModelArgs, SettingsError, parse, read_config
-
-    try:
-        applications = read_config(config).get("applications") or []
-        given = [one.get("args") for one in applications if one.get("import_path") == "deployments.apps:model"]
-        settings = [parse(ModelArgs, args, f"{config}: args") for args in given]
-    except SettingsError as error:
-        raise CommandError(str(error), code="settings") from None
-    on_hub = [one for one in settings if one.model != "bundled" and not _is_path(one.model)]
-    return list(dict.fromkeys((one.model, one.revision, one.dtype) for one in on_hub))
+def weights_text(weights: dict[str, int]) -> str:
+    """Such as "old 95%, new 5%"."""
+    whole = max(1, sum(weights.values()))
+    return ", ".join(f"{name} {100 * weight / whole:.4g}%" for name, weight in weights.items()) or "as in config.yaml"
 
 
-def _is_path(model: str) -> bool:
-    return model.startswith((".", "~", "/")) or Path(model).exists() or model.endswith(".gguf")
+def _fields(model: dict[str, Any]) -> Iterator[tuple[str, object]]:
+    yield "id", model["id"]
+    yield "declared in", model["source"]
+    yield "context length", model["context_length"]
+    yield "max output", model["max_output"]
+    yield "backends", weights_text({one["name"]: one["weight"] for one in model["backends"]})
+    for one in model["backends"]:
+        if one["ejected"] or not one["healthy"]:
+            yield f"  {one['name']}", "ejected" if one["ejected"] else f"not ready: {one['status']}"
+    yield "fallback", model["fallback"]
+    yield "weights set by", _set_by(model)
+    yield "rollback restores", None if model["rollback"] is None else weights_text(model["rollback"])
+    yield "price", " / ".join(model["price"][name] for name in ("input", "cached_input", "output"))
+    yield "first token", f"{model['first_token_target_s']:g} s is the target"
+    yield "output token", f"{model['output_token_target_s']:g} s is the target"
+    for use, temperature in model["recommended_temperatures"].items():
+        yield f"temperature for {use}", temperature
+    for name in SamplingDefaults.__slots__:
+        if name in model["sampling"]:
+            yield f"default {name}", model["sampling"][name]
+
+
+def _set_by(model: dict[str, Any]) -> str:
+    """Who has set the present weights."""
+    traffic = model["traffic"]
+    return "config.yaml" if traffic is None else f"{traffic['actor']}, version {traffic['version']}"
+
+
+def _reason(row: dict[str, Any]) -> str:
+    undone = "" if row["undoes"] is None else f"takes back version {row['undoes']}"
+    return ": ".join(part for part in (undone, row["reason"]) if part)

@@ -17,6 +17,7 @@ from serve_app.contracts.limits import ACCOUNT_LIMITS, KEY_LIMITS, Contract
 from serve_app.contracts.money import parse_amount
 
 EXPIRY = "30d|12h|2026-12-31|TIME"
+START = EXPIRY
 _EXPIRY_EXAMPLES = "30d, 12h, 4w, 90min, 2026-12-31 or 2026-12-31T18:00:00Z"
 _DURATION = re.compile(r"([1-9][0-9]{0,5})(min|h|d|w)", re.ASCII)
 _UNITS = {"min": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
@@ -52,6 +53,49 @@ def parse_expiry(text: str, now: datetime) -> str:
     if at <= now:
         raise UsageError(f"--expires {text}: that has passed")
     return at.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def parse_start(option: str, text: str, now: datetime) -> str:
+    """The time from which something holds: a time, a day from its beginning, or after a duration; ISO 8601 in UTC."""
+    try:
+        if duration := _DURATION.fullmatch(text):
+            at = now + int(duration[1]) * _UNITS[duration[2]]
+        elif len(text) == len("2026-12-31"):
+            at = datetime.combine(date.fromisoformat(text), datetime.min.time(), UTC)
+        else:
+            at = datetime.fromisoformat(text)
+            if at.tzinfo is None:
+                raise ValueError("no time zone")
+    except (ValueError, OverflowError):
+        raise UsageError(f"{option} {text}: write it like {_EXPIRY_EXAMPLES}; times need a Z or an offset") from None
+    if at <= now:
+        raise UsageError(f"{option} {text}: that has passed")
+    return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def parse_pairs(option: str, given: Iterable[str]) -> dict[str, Any]:
+    """Values of NAME=VALUE by name, each as YAML reads it."""
+    import yaml
+
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not (equals and name):
+            raise UsageError(f"{option} {text}: must be NAME=VALUE")
+        try:
+            found[name] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise UsageError(f"{option} {text}: the value is not YAML") from None
+    return found
+
+
+def parse_numbers(option: str, given: Iterable[str], *, whole: bool = False) -> dict[str, float]:
+    """As `parse_pairs`, for numbers alone; with `whole` for whole ones."""
+    found = parse_pairs(option, given)
+    for name, value in found.items():
+        if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+            raise UsageError(f"{option} {name}={value}: must be a {'whole ' if whole else ''}number")
+    return found
 
 
 def parse_day(option: str, text: str | None) -> str | None:

@@ -40,8 +40,22 @@ class GrantNotFound(LedgerError, LookupError):
         return f"{self.args[0]} has no grant {self.args[1]}: list its grants to see their numbers"
 
 
+class ModelNotFound(LedgerError, LookupError):
+    """Its only argument is an identifier that was not created by command."""
+
+    def __str__(self) -> str:
+        return f"no identifier {self.args[0]!r} was created: list the models to see those that are served"
+
+
+class BackendNotFound(LedgerError, LookupError):
+    """Its only argument is the name of a backend that was not deployed by command."""
+
+    def __str__(self) -> str:
+        return f"no backend {self.args[0]!r} was deployed by command: list the models to see those that exist"
+
+
 class Conflict(LedgerError):
-    """The same idempotency key, or the same API key, was used before for something else."""
+    """A name or a key stands for something else already, or another change came first."""
 
 
 class InsufficientBalance(LedgerError):
@@ -62,3 +76,7 @@ class SpoolFull(LedgerError):
 
 class SpoolBusy(LedgerError):
     """Another process uses a spool of this name."""
+
+
+class ToolMissing(LedgerError):
+    """A program of the database is not installed, or is too old."""

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
 from typing import Any, Literal
 
 from serve_app.contracts.money import Price
 from serve_app.contracts.trace_context import TraceCall
+
+
+def _set_state(message: Any, state: list[Any]) -> None:
+    """Unpickles a message; one of an earlier release has the defaults of the fields that it lacks."""
+    for number, field in enumerate(fields(message)):
+        value = state[number] if number < len(state) else field.default
+        if value is MISSING:
+            raise TypeError(f"{type(message).__name__} comes without {field.name}")
+        object.__setattr__(message, field.name, value)
 
 
 class FinishReason(StrEnum):
@@ -112,6 +121,9 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token, -100..100), added to its logit; -100 bans the token
     logprobs: int | None = None  # None is off, 0 the chosen token's alone, up to 20 of the likeliest beside it
     grammar: Grammar | None = None
+    token_ids: bool = False  # deltas carry them, so that the reply can be continued elsewhere
+
+    __setstate__ = _set_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +134,10 @@ class Started:
     cached_tokens: int  # of the prompt, not computed anew
     fingerprint: str = ""  # of the weights and all else that decides about replies; the replica fills it in
     replica: str = ""  # which one; it fills that in too
+    said: int = 0  # tokens of the reply that the request brought and that are continued
+    said_text: str = ""  # their text, as far as it is certain; it stays in the replica
+
+    __setstate__ = _set_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +159,18 @@ class Delta:
     """New text. `completion_tokens` counts all tokens of output so far, those of this delta included.
 
     `tokens` are those of this delta, only where `SamplingParams.logprobs` asks for them; held-back text may follow
-    in a later delta.
+    in a later delta. `token_ids` are those of this delta, only where `SamplingParams.token_ids` asks for them; then
+    `is_last` says that the reply ends with it. Every other delta of such a reply has all the text that is certain with
+    its tokens, so that these tokens and those before, given to another engine as `said`, continue it.
     """
 
     text: str
     completion_tokens: int
     tokens: tuple[TokenLogprob, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    is_last: bool = False
+
+    __setstate__ = _set_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +271,10 @@ class GenerateCall:
     function: str | None = None
     parallel_calls: bool = True  # whether the reply may be several calls
     trace: TraceCall | None = None
+    said: tuple[int, ...] = ()  # tokens of a reply that another replica has begun; only the rest is sent
+    reply_id: str = ""  # with `said`, the id that the reply began under
+
+    __setstate__ = _set_state
 
 
 class Rejection(StrEnum):
@@ -275,12 +301,17 @@ class ReplyParts:
     """More of a choice, in parts. Plain text of an only choice comes as the engine's Delta instead.
 
     `completion_tokens` counts the output of all choices so far. `tokens` are those whose log-probabilities to send.
+    `token_ids` and `is_last` are as in Delta.
     """
 
     parts: tuple[Part, ...]
     completion_tokens: int
     tokens: tuple[TokenLogprob, ...] = ()
     choice: int = 0
+    token_ids: tuple[int, ...] = ()
+    is_last: bool = False
+
+    __setstate__ = _set_state
 
 
 @dataclass(frozen=True, slots=True)

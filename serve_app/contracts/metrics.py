@@ -56,6 +56,10 @@ PHASE_SECONDS: Final = Metric(
     "Parts of a request: admit (limiter), queue, prefill and decode (replica)", ("model", "backend", "phase"),
     known={"phase": ("admit", "queue", "prefill", "decode")},
 )  # fmt: skip
+RERUNS: Final = Metric(
+    "counter", "serve_app_reruns", "runs",
+    "Runs of requests on another replica, because one of this backend was lost", ("model", "backend"),
+)  # fmt: skip
 PROMPT_LENGTH: Final = Metric(
     "histogram", "serve_app_prompt_length_tokens", "tokens", "Prompt of a served request", ("model", "backend"), LENGTHS
 )
@@ -93,6 +97,14 @@ BACKEND_WEIGHT: Final = Metric(
     "gauge", "serve_app_backend_weight", "share", "Share of an identifier's requests that a backend is to get",
     ("model", "backend"),
 )  # fmt: skip
+BACKEND_EJECTED: Final = Metric(
+    "gauge", "serve_app_backend_ejected", "backends",
+    "1: the gateway gives a backend none of the identifier's requests, because they failed or were late; else 0",
+    ("model", "backend"),
+)  # fmt: skip
+BACKEND_EJECTIONS: Final = Metric(
+    "counter", "serve_app_backend_ejections", "ejections", "How often that began", ("model", "backend")
+)
 SETTLEMENTS: Final = Metric(
     "counter", "serve_app_settlements", "settlements", "Settlements, by outcome",
     ("outcome",), known={"outcome": ("completed", "cancelled", "failed", "spooled", "rejected")},
@@ -190,7 +202,8 @@ REPLICA_COST: Final = Metric(
 OF_GATEWAYS: Final = (
     REQUESTS, REFUSALS, REJECTED_DEMAND, REQUEST_SECONDS, FIRST_TOKEN_SECONDS, OUTPUT_TOKEN_SECONDS,
     INTER_TOKEN_SECONDS, PHASE_SECONDS, PROMPT_LENGTH, REPLY_LENGTH, FINISHES, LATENCY_TARGETS, PROMPT_TOKENS,
-    CACHED_TOKENS, COMPLETION_TOKENS, BACKEND_WEIGHT, SETTLEMENTS, SETTLEMENT_SECONDS,
+    CACHED_TOKENS, COMPLETION_TOKENS, RERUNS, BACKEND_WEIGHT, BACKEND_EJECTED,
+    BACKEND_EJECTIONS, SETTLEMENTS, SETTLEMENT_SECONDS,
 )  # fmt: skip
 OF_SPOOLS: Final = (SPOOL_SETTLEMENTS, SPOOL_BYTES, SPOOL_AGE)
 OF_LIMITERS: Final = (LIMITER_EPOCH, FEED_AGE_SECONDS, HOLDS, HELD, EXPIRED_HOLDS, PRESSURE, EFFECTIVE_SHARE)

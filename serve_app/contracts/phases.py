@@ -22,6 +22,7 @@ class Phases:
         self.first_at: float | None = None  # the first token
         self.last_at: float | None = None  # the last one so far
         self.ended_at: float | None = None
+        self.failed = False  # by the fault of the replica, or because it had no place
         self._first_tokens = 0
         self._tokens = 0
 
@@ -29,6 +30,12 @@ class Phases:
         """A replica is asked; again, if a larger hold was needed."""
         self.called_at = self.called_at or self._clock()
         self.started_at = None
+
+    def anew(self) -> Phases:
+        """Ends these; returns those of the next run of the same request."""
+        begun = Phases(self._gap, self._clock)
+        self.end()
+        return begun
 
     def end(self) -> None:
         """Nothing comes any more, whether or not the reply was complete."""

@@ -9,6 +9,7 @@ from serve_app.contracts.books import Settled, Settlement, SettlementRejected
 from serve_app.contracts.commands import Answer, Command
 from serve_app.contracts.errors import LedgerUnavailable
 from serve_app.contracts.generation import BackendEvent, GenerateCall
+from serve_app.contracts.served import Backend
 
 
 class BackendUnavailable(Exception):
@@ -52,4 +53,20 @@ class BackendPort(Protocol):
         """The fingerprint of a backend's weights, the same as in Started. Raises BackendUnavailable."""
 
     async def status(self) -> dict[str, dict[str, Any]]:
-        """Status and number of running replicas of each application. Raises BackendUnavailable."""
+        """Of each application `status`, the number of running `replicas`, and Serve's `message`.
+
+        Raises BackendUnavailable.
+        """
+
+
+class ApplicationsPort(Protocol):
+    """Starts and stops applications beside those of the configuration. Any gateway may do that at any time."""
+
+    async def deploy(self, backend: Backend) -> None:
+        """Starts a backend and does not wait until it runs; harmless to repeat. Raises BackendUnavailable."""
+
+    async def delete(self, backend: Backend) -> None:
+        """Stops a backend once the replies that run have ended; harmless to repeat. Raises BackendUnavailable.
+
+        An application of that name that the configuration declares stays.
+        """

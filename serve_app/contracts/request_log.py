@@ -39,7 +39,7 @@ PHASES: Final[Mapping[str, str]] = {
 }
 TEXTS: Final = ("messages", "reply")  # fields that only lines of some accounts have
 PATTERN: Final = "*.jsonl*"  # of the files' names
-ID_FIELDS: Final = ("request_id", "client_request_id", "trace_id")
+ID_FIELDS: Final = ("request_id", "first_request_id", "client_request_id", "trace_id")
 BLOCK_BYTES: Final = 1024 * 1024  # searched at once: other threads wait so long for the interpreter
 # Of one search.
 SEARCH_BYTES: Final = 2 * 1024**3

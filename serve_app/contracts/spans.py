@@ -41,6 +41,7 @@ ATTRIBUTES: Final[Mapping[str, str]] = {
     "account": "serve_app.account",
     "price": "serve_app.price",
     "outcome": "serve_app.outcome",
+    "reruns": "serve_app.reruns",
 }
 
 

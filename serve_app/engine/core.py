@@ -109,7 +109,8 @@ class EngineCore:
             return StepPlan((), ())
         for sequence in plan.started:
             self._prompt_tokens += sequence.num_prompt
-            self._emit(sequence, Started(sequence.num_prompt, sequence.cached_tokens))
+            said, text = len(sequence.request.said), self.streams[sequence].said_text
+            self._emit(sequence, Started(sequence.num_prompt, sequence.cached_tokens, said=said, said_text=text))
         return plan
 
     def compute(self, plan: StepPlan, streams: Sequence[OutputStream]) -> list[list[SampledToken]]:
@@ -208,4 +209,5 @@ class EngineCore:
 def _deadline(sequence: TokenSequence) -> float:
     """Seconds on the clock at which the sequence ends if it has no token by then."""
     first_token_by = sequence.request.first_token_by
-    return math.inf if first_token_by is None or sequence.num_output else first_token_by
+    has_begun = sequence.num_output > len(sequence.request.said)
+    return math.inf if first_token_by is None or has_begun else first_token_by

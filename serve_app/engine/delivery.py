@@ -30,7 +30,8 @@ class LoopSink:
         """Keep an event; a delta is joined with the delta before it."""
         last = self.waiting[-1] if self.waiting else None
         if isinstance(event, Delta) and isinstance(last, Delta):
-            self.waiting[-1] = Delta(last.text + event.text, event.completion_tokens, last.tokens + event.tokens)
+            tokens, ids = last.tokens + event.tokens, last.token_ids + event.token_ids
+            self.waiting[-1] = Delta(last.text + event.text, event.completion_tokens, tokens, ids, event.is_last)
         else:
             self.waiting.append(event)
 

@@ -31,7 +31,9 @@ class Accepted:
 class OutputStream:
     """Decides after each token which text leaves and whether the request ends.
 
-    `eos_token_ids` end the request unless it ignores them. At most `guess_tokens` are guessed at a time.
+    `eos_token_ids` end the request unless it ignores them. At most `guess_tokens` are guessed at a time. The request's
+    `said` tokens go through sampling, grammar and text as if they had been sampled here. Raises ValueError when the
+    reply has ended with them.
     """
 
     def __init__(
@@ -49,6 +51,11 @@ class OutputStream:
         self.sink = sink
         self.sampling = SamplerState(params, sequence.request.prompt_token_ids, eos_token_ids, vocab_size, grammar)
         self._text = ReplyText(vocabulary, params, sequence.max_output)
+        for token in sequence.request.said:
+            self.sampling.advance(token)
+        if self.sampling.complete:
+            raise ValueError("the grammar is complete with the tokens that are to be continued")
+        self.said_text = self._text.replay(sequence.request.said)
         self._eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
         self._lookup = PromptLookup(sequence.tokens, guess_tokens)
         self._guess_tokens = guess_tokens

@@ -17,6 +17,7 @@ class Promise(StrEnum):
 
     SAME_IN_ANY_BATCH = "a greedy or seeded reply has the same tokens alone and beside others"
     STEPS_FAIL_ALONE = "a step that fails, or lacks memory, ends only the requests that were in it"
+    CONTINUES = "a reply continues given tokens exactly as if it had made them, at any temperature and with penalties"
     EXACT_MINIMUM = "no reply by a grammar is shorter than its least number of tokens"
 
 
@@ -66,10 +67,14 @@ class EnginePort(Protocol):
     ) -> AsyncGenerator[Event, None]:
         """Queue a request and yield its events; `Finished` is the last. Closing the generator aborts the request.
 
+        Of a request with `said` tokens, `Started` has their number and their text, and the events are those that an
+        engine which has made them gives from there on.
+
         Deltas that come within `interval_s()` seconds of the last one are joined; the first one leaves at once.
 
         Raises, at the first event:
-            ValueError: the prompt is empty, a live request has the same id, or a parameter is out of its range.
+            ValueError: the prompt is empty, a live request has the same id, a parameter is out of its range, or the
+                reply has ended with the `said` tokens.
             UnsupportedGrammar: a ValueError too: the engine can't enforce the grammar.
             ContextLengthExceeded: the prompt leaves no room for a token of output.
             QueueFull: too many requests wait.

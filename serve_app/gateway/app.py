@@ -13,7 +13,7 @@ from starlette.routing import Route
 from serve_app.api.errors import ApiError
 from serve_app.gateway.authentication import Authenticator
 from serve_app.gateway.chat_endpoint import ChatEndpoint
-from serve_app.gateway.exchange import Services
+from serve_app.gateway.services import Services
 from serve_app.gateway.web import RequestContext, api_error_response, http_error_response
 
 

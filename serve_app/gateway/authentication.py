@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ NOT_WELL_FORMED = "the API key is not well-formed: check that it was copied comp
 NOT_KNOWN = "the API key is not known here: check it or create a new one"
 CONFIRMED_S: Final = 10.0
 MOST_CONFIRMED: Final = 10_000
+NEVER: Final = (0.0, "")
 MOST_WAITING: Final = 500  # requests whose key is being looked up; only a ledger that is away lets them be so many
 _KEY: Final = re.compile(r"[!-~]{1,512}")
 _EXPECTED: Final = 'Send the header "Authorization: Bearer <your API key>".'
@@ -49,6 +51,11 @@ class Caller:
         """Whether the key let a request in some seconds ago: then its body may be read. Authorises nothing."""
         return self._authenticator.is_confirmed(self.digest)
 
+    @property
+    def account_id(self) -> str:
+        """Of a key that let a request in lately; else empty. Authorises nothing."""
+        return self._authenticator.account_of(self.digest)
+
     async def admit(self, ask: Admit) -> Grant | Refusal:
         """`ask` comes without `look_up`. Raises Unavailable while the limiter is away."""
         answer: Grant | Refusal = await self._authenticator.ask(ask, self._request)
@@ -67,7 +74,7 @@ class Caller:
 
 
 class Authenticator:
-    """Checks API keys against the limiter, and the operator key.
+    """Checks API keys against the limiter, and operator keys: while one replaces another, both are valid.
 
     `trusted_proxies` is explained at `client_address`; it may be set at any time.
     """
@@ -77,7 +84,7 @@ class Authenticator:
         limiter: LimiterClient,
         *,
         key_secret: bytes,
-        operator_key: str,
+        operator_keys: Sequence[str],
         trusted_proxies: int = 0,
         wrong_keys: WrongKeys | None = None,
     ) -> None:
@@ -85,9 +92,10 @@ class Authenticator:
         self.beat_s = BEAT_S
         self._limiter = limiter
         self._key_secret = key_secret
-        self._operator_key = operator_key
+        self._operator_keys = [key.encode() for key in operator_keys]
         self._wrong_keys = WrongKeys(time.monotonic) if wrong_keys is None else wrong_keys
-        self._confirmed: dict[str, float] = {}  # key digest -> until when, the longest unconfirmed first
+        #: Key digest -> until when, and its account; the longest unconfirmed first.
+        self._confirmed: dict[str, tuple[float, str]] = {}
         self._beat: asyncio.Event | None = None  # set at the next beat
         self._waiting = 0
 
@@ -99,9 +107,10 @@ class Authenticator:
         return Caller(self, request, digest(key, self._key_secret))
 
     def check_operator(self, request: Request) -> None:
-        """Raises ApiError unless the request carries the operator key: 401, 429 for too many wrong keys."""
-        given = bearer(request.headers.get("authorization"))
-        if not hmac.compare_digest(given.encode(), self._operator_key.encode()):
+        """Raises ApiError unless the request carries an operator key: 401, 429 for too many wrong keys."""
+        given = bearer(request.headers.get("authorization")).encode()
+        # All of them, so that the time does not tell which one is near.
+        if not sum([hmac.compare_digest(given, key) for key in self._operator_keys]):
             raise self._wrong(request, "this needs the operator key of the service")
 
     async def ask(self, ask: Admit | Identify, request: Request) -> Any:
@@ -125,13 +134,18 @@ class Authenticator:
 
     def is_confirmed(self, digest: str) -> bool:
         """Whether the key let a request in during the last CONFIRMED_S."""
-        return self._confirmed.get(digest, 0.0) > time.monotonic()
+        return self._confirmed.get(digest, NEVER)[0] > time.monotonic()
+
+    def account_of(self, digest: str) -> str:
+        """The account of a key that let a request in lately; else empty."""
+        return self._confirmed.get(digest, NEVER)[1]
 
     def _learn(self, digest: str, answer: Any) -> None:
-        self._confirmed.pop(digest, None)
+        _, account_id = self._confirmed.pop(digest, NEVER)
         if isinstance(answer, Refusal) and answer.status in (401, 503):
             return
-        self._confirmed[digest] = time.monotonic() + CONFIRMED_S
+        account_id = getattr(answer, "account_id", "") or account_id
+        self._confirmed[digest] = time.monotonic() + CONFIRMED_S, account_id
         if len(self._confirmed) > MOST_CONFIRMED:
             del self._confirmed[next(iter(self._confirmed))]
         if digest not in self._wrong_keys.right_keys:

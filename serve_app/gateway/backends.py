@@ -4,40 +4,69 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import logging
-import random
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from typing import Any
+import math
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from serve_app.api import errors
 from serve_app.api.chat_request import ChatRequest
-from serve_app.contracts.calls import detached
+from serve_app.contracts.calls import application_of, detached
 from serve_app.contracts.generation import BackendEvent, Bill, GenerateCall, Grammar, GrammarKind, SamplingParams
-from serve_app.contracts.limiting import Grant
+from serve_app.contracts.limiting import Admit, Grant
 from serve_app.contracts.money import Price
 from serve_app.contracts.phases import Phases
 from serve_app.contracts.ports import BackendPort, BackendUnavailable
+from serve_app.contracts.served import SamplingDefaults, Served
 from serve_app.contracts.trace_context import TraceCall
+from serve_app.gateway.conversations import conversation_key
+from serve_app.gateway.served_models import models_of, prices_of
 from serve_app.settings import GatewaySettings, IdentifierSettings
 
 logger = logging.getLogger("ray.serve")
 
 USUAL_WEIGHT = 100  # of an account, which counts as 1 in the engine's queue
+NOTHING: Final = Served(0)  # the ledger has changed nothing
+PLAIN: Final = SamplingDefaults()
+
+
+@dataclass(slots=True)
+class Availability:
+    """Which backends get requests now. Written by the gateway's `Lifecycle`, read with each request."""
+
+    #: By identifier: backends that get none, because they are not ready or were ejected. Never all that could reply.
+    out: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    ejected: frozenset[tuple[str, str]] = frozenset()  # identifier and backend
+    probes: set[tuple[str, str]] = field(default_factory=set)  # ejected ones that may have one request now
 
 
 class Catalogue:
-    """The fixed identifiers that clients name, and the backends behind each.
+    """The identifiers that clients name, and the backends behind each.
 
-    A backend is chosen by weight, so that a new one can take over behind a fixed identifier step by step.
+    A backend is chosen by weight, so that a new one can take over behind a fixed identifier step by step, and always
+    the same one for a conversation, so that its prompt is found in the backend's cache.
     """
 
-    def __init__(self, settings: GatewaySettings, rng: random.Random) -> None:
-        self._models = settings.models
-        self._prices = {name: model.price.per_token() for name, model in settings.models.items()}
-        self._rng = rng
+    def __init__(
+        self, settings: GatewaySettings, served: Served = NOTHING, availability: Availability | None = None
+    ) -> None:
+        self.configured = settings.models  # those that are in the configuration, with its weights
+        self.of_ledger = served
+        self.availability = Availability() if availability is None else availability
+        self._models = models_of(settings, served)
+        configured = {name: model.price.per_token() for name, model in settings.models.items()}
+        self._prices = prices_of(self._models, served, configured)
+        #: What holds where a request names nothing, by identifier.
+        self.defaults = {name: model.spec.sampling for name, model in served.models.items() if name not in configured}
+        self._weights = {
+            name: {backend: weight for backend, weight in model.backends.items() if weight}
+            for name, model in self._models.items()
+        }
         #: Identifier to its context and output limits, in tokens.
-        self.served = {name: (model.context_length, model.max_output) for name, model in settings.models.items()}
+        self.served = {name: (model.context_length, model.max_output) for name, model in self._models.items()}
 
     def __contains__(self, identifier: str) -> bool:
         return identifier in self._models
@@ -47,26 +76,60 @@ class Catalogue:
 
     @property
     def identifiers(self) -> tuple[str, ...]:
-        """In the order of the configuration."""
+        """In the order of the configuration, and then those that were created by command."""
         return tuple(self._models)
 
-    def price(self, identifier: str) -> Price:
-        return self._prices[identifier]
+    def price(self, identifier: str, now: float) -> Price:
+        """At `now`, in Unix seconds."""
+        prices = self._prices[identifier]
+        for effective_at, price in prices:
+            if effective_at <= now:
+                return price
+        return prices[-1][1]
 
-    def choose_backend(self, identifier: str) -> str:
-        """The backend for one request."""
-        backends = self._models[identifier].backends
-        if len(backends) == 1:
-            return next(iter(backends))
-        return self._rng.choices(list(backends), weights=list(backends.values()))[0]
+    def choose_backend(self, identifier: str, account_id: str, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The backend for one request of a conversation: by weight, among those that are available.
+
+        Weighted rendezvous hashing: each backend has a score for the conversation, and the highest wins. So a change
+        of weights, or a backend that is out, moves no other conversations than it must.
+        """
+        weights, now = self._weights[identifier], self.availability
+        out = now.out.get(identifier, frozenset())
+        usable = [name for name in weights if name not in out]
+        if not usable:
+            fallback = self._models[identifier].fallback
+            if fallback is not None and fallback not in out:
+                return fallback
+            usable = list(weights)
+        probes = [name for name in weights if (identifier, name) in now.probes] if now.probes else []
+        if len(usable) == 1 and not probes:
+            return usable[0]
+        beginning = conversation_key(account_id, messages)
+        scores = {name: _score(beginning, name, weights[name]) for name in {*usable, *probes}}
+        chosen = max(scores, key=scores.__getitem__)
+        now.probes.discard((identifier, chosen))
+        return chosen
+
+    def fallback(self, identifier: str, backend: str) -> str | None:
+        """The backend that takes a request for which this one has no capacity."""
+        fallback = self._models[identifier].fallback if identifier in self._models else None
+        is_out = fallback in self.availability.out.get(identifier, frozenset())
+        return None if fallback == backend or is_out else fallback
 
     def backends(self) -> tuple[str, ...]:
         """All backends that can be chosen, each once."""
         return tuple(dict.fromkeys(name for identifier in self._models for name in self.behind(identifier)))
 
     def behind(self, identifier: str) -> tuple[str, ...]:
-        """The backends that can be chosen for one identifier."""
-        return tuple(name for name, weight in self._models[identifier].backends.items() if weight)
+        """The backends that can be chosen for one identifier; its fallback last."""
+        fallback = self._models[identifier].fallback
+        return tuple(dict.fromkeys([*self._weights[identifier], *([fallback] if fallback else [])]))
+
+
+def _score(conversation: bytes, backend: str, weight: int) -> float:
+    """Higher is better; the chance to have the highest one is in proportion to the weight (Thaler and Ravishankar)."""
+    drawn = int.from_bytes(hashlib.blake2b(conversation + backend.encode(), digest_size=8).digest())
+    return -weight / math.log(((drawn >> 12) + 0.5) / 2**52)  # between 0 and 1 for certain, also as a float
 
 
 def system_fingerprint(backend: str, fingerprint: str = "") -> str:
@@ -75,6 +138,33 @@ def system_fingerprint(backend: str, fingerprint: str = "") -> str:
     `fingerprint` is that of the weights, as a replica sends it; empty while it is unknown.
     """
     return f"fp_{backend}_{fingerprint}" if fingerprint else f"fp_{backend}"
+
+
+def admit_for(
+    chat: ChatRequest,
+    request_id: str,
+    backend: str,
+    price: Price,
+    identifier: IdentifierSettings,
+    *,
+    holder: str,
+    key_digest: str,
+    idempotency_key: str | None,
+) -> Admit:
+    """What the limiter is asked for a request, before anything of it is counted exactly."""
+    return Admit(
+        request_id=request_id,
+        holder=holder,
+        key_digest=key_digest,
+        model=chat.model,
+        prompt_tokens=min(chat.estimated_prompt_tokens, identifier.context_length),
+        max_tokens=chat.n * (chat.max_tokens or identifier.max_output),
+        prompt_price=max(price.input, price.cached_input),  # what is cached shows only when it runs
+        output_price=price.output,
+        backend=application_of(backend),  # adapters of one model share its replicas' load
+        idempotency_key=idempotency_key,
+        look_up=False,
+    )
 
 
 def call_for(
@@ -86,17 +176,25 @@ def call_for(
     settle_after_s: float,
     first_token_within_s: float,
     trace: TraceCall | None = None,
+    defaults: SamplingDefaults = PLAIN,
+    said: tuple[int, ...] = (),
+    reply_id: str = "",
 ) -> GenerateCall:
-    """What a replica is asked for an admitted request."""
+    """What a replica is asked for an admitted request. `defaults` are those of its identifier."""
+
+    def chosen(name: str) -> Any:
+        default = None if name in chat.model_fields_set else getattr(defaults, name)
+        return getattr(chat, name) if default is None else default
+
     sampling = SamplingParams(
         max_tokens=max(1, grant.max_tokens // chat.n),  # for each choice
-        temperature=chat.temperature,
-        top_p=chat.top_p,
-        top_k=chat.top_k,
-        min_p=chat.min_p,
-        repetition_penalty=chat.repetition_penalty,
-        frequency_penalty=chat.frequency_penalty,
-        presence_penalty=chat.presence_penalty,
+        temperature=chosen("temperature"),
+        top_p=chosen("top_p"),
+        top_k=max(0, chosen("top_k")),
+        min_p=chosen("min_p"),
+        repetition_penalty=chosen("repetition_penalty"),
+        frequency_penalty=chosen("frequency_penalty"),
+        presence_penalty=chosen("presence_penalty"),
         stop=chat.stop,
         seed=chat.seed,
         min_tokens=chat.min_tokens,
@@ -104,6 +202,7 @@ def call_for(
         logit_bias=tuple(chat.logit_bias.items()),
         logprobs=chat.top_logprobs if chat.logprobs else None,
         grammar=grammar_for(chat.response_format),
+        token_ids=chat.resume,
     )
     return GenerateCall(
         request_id=grant.request_id,
@@ -122,6 +221,8 @@ def call_for(
         function=chat.forced_function,
         parallel_calls=chat.parallel_tool_calls,
         trace=trace,
+        said=said,
+        reply_id=reply_id,
     )
 
 
@@ -153,7 +254,7 @@ class Generation:
         self._reading = detached(self._read_events(backends.generate(backend, call)))
 
     async def next_event(self) -> BackendEvent:
-        """Raises ApiError when the call has failed."""
+        """Raises ApiError when the call has failed, BackendUnavailable when its replica is lost."""
         event = self.ready_event()
         return self._raise_failure(await self._events.get()) if event is None else event
 
@@ -177,9 +278,10 @@ class Generation:
         await asyncio.wait([self._reading])
 
     def _raise_failure(self, event: BackendEvent | BaseException) -> BackendEvent:
+        if isinstance(event, BaseException):
+            self._phases.failed = True
         if isinstance(event, BackendUnavailable):
-            logger.warning("backend %s: %s", self._backend, event)
-            raise errors.overloaded("the model lost this request or is starting: try again", retry_after_s=2)
+            raise event
         if isinstance(event, BaseException):
             logger.error("backend %s failed on %s", self._backend, self._request_id, exc_info=event)
             raise errors.server_error()

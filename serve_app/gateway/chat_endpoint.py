@@ -22,6 +22,7 @@ from serve_app.api.chat_reply import (
     DONE,
     KEEP_ALIVE,
     LINE_FEED,
+    RESUMED,
     ChunkEncoder,
     StreamedReply,
     Usage,
@@ -36,9 +37,11 @@ from serve_app.contracts.generation import Finished
 from serve_app.contracts.phases import Phases
 from serve_app.contracts.trace_context import TraceContext
 from serve_app.gateway.authentication import Authenticator, Caller
-from serve_app.gateway.exchange import Exchange, Services
+from serve_app.gateway.exchange import Exchange
 from serve_app.gateway.record import RequestRecord
+from serve_app.gateway.reruns import RunsAgain
 from serve_app.gateway.retries import Retry
+from serve_app.gateway.services import Services
 from serve_app.gateway.web import (
     Bodies,
     BodyReader,
@@ -223,7 +226,9 @@ class ChatReply:
             event = await exchange.next_event(max(0.0, due - clock()) if may_begin else None)
             if isinstance(event, Finished):
                 break
-            if event is not None:
+            if isinstance(event, RunsAgain):
+                reply = WholeReply(chat.n)
+            elif event is not None:
                 reply.add_event(event)
             if may_begin and clock() >= due:
                 await sender.write_piece(LINE_FEED, lambda: self._headers(exchange, "application/json"))
@@ -241,24 +246,33 @@ class ChatReply:
         await sender.write_piece(body, lambda: self._headers(exchange, "application/json", **own), more=False)
 
     async def _stream(self, chat: ChatRequest, exchange: Exchange, sender: Sender) -> None:
-        encoder = ChunkEncoder(
-            id=exchange.request_id,
-            created=int(exchange.started_at),
-            model=chat.model,
-            fingerprint=exchange.fingerprint,
-            include_usage=chat.include_usage,
-        )
+        def begun() -> tuple[ChunkEncoder, StreamedReply]:
+            encoder = ChunkEncoder(
+                id=exchange.request_id,
+                created=int(exchange.started_at),
+                model=chat.model,
+                fingerprint=exchange.fingerprint,
+                include_usage=chat.include_usage,
+            )
+            return encoder, StreamedReply(encoder, chat.n)
+
         keep_alive_s = self._services.settings.keep_alive_s
 
         def stream_headers() -> Headers:
             own = {"cache_control": "no-cache", "x_accel_buffering": "no"}
             return self._headers(exchange, "text/event-stream; charset=utf-8", **own)
 
-        reply = StreamedReply(encoder, chat.n)
+        encoder, reply = begun()
         while True:
             event = await exchange.next_event(keep_alive_s)
             if isinstance(event, Finished):
                 break
+            if isinstance(event, RunsAgain):
+                if event.continues:
+                    await sender.write_piece(RESUMED, stream_headers)
+                else:
+                    encoder, reply = begun()
+                continue
             await sender.write_piece(KEEP_ALIVE if event is None else reply.chunks(event), stream_headers)
         await exchange.complete()
         closing = reply.closing_chunks(event.reason)

@@ -13,6 +13,9 @@ What is billed follows from the state in which the request ends:
 | CALLED | settled as cancelled, free of charge; the rates stay charged | settled as failed: nothing is billed |
 | PRODUCING | settled as cancelled: what arrived is billed | settled as failed: nothing is billed |
 
+A request whose replica is lost goes back to HELD and runs again (`reruns.py`), unless its client has some of the reply
+and has not asked for `resume`. What its client has then counts as produced from the next run's CALLED on.
+
 PRODUCING begins with the first token, also while its text is held back. Until then the engine keeps nothing of the
 prompt that another request could find at the cached price, so a prompt that is cancelled in CALLED gives nothing away.
 
@@ -27,10 +30,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable
+from dataclasses import replace
 from enum import Enum, auto
 from types import TracebackType
+from typing import Final
 
 from serve_app.api import errors
 from serve_app.api.chat_request import ChatRequest
@@ -49,36 +53,21 @@ from serve_app.contracts.generation import (
     ReplyParts,
     Started,
 )
-from serve_app.contracts.limiting import Adjust, Admit, Grant, Refusal, Release
-from serve_app.contracts.ports import BackendPort
+from serve_app.contracts.limiting import Adjust, Grant, Refusal, Release
+from serve_app.contracts.ports import BackendUnavailable
 from serve_app.gateway.authentication import Caller
-from serve_app.gateway.backends import Catalogue, Generation, call_for, system_fingerprint
-from serve_app.gateway.limiter_client import LimiterClient
-from serve_app.gateway.observer import Observer
+from serve_app.gateway.backends import PLAIN, Generation, admit_for, call_for, system_fingerprint
 from serve_app.gateway.record import RequestRecord
 from serve_app.gateway.refusal_errors import not_recordable, refusal_error, rejection_error, restarting, waited_too_long
+from serve_app.gateway.reruns import Runs, RunsAgain
 from serve_app.gateway.retries import Retry
-from serve_app.gateway.settlements import Settlements, release_of
-from serve_app.gateway.tracing import Tracing
+from serve_app.gateway.services import Services
+from serve_app.gateway.settlements import release_of
 from serve_app.gateway.web import ClientGone
-from serve_app.settings import GatewaySettings
 
 logger = logging.getLogger("ray.serve")
 
-
-@dataclass(slots=True)
-class Services:
-    """What all exchanges of one gateway share."""
-
-    settings: GatewaySettings
-    catalogue: Catalogue
-    limiter: LimiterClient
-    settlements: Settlements
-    backends: BackendPort
-    observer: Observer
-    tracing: Tracing | None = None
-    orphan_delay_s: float = 2.0  # a replica settles a cut stream after so long, unless this gateway has
-    clock: Callable[[], float] = time.monotonic  # seconds, for how long a request takes
+NOTHING: Final = Finished(FinishReason.ABORT, 0, 0, 0)  # is what a request has used
 
 
 class State(Enum):
@@ -106,33 +95,33 @@ class Exchange:
         self._caller = caller
         self._retry = retry
         self._state = State.ASKED
+        if chat.model not in services.catalogue:  # it was removed since the body was checked
+            raise errors.model_not_found(chat.model, services.catalogue.identifiers)
         # Kept: an operator may remove the identifier while the request runs.
         identifier = self._identifier = services.catalogue[chat.model]
-        self._price = services.catalogue.price(chat.model)
+        self.started_at = time.time()
+        self._price = services.catalogue.price(chat.model, self.started_at)
+        self._defaults = services.catalogue.defaults.get(chat.model, PLAIN)
         self.request_id = record.request_id
-        self.backend = record.backend = services.catalogue.choose_backend(chat.model)
+        self.backend = record.backend = services.catalogue.choose_backend(chat.model, caller.account_id, chat.messages)
         self.fingerprint = system_fingerprint(self.backend)  # with that of the weights as soon as a replica has started
         self.grant: Grant | None = None
         self.replayed: bytes | None = None
-        self.started_at = time.time()
-        self._admit = Admit(
-            request_id=record.request_id,
+        self._admit = admit_for(
+            chat,
+            record.request_id,
+            self.backend,
+            self._price,
+            identifier,
             holder=services.limiter.holder,
             key_digest=caller.digest,
-            model=chat.model,
-            prompt_tokens=min(chat.estimated_prompt_tokens, identifier.context_length),
-            max_tokens=chat.n * (chat.max_tokens or identifier.max_output),
-            prompt_price=max(self._price.input, self._price.cached_input),  # what is cached shows only when it runs
-            output_price=self._price.output,
-            backend=application_of(self.backend),  # adapters of one model share its replicas' load
             idempotency_key=None if retry is None else retry.idempotency_key,
-            look_up=False,
         )
         record.wanted_tokens = self._admit.prompt_tokens + self._admit.max_tokens
         self._generation: Generation | None = None
         self._first: BackendEvent | None = None  # read by `begin`, not yet returned by `next_event`
-        self._first_token_by = 0.0  # of the monotonic clock
-        self._usage = Finished(FinishReason.ABORT, 0, 0, 0)  # so far
+        self._runs = Runs(record, resumable=chat.resume)
+        self._usage = NOTHING  # so far
 
     async def __aenter__(self) -> Exchange:
         self._record.open += 1
@@ -152,8 +141,20 @@ class Exchange:
         if self._services.settlements.is_full:
             self._state = State.ENDED
             raise not_recordable()
+        while True:
+            try:
+                await self._begin_run()
+            except BackendUnavailable as lost:
+                await self._end_lost_run(lost)
+            else:
+                return
+
+    async def _begin_run(self) -> None:
+        """As `begin`, of one run. Raises BackendUnavailable, too."""
         asked = time.monotonic()
         answer = await _from_limiter(self._caller.admit(self._admit))
+        if isinstance(answer, Refusal) and answer.status == 503 and self._moves_to_fallback():
+            answer = await _from_limiter(self._caller.admit(self._admit))
         self._record.admit_s, self._record.admitted_at = time.monotonic() - asked, time.time()
         self._record.admitted(answer.account_id, answer.key_id)
         if answer.account_id in self._services.settings.logged_texts:
@@ -161,17 +162,27 @@ class Exchange:
         if isinstance(answer, Refusal):
             self._state = State.ENDED
             if self._retry is not None and answer.status in (402, 409):
-                self.replayed = await self._answered_before(self._retry)
+                self.replayed = await self._retry.of_refused(self._services.settlements, self._caller)
             if self.replayed is None:
                 raise refusal_error(answer)
             return
         self._hold(answer)
-        if self._retry is not None and await self._is_answered(self._retry, answer):
-            return
-        self._first_token_by = time.monotonic() + self._services.settings.queue_timeout_s
+        if self._retry is not None:
+            self.replayed = await self._retry.of_admitted(self._services.settlements, answer.account_id)
+            if self.replayed is not None:
+                self._give_back()
+                return
+        self._runs.first_token_by = self._runs.first_token_by or (
+            time.monotonic() + self._services.settings.queue_timeout_s
+        )
         first = await self._call_backend(answer)
         if isinstance(first, Rejected) and first.reason is Rejection.CREDIT:
             first = await self._call_again(first.prompt_tokens)
+        if isinstance(first, Rejected) and first.reason in (Rejection.QUEUE_FULL, Rejection.CLOSED):
+            if self._moves_to_fallback():
+                first = await self._call_fallback()
+            else:
+                self._record.phases.failed = True
         if isinstance(first, Rejected):
             self._give_back(first)
             raise rejection_error(first)
@@ -179,15 +190,35 @@ class Exchange:
             self._give_back()
             raise waited_too_long()
         if isinstance(first, Started):
-            self.fingerprint = system_fingerprint(self.backend, first.fingerprint)
+            fingerprint = system_fingerprint(self.backend, first.fingerprint)
+            said = self._runs.to_continue
+            if first.said != len(said) or (said and fingerprint != self.fingerprint):
+                logger.error("backend %s can't continue %s: it is of another release", self.backend, self.request_id)
+                raise errors.replica_lost(stream=True)
+            self.fingerprint = fingerprint
         self._count_usage(first)
         self._first = first
 
-    async def next_event(self, timeout_s: float | None = None) -> Delta | ReplyParts | ChoiceEnded | Finished | None:
+    async def next_event(
+        self, timeout_s: float | None = None
+    ) -> Delta | ReplyParts | ChoiceEnded | Finished | RunsAgain | None:
         """The next event of the reply, Finished at the end; None when there was none within `timeout_s` seconds.
 
-        Raises ApiError when the backend fails.
+        RunsAgain when a replica was lost and another one has taken the request. Raises ApiError when the backend fails.
         """
+        try:
+            event = await self._next_event(timeout_s)
+        except BackendUnavailable as lost:
+            await self._end_lost_run(lost)
+            await self.begin()
+            if self.replayed is not None:  # a retry through another gateway has finished first: it can be asked for
+                raise self._replica_lost() from None
+            return RunsAgain(self._runs.has_sent)
+        # What is not streamed is sent at its end.
+        self._runs.has_sent = self._runs.has_sent or (self._chat.stream and event is not None)
+        return event
+
+    async def _next_event(self, timeout_s: float | None) -> Delta | ReplyParts | ChoiceEnded | Finished | None:
         assert self._generation is not None
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -202,13 +233,17 @@ class Exchange:
                     return None
             self._count_usage(event)
             if isinstance(event, Delta | ReplyParts | ChoiceEnded):
-                if not _is_empty(event):
+                if self._runs.passes(event):
                     return event
                 continue
             if isinstance(event, Finished):
+                if (kept := self._runs.pop_kept()) is not None:
+                    self._first = event
+                    return kept
                 if event.reason is FinishReason.DEADLINE:
                     raise waited_too_long()
                 if event.reason not in (FinishReason.STOP, FinishReason.LENGTH):
+                    self._record.phases.failed = True
                     logger.error("backend %s ended %s with %s", self.backend, self.request_id, event.reason)
                     raise errors.server_error()
                 return event
@@ -236,34 +271,10 @@ class Exchange:
             )
             raise errors.insufficient_balance(message)
 
-    async def _is_answered(self, retry: Retry, grant: Grant) -> bool:
-        """Whether the request had finished before this one was admitted, which is then undone."""
-        try:
-            self.replayed = await retry.find_stored(self._services.settlements, grant.account_id)
-        except Unavailable:
-            # It may have been answered and billed: running it again without knowing would break the promise.
-            raise errors.overloaded(
-                "whether this idempotency-key was answered before is unknown right now: try again", retry_after_s=2
-            ) from None
-        if self.replayed is not None:
-            self._give_back()
-        return self.replayed is not None
-
-    async def _answered_before(self, retry: Retry) -> bytes | None:
-        """The stored reply of a request that was not admitted.
-
-        It may have spent the balance itself, or be open only because its gateway died before it could release it.
-        """
-        try:
-            identity = await self._caller.identify()
-            return await retry.find_stored(self._services.settlements, identity.account_id)
-        except Unavailable:
-            return None
-
     async def _call_backend(self, grant: Grant) -> BackendEvent:
         """Calls the replica and returns its first event, which shows whether the request can run."""
         services = self._services
-        left_s = max(0.0, self._first_token_by - time.monotonic())
+        runs, left_s = self._runs, self._runs.left_s
         call = call_for(
             self._chat,
             grant,
@@ -272,7 +283,11 @@ class Exchange:
             settle_after_s=services.orphan_delay_s,
             first_token_within_s=left_s,
             trace=None if services.tracing is None else services.tracing.begin_call(self._record),
+            defaults=self._defaults,
+            said=runs.to_continue,
+            reply_id=runs.reply_id,
         )
+        services.calls.add(self._record)
         self._generation = Generation(services.backends, self.backend, call, self._record.phases)
         self._state = State.CALLED
         try:
@@ -292,6 +307,63 @@ class Exchange:
             raise refusal_error(adjusted)
         self._hold(adjusted)
         return await self._call_backend(adjusted)
+
+    def _moves_to_fallback(self) -> bool:
+        """Whether another backend takes this request, for which the chosen one has no capacity."""
+        other = self._services.catalogue.fallback(self._chat.model, self.backend)
+        if other is None or self._runs.has_sent:
+            return False
+        self.backend = self._record.backend = other
+        self.fingerprint = system_fingerprint(other)
+        self._admit = replace(self._admit, backend=application_of(other))
+        return True
+
+    async def _call_fallback(self) -> BackendEvent:
+        assert self._generation is not None
+        assert self.grant is not None
+        await self._generation.stop()
+        first = await self._call_backend(self.grant)
+        if isinstance(first, Rejected) and first.reason is Rejection.CREDIT:  # another template, other counts
+            first = await self._call_again(first.prompt_tokens)
+        return first
+
+    async def _end_lost_run(self, lost: BackendUnavailable) -> None:
+        """Settles a run whose replica is lost as failed, and gives the next one its id. Raises ApiError: none follows.
+
+        Nothing is awaited between the release of the one and the Admit of the other.
+        """
+        services, record = self._services, self._record
+        logger.warning("backend %s lost %s: %s", self.backend, self.request_id, lost)
+        pause_s = self._runs.pause_after_loss(services.settings.queue_timeout_s)
+        if pause_s is None:
+            raise self._replica_lost()
+        assert self._generation is not None
+        self._generation.cancel()
+        # From here on nothing of this run is billed, whoever gives up: its tokens were lost with the replica.
+        self._state, self._generation, self._usage = State.HELD, None, NOTHING
+        await asyncio.sleep(pause_s)
+        failure, began = self._settlement(Outcome.FAILED), time.monotonic()
+        try:
+            settled = await services.settlements.settle(failure, refused=True)
+        except SpoolFull:
+            raise not_recordable() from None
+        record.settled(failure, time.monotonic() - began)
+        if settled is None or settled.charged:
+            raise self._replica_lost()
+        services.observer.runs_again(record)
+        services.calls.discard(record)
+        services.calls.add(self._runs.begin_next())  # the lost run counts against its backend
+        self.request_id = record.request_id
+        if not self._runs.has_sent:  # else only the same weights can go on
+            self.backend = record.backend = services.catalogue.choose_backend(
+                self._chat.model, self._caller.account_id, self._chat.messages
+            )
+        self._admit = replace(self._admit, request_id=self.request_id, backend=application_of(self.backend))
+        self._state, self._first = State.ASKED, None
+
+    def _replica_lost(self) -> ApiError:
+        self._record.phases.failed = True
+        return errors.replica_lost(stream=self._chat.stream)
 
     def _leave(self, error: BaseException | None) -> None:
         """Ends an exchange early, as the table above says. Callable while the request is being cancelled."""
@@ -346,7 +418,25 @@ class Exchange:
         refused = refused and not usage.completion_tokens  # a parser may have held back what was produced
         if usage.reason is FinishReason.ERROR:
             outcome = Outcome.FAILED  # the client was gone before the error could be sent
-        settlement = Settlement(
+        settlement = self._settlement(outcome, reply)
+        began = time.monotonic()
+        try:
+            await self._services.settlements.settle(settlement, refused=refused)
+        except SpoolFull:
+            if outcome is Outcome.COMPLETED:  # its client gets an error and does not pay
+                settlement = replace(settlement, outcome=Outcome.FAILED)
+            raise not_recordable() from None
+        except BaseException:
+            self._services.limiter.release(release_of(settlement, None, refused=refused))
+            raise
+        finally:
+            self._record.settled(settlement, time.monotonic() - began)
+
+    def _settlement(self, outcome: Outcome, reply: StoredReply | None = None) -> Settlement:
+        """Of what this request has used so far."""
+        assert self.grant is not None
+        usage = self._usage
+        return Settlement(
             request_id=self.request_id,
             account_id=self.grant.account_id,
             key_id=self.grant.key_id,
@@ -362,18 +452,6 @@ class Exchange:
             reply=reply,
             epoch=self.grant.epoch,
         )
-        began = time.monotonic()
-        try:
-            await self._services.settlements.settle(settlement, refused=refused)
-        except SpoolFull:
-            if outcome is Outcome.COMPLETED:  # its client gets an error and does not pay
-                settlement = replace(settlement, outcome=Outcome.FAILED)
-            raise not_recordable() from None
-        except BaseException:
-            self._services.limiter.release(release_of(settlement, None, refused=refused))
-            raise
-        finally:
-            self._record.settled(settlement, time.monotonic() - began)
 
     def _count_usage(self, event: BackendEvent | BaseException) -> None:
         """Takes up what an event says of the usage: what was produced so far is billed if the request ends here."""
@@ -381,23 +459,19 @@ class Exchange:
         if isinstance(event, Delta | ReplyParts):
             if self._state is State.CALLED:
                 self._state = State.PRODUCING
-                self._record.first_token_s = seconds = time.time() - self._record.arrived_at
-                self._services.observer.first_token(self._record, seconds)
+                if self._record.first_token_s is None:
+                    self._record.first_token_s = seconds = time.time() - self._record.arrived_at
+                    self._services.observer.first_token(self._record, seconds)
             self._usage = replace(self._usage, completion_tokens=event.completion_tokens)
         elif isinstance(event, Started):
-            self._usage = replace(self._usage, prompt_tokens=event.prompt_tokens, cached_tokens=event.cached_tokens)
+            self._usage = replace(
+                self._usage,
+                prompt_tokens=event.prompt_tokens,
+                cached_tokens=event.cached_tokens,
+                completion_tokens=event.said,
+            )
         elif isinstance(event, Finished):
             self._usage = event
-
-
-def _is_empty(event: Delta | ReplyParts | ChoiceEnded) -> bool:
-    """Whether an event only counts tokens, whose text is held back: nothing of it is for the client."""
-    match event:
-        case Delta():
-            return not event.text and not event.tokens
-        case ReplyParts():
-            return not event.parts and not event.tokens
-    return False
 
 
 async def _from_limiter(asked: Awaitable[Grant | Refusal]) -> Grant | Refusal:

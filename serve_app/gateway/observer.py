@@ -37,6 +37,10 @@ class Observer:
         """Between two pieces of a reply that runs."""
         self._counted.observe(metrics.INTER_TOKEN_SECONDS, seconds, record.model, record.backend)
 
+    def runs_again(self, record: RequestRecord) -> None:
+        """The replica of its backend was lost."""
+        self._counted.add(metrics.RERUNS, 1, record.model, record.backend)
+
     def _count(self, record: RequestRecord) -> None:
         counted, phases, served = self._counted, record.phases, (record.model, record.backend)
         counted.add(metrics.REQUESTS, 1, *served, str(record.status))
@@ -88,6 +92,7 @@ def log_line(record: RequestRecord) -> dict[str, Any]:
         "time": datetime.fromtimestamp(record.arrived_at, UTC).isoformat(timespec="milliseconds"),
         "event": "request",
         "request_id": record.request_id,
+        "first_request_id": record.first_request_id,
         "client_request_id": record.client_request_id,
         "trace_id": record.trace.trace_id,
         "account": record.account_id or None,
@@ -96,6 +101,7 @@ def log_line(record: RequestRecord) -> dict[str, Any]:
         "backend": record.backend,
         "replica": record.replica or None,
         "stream": record.stream,
+        "reruns": record.reruns,
         "status": record.status,
         "code": record.code or None,
         "outcome": None if record.outcome is None else record.outcome.value,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from serve_app.contracts import metrics
 from serve_app.contracts.books import Outcome, Settlement
@@ -30,6 +30,7 @@ class RequestRecord:
     model: str = metrics.NONE
     backend: str = metrics.NONE
     replica: str = ""
+    reruns: int = 0  # because a replica was lost; `request_id` is that of the last run
     account_id: str = ""
     key_id: str = ""
     status: int = 500
@@ -63,6 +64,21 @@ class RequestRecord:
     def admitted(self, account_id: str, key_id: str) -> None:
         """Whose request it is."""
         self.account_id, self.key_id = account_id, key_id
+
+    @property
+    def first_request_id(self) -> str | None:
+        """The id of the first of several runs, which a resumed stream keeps; None if there was one."""
+        return self.request_id.rpartition("-")[0] if self.reruns else None
+
+    def run_again(self, request_id: str, *, continues: bool) -> RequestRecord:
+        """The reply is continued or begins anew, under another id. Returns what is known of the lost run."""
+        lost = replace(self)
+        self.phases = self.phases.anew()
+        self.request_id, self.reruns = request_id, self.reruns + 1
+        self.replica, self.finish = "", ""
+        if not continues:
+            self.called_tools, self.reply = False, None if self.reply is None else []
+        return lost
 
     def settled(self, settlement: Settlement, seconds: float) -> None:
         """As it was sent to the ledger, or left to the spool."""

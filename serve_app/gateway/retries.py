@@ -18,6 +18,8 @@ from pydantic_core import from_json
 
 from serve_app.api import errors
 from serve_app.contracts.books import StoredReply
+from serve_app.contracts.calls import Unavailable
+from serve_app.gateway.authentication import Caller
 from serve_app.gateway.settlements import Settlements
 
 logger = logging.getLogger("ray.serve")
@@ -50,6 +52,27 @@ class Retry:
         if stored.fingerprint != self.fingerprint:
             raise errors.idempotency_key_reused()
         return stored.body
+
+    async def of_admitted(self, settlements: Settlements, account_id: str) -> bytes | None:
+        """The stored reply of a request that had finished before this one was admitted. Raises ApiError."""
+        try:
+            return await self.find_stored(settlements, account_id)
+        except Unavailable:
+            # It may have been answered and billed: running it again without knowing would break the promise.
+            raise errors.overloaded(
+                "whether this idempotency-key was answered before is unknown right now: try again", retry_after_s=2
+            ) from None
+
+    async def of_refused(self, settlements: Settlements, caller: Caller) -> bytes | None:
+        """The stored reply of a request that was not admitted. Raises ApiError.
+
+        It may have spent the balance itself, or be open only because its gateway died before it could release it.
+        """
+        try:
+            identity = await caller.identify()
+            return await self.find_stored(settlements, identity.account_id)
+        except Unavailable:
+            return None
 
     def stored(self, body: bytes) -> StoredReply | None:
         """What the settlement carries; None for a reply that is too large to keep."""

@@ -85,6 +85,7 @@ class Tracing:
                 "completion_tokens": record.completion_tokens,
                 "status": record.status,
                 "code": record.code,
+                "reruns": record.reruns or None,
                 "first_token_s": record.first_token_s,
                 "per_token_s": phases.per_token_s,
                 "price": format_amount(record.charged),

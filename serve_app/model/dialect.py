@@ -64,7 +64,7 @@ class Dialect:
         parser = self._format.parser if tools else ReplyParser
         return parser(
             [tool["function"]["name"] for tool in tools],
-            f"{call.request_id}-{choice}",  # so that a repeated request has the same ids
+            f"{call.reply_id or call.request_id}-{choice}",  # so that a repeated request has the same ids
             # What the grammar allows as text or in JSON must not be read as a call that was not checked.
             _is_held(call, tools) and (not self._format.begins or call.sampling.grammar is not None),
             self._markers,

@@ -21,6 +21,7 @@ import contextvars
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -40,9 +41,24 @@ LATE_S = 0.5  # an answer that takes longer has waited for an accounting process
 ASK_TIMEOUT_S = 10.0
 DRAIN_S = 5.0  # then what is left stays in the spool
 MOST_WAIT_S = 900.0  # for spools of gateways, after an outage of any length
+MOST_SEEN = 10_000  # replies of which more is known than their usage
 
 Settle = Callable[[list[Settlement]], Awaitable[Sequence[SettleAnswer]]]
 Unsettled = Callable[[tuple[str, ...]], Awaitable[Collection[str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a replica knows of a reply beside its usage, for the log. Seconds; None: it was not reached.
+
+    Without a collector of traces no call names its trace.
+    """
+
+    replica: str
+    trace_id: str | None = None
+    queue_s: float | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
 
 
 class _NotYet(Exception):
@@ -52,8 +68,8 @@ class _NotYet(Exception):
 class Orphans:
     """The settlements that are due. `settle` is AccountingPort's; `unsettled` returns the ids that the ledger lacks.
 
-    Without a spool only cut streams are settled, from memory. `settled` gets what was settled here first. `clock`
-    returns Unix seconds.
+    Without a spool only cut streams are settled, from memory. `settled` gets what was settled here first, and what this
+    process has seen of it. `clock` returns Unix seconds.
     """
 
     def __init__(
@@ -62,7 +78,7 @@ class Orphans:
         spool: Spool | None = None,
         unsettled: Unsettled | None = None,
         *,
-        settled: Callable[[Settlement], None] = lambda _: None,
+        settled: Callable[[Settlement, Seen | None], None] = lambda _, __: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._settle = settle
@@ -70,6 +86,7 @@ class Orphans:
         self.spool = spool
         self._unsettled = unsettled
         self._clock = clock
+        self._seen: dict[str, Seen] = {}  # by request id: of what waits
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: asyncio.Task[None] | None = None
         self._delay_s = 2.0  # as the last call said
@@ -80,17 +97,19 @@ class Orphans:
         """Flushes the spool and settles what is due in it, from here on."""
         self._running = asyncio.get_running_loop().create_task(self._run(), context=contextvars.Context())
 
-    def write_ahead(self, call: GenerateCall, finished: Finished, started_at: float) -> bool:
+    def write_ahead(self, call: GenerateCall, finished: Finished, started_at: float, seen: Seen | None = None) -> bool:
         """Keeps what a finished reply has used until the ledger has it, also if this process dies at once.
 
         False where it is not kept: there is no spool, or it is full. `started_at` is Unix time.
         """
         if self.spool is None or finished.reason not in (FinishReason.STOP, FinishReason.LENGTH):
             return False
+        self._note(call, seen)
         return self._keep(self.spool, _settlement(call, finished, started_at, self._clock()), call.settle_after_s)
 
-    def settle_later(self, call: GenerateCall, produced: Finished, started_at: float) -> None:
+    def settle_later(self, call: GenerateCall, produced: Finished, started_at: float, seen: Seen | None = None) -> None:
         """Settle what a cut call has produced, `call.settle_after_s` seconds from now. `started_at` is Unix time."""
+        self._note(call, seen)
         settlement = _settlement(call, produced, started_at, self._clock())
         if self.spool is not None and self._keep(self.spool, settlement, call.settle_after_s):
             return
@@ -128,6 +147,12 @@ class Orphans:
                 await asyncio.sleep(0.1)
         await asyncio.to_thread(self.spool.flush)
         await asyncio.to_thread(self.spool.close)
+
+    def _note(self, call: GenerateCall, seen: Seen | None) -> None:
+        if seen is not None:
+            self._seen[call.request_id] = seen
+            if len(self._seen) > MOST_SEEN:  # the ledger has been away for long
+                del self._seen[next(iter(self._seen))]
 
     def _keep(self, spool: Spool, settlement: Settlement, delay_s: float) -> bool:
         self._delay_s = delay_s
@@ -191,6 +216,8 @@ class Orphans:
                     answers[answer.request_id] = answer
             for settlement in wanted:
                 self._report(settlement, answers.get(settlement.request_id))
+        for settlement in batch:
+            self._seen.pop(settlement.request_id, None)
         return [
             answers.get(settlement.request_id) or Settled(settlement.request_id, 0, 0, 0, duplicate=True)
             for settlement in batch
@@ -198,9 +225,15 @@ class Orphans:
 
     def _report(self, settlement: Settlement, answer: Settled | SettlementRejected | None) -> None:
         if isinstance(answer, Settled) and not answer.duplicate:
-            self._settled(settlement)
+            self._settled(settlement, self._seen.get(settlement.request_id))
 
     async def _settle_after(self, delay_s: float, settlement: Settlement) -> None:
+        try:
+            await self._settle_from_memory(delay_s, settlement)
+        finally:
+            self._seen.pop(settlement.request_id, None)
+
+    async def _settle_from_memory(self, delay_s: float, settlement: Settlement) -> None:
         await asyncio.sleep(delay_s)
         failure: Exception | None = None
         for _ in range(TRIES):
@@ -220,25 +253,37 @@ class Orphans:
         logger.error("the usage of a cut stream could not be settled: %r", settlement, exc_info=failure)
 
 
-def orphan_line(settlement: Settlement, process: str) -> dict[str, Any]:
-    """The log line of a request whose gateway is gone; `process` has settled it, and is most often its replica."""
-    one = settlement
+def orphan_line(settlement: Settlement, seen: Seen | None, process: str) -> dict[str, Any]:
+    """The log line of a request whose gateway is gone; `process` has settled it, and is most often its replica.
+
+    `seen` is None where the replica is gone as well.
+    """
+    one, seen = settlement, seen or Seen("")
     return {
         "time": datetime.fromtimestamp(one.started_at, UTC).isoformat(timespec="milliseconds"),
         "event": "settled for a gateway that is gone",
         "settled_by": process,
         "request_id": one.request_id,
+        "trace_id": seen.trace_id,
         "account": one.account_id,
         "key": one.key_id,
         "model": one.model,
         "backend": one.backend,
+        "replica": seen.replica or None,
         "outcome": one.outcome.value,
         "prompt_tokens": one.prompt_tokens,
         "cached_tokens": one.cached_tokens,
         "completion_tokens": one.completion_tokens,
         "price": format_amount(one.cost),
-        "total_ms": round((one.finished_at - one.started_at) * 1000, 3),
+        "queue_ms": _ms(seen.queue_s),
+        "prefill_ms": _ms(seen.prefill_s),
+        "decode_ms": _ms(seen.decode_s),
+        "total_ms": _ms(one.finished_at - one.started_at),
     }
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)
 
 
 def _settlement(call: GenerateCall, produced: Finished, started_at: float, now: float) -> Settlement:

@@ -22,6 +22,7 @@ from serve_app.contracts.generation import (
     Rejection,
     Started,
 )
+from serve_app.contracts.phases import Phases
 from serve_app.contracts.spans import SpanExport
 from serve_app.engine.aside import Aside
 from serve_app.engine.errors import ContextLengthExceeded, EngineClosed, QueueFull, UnsupportedGrammar
@@ -29,7 +30,7 @@ from serve_app.engine.port import EnginePort
 from serve_app.engine.request import GenerationRequest
 from serve_app.model.choices import generate_choices
 from serve_app.model.dialect import Dialect, Prompt
-from serve_app.model.orphans import Orphans, Settle
+from serve_app.model.orphans import Orphans, Seen, Settle
 from serve_app.model.reply import Reply
 from serve_app.model.reply_trace import ReplyTrace
 from serve_app.model.tools.call_grammars import BadTool
@@ -70,9 +71,13 @@ class Replica:
 
     async def generate(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
         """Stream Rejected alone, or Started, the reply and Finished. Closing or cancelling it stops the engine."""
-        trace = None if self._spans is None or call.trace is None else ReplyTrace(self._spans, call, self._name)
+        phases = Phases()
+        phases.called()
+        trace = None
+        if self._spans is not None and call.trace is not None:
+            trace = ReplyTrace(self._spans, call, self._name, phases)
         try:
-            async with contextlib.aclosing(self._events(call)) as events:
+            async with contextlib.aclosing(self._events(call, phases)) as events:
                 async for event in events:
                     if trace is not None:
                         trace.take(event)
@@ -81,7 +86,7 @@ class Replica:
             if trace is not None:
                 trace.end(failed=isinstance(sys.exc_info()[1], Exception))
 
-    async def _events(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
+    async def _events(self, call: GenerateCall, phases: Phases) -> AsyncGenerator[BackendEvent, None]:
         prepared = await self._prepare(call)
         if isinstance(prepared, Rejected):
             yield prepared
@@ -97,9 +102,10 @@ class Replica:
                     if isinstance(event, Started):
                         event = replace(event, fingerprint=self._engine.fingerprint, replica=self._name)
                     for sent in reply.events(choice, event):
+                        phases.take(sent)
                         if isinstance(sent, Finished):
                             # Before it leaves: from then on nothing here shows whether the gateway has received it.
-                            is_kept = self._orphans.write_ahead(call, sent, started_at)
+                            is_kept = self._orphans.write_ahead(call, sent, started_at, self._seen(call, phases))
                         yield sent
                     if reply.is_over:
                         return
@@ -115,10 +121,15 @@ class Replica:
             # The gateway has cut the stream. A failure of our own does not come here and is not billed.
             produced = reply.produced
             if not is_kept and produced.completion_tokens and produced.reason is not FinishReason.ERROR:
-                self._orphans.settle_later(call, produced, started_at)
+                phases.end()
+                self._orphans.settle_later(call, produced, started_at, self._seen(call, phases))
             raise
         finally:
             self._active -= 1
+
+    def _seen(self, call: GenerateCall, phases: Phases) -> Seen:
+        trace_id = None if call.trace is None else call.trace.trace_id
+        return Seen(self._name, trace_id, phases.queue_s, phases.prefill_s, phases.decode_s)
 
     async def _prepare(self, call: GenerateCall) -> tuple[GenerationRequest, Reply] | Rejected:
         received_at = self._clock()
@@ -139,12 +150,15 @@ class Replica:
         price = call.bill.price
         if max(price.cost(len(ids), cached, call.n * output) for cached in (0, len(ids))) > call.credit:
             return Rejected(Rejection.CREDIT, prompt_tokens=len(ids))
+        if len(call.said) >= output:  # the account had more when the reply began
+            return Rejected(Rejection.CREDIT, prompt_tokens=len(ids))
         request = GenerationRequest(
             request_id=call.request_id,
             prompt_token_ids=tuple(ids),
             sampling=replace(prompt.sampling, max_tokens=output),
             tenant=call.bill.account_id,
             weight=call.weight,
+            said=call.said,
             adapter=adapter_of(call.bill.backend),
             first_token_by=None if call.first_token_within_s is None else received_at + call.first_token_within_s,
         )

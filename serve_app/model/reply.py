@@ -40,6 +40,7 @@ class Reply:
         has_logprobs = call.sampling.logprobs is not None
         self._choices = [_Choice(parser, has_logprobs) for parser in parsers]
         self._unfinished = len(parsers)
+        self._has_ids = call.sampling.token_ids
 
     @property
     def produced(self) -> Finished:
@@ -61,7 +62,8 @@ class Reply:
         if isinstance(event, Started):
             if number == 0:  # the others find the prompt in the cache, and are not charged for it
                 self._cached_tokens = event.cached_tokens
-                yield event
+                choice.replay(event)
+                yield event if not event.said else replace(event, said_text="")
             return
         is_first = not self._completion_tokens()
         choice.completion_tokens = event.completion_tokens
@@ -71,8 +73,10 @@ class Reply:
             yield event if choice.aligner is None else replace(event, tokens=choice.tokens(event))
         else:
             parts, tokens = choice.parts(event.text), choice.tokens(event)
+            choice.unsent_ids += event.token_ids
             if parts or tokens or is_first:  # from the first token on the request is billed
-                yield ReplyParts(parts, self._completion_tokens(), tokens, number)
+                ids, choice.unsent_ids = choice.unsent_ids, ()
+                yield ReplyParts(parts, self._completion_tokens(), tokens, number, ids, event.is_last)
 
     def _end_choice(self, number: int, event: Finished) -> Iterator[BackendEvent]:
         several = len(self._choices) > 1
@@ -84,7 +88,7 @@ class Reply:
             self._reason = event.reason
         else:
             if last_parts:
-                yield ReplyParts(last_parts, self._completion_tokens(), (), number)
+                yield ReplyParts(last_parts, self._completion_tokens(), (), number, is_last=self._has_ids)
             self._unfinished -= 1
             if several:
                 yield ChoiceEnded(number, event.reason)
@@ -98,14 +102,20 @@ class Reply:
 class _Choice:
     """How far one choice is."""
 
-    __slots__ = ("_has_reasoning", "aligner", "completion_tokens", "parser", "reasoning_tokens")
+    __slots__ = ("_has_reasoning", "aligner", "completion_tokens", "parser", "reasoning_tokens", "unsent_ids")
 
     def __init__(self, parser: ReplyParser | None, has_logprobs: bool) -> None:
         self.parser = parser
         self.aligner = TokenAligner() if has_logprobs else None
         self.completion_tokens = 0
         self.reasoning_tokens = 0  # counted at the end
+        self.unsent_ids: tuple[int, ...] = ()  # of tokens whose text is held back, where the reply is to carry ids
         self._has_reasoning = False
+
+    def replay(self, started: Started) -> None:
+        """Takes up what was sent by another replica."""
+        self.completion_tokens = started.said
+        self.parts(started.said_text)
 
     def parts(self, text: str) -> tuple[Part, ...]:
         if not text:

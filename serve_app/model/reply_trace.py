@@ -13,16 +13,15 @@ from serve_app.contracts.spans import SpanData, SpanExport
 class ReplyTrace:
     """Of one call. Kept if the gateway has chosen the trace, or if the reply fails or is slow."""
 
-    def __init__(self, export: SpanExport, call: GenerateCall, replica: str) -> None:
+    def __init__(self, export: SpanExport, call: GenerateCall, replica: str, phases: Phases) -> None:
+        """`phases` takes the events of the reply elsewhere."""
         self._export = export
         self._call = call
         self._replica = replica
-        self._phases = Phases()
-        self._phases.called()
+        self._phases = phases
         self._failed = False
 
     def take(self, event: object) -> None:
-        self._phases.take(event)
         if isinstance(event, Finished):
             self._failed = event.reason in (FinishReason.ERROR, FinishReason.DEADLINE)
         if isinstance(event, Rejected):  # for other reasons than the request itself

@@ -15,11 +15,13 @@ from serve_app.accounting.database import Database
 from serve_app.contracts.books import Audit, CheckReport, Outcome, StoredReply
 from serve_app.contracts.commands import CheckBooks
 from serve_app.contracts.errors import LedgerUnavailable
+from serve_app.contracts.money import Price
+from serve_app.contracts.served_commands import SchedulePrice, SetTraffic
 
 from .books import Books, Ledger, complete
 
 APPEND_ONLY = {"price_versions": "output", "journal_entries": "memo", "postings": "amount", "usage": "charged"}
-APPEND_ONLY["audit_log"] = "actor"
+APPEND_ONLY |= {"audit_log": "actor", "served_traffic": "weights", "served_prices": "output"}
 
 
 def execute(url: str, *statements: str) -> None:
@@ -58,6 +60,8 @@ def used(books: Books) -> Books:
     books.ledger.settle([books.settlement(f"r{number}") for number in range(5)])
     books.ledger.update_key(books.key_id, budget=10**6, budget_period="month", audit=Audit("ada"))
     books.ledger.set_limits(books.account_id, rpm=600, audit=Audit("ada"))
+    books.ledger.run(SetTraffic("svc-chat", {"old": 1, "new": 1}, configured={"old": 1}))
+    books.ledger.run(SchedulePrice("svc-chat", Price(1, 1, 1), is_configured=True))
     books.ledger.settle([books.settlement("free", outcome=Outcome.FAILED, reply=StoredReply("k1", "f", b"{}"))])
     assert books.ledger.check().differences == ()
     return books

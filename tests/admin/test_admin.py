@@ -26,16 +26,19 @@ from tests.gateway.connections import Call
 from tests.gateway.world import World, until
 from tests.limiter.world import account_snapshot
 
+IDS = {"account_id": "acct_x", "key_id": "key_x", "grant_id": 7, "request_id": "chatcmpl-x"}
+IDS |= {"id": "model_x", "name": "backend_x"}
 # By their paths, not by the key that they are declared with: that is what the first test checks.
 ROUTES = [
-    (endpoint.method, endpoint.path.format(account_id="acct_x", key_id="key_x", grant_id=7, request_id="chatcmpl-x"))
-    for endpoint in ENDPOINTS
-    if endpoint.path.startswith("/admin")
+    (endpoint.method, endpoint.path.format(**IDS)) for endpoint in ENDPOINTS if endpoint.path.startswith("/admin")
 ]
 BODIES: dict[str, Any] = {
     "/admin/accounts": {"name": "x"}, "/admin/accounts/acct_x/credit": {"amount": "1"},
     "/admin/accounts/acct_x/limits": {"rpm": 1}, "/admin/accounts/acct_x/correct": {"amount": "-1", "memo": "m"},
     "/admin/accounts/acct_x/grants/7/take-back": {"memo": "m"}, "/admin/keys/key_x": {"rpm": 1},
+    "/admin/models/model_x/canary": {"backend": "a", "share": 5}, "/admin/models/model_x/promote": {"backend": "a"},
+    "/admin/models/model_x/traffic": {"weights": {}},
+    "/admin/models/model_x/prices": {"input": "1", "cached_input": "1", "output": "1"},
 }  # fmt: skip
 
 
@@ -49,7 +52,7 @@ async def test_only_the_operator_key_opens(world: World, http: httpx.AsyncClient
 @pytest.mark.parametrize(("method", "path"), [route for route in ROUTES if "_x" in route[1]])
 async def test_what_does_not_exist_is_404(admin: httpx.AsyncClient, method: str, path: str) -> None:
     answer = await admin.request(method, path, json=BODIES.get(path, {}))
-    refused(answer, 404, "acct_x" if "acct" in path else "key_x")
+    refused(answer, 404, next(name for name in ("acct_x", "key_x", "model_x", "backend_x") if name in path))
 
 
 async def test_an_account_from_its_first_day_to_its_last(world: World, admin: httpx.AsyncClient) -> None:
@@ -275,11 +278,13 @@ async def test_a_ledger_that_hangs_does_not_hang_the_operator(world: World, admi
 
 async def test_models_show_prices_backends_and_what_is_missing(world: World, admin: httpx.AsyncClient) -> None:
     [chat, _] = (await admin.get("/admin/models")).json()["data"]
-    assert chat["backends"] == [{"name": "fake", "weight": 100, "status": "RUNNING", "replicas": 1}]
+    shown = {"name": "fake", "weight": 100, "status": "RUNNING", "replicas": 1}
+    assert chat["backends"] == [shown | {"share": 1.0, "healthy": True, "ejected": False}]
+    assert (chat["source"], chat["traffic"], chat["rollback"]) == ("config.yaml", None, None)
     assert chat["price"] == {"input": "1", "cached_input": "0.5", "output": "3"}
     world.backends.report = {}
     [chat, _] = (await admin.get("/admin/models")).json()["data"]
-    assert chat["backends"][0]["status"] == "MISSING"
+    assert (chat["backends"][0]["status"], chat["backends"][0]["healthy"]) == ("MISSING", False)
     world.backends.report = None
     refused(await admin.get("/admin/models"), 503)
 

@@ -111,7 +111,7 @@ async def test_the_document_follows_the_configuration_of_the_running_service(
 ) -> None:
     await http.get("/openapi.json")
     models = {"other": {**FULL_SETTINGS["models"]["svc-chat"], "max_output": 100}}
-    world.services.catalogue = Catalogue(GatewaySettings.model_validate({"models": models}), None)  # type: ignore[arg-type]
+    world.services.catalogue = Catalogue(GatewaySettings.model_validate({"models": models}))
     fields = (await http.get("/openapi.json")).json()["components"]["schemas"]["ChatCompletionRequest"]["properties"]
     assert fields["model"]["enum"] == ["other"]
     assert fields["max_tokens"]["maximum"] == 100

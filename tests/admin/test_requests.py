@@ -19,7 +19,7 @@ from serve_app.contracts.generation import Delta, Finished, FinishReason, Starte
 from serve_app.contracts.request_log import Found, find_lines
 from serve_app.gateway.observer import log_line
 from serve_app.gateway.settlements import AccountingShards
-from serve_app.model.orphans import Orphans, orphan_line
+from serve_app.model.orphans import Orphans, Seen, orphan_line
 from tests.gateway.connections import Call
 from tests.gateway.world import SECRET, World, says, until
 
@@ -47,12 +47,15 @@ async def show(admin: httpx.AsyncClient, request_id: str, **params: str) -> Any:
     return answer.json()
 
 
-async def settle_for_a_dead_gateway(world: World, request_id: str, produced: Finished) -> list[dict[str, Any]]:
+async def settle_for_a_dead_gateway(
+    world: World, request_id: str, produced: Finished, seen: Seen | None = None
+) -> list[dict[str, Any]]:
     """What a replica does for a request like the last one, whose gateway has died; its lines in the log."""
     lines: list[dict[str, Any]] = []
     ledger = AccountingShards(world.accountings)
-    orphans = Orphans(ledger.settle, settled=lambda one: lines.append(orphan_line(one, "replica-a")))
-    orphans.settle_later(replace(world.backends.calls[-1], request_id=request_id), produced, started_at=1_790_000_000.5)
+    orphans = Orphans(ledger.settle, settled=lambda one, seen: lines.append(orphan_line(one, seen, "replica-a")))
+    call = replace(world.backends.calls[-1], request_id=request_id)
+    orphans.settle_later(call, produced, 1_790_000_000.5, seen)
     await orphans.drain()
     return lines
 
@@ -215,6 +218,25 @@ async def test_a_request_whose_gateway_died_is_told_from_the_replicas_line(
     assert summary["waited_for"] is None
     assert summary["note"] == "Its gateway died; a replica settled what was produced."
     assert await show(admin, TRACE) == story  # the trace id of a request whose client sent none
+
+
+async def test_the_replica_of_a_dead_gateway_tells_trace_and_times(
+    world: World, admin: httpx.AsyncClient, log: Path
+) -> None:
+    """Of a client with a traceparent of its own: the request's id does not name its trace."""
+    await Call(world).done()
+    world.records.clear()
+    client_trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    seen = Seen("smollm2-replica-7", client_trace, queue_s=0.5, prefill_s=0.0125, decode_s=2.0)
+    cut = Finished(FinishReason.ABORT, 10, 0, 2)
+    keep(log, world, *await settle_for_a_dead_gateway(world, f"chatcmpl-{TRACE}", cut, seen))
+    story = await show(admin, client_trace)
+    summary, timings = story["summary"], story["summary"]["timings"]
+    assert (summary["request_id"], summary["trace_id"]) == (f"chatcmpl-{TRACE}", client_trace)
+    assert (summary["replica"], summary["outcome"]) == ("smollm2-replica-7", "cancelled")
+    assert (timings["queue_ms"], timings["prefill_ms"], timings["decode_ms"]) == (500.0, 12.5, 2000.0)
+    assert (timings["admit_ms"], timings["settle_ms"]) == (None, None)
+    assert summary["waited_for"].startswith("the other tokens of the reply (decode), 2,000 ms")
 
 
 async def test_the_ledger_decides_about_tokens_and_price(world: World, admin: httpx.AsyncClient, log: Path) -> None:

@@ -44,8 +44,19 @@ class FakeService(LocalServer):
         self.models = [
             {
                 "id": name,
-                "backends": [{"name": "smollm2", "weight": 100, "status": "RUNNING", "replicas": 2}],
+                "backends": [
+                    {
+                        "name": "smollm2",
+                        "weight": 100,
+                        "share": 1.0,
+                        "status": "RUNNING",
+                        "replicas": 2,
+                        "healthy": True,
+                        "ejected": False,
+                    }
+                ],
                 "price": price,
+                "traffic": None,
             }
             for name in ("svc-chat", "svc-coder")
         ]

@@ -102,9 +102,10 @@ def test_invalid_usage_options_are_refused_before_anything_is_sent(
 
 
 def test_models_shows_backends_and_prices(service: FakeService, run: Run) -> None:
-    assert run("models", "--json").json == {"data": service.models}
+    assert run("models", "--json").json == run("models", "list", "--json").json == {"data": service.models}
     row = next(line for line in run("models").out.splitlines() if line.startswith("svc-coder"))
-    assert row.split() == ["svc-coder", "smollm2", "100", "RUNNING", "2", "0.27", "0.07", "1.10"]
+    shown = ["svc-coder", "smollm2", "100%", "ready", "RUNNING", "2", "config.yaml", "0.27", "0.07", "1.10"]
+    assert row.split() == shown
 
 
 def test_a_clean_ledger(service: FakeService, run: Run) -> None:

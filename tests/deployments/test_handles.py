@@ -15,7 +15,8 @@ from ray.serve._private.common import DeploymentID, RequestMetadata
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException, RequestCancelledError
 from ray.serve.handle import DeploymentResponseGenerator
 
-from deployments.handles import AccountingHandle, BackendHandles, LimiterHandle, ReplicaAccountingHandle
+from deployments import handles
+from deployments.handles import ENTRANCE, AccountingHandle, BackendHandles, LimiterHandle, ReplicaAccountingHandle
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.commands import CheckBooks, GetAccount
 from serve_app.contracts.errors import AccountNotFound
@@ -75,8 +76,9 @@ class Response:
 
 
 class Handle:
-    def __init__(self, *steps: Any) -> None:
+    def __init__(self, *steps: Any, deployment_name: str = "Model") -> None:
         self.response = Response(*steps)
+        self.deployment_name = deployment_name
 
     def options(self, **_: Any) -> Handle:
         return self
@@ -190,17 +192,21 @@ async def test_an_application_is_unavailable_until_it_is_deployed(monkeypatch: p
     assert await anext(ports.generate("b", CALL)) == Started(1, 0)
 
 
+async def test_a_backend_is_its_model_also_behind_an_entrance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "get_app_handle", lambda _: Handle(deployment_name=ENTRANCE))
+    models = {("Model", "b"): Handle(Started(1, 0))}
+    monkeypatch.setattr(serve, "get_deployment_handle", lambda name, app_name: models[name, app_name])
+    assert await anext(BackendHandles().generate("b", CALL)) == Started(1, 0)
+
+
 async def test_many_concurrent_callers_send_one_call_to_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    class Report:
-        applications: dict[str, Any] = {}  # noqa: RUF012
-
-    def status() -> Report:
+    def applications() -> dict[str, Any]:
         asked.append(1)
-        return Report()
+        return {}
 
-    monkeypatch.setattr(serve, "status", status)
+    monkeypatch.setattr(handles, "_applications", applications)
     ports = BackendHandles()
     await asyncio.gather(*(ports.status() for _ in range(50)))
     await ports.status()
@@ -208,9 +214,9 @@ async def test_many_concurrent_callers_send_one_call_to_the_controller(monkeypat
 
 
 async def test_a_controller_that_is_away_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    def status() -> Any:
+    def applications() -> Any:
         raise ActorDiedError
 
-    monkeypatch.setattr(serve, "status", status)
+    monkeypatch.setattr(handles, "_applications", applications)
     with pytest.raises(BackendUnavailable):
         await BackendHandles().status()

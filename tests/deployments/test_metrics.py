@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import random
 from collections import Counter as Counts
 from pathlib import Path
 from types import SimpleNamespace
@@ -217,7 +216,7 @@ async def test_a_gateway_exports_all_counters_of_what_it_serves_and_0_as_weight_
     gateway = MagicMock()
     gateway._shares = {}
     for one in settings:
-        Gateway.func_or_class._export_catalogue(gateway, Catalogue(one, random.Random()))
+        Gateway.func_or_class._export_catalogue(gateway, Catalogue(one))
     declared, served = gateway._metrics.export_zeros.call_args.args
     assert ("svc-chat", "app:law", "503") in REQUESTS_OF_ALL.rows(served)
     assert ("none", "none", "401") in REQUESTS_OF_ALL.rows(served)

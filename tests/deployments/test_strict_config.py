@@ -28,7 +28,15 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "file", ["config.yaml", "tests/service/config.yaml", "tests/service/vllm.yaml", "cluster/serve-gpu.yaml"]
+    "file",
+    [
+        "config.yaml",
+        "tests/service/config.yaml",
+        "tests/service/lifecycle.yaml",
+        "tests/service/autoscaling.yaml",
+        "tests/service/vllm.yaml",
+        "cluster/serve-gpu.yaml",
+    ],
 )
 def test_our_own_files_are_valid(file: str) -> None:
     assert strict_config.load_config(ROOT / file)["applications"]
@@ -79,6 +87,7 @@ def test_an_unknown_key_and_a_bad_value_are_named_by_path(path: str, value: Any)
         ("applications.0.deployments.1.user_config.pressure.floor", 2, "user_config.pressure.floor: "),
         ("applications.0.args.orphan_delay_s", 9, "lease_s must be at least 2 s above orphan_delay_s"),
         (f"{MODELS}.svc-chat.backends.other", 1, "no application of that name"),
+        (f"{MODELS}.svc-chat.fallback", "other", "svc-chat.fallback.other: no application of that name"),
     ],
 )
 def test_a_problem_says_what_is_wrong(path: str, value: Any, problem: str) -> None:
@@ -167,3 +176,32 @@ def test_shards_are_listed_by_their_names_and_with_the_settings_of_the_first() -
 def test_a_shard_that_the_number_of_shards_leaves_out_is_named() -> None:
     [problem] = strict_config.find_problems(sharded("Limiter-1"))
     assert "'Limiter-1' is not one of Gateway, Limiter, Accounting" in problem
+
+
+AUTOSCALING = "applications.1.deployments.0.autoscaling_config"
+OURS = {"min_replicas": 1, "max_replicas": 2, "upscale_delay_s": 0, "downscale_delay_s": 0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"policy_kwargs": {"fil": 1}}, "policy.policy_kwargs.fil: unknown key"),
+        ({"policy_kwargs": {"fill": 2}}, "policy.policy_kwargs.fill: "),
+        ({"policy_kwargs": {"schedule": [{"timezone": "Mars/Olympus"}]}}, "schedule.0.timezone: "),
+        ({"policy_kwargs": {"schedule": [{"min_replicas": 3, "max_replicas": 2}]}}, "schedule.0: "),
+    ],
+)
+def test_settings_of_the_scaling_policy_are_checked(changes: dict[str, Any], problem: str) -> None:
+    policy = {"policy_function": strict_config.POLICY} | changes
+    problems = strict_config.find_problems(changed(AUTOSCALING, OURS | {"policy": policy}))
+    assert [one for one in problems if problem in one], problems
+
+
+def test_serves_own_delays_beside_the_scaling_policy_are_a_problem() -> None:
+    config = changed(AUTOSCALING, {"max_replicas": 2, "policy": {"policy_function": strict_config.POLICY}})
+    problems = strict_config.find_problems(config)
+    assert len(problems) == 2
+    assert all("must be 0 with this policy" in problem for problem in problems)
+    assert not strict_config.find_problems(
+        changed(AUTOSCALING, OURS | {"policy": {"policy_function": strict_config.POLICY}})
+    )

@@ -12,7 +12,7 @@ import pytest
 
 from serve_app.accounting.ledger import Ledger
 from serve_app.admin import endpoint
-from serve_app.gateway import limiter_client, settlements
+from serve_app.gateway import limiter_client, reruns, settlements
 from serve_app.limiter import limiter_service as limiter
 from tests.gateway.world import OPERATOR, World
 
@@ -31,6 +31,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limiter_client, "RETRY_S", 0.01)
     monkeypatch.setattr(endpoint, "RETRY_S", 0.01)
     monkeypatch.setattr(settlements, "RETRY_S", 0.01)
+    monkeypatch.setattr(reruns, "PAUSES_S", [0.0, 0.01])
     monkeypatch.setattr(settlements, "REPLAY_S", 0.02)
     monkeypatch.setattr(limiter, "POLL_S", 0.02)
     monkeypatch.setattr(limiter, "FEED_TIMEOUT_S", 30.0)

@@ -51,6 +51,7 @@ class Reply:
     usage: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
     keep_alives: int = 0
+    resumed: int = 0
 
 
 def frames(body: bytes) -> list[str]:
@@ -60,7 +61,7 @@ def frames(body: bytes) -> list[str]:
     found = body.decode("utf-8", "strict")[:-2].split("\n\n")
     for frame in found:
         assert frame.splitlines() == [frame], "a frame is one line, for every splitter of lines"
-        assert frame == ": keep-alive" or frame.startswith("data: "), frame
+        assert frame in (": keep-alive", ": resumed") or frame.startswith("data: "), frame
         assert frame.removeprefix("data: ").strip() == frame.removeprefix("data: ") != "", "empty or padded data"
         assert "\0" not in frame
     return found
@@ -72,7 +73,8 @@ def read(body: bytes, *, with_usage: bool = False, choices: int = 1) -> Reply:
     data = []
     for frame in frames(body):
         if frame.startswith(":"):
-            reply.keep_alives += 1
+            reply.keep_alives += frame == ": keep-alive"
+            reply.resumed += frame == ": resumed"
         else:
             data.append(frame.removeprefix("data: "))
     ended = data.pop() if data[-1] == DONE else None

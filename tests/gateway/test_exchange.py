@@ -339,7 +339,7 @@ async def test_a_client_that_stops_reading_does_not_keep_its_hold(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_no_replica_is_503_and_costs_nothing(world: World, stream: bool) -> None:
-    world.backends.play([BackendUnavailable("no replica")], says("x"))
+    world.backends.play(*[[BackendUnavailable("no replica")]] * 3, says("x"))
     call = await Call(world, stream=stream).done()
     assert (call.status, call.json["error"]["type"]) == (503, "overloaded_error")
     await until(lambda: world.is_idle)
@@ -357,21 +357,21 @@ async def test_a_fault_of_the_model_is_500_and_costs_nothing(world: World, strea
 
 
 @pytest.mark.parametrize(
-    ("work", "remaining"),
+    ("work", "runs", "remaining"),
     [
-        ([Started(10, 0), Finished(FinishReason.ERROR, 10, 0, 0)], "8"),
-        ([Started(10, 0), Finished(FinishReason.ERROR, 10, 0, 7)], "8"),
-        ([Started(10, 0), RuntimeError("fault")], "8"),
-        ([Started(10, 0), Finished(FinishReason.DEADLINE, 10, 0, 7)], "8"),
-        ([Started(10, 0), BackendUnavailable("died")], "9"),
+        ([Started(10, 0), Finished(FinishReason.ERROR, 10, 0, 0)], 1, "8"),
+        ([Started(10, 0), Finished(FinishReason.ERROR, 10, 0, 7)], 1, "8"),
+        ([Started(10, 0), RuntimeError("fault")], 1, "8"),
+        ([Started(10, 0), Finished(FinishReason.DEADLINE, 10, 0, 7)], 1, "8"),
+        ([Started(10, 0), BackendUnavailable("died")], 3, "9"),
     ],
     ids=["engine fails", "fails after hidden tokens", "replica fails", "late after hidden tokens", "replica dies"],
 )
 async def test_a_failure_that_took_work_counts_against_the_rate_limits(
-    world: World, work: list[Any], remaining: str
+    world: World, work: list[Any], runs: int, remaining: str
 ) -> None:
     world.account_id, world.key = world.new_account(rpm=10)  # a slot of the rate every 6 s
-    world.backends.play(work, says("x"))
+    world.backends.play(*[work] * runs, says("x"))
     assert (await Call(world).done()).status in (500, 503)
     await until(lambda: world.is_idle)
     assert (await Call(world).done()).headers["x-ratelimit-remaining-requests"] == remaining
@@ -398,7 +398,7 @@ async def test_a_whole_reply_that_breaks_is_503_and_is_not_billed(world: World, 
     world.backends.play([Started(10, 0), Delta("half", 1), end])
     call = await Call(world).done()
     assert call.status == 503
-    await settled(world, requests=1, spent=0)
+    await settled(world, requests=3, spent=0)
 
 
 async def test_a_client_that_leaves_before_it_receives_a_failure_does_not_pay_for_it(world: World) -> None:

@@ -27,7 +27,7 @@ async def listed(world: World, http: httpx.AsyncClient) -> dict[str, list[str]]:
 def split(world: World, backends: dict[str, int]) -> None:
     models = {"svc-chat": {**FULL_SETTINGS["models"]["svc-chat"], "backends": backends}}
     settings = GatewaySettings.model_validate({"models": models})
-    world.services.catalogue = Catalogue(settings, None)  # type: ignore[arg-type]
+    world.services.catalogue = Catalogue(settings)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -211,7 +211,9 @@ async def test_the_request_id_is_kept_when_it_is_printable(http: httpx.AsyncClie
     assert made.headers["x-request-id"].startswith("req_")
 
 
-async def test_ready_means_that_every_backend_has_a_replica(world: World, http: httpx.AsyncClient) -> None:
+async def test_ready_means_that_every_identifier_has_a_backend_that_can_reply(
+    world: World, http: httpx.AsyncClient
+) -> None:
     assert (await http.get("/ready")).json()["status"] == "ready"
     world.backends.report = {}
     assert (await http.get("/ready")).status_code == 503
@@ -235,7 +237,8 @@ async def test_an_adapter_is_asked_for_at_its_application_and_billed_under_its_o
         assert [row.backend for row in world.ledger.export_usage().rows] == ["fake:law"]
         operator = {"authorization": f"Bearer {OPERATOR}"}
         [shown] = (await http.get("/admin/models", headers=operator)).json()["data"]
-        assert shown["backends"] == [{"name": "fake:law", "weight": 100, "status": "RUNNING", "replicas": 1}]
+        state = {"status": "RUNNING", "replicas": 1, "healthy": True, "ejected": False}
+        assert shown["backends"] == [{"name": "fake:law", "weight": 100, "share": 1.0, **state}]
 
 
 async def test_a_stray_fault_is_500_in_the_form_of_the_api(world: World, http: httpx.AsyncClient) -> None:

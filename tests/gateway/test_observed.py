@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -215,7 +214,7 @@ async def test_an_identifier_that_is_removed_meanwhile_leaves_no_hold(world: Wor
     world.backends.play([gate, Rejected(Rejection.QUEUE_FULL)])
     call = Call(world)
     await until(lambda: world.backends.running)
-    world.services.catalogue = Catalogue(world.settings.model_copy(update={"models": {}}), random.Random(1))
+    world.services.catalogue = Catalogue(world.settings.model_copy(update={"models": {}}))
     gate.set()
     await call.done()
     assert call.status == 503

@@ -26,7 +26,7 @@ from tests.gateway.world import World, until
 from tests.model.test_replica import ScriptedEngine
 
 ROOT = Path(__file__).parents[2]
-MOST_FILES = 39  # four of them only observe: record, observer, phases, trace_context
+MOST_FILES = 40  # four of them only observe: record, observer, phases, trace_context
 # Entered only where Ray runs. They pass on the messages of this test.
 SHELLS = {
     "deployments/handles.py",

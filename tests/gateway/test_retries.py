@@ -299,7 +299,8 @@ async def test_a_key_that_can_not_be_one_is_422(world: World, key: str) -> None:
     ids=["no replica", "fault", "queue full", "engine fails", "deadline"],
 )
 async def test_a_request_that_failed_stores_nothing_and_its_retry_runs(world: World, fails: list[Any]) -> None:
-    world.backends.play(fails, says("Hello", " world"))
+    runs = 3 if isinstance(fails[-1], BackendUnavailable) else 1
+    world.backends.play(*[fails] * runs, says("Hello", " world"))
     assert (await answered(world)).status in (500, 503)
     await until(lambda: world.is_idle)
     again = await answered(world)

@@ -14,7 +14,7 @@ from serve_app.contracts import key_format as keys
 from serve_app.gateway import authentication
 from serve_app.gateway.wrong_keys import FREE, WRONG_FOR_S, Verdict, WrongKeys, client_address
 from tests.gateway.connections import Call, chat_body, http_request, served
-from tests.gateway.world import OPERATOR, World, until
+from tests.gateway.world import FORMER_OPERATOR, OPERATOR, SECRET, World, until
 
 GUESSES = 5 * FREE
 
@@ -127,6 +127,19 @@ async def test_wrong_operator_keys_are_slowed_down_and_the_right_one_is_not(
 ) -> None:
     statuses = [(await ask(client, "guess", "/admin/accounts")).status_code for _ in range(GUESSES)]
     assert statuses == [401] * FREE + [429] * (GUESSES - FREE)
+    assert (await ask(client, OPERATOR, "/admin/accounts")).status_code == 200
+
+
+async def test_an_operator_key_and_the_one_before_are_valid_and_no_other(
+    world: World, client: httpx.AsyncClient
+) -> None:
+    for right in (OPERATOR, FORMER_OPERATOR):
+        assert (await ask(client, right, "/admin/accounts")).status_code == 200
+        assert (await ask(client, right[:-1], "/admin/accounts")).status_code == 401
+    world.admin.authenticator = authentication.Authenticator(
+        world.limiter_client, key_secret=SECRET, operator_keys=[OPERATOR]
+    )
+    assert (await ask(client, FORMER_OPERATOR, "/admin/accounts")).status_code == 401
     assert (await ask(client, OPERATOR, "/admin/accounts")).status_code == 200
 
 

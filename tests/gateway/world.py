@@ -33,10 +33,10 @@ from serve_app.contracts.spool import Spool
 from serve_app.gateway.app import build_app
 from serve_app.gateway.authentication import Authenticator
 from serve_app.gateway.backends import Catalogue
-from serve_app.gateway.exchange import Services
 from serve_app.gateway.limiter_client import LimiterClient
 from serve_app.gateway.observer import Observer
 from serve_app.gateway.record import RequestRecord
+from serve_app.gateway.services import Services
 from serve_app.gateway.settlements import AccountingShards, Settlements
 from serve_app.gateway.wrong_keys import WrongKeys
 from serve_app.limiter.admission import Admission
@@ -45,6 +45,7 @@ from serve_app.settings import GatewaySettings, IdentifierSettings
 from tests.accounting.books import Ledger
 
 OPERATOR = "operator-key-of-the-tests"
+FORMER_OPERATOR = "operator-key-of-last-year"  # valid too, as while a key is replaced
 SECRET = b"key secret of the tests"
 PRICE_IN, PRICE_OUT = 1000, 3000  # nano-units a token
 NANO = 10**9
@@ -195,6 +196,7 @@ class Counts:
         self.requests: list[tuple[str, int]] = []
         self.refusals: list[str] = []
         self.settlements: list[str] = []
+        self.reruns: list[str] = []  # the backends that lost a replica
         self.first_tokens = 0
 
     def add(self, counter: Metric, value: float, *labels: str) -> None:
@@ -205,6 +207,8 @@ class Counts:
             self.refusals.append(labels[1])
         elif counter is metrics.SETTLEMENTS:
             self.settlements.append(labels[0])
+        elif counter is metrics.RERUNS:
+            self.reruns.append(labels[1])
 
     def observe(self, histogram: Metric, value: float, *labels: str) -> None:
         assert len(labels) == len(histogram.labels)
@@ -256,7 +260,7 @@ class World:
         self.limiter = self.limiters[0]
         self.backends, self.metrics = FakeBackends(), Counts()
         self.records: list[RequestRecord] = []  # of the requests that have ended
-        catalogue = Catalogue(self.settings, random.Random(7))
+        catalogue = Catalogue(self.settings)
         self.name = "gateway-2" if beside else "gateway-1"
         self.spool = Spool(folder / "spool", self.name, max_bytes=self.settings.spool_max_bytes)
         self.limiter_client = LimiterClient(
@@ -282,7 +286,7 @@ class World:
         self.authenticator = Authenticator(
             self.limiter_client,
             key_secret=SECRET,
-            operator_key=OPERATOR,
+            operator_keys=[OPERATOR, FORMER_OPERATOR],
             trusted_proxies=self.settings.trusted_proxies,
             wrong_keys=WrongKeys(lambda: self.now),
         )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,9 @@ from serve_app.contracts.books import Outcome, Refusal, Settled, Settlement, Set
 from serve_app.contracts.errors import LedgerUnavailable
 from serve_app.contracts.generation import Delta, Finished, FinishReason, Started
 from serve_app.contracts.spool import ORPHANS, Spool
+from serve_app.contracts.trace_context import TraceCall
 from serve_app.model import orphans
-from serve_app.model.orphans import Orphans
+from serve_app.model.orphans import Orphans, Seen
 from serve_app.model.replica import Replica
 from tests.model.test_replica import ScriptedEngine, a_call
 
@@ -108,11 +111,11 @@ class Node:
         self.ledger = Ledger()
         self.started = 0
 
-    def orphans(self) -> Orphans:
+    def orphans(self, settled: Callable[[Settlement, Seen | None], None] = lambda _, __: None) -> Orphans:
         """Those of a process that begins now."""
         self.started += 1
         spool = Spool(self.folder, f"replica-{self.started}", suffix=ORPHANS, flushed=False)
-        return Orphans(self.ledger.settle, spool, self.ledger.unsettled, clock=lambda: self.now)
+        return Orphans(self.ledger.settle, spool, self.ledger.unsettled, settled=settled, clock=lambda: self.now)
 
     def kill(self, due: Orphans) -> None:
         assert due.spool is not None
@@ -124,9 +127,9 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def finish(due: Orphans, request_id: str = "r") -> bool:
+def finish(due: Orphans, request_id: str = "r", seen: Seen | None = None) -> bool:
     call = replace(a_call(), request_id=request_id, settle_after_s=2.0)
-    return due.write_ahead(call, Finished(FinishReason.STOP, 10, 2, 3), started_at=999.0)
+    return due.write_ahead(call, Finished(FinishReason.STOP, 10, 2, 3), 999.0, seen)
 
 
 async def test_a_finished_reply_is_on_disk_before_its_last_event_leaves(node: Node) -> None:
@@ -139,6 +142,38 @@ async def test_a_finished_reply_is_on_disk_before_its_last_event_leaves(node: No
     node.kill(due)  # gateway, limiter and accounting are killed in the same moment
     [left] = node.orphans().spool.adopt_orphans()  # type: ignore[union-attr]
     assert (left.request_id, left.prompt_tokens, left.cached_tokens, left.completion_tokens) == ("r", 10, 2, 3)
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+async def test_what_is_settled_for_a_dead_gateway_comes_with_trace_replica_and_times(node: Node, is_cut: bool) -> None:
+    told: list[tuple[str, Seen | None]] = []
+    due = node.orphans(lambda one, seen: told.append((one.request_id, seen)))
+    script = [Started(10, 2), Delta("abc", 3), asyncio.Event() if is_cut else Finished(FinishReason.STOP, 10, 2, 3)]
+    replica = Replica(ScriptedEngine(*script), node.ledger.settle, orphans=due, name="replica-7")  # type: ignore[arg-type]
+    call = replace(a_call(), trace=TraceCall("a" * 32, "b" * 16, 30.0))
+    async with contextlib.aclosing(replica.generate(call)) as events:
+        async for event in events:
+            if isinstance(event, Delta if is_cut else Finished):
+                break
+    node.now += 60
+    await due.settle_due()
+    [(request_id, seen)] = told
+    assert seen is not None
+    assert (request_id, seen.replica, seen.trace_id) == ("r", "replica-7", "a" * 32)
+    assert None not in (seen.queue_s, seen.prefill_s, seen.decode_s)
+
+
+async def test_what_is_known_of_replies_stays_bounded_while_the_ledger_is_away(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orphans, "MOST_SEEN", 2)
+    told: dict[str, Seen | None] = {}
+    due = node.orphans(lambda one, seen: told.update({one.request_id: seen}))
+    for number in range(3):
+        assert finish(due, f"r{number}", Seen(f"replica-{number}"))
+    node.now += 60
+    await due.settle_due()
+    assert told == {"r0": None, "r1": Seen("replica-1"), "r2": Seen("replica-2")}
 
 
 async def test_what_a_dead_replica_left_is_settled_once_by_another_process(node: Node) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from serve_app.contracts.generation import Delta, Finished, FinishReason, Rejected, Rejection, Started
+from serve_app.contracts.phases import Phases
 from serve_app.contracts.spans import SpanData
 from serve_app.contracts.trace_context import TraceCall
 from serve_app.model.reply_trace import ReplyTrace
@@ -28,8 +29,11 @@ class Collected:
 def traced(*events: Any, slow_s: float = 0.0, failed: bool = False) -> list[SpanData]:
     collected = Collected()
     call = replace(a_call(), trace=TraceCall("a" * 32, "b" * 16, slow_s))
-    trace = ReplyTrace(collected, call, "replica-a")  # type: ignore[arg-type]
+    phases = Phases()
+    phases.called()
+    trace = ReplyTrace(collected, call, "replica-a", phases)  # type: ignore[arg-type]
     for event in events:
+        phases.take(event)
         trace.take(event)
     trace.end(failed=failed)
     return collected.spans

@@ -25,7 +25,9 @@ def output_room(request: GenerationRequest, max_context: int, vocab: int) -> int
         raise ValueError(f"a weight of {request.weight} makes no sense")
     if len(prompt) >= max_context:
         raise ContextLengthExceeded(len(prompt), max_context)
-    if min(prompt) < 0 or max(prompt) >= vocab:
+    if len(prompt) + len(request.said) >= max_context:
+        raise ContextLengthExceeded(len(prompt) + len(request.said), max_context)
+    if min(prompt) < 0 or max(prompt) >= vocab or any(not 0 <= token < vocab for token in request.said):
         raise ValueError("the prompt holds ids outside the vocabulary")
     return max_context - len(prompt)
 

@@ -239,10 +239,10 @@ class Scheduler:
             bisect.insort(self.running, sequence, key=lambda s: s.arrival)
             if not sequence.started:
                 sequence.started = True
-                sequence.cached_tokens = sequence.num_computed
+                sequence.cached_tokens = min(sequence.num_computed, sequence.num_prompt)
                 self.prefix_hit_tokens += sequence.cached_tokens
                 # Once, for what has to be computed: the tenant pays for neither a hit nor a second run.
-                self.waiting.count_served(sequence, prompt_tokens=sequence.num_prompt - sequence.cached_tokens)
+                self.waiting.count_served(sequence, prompt_tokens=len(sequence.tokens) - sequence.num_computed)
                 started.append(sequence)
         return started
 

@@ -37,7 +37,7 @@ class TokenSequence:
     num_written: int = 0  # tokens whose K and V may be in the cache; beyond the proven ones they may be NaN
 
     def __post_init__(self) -> None:
-        self.tokens = list(self.request.prompt_token_ids)
+        self.tokens = [*self.request.prompt_token_ids, *self.request.said]
 
     def own_key(self, key: bytes) -> bytes:
         """The key of a block that only this sequence may find, from the key under which anyone would."""

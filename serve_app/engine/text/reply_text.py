@@ -19,6 +19,8 @@ class ReplyText:
         self._text = ""  # since the last delta
         self._logprobs: list[TokenLogprob] = []  # of the tokens since then, and of those whose text is held back
         self._is_reported = False  # the first token
+        self._ids: list[int] | None = [] if params.token_ids else None  # since the last delta
+        self._has_ended = False
 
     def push(
         self, token: int, logprob: float | None = None, top: Sequence[tuple[int, float]] = ()
@@ -30,15 +32,30 @@ class ReplyText:
         self.num_tokens += 1
         if logprob is not None:
             self._logprobs.append(_describe(self._vocabulary, token, logprob, top))
+        if self._ids is not None:
+            self._ids.append(token)
         self._text += self._detokenizer.push(token)
         if self._detokenizer.stopped:
+            self._has_ended = True
             return FinishReason.STOP
         return None if self.num_tokens < self._max_output else self.end(FinishReason.LENGTH)
 
     def end(self, reason: FinishReason) -> FinishReason:
         """No token follows, for this reason; the text held back is released. STOP if a stop string is in it."""
+        self._has_ended = True
         self._text += self._detokenizer.finish()
         return FinishReason.STOP if self._detokenizer.stopped else reason
+
+    def replay(self, said: Sequence[int]) -> str:
+        """Takes up tokens of the reply that were made elsewhere; returns their text, which no delta has.
+
+        Raises ValueError when the reply has ended with them.
+        """
+        for token in said:
+            if self.push(token) is not None:
+                raise ValueError("the reply has ended with the tokens that are to be continued")
+        delta = self.take()
+        return "" if delta is None else delta.text
 
     def take(self) -> Delta | None:
         """What is new since the last call; None for nothing.
@@ -48,7 +65,11 @@ class ReplyText:
         if not self._text and (self._is_reported or not self.num_tokens):
             return None
         tokens = tuple(self._logprobs) if self._text else ()
-        delta = Delta(self._text, self.num_tokens, tokens)
+        if self._ids is None:
+            delta = Delta(self._text, self.num_tokens, tokens)
+        else:
+            delta = Delta(self._text, self.num_tokens, tokens, tuple(self._ids), self._has_ended)
+            self._ids.clear()
         if self._text:
             self._logprobs.clear()
         self._text, self._is_reported = "", True

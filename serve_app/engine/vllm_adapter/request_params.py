@@ -10,8 +10,12 @@ _BAN = -100.0  # the strongest bias that vLLM takes
 _SEEDS = 2**63 - 1  # vLLM takes -1 for no seed
 
 
-def keywords(params: SamplingParams, max_output: int, eos: frozenset[int], lark: str | None) -> dict[str, Any]:
+def keywords(
+    params: SamplingParams, max_output: int, eos: frozenset[int], lark: str | None, said: int = 0
+) -> dict[str, Any]:
     """Keyword arguments of vLLM's SamplingParams, but for its grammar and kind of output.
+
+    The first `said` tokens of the output are part of the prompt for vLLM.
 
     Stop strings and their least number of tokens are not among them: they are found in our own text. vLLM ends a reply
     at a token of `eos`, which is the last token of its output then.
@@ -21,9 +25,9 @@ def keywords(params: SamplingParams, max_output: int, eos: frozenset[int], lark:
     if params.ignore_eos:
         bias |= dict.fromkeys(eos, _BAN)
     return {
-        "max_tokens": max_output,
+        "max_tokens": max_output - said,
         # A reply that has completed its grammar can only end.
-        "min_tokens": 0 if lark is not None else min(params.min_tokens, max_output),
+        "min_tokens": 0 if lark is not None else max(0, min(params.min_tokens, max_output) - said),
         "ignore_eos": ignored,
         "stop_token_ids": [] if ignored else sorted(eos),
         "temperature": params.temperature,

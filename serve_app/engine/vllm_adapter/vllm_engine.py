@@ -27,7 +27,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from serve_app.contracts.generation import Event, Finished, FinishReason, Started
 from serve_app.engine.chat import ChatRenderer
 from serve_app.engine.delivery import LoopSink, Outbox
-from serve_app.engine.errors import EngineClosed, EngineFailed, first_line
+from serve_app.engine.errors import EngineClosed, EngineFailed, UnsupportedGrammar, first_line
 from serve_app.engine.grammar.compiler import GrammarCompiler, GrammarState
 from serve_app.engine.port import EngineStats, Promise
 from serve_app.engine.request import GenerationRequest
@@ -59,6 +59,7 @@ class _Live:
     place: Place
     params: VllmSampling
     text: ReplyText
+    said_text: str
     grammar: GrammarState | None  # ours: it shows whether vLLM's has ended within a reply
     sink: LoopSink
     deadline: asyncio.TimerHandle | None = None
@@ -77,7 +78,8 @@ class VllmEngine:
     Deadlines are on the loop's clock, which is `time.monotonic`.
     """
 
-    lacks = frozenset({Promise.SAME_IN_ANY_BATCH, Promise.STEPS_FAIL_ALONE, Promise.EXACT_MINIMUM})
+    # CONTINUES: vLLM's penalties, seeds and grammars begin behind the prompt, which `said` tokens are a part of.
+    lacks = frozenset({Promise.SAME_IN_ANY_BATCH, Promise.STEPS_FAIL_ALONE, Promise.EXACT_MINIMUM, Promise.CONTINUES})
 
     def __init__(
         self,
@@ -121,12 +123,16 @@ class VllmEngine:
         room = ranges.output_room(request, self.max_context, self._limits.vocab_size)
         ranges.check_sampling(params, self._limits.vocab_size)
         lark = state = None
+        if params.grammar is not None and request.said:
+            raise UnsupportedGrammar("vLLM can't continue a reply that is held to a grammar")
         if params.grammar is not None:
             lark = (await self._grammars.prepare(params.grammar, request.tenant)).lark
             state = self._grammars.start_grammar(params.grammar)
         max_output = min(params.max_tokens, self._limits.max_output, room)
+        if len(request.said) >= max_output:  # vLLM would call it a wrong `max_tokens`
+            raise ValueError("the reply has ended with the tokens that are to be continued")
         sampling = VllmSampling(
-            **request_params.keywords(params, max_output, self._limits.eos_token_ids, lark),
+            **request_params.keywords(params, max_output, self._limits.eos_token_ids, lark, len(request.said)),
             output_kind=RequestOutputKind.DELTA,
             structured_outputs=None if lark is None else StructuredOutputsParams(grammar=lark),
         )
@@ -134,7 +140,8 @@ class VllmEngine:
         finished = False
         try:
             text = ReplyText(self._vocabulary, params, max_output)
-            await self._on_loop(lambda: self._submit(request, sampling, text, state, sink))
+            said_text = text.replay(request.said)
+            await self._on_loop(lambda: self._submit(request, sampling, text, said_text, state, sink))
             while not finished:
                 event = await sink.events.get()
                 finished = isinstance(event, Finished)
@@ -193,6 +200,7 @@ class VllmEngine:
         request: GenerationRequest,
         sampling: VllmSampling,
         text: ReplyText,
+        said_text: str,
         grammar: GrammarState | None,
         sink: LoopSink,
     ) -> None:
@@ -200,7 +208,7 @@ class VllmEngine:
             raise EngineClosed("The engine is closed.")
         if request.request_id in self._live:
             raise ValueError(f"a request with the id {request.request_id!r} is running already")
-        live = _Live(self._gate.add(request, self._loop.time()), sampling, text, grammar, sink)
+        live = _Live(self._gate.add(request, self._loop.time()), sampling, text, said_text, grammar, sink)
         self._live[request.request_id] = live
         if request.first_token_by is not None:
             live.deadline = self._loop.call_at(request.first_token_by, self._end, live, FinishReason.DEADLINE)
@@ -214,7 +222,8 @@ class VllmEngine:
 
     async def _run(self, live: _Live) -> None:
         request = live.request
-        prompt = tokens_input(list(request.prompt_token_ids), cache_salt=request.tenant or request.request_id)
+        tokens = [*request.prompt_token_ids, *request.said]
+        prompt = tokens_input(tokens, cache_salt=request.tenant or request.request_id)
         try:
             outputs = self._llm.generate(
                 prompt, live.params, request.request_id, lora_request=self._adapters.get(request.adapter)
@@ -277,12 +286,13 @@ class VllmEngine:
         return FinishReason.ERROR
 
     def _started(self, live: _Live, cached_tokens: int) -> None:
-        live.has_started, live.cached_tokens = True, cached_tokens
-        prompt_tokens = len(live.request.prompt_token_ids)
+        live.has_started = True
+        prompt_tokens, said = len(live.request.prompt_token_ids), len(live.request.said)
+        cached_tokens = live.cached_tokens = min(cached_tokens, prompt_tokens)
         self._prompt_tokens += prompt_tokens
         self._prefix_hit_tokens += cached_tokens
         self._gate.started(live.place, cached_tokens)
-        self._emit(live, Started(prompt_tokens, cached_tokens))
+        self._emit(live, Started(prompt_tokens, cached_tokens, said=said, said_text=live.said_text))
         self._release()
 
     def _end(self, live: _Live, reason: FinishReason) -> None:

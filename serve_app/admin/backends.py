@@ -1,0 +1,135 @@
+"""Backends with the operator's key: those of `config.yaml`, and those that are deployed beside it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from serve_app.admin.endpoint import AdminServices, Endpoints
+from serve_app.admin.model_replies import Share, Source
+from serve_app.admin.served import ServedView
+from serve_app.admin.values import Body, Count, Reply, Time
+from serve_app.api import errors
+from serve_app.contracts import served_commands as commands
+from serve_app.contracts.books import Audit
+from serve_app.settings import ModelArgs, SettingsError, parse
+
+endpoint = Endpoints("Operator: Models", "operatorKey")
+
+_Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+_Positive = Annotated[float, Field(gt=0)]
+
+
+class ServedBy(Reply):
+    """An identifier whose requests a backend gets."""
+
+    model: str
+    share: Share
+    is_fallback: bool
+
+
+class Deployed(Reply):
+    """A backend and the identifiers that it serves."""
+
+    name: str
+    source: Source = Field(description="Where it is declared.")
+    status: str = Field(description="Of its application, as Serve says it; MISSING: Serve has none.")
+    replicas: Count
+    healthy: bool = Field(description="It can take requests: a replica runs, or it starts with the first request.")
+    serves: list[ServedBy]
+    args: dict[str, Any] | None = Field(description="null: they are in `config.yaml`.")
+    options: dict[str, Any] | None = Field(description="Of its deployment; null: they are in `config.yaml`.")
+    created_at: Time | None
+    retired_at: Time | None = Field(description="Since then it gets no requests; it ends with its last stream.")
+    message: str = Field(description="What Serve says about a status that is not as it should be.")
+
+
+class DeployedList(Reply):
+    """All backends that are named or run."""
+
+    data: list[Deployed]
+
+
+class BackendOptions(Body):
+    """Of the deployment, as in `config.yaml`."""
+
+    num_replicas: Annotated[int, Field(ge=1, le=1000)] | None = None
+    autoscaling_config: dict[str, Any] | None = None
+    ray_actor_options: dict[str, Any] | None = None
+    max_ongoing_requests: Annotated[int, Field(ge=1)] | None = None
+    graceful_shutdown_timeout_s: _Positive | None = None
+    health_check_period_s: _Positive | None = None
+    health_check_timeout_s: _Positive | None = None
+
+
+class NewBackend(Body):
+    """POST /admin/backends."""
+
+    name: _Name
+    args: dict[str, Any] = Field(description="The engine's settings, as an application's `args` in `config.yaml`.")
+    options: BackendOptions = BackendOptions()
+
+
+@endpoint("GET", "/admin/backends", "Backends and what they serve", operation_id="listDeployed")
+async def list_deployed(admin: AdminServices) -> DeployedList:
+    view = await ServedView.read(admin)
+    return DeployedList(data=[_deployed(view, name) for name in view.backends])
+
+
+@endpoint("GET", "/admin/backends/{name}", "A backend", operation_id="showDeployed")
+async def show_deployed(admin: AdminServices, name: str) -> Deployed:
+    view = await ServedView.read(admin)
+    if name not in view.served.backends and name not in view.backends:
+        raise errors.not_found(f"there is no backend {name!r}: list the backends to see those that exist")
+    return _deployed(view, name)
+
+
+@endpoint("POST", "/admin/backends", "Deploy a backend", status=201)
+async def deploy_backend(admin: AdminServices, body: NewBackend, audit: Audit) -> Deployed:
+    view = await ServedView.read(admin)
+    if body.name in view.status and body.name not in view.served.backends:
+        raise errors.invalid_parameters(f"name: {body.name} is an application of config.yaml already", param="name")
+    try:
+        parse(ModelArgs, body.args, "args")
+    except SettingsError as error:
+        raise errors.invalid_parameters(str(error), param="args") from None
+    options = body.options.model_dump(exclude_none=True)
+    if {"num_replicas", "autoscaling_config"} <= options.keys():
+        raise errors.invalid_parameters("options: give num_replicas or autoscaling_config, not both", param="options")
+    await admin.run(commands.DeployBackend(body.name, body.args, options, audit))
+    return _deployed(await ServedView.read(admin), body.name)
+
+
+@endpoint("POST", "/admin/backends/{name}/retire", "Retire a backend", operation_id="retireBackend")
+async def retire_backend(admin: AdminServices, name: str, audit: Audit) -> Deployed:
+    view = await ServedView.read(admin)
+    if name not in view.served.backends and view.is_known(name):
+        raise errors.invalid_parameters(
+            f"{name} is an application of config.yaml: remove it there and run `serve deploy`", param="name"
+        )
+    if users := view.users(name):
+        raise errors.invalid_parameters(
+            f"{name} still serves {', '.join(users)}: give it no weight and no place as fallback first", param="name"
+        )
+    await admin.run(commands.RetireBackend(name, audit))
+    return _deployed(await ServedView.read(admin), name)
+
+
+def _deployed(view: ServedView, name: str) -> Deployed:
+    state, backend = view.state(name), view.served.backends.get(name)
+    return Deployed.model_validate(
+        {
+            "name": name,
+            "source": "config.yaml" if backend is None else "ledger",
+            "status": state["status"],
+            "replicas": state["replicas"],
+            "healthy": view.is_ready(name) and (backend is None or backend.retired_at is None),
+            "serves": [{"model": model, **use} for model, use in view.users(name).items()],
+            "args": None if backend is None else dict(backend.args),
+            "options": None if backend is None else dict(backend.options),
+            "created_at": None if backend is None else backend.created_at,
+            "retired_at": None if backend is None else backend.retired_at,
+            "message": str(state.get("message", "")),
+        }
+    )

@@ -1,0 +1,141 @@
+"""What operators read of identifiers: their backends, traffic and prices."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from serve_app.admin.served import ServedView
+from serve_app.admin.values import Count, Instant, PerMillion, Reply
+from serve_app.contracts.money import format_price
+from serve_app.contracts.served import PriceVersion, Traffic
+
+Source = Literal["config.yaml", "ledger"]
+Share = Annotated[float, Field(ge=0, le=1, description="Of the identifier's requests.")]
+Weights = Annotated[dict[str, Count], Field(description="By backend.")]
+
+
+class AdminBackend(Reply):
+    """A backend behind an identifier."""
+
+    name: str
+    weight: Count
+    share: Share
+    status: str
+    replicas: Count
+    healthy: bool = Field(description="It can take requests: a replica runs, or it starts with the first request.")
+    ejected: bool = Field(description="The gateway that answers gives it no requests, because too many have failed.")
+
+
+class AdminPrice(Reply):
+    """Prices per million tokens, now."""
+
+    input: str
+    cached_input: str
+    output: str
+
+
+class AdminTraffic(Reply):
+    """Weights, and who has set them."""
+
+    version: Count
+    weights: Weights = Field(description="Empty: those of `config.yaml`.")
+    changed_at: Instant
+    actor: str
+    reason: str
+    before: int | None = Field(description="The version that a rollback restores.")
+    undoes: int | None = Field(description="Of a rollback: the version that it took back.")
+
+
+class AdminModel(Reply):
+    """An identifier, what stands behind it and what it costs."""
+
+    id: str
+    source: Source = Field(description="Where the identifier is declared.")
+    context_length: Count
+    max_output: Count
+    backends: list[AdminBackend]
+    fallback: str | None = Field(description="The backend that replies while the others have no capacity.")
+    price: AdminPrice
+    traffic: AdminTraffic | None = Field(description="null: the weights of `config.yaml` hold.")
+    rollback: Weights | None = Field(description="The weights that a rollback restores; null: there are none.")
+
+
+class AdminModelList(Reply):
+    """All identifiers."""
+
+    data: list[AdminModel]
+
+
+class AdminPriceVersion(Reply):
+    """A price that a command has set."""
+
+    input: PerMillion
+    cached_input: PerMillion
+    output: PerMillion
+    version: Count
+    effective_at: Instant
+
+
+class AdminModelDetails(AdminModel):
+    """An identifier with its history."""
+
+    first_token_target_s: float
+    output_token_target_s: float
+    recommended_temperatures: dict[str, float]
+    sampling: dict[str, float] = Field(description="What holds where a request names nothing.")
+    history: list[AdminTraffic] = Field(description="The latest changes of its traffic, newest first.")
+    prices: list[AdminPriceVersion] = Field(description="Past and to come, the newest version first.")
+
+
+class Removed(Reply):
+    """What is served no more."""
+
+    id: str
+
+
+def described(view: ServedView, identifier: str) -> dict[str, Any]:
+    """The fields of AdminModel."""
+    spec, weights = view.spec(identifier), view.weights(identifier)
+    traffic, before = view.served.traffic.get(identifier), view.served.before.get(identifier)
+    ejected, whole = view.catalogue.availability.ejected, max(1, sum(weights.values()))
+    return {
+        "id": identifier,
+        "source": "config.yaml" if view.is_configured(identifier) else "ledger",
+        "context_length": spec.context_length,
+        "max_output": spec.max_output,
+        "backends": [
+            {
+                "name": name,
+                "weight": weight,
+                "share": weight / whole,
+                "status": view.state(name)["status"],
+                "replicas": view.state(name)["replicas"],
+                "healthy": view.is_ready(name),
+                "ejected": (identifier, name) in ejected,
+            }
+            for name, weight in weights.items()
+        ],
+        "fallback": spec.fallback,
+        "price": _price(view, identifier),
+        "traffic": None if traffic is None else traffic_reply(traffic),
+        "rollback": None if before is None else dict(before.weights),
+    }
+
+
+def _price(view: ServedView, identifier: str) -> dict[str, str]:
+    """Of `config.yaml` as it is written there."""
+    price, settings = view.price(identifier), view.catalogue.configured.get(identifier)
+    if settings is not None and price == settings.price.per_token():
+        return settings.price.model_dump()
+    return {name: format_price(value) for name, value in asdict(price).items()}
+
+
+def traffic_reply(row: Traffic) -> AdminTraffic:
+    return AdminTraffic.model_validate({name: getattr(row, name) for name in AdminTraffic.model_fields})
+
+
+def price_reply(one: PriceVersion) -> AdminPriceVersion:
+    return AdminPriceVersion.from_fields(one.price, version=one.version, effective_at=one.effective_at)

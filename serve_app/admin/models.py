@@ -1,0 +1,187 @@
+"""Identifiers with the operator's key: what stands behind each, and those beside `config.yaml`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Annotated, Any, get_type_hints
+
+import pydantic
+from pydantic import Field
+
+from serve_app.admin.endpoint import AdminServices, Endpoints
+from serve_app.admin.model_replies import (
+    AdminModel,
+    AdminModelDetails,
+    AdminModelList,
+    AdminPriceVersion,
+    Removed,
+    described,
+    price_reply,
+    traffic_reply,
+)
+from serve_app.admin.served import ServedView, check_known
+from serve_app.admin.values import Body, TimeToCome, moment
+from serve_app.api import errors
+from serve_app.contracts import served_commands as commands
+from serve_app.contracts.books import Audit
+from serve_app.contracts.errors import InvalidAmount
+from serve_app.contracts.money import Price, price_per_million
+from serve_app.contracts.served import ModelSpec, SamplingDefaults, Seconds, Temperature, Tokens
+from serve_app.settings import IdentifierSettings
+
+endpoint = Endpoints("Operator: Models", "operatorKey")
+
+HISTORY = 50
+_Backend = Annotated[str, Field(min_length=1, max_length=100)]
+_Identifier = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+_GivenWeights = Annotated[dict[_Backend, Annotated[int, Field(ge=0, le=1_000_000)]], Field(max_length=100)]
+_Given = Annotated[str, Field(description="Per million tokens, of at most three decimals.", max_length=40)]
+_Temperatures = Annotated[dict[str, Temperature], Field(max_length=50, description="By use.")]
+_DEFAULTS: dict[str, Any] = {
+    name: (kind, None) for name, kind in get_type_hints(SamplingDefaults, include_extras=True).items()
+}
+
+
+class Prices(Body):
+    """Prices per million tokens, as decimals."""
+
+    input: _Given
+    cached_input: _Given
+    output: _Given
+
+    def per_token(self) -> Price:
+        """Raises 422."""
+        found = {}
+        for name in ("input", "cached_input", "output"):
+            try:
+                found[name] = price_per_million(getattr(self, name))
+            except InvalidAmount as error:
+                raise errors.invalid_parameters(f"{name}: {error}", param=name) from None
+        return Price(**found)
+
+
+Sampling: Any = pydantic.create_model(
+    "Sampling",
+    __base__=Body,
+    __doc__="Defaults of sampling; null: the service's own.",
+    **_DEFAULTS,
+)
+
+
+class ModelChanges(Body):
+    """PATCH /admin/models/{id}: what is not named stays."""
+
+    context_length: Tokens | None = None
+    max_output: Tokens | None = None
+    first_token_target_s: Seconds | None = None
+    output_token_target_s: Seconds | None = None
+    recommended_temperatures: _Temperatures | None = None
+    sampling: Sampling | None = None
+    fallback: _Backend | None = Field(None, description="null: none.")
+
+
+class NewModel(ModelChanges):
+    """POST /admin/models."""
+
+    id: _Identifier
+    context_length: Tokens
+    max_output: Tokens
+    weights: Annotated[_GivenWeights, Field(min_length=1)]
+    price: Prices
+
+
+class NewPrice(Prices):
+    """POST /admin/models/{id}/prices."""
+
+    effective_at: TimeToCome | None = Field(None, description="null: from now on.")
+
+
+@endpoint("GET", "/admin/models", "Identifiers and backends")
+async def list_backends(admin: AdminServices) -> AdminModelList:
+    view = await ServedView.read(admin)
+    return AdminModelList(data=[AdminModel.model_validate(described(view, name)) for name in view.identifiers])
+
+
+@endpoint("GET", "/admin/models/{id}", "An identifier and its history", operation_id="showModel")
+async def show_model(admin: AdminServices, id: str) -> AdminModelDetails:
+    return await _details(admin, id)
+
+
+@endpoint("POST", "/admin/models", "Create an identifier", status=201)
+async def create_model(admin: AdminServices, body: NewModel, audit: Audit) -> AdminModelDetails:
+    view = await ServedView.read(admin)
+    if view.is_configured(body.id):
+        raise errors.invalid_parameters(f"id: {body.id} is declared in config.yaml", param="id")
+    spec = _changed(ModelSpec(body.context_length, body.max_output), body)
+    weights = {name: weight for name, weight in body.weights.items() if weight}
+    check_known(view, {*weights, *([spec.fallback] if spec.fallback else [])})
+    await admin.run(commands.CreateModel(body.id, spec, weights, body.price.per_token(), audit))
+    return await _details(admin, body.id)
+
+
+@endpoint("PATCH", "/admin/models/{id}", "Change what an identifier offers", operation_id="updateModel")
+async def update_model(admin: AdminServices, id: str, body: ModelChanges, audit: Audit) -> AdminModelDetails:
+    view = await _created(admin, id)
+    spec = _changed(view.served.models[id].spec, body)
+    check_known(view, {spec.fallback} if spec.fallback and "fallback" in body.model_fields_set else set())
+    await admin.run(commands.UpdateModel(id, spec, audit))
+    return await _details(admin, id)
+
+
+@endpoint("DELETE", "/admin/models/{id}", "Serve an identifier no more", operation_id="removeModel")
+async def remove_model(admin: AdminServices, id: str, audit: Audit) -> Removed:
+    if id in admin.catalogue().configured:
+        raise _declared(id)
+    await admin.run(commands.RemoveModel(id, audit))
+    return Removed(id=id)
+
+
+@endpoint("POST", "/admin/models/{id}/prices", "Set or schedule a price", operation_id="schedulePrice")
+async def schedule_price(admin: AdminServices, id: str, body: NewPrice, audit: Audit) -> AdminPriceVersion:
+    view = await ServedView.read(admin)
+    view.check_identifier(id)
+    at = None if body.effective_at is None else moment(body.effective_at, "effective_at")
+    command = commands.SchedulePrice(id, body.per_token(), at, view.is_configured(id), audit)
+    return price_reply(await admin.run(command))
+
+
+async def _details(admin: AdminServices, identifier: str) -> AdminModelDetails:
+    view = await ServedView.read(admin)
+    view.check_identifier(identifier)
+    spec = view.spec(identifier)
+    history = await admin.run(commands.ListTraffic(identifier, limit=HISTORY))
+    prices = await admin.run(commands.ListPrices(identifier))
+    sampling = {} if isinstance(spec, IdentifierSettings) else asdict(spec.sampling)
+    return AdminModelDetails.model_validate(
+        {
+            **described(view, identifier),
+            "first_token_target_s": spec.first_token_target_s,
+            "output_token_target_s": spec.output_token_target_s,
+            "recommended_temperatures": dict(spec.recommended_temperatures),
+            "sampling": {name: value for name, value in sampling.items() if value is not None},
+            "history": [traffic_reply(row) for row in history],
+            "prices": [price_reply(one) for one in prices],
+        }
+    )
+
+
+async def _created(admin: AdminServices, identifier: str) -> ServedView:
+    """Raises 422 for an identifier of `config.yaml`, 404 for one that does not exist."""
+    view = await ServedView.read(admin)
+    view.check_identifier(identifier)
+    if view.is_configured(identifier):
+        raise _declared(identifier)
+    return view
+
+
+def _declared(identifier: str) -> errors.ApiError:
+    return errors.invalid_parameters(f"{identifier} is declared in config.yaml: change it there", param="id")
+
+
+def _changed(spec: ModelSpec, body: ModelChanges) -> ModelSpec:
+    """The spec with what the body names. A null takes the value away where there may be none, else it is as absent."""
+    names = body.model_fields_set & {*ModelChanges.model_fields}
+    values = {name: getattr(body, name) for name in names}
+    if "sampling" in values:
+        values["sampling"] = SamplingDefaults(**(values["sampling"].model_dump() if values["sampling"] else {}))
+    return replace(spec, **{name: value for name, value in values.items() if value is not None or name == "fallback"})

@@ -1,0 +1,131 @@
+"""What is served, as operators see it: the configuration, the ledger's changes to it, and what runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from serve_app.admin.endpoint import AdminServices
+from serve_app.api import errors
+from serve_app.contracts.calls import Unavailable, application_of
+from serve_app.contracts.errors import LedgerUnavailable
+from serve_app.contracts.money import Price
+from serve_app.contracts.served import ModelSpec, Served, price_at
+from serve_app.contracts.served_commands import ReadServed
+from serve_app.gateway.backends import Catalogue
+from serve_app.gateway.lifecycle import is_ready
+from serve_app.settings import IdentifierSettings
+
+LEDGER_S: Final = 2.0  # what this gateway knows already is half a second old at most, unless the ledger is away
+NOT_DEPLOYED: Final[Mapping[str, Any]] = {"status": "MISSING", "replicas": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class ServedView:
+    """Identifiers of `config.yaml` first, as it has them, then those of the ledger."""
+
+    catalogue: Catalogue
+    served: Served
+    status: Mapping[str, Mapping[str, Any]]  # by Serve application
+    now: float
+
+    @classmethod
+    async def read(cls, admin: AdminServices) -> Self:
+        """As of now. While the ledger is away, what this gateway knows. Raises 503 while Serve can't be asked."""
+        status, catalogue = await admin.backend_status(), admin.catalogue()
+        try:
+            async with asyncio.timeout(LEDGER_S):
+                served = await admin.accounting.run(ReadServed())
+        except (Unavailable, LedgerUnavailable, TimeoutError):
+            served = None
+        return cls(catalogue, served or catalogue.of_ledger, status, admin.now())
+
+    @property
+    def identifiers(self) -> list[str]:
+        return list(dict.fromkeys([*self.catalogue.configured, *self.served.models]))
+
+    @property
+    def backends(self) -> list[str]:
+        """Applications that `config.yaml` or the traffic names, also without weight, then those deployed beside it."""
+        configured = self.catalogue.configured.values()
+        named = [name for settings in configured for name in (*settings.backends, settings.fallback)]
+        named += [name for one in self.identifiers for name in (*self.weights(one), self.spec(one).fallback)]
+        deployed = [name for name, one in self.served.backends.items() if one.retired_at is None or name in self.status]
+        return list(dict.fromkeys([*(application_of(name) for name in named if name), *deployed]))
+
+    def check_identifier(self, identifier: str) -> None:
+        """Raises 404."""
+        if identifier not in self.identifiers:
+            served = ", ".join(self.identifiers)
+            raise errors.not_found(f"the model {identifier!r} does not exist; served are {served}")
+
+    def is_configured(self, identifier: str) -> bool:
+        return identifier in self.catalogue.configured
+
+    def configured_weights(self, identifier: str) -> dict[str, int] | None:
+        """Those of `config.yaml`; None: the identifier is not there."""
+        settings = self.catalogue.configured.get(identifier)
+        return None if settings is None else {name: weight for name, weight in settings.backends.items() if weight}
+
+    def weights(self, identifier: str) -> dict[str, int]:
+        traffic = self.served.traffic.get(identifier)
+        return dict(self.catalogue.configured[identifier].backends if traffic is None else traffic.weights)
+
+    def traffic_version(self, identifier: str) -> int:
+        """0: the weights of `config.yaml` hold."""
+        traffic = self.served.traffic.get(identifier)
+        return 0 if traffic is None else traffic.version
+
+    def spec(self, identifier: str) -> IdentifierSettings | ModelSpec:
+        settings = self.catalogue.configured.get(identifier)
+        return self.served.models[identifier].spec if settings is None else settings
+
+    def price(self, identifier: str) -> Price:
+        settings = self.catalogue.configured.get(identifier)
+        configured = None if settings is None else settings.price.per_token()
+        return price_at(self.served.prices.get(identifier, ()), self.now, configured)
+
+    def state(self, backend: str) -> Mapping[str, Any]:
+        """Status and replicas of a backend's application."""
+        return self.status.get(application_of(backend), NOT_DEPLOYED)
+
+    def is_ready(self, backend: str) -> bool:
+        """Whether it can take requests: a replica runs, or it scales from zero."""
+        return is_ready(self.status.get(application_of(backend)))
+
+    def is_known(self, backend: str) -> bool:
+        """Whether it runs, or is to run: one that was just deployed is not in Serve's status yet."""
+        application = application_of(backend)
+        deployed = self.served.backends.get(application)
+        return application in self.status or (deployed is not None and deployed.retired_at is None)
+
+    def users(self, application: str) -> dict[str, dict[str, Any]]:
+        """The identifiers that send requests to a backend, or may: share of the traffic, and whether as fallback."""
+        found: dict[str, dict[str, Any]] = {}
+        for identifier in self.identifiers:
+            weights, fallback = self.weights(identifier), self.spec(identifier).fallback
+            mine = sum(weight for name, weight in weights.items() if application_of(name) == application)
+            is_fallback = fallback is not None and application_of(fallback) == application
+            if mine or is_fallback:
+                found[identifier] = {"share": mine / max(1, sum(weights.values())), "is_fallback": is_fallback}
+        return found
+
+
+def check_ready(view: ServedView, backends: set[str]) -> None:
+    """Raises 422 for a backend that would get more traffic and can't reply."""
+    for name in sorted(backends):
+        if not view.is_ready(name):
+            status = view.state(name)["status"]
+            raise errors.invalid_parameters(
+                f"{name} is not ready: its application is {status}. It gets traffic only once a replica runs",
+                param="backend",
+            )
+
+
+def check_known(view: ServedView, backends: set[str]) -> None:
+    """Raises 422 for a backend that does not exist."""
+    for name in sorted(backends):
+        if not view.is_known(name):
+            raise errors.invalid_parameters(f"there is no backend {name!r}: deploy it first", param="backend")

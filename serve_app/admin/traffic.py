@@ -1,0 +1,113 @@
+"""Shifting traffic between the backends of an identifier, with the operator's key.
+
+Each change replaces the traffic that it was decided by: one that came meanwhile is an error, not overwritten.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from pydantic import Field
+
+from serve_app.admin.endpoint import AdminServices, Endpoints
+from serve_app.admin.model_replies import AdminModel, described
+from serve_app.admin.served import ServedView, check_ready
+from serve_app.admin.traffic_shares import OnlyBackend, with_share
+from serve_app.admin.values import Body
+from serve_app.api import errors
+from serve_app.contracts import served_commands as commands
+from serve_app.contracts.books import Audit
+from serve_app.contracts.served import raised
+
+endpoint = Endpoints("Operator: Models", "operatorKey")
+
+_Backend = Annotated[str, Field(min_length=1, max_length=100)]
+_ONE: Final = "/admin/models/{id}"
+
+
+class TrafficChange(Body):
+    """What every change may say."""
+
+    reason: Annotated[str, Field(max_length=500)] = Field("", description="Why, for the history.")
+    expected: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="The version of the traffic that it replaces, 0 for that of `config.yaml`; null: any."
+    )
+
+
+class NewWeights(TrafficChange):
+    """POST /admin/models/{id}/traffic."""
+
+    weights: Annotated[dict[_Backend, Annotated[int, Field(ge=0, le=1_000_000)]], Field(max_length=100)] = Field(
+        description="By backend. Empty: those of `config.yaml` hold again."
+    )
+
+
+class Canary(TrafficChange):
+    """POST /admin/models/{id}/canary."""
+
+    backend: _Backend
+    share: Annotated[float, Field(ge=0, le=100)] = Field(description="Percent of the requests.")
+
+
+class Promotion(TrafficChange):
+    """POST /admin/models/{id}/promote."""
+
+    backend: _Backend
+
+
+class Rollback(TrafficChange):
+    """POST /admin/models/{id}/rollback."""
+
+
+@endpoint("POST", f"{_ONE}/canary", "Give a backend a share of the requests", operation_id="setCanary")
+async def set_canary(admin: AdminServices, id: str, body: Canary, audit: Audit) -> AdminModel:
+    view = await _read(admin, id)
+    try:
+        weights = with_share(view.weights(id), body.backend, body.share)
+    except OnlyBackend:
+        raise errors.invalid_parameters(
+            f"share: no other backend of {id} would get the rest: give 100, or promote it", param="share"
+        ) from None
+    return await _set(admin, view, id, weights, body, audit)
+
+
+@endpoint("POST", f"{_ONE}/promote", "Give a backend all requests", operation_id="promoteBackend")
+async def promote_backend(admin: AdminServices, id: str, body: Promotion, audit: Audit) -> AdminModel:
+    view = await _read(admin, id)
+    return await _set(admin, view, id, {body.backend: 100}, body, audit)
+
+
+@endpoint("POST", f"{_ONE}/traffic", "Set the weights of all backends", operation_id="setTraffic")
+async def set_traffic(admin: AdminServices, id: str, body: NewWeights, audit: Audit) -> AdminModel:
+    view = await _read(admin, id)
+    return await _set(admin, view, id, body.weights, body, audit)
+
+
+@endpoint("POST", f"{_ONE}/rollback", "Restore the weights from before the roll-out", operation_id="rollBackTraffic")
+async def roll_back(admin: AdminServices, id: str, body: Rollback, audit: Audit) -> AdminModel:
+    view = await _read(admin, id)
+    before = view.served.before.get(id)
+    if not view.traffic_version(id):
+        raise errors.invalid_parameters(f"nothing to roll back: the weights of config.yaml hold for {id}", param="id")
+    if before is not None and not any(map(view.is_ready, before.weights)):
+        raise errors.invalid_parameters(f"none of {', '.join(before.weights)}, which had the traffic before, is ready")
+    expected = view.traffic_version(id) if body.expected is None else body.expected
+    await admin.run(commands.RollBackTraffic(id, expected, body.reason, audit))
+    return AdminModel.model_validate(described(await ServedView.read(admin), id))
+
+
+async def _read(admin: AdminServices, identifier: str) -> ServedView:
+    view = await ServedView.read(admin)
+    view.check_identifier(identifier)
+    return view
+
+
+async def _set(
+    admin: AdminServices, view: ServedView, identifier: str, weights: dict[str, int], body: TrafficChange, audit: Audit
+) -> AdminModel:
+    if any(weights.values()):
+        check_ready(view, raised(weights, view.weights(identifier)))
+    expected = view.traffic_version(identifier) if body.expected is None else body.expected
+    configured = view.configured_weights(identifier)
+    await admin.run(commands.SetTraffic(identifier, weights, body.reason, expected, configured, audit))
+    return AdminModel.model_validate(described(await ServedView.read(admin), identifier))

@@ -1,0 +1,144 @@
+"""`serve-app models create|update|remove|price`: identifiers beside those of `config.yaml`, and prices of all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from serve_app.cli.command import Session, command
+from serve_app.cli.models import Identifier, app, print_details
+from serve_app.cli.output import UsageError
+from serve_app.cli.values import START, parse_numbers, parse_pairs, parse_start
+
+Price = Annotated[str, typer.Option(metavar="PRICE", help="Per million tokens, such as 0.27.")]
+Tokens = Annotated[int, typer.Option(min=1, metavar="TOKENS")]
+Temperatures = Annotated[
+    list[str] | None, typer.Option(metavar="USE=VALUE", help="A temperature that /models recommends for a use.")
+]
+Defaults = Annotated[
+    list[str] | None,
+    typer.Option("--default", metavar="NAME=VALUE", help="Sampling where a request says nothing: temperature=0.7."),
+]
+Seconds = Annotated[float | None, typer.Option(metavar="SECONDS", help="What users are to get; alerts watch it.")]
+
+
+@command(
+    app,
+    "create",
+    examples=(
+        "serve-app models create team-chat --backend chat-v2 --context-length 8192 --max-output 1024 "
+        "--input 0.10 --cached-input 0.05 --output 0.30",
+        "serve-app models create team-chat … --default temperature=0.6 --temperature coding=0 --fallback small",
+    ),
+)
+def create_model(
+    session: Session,
+    model: Identifier,
+    *,
+    backend: Annotated[list[str], typer.Option(metavar="NAME[=WEIGHT]", help="What replies; several share by weight.")],
+    context_length: Tokens,
+    max_output: Tokens,
+    input: Price,
+    cached_input: Price,
+    output: Price,
+    fallback: Annotated[str | None, typer.Option(metavar="BACKEND", help="Replies while the others can't.")] = None,
+    temperature: Temperatures = None,
+    default: Defaults = None,
+    first_token_target: Seconds = None,
+    output_token_target: Seconds = None,
+) -> None:
+    """Serve another identifier: its limits, prices, backends and defaults."""
+    named = [one if "=" in one else f"{one}=100" for one in backend]
+    weights = parse_numbers("--backend", named, whole=True)
+    body = {
+        "id": model,
+        "weights": {name: int(weight) for name, weight in weights.items()},
+        "price": {"input": input, "cached_input": cached_input, "output": output},
+        "context_length": context_length,
+        "max_output": max_output,
+        **_changes(temperature, default, first_token_target, output_token_target, fallback),
+    }
+    print_details(session, session.client.api_post("models", body=body))
+
+
+@command(
+    app,
+    "update",
+    examples=(
+        "serve-app models update team-chat --max-output 2048 --default temperature=0.7 --default top_p=0.95",
+        "serve-app models update team-chat --fallback none",
+    ),
+)
+def update_model(
+    session: Session,
+    model: Identifier,
+    context_length: Annotated[int | None, typer.Option(min=1, metavar="TOKENS")] = None,
+    max_output: Annotated[int | None, typer.Option(min=1, metavar="TOKENS")] = None,
+    fallback: Annotated[str | None, typer.Option(metavar="BACKEND|none")] = None,
+    temperature: Temperatures = None,
+    default: Defaults = None,
+    first_token_target: Seconds = None,
+    output_token_target: Seconds = None,
+) -> None:
+    """Change what a created identifier offers. What is not given stays.
+
+    Each of --default and --temperature replaces all that it named before.
+    """
+    body = _changes(temperature, default, first_token_target, output_token_target, fallback)
+    body |= {} if context_length is None else {"context_length": context_length}
+    body |= {} if max_output is None else {"max_output": max_output}
+    if not body:
+        raise UsageError("nothing to change: give an option")
+    print_details(session, session.client.api_patch("models", model, body=body))
+
+
+@command(app, "remove")
+def remove_model(session: Session, model: Identifier) -> None:
+    """Serve a created identifier no more. Its backends stay; requests that name it get 404."""
+    removed = session.client.api_delete("models", model)
+    session.out.record(removed, [("removed", removed["id"])])
+
+
+@command(
+    app,
+    "price",
+    examples=(
+        "serve-app models price svc-chat --input 0.30 --cached-input 0.08 --output 1.20 --at 2026-12-01",
+        "serve-app models price svc-chat --input 0.30 --cached-input 0.08 --output 1.20     from now on",
+    ),
+)
+def set_price(
+    session: Session,
+    model: Identifier,
+    *,
+    input: Price,
+    cached_input: Price,
+    output: Price,
+    at: Annotated[str | None, typer.Option(metavar=START, help="From then on; a day begins at 0:00 UTC.")] = None,
+) -> None:
+    """Set the prices of an identifier, now or from a time on. Requests that are admitted before keep theirs."""
+    body: dict[str, Any] = {"input": input, "cached_input": cached_input, "output": output}
+    if at is not None:
+        body["effective_at"] = parse_start("--at", at, datetime.now(UTC))
+    price = session.client.api_post("models", model, "prices", body=body)
+    fields = [("model", model), ("in effect from", price["effective_at"])]
+    fields += [(name.replace("_", " "), price[name]) for name in ("input", "cached_input", "output")]
+    session.out.record(price, fields)
+
+
+def _changes(
+    temperatures: Sequence[str] | None,
+    defaults: Sequence[str] | None,
+    first_token_s: float | None,
+    output_token_s: float | None,
+    fallback: str | None,
+) -> dict[str, Any]:
+    """The fields that were given, as the API takes them."""
+    changes: dict[str, Any] = {"first_token_target_s": first_token_s, "output_token_target_s": output_token_s}
+    changes["recommended_temperatures"] = temperatures and parse_numbers("--temperature", temperatures)
+    changes["sampling"] = defaults and parse_pairs("--default", defaults)
+    changes = {name: value for name, value in changes.items() if value is not None}
+    return changes | ({} if fallback is None else {"fallback": None if fallback == "none" else fallback})

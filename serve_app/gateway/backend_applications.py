@@ -1,0 +1,55 @@
+"""Which backends of the ledger have to be started or stopped, by what Serve runs.
+
+Every gateway does this, so that a cluster which starts anew gets its backends back from the ledger.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from serve_app.contracts.calls import detached
+from serve_app.contracts.ports import ApplicationsPort, BackendUnavailable
+from serve_app.contracts.served import Backend
+
+logger = logging.getLogger("ray.serve")
+
+# Every gateway has read by then that a retired backend gets no requests. The replies that run keep their replicas.
+DRAIN_S: Final = 5.0
+AGAIN_S: Final = 15.0  # between two tries; the first one shows in Serve's status within a few seconds
+
+
+class Applications:
+    """Starts and stops through `port`, one call for a backend at a time. `clock` returns seconds."""
+
+    def __init__(self, port: ApplicationsPort, clock: Callable[[], float]) -> None:
+        self._port = port
+        self._clock = clock
+        self._retired: dict[str, float] = {}  # when each was first seen as retired
+        self._tried: dict[str, float] = {}
+
+    def follow(self, backends: Mapping[str, Backend], status: Mapping[str, Mapping[str, Any]]) -> None:
+        """Begins what is to be done. `status` is Serve's of all applications, by name. Never waits."""
+        now = self._clock()
+        self._retired = {
+            name: self._retired.get(name, now) for name, one in backends.items() if one.retired_at is not None
+        }
+        for name, backend in backends.items():
+            runs = name in status and status[name]["status"] != "DELETING"
+            is_due = now - self._tried.get(name, -AGAIN_S) >= AGAIN_S
+            if name in self._retired:
+                if runs and is_due and now - self._retired[name] >= DRAIN_S:
+                    self._begin(backend, now, self._port.delete)
+            elif name not in status and is_due:
+                self._begin(backend, now, self._port.deploy)
+
+    def _begin(self, backend: Backend, now: float, step: Callable[[Backend], Any]) -> None:
+        self._tried[backend.name] = now
+        detached(self._run(backend, step), endless=True)
+
+    async def _run(self, backend: Backend, step: Callable[[Backend], Any]) -> None:
+        try:
+            await step(backend)
+        except BackendUnavailable as error:
+            logger.error("the backend %s: %s", backend.name, error)

@@ -1,0 +1,240 @@
+"""What a gateway does beside requests: it follows what is served, and takes failing backends out of the traffic.
+
+Each gateway decides by itself which backends it uses. What it changes for all, a rollback, goes through the ledger:
+the first of several gateways wins, and the others find it done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from serve_app.contracts import metrics
+from serve_app.contracts.books import Audit
+from serve_app.contracts.calls import Unavailable, application_of, detached
+from serve_app.contracts.errors import LedgerError, LedgerUnavailable
+from serve_app.contracts.metric import Metrics
+from serve_app.contracts.ports import ApplicationsPort, BackendUnavailable, BooksPort
+from serve_app.contracts.served import raised
+from serve_app.contracts.served_commands import ReadServed, RollBackTraffic
+from serve_app.gateway.backend_applications import Applications
+from serve_app.gateway.backend_health import BackendHealth, Ejection, Verdict
+from serve_app.gateway.backends import NOTHING, Availability, Catalogue
+from serve_app.gateway.record import RequestRecord
+from serve_app.gateway.services import Services
+
+logger = logging.getLogger("ray.serve")
+
+READ_S: Final = 0.5
+LOOK_S: Final = 0.25
+STATUS_S: Final = 1.0
+FIRST_READ_S: Final = 10.0  # a gateway that starts waits so long for the ledger's weights
+TIMEOUT_S: Final = 5.0  # of one question to the ledger or to Serve
+
+
+class Lifecycle:
+    """Keeps the catalogue of `services` and its availability up to date. `applications`: none, nothing is deployed.
+
+    `changed` is called with each new catalogue. `clock` is that of requests' phases, in seconds.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        books: BooksPort,
+        applications: ApplicationsPort | None,
+        counted: Metrics,
+        changed: Callable[[Catalogue], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._services = services
+        self._books = books
+        self._applications = None if applications is None else Applications(applications, clock)
+        self._counted = counted
+        self._changed = changed
+        self._clock = clock
+        self._served = NOTHING
+        self._availability = Availability()
+        self._health = BackendHealth(clock)
+        self._status: Mapping[str, Mapping[str, Any]] | None = None  # None: never known
+        self._judged: set[str] = set()  # requests with a verdict that still run
+        self._exported: dict[tuple[str, str], bool] = {}  # whether ejected
+        self._is_away = False
+        self._has_read = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Returns once the ledger's weights are known, or the ledger has not answered for FIRST_READ_S."""
+        try:
+            async with asyncio.timeout(FIRST_READ_S):
+                await _until(self.read)
+        except TimeoutError:
+            logger.warning("the ledger does not answer: the weights of the configuration hold until it does")
+        await self.read_status()
+        for step, every_s in ((self.read, READ_S), (self.read_status, STATUS_S), (self.look, LOOK_S)):
+            self._tasks.append(detached(_repeat(step, every_s), endless=True))
+
+    def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def rebuild(self) -> None:
+        """A new catalogue, of the present settings and what the ledger has."""
+        catalogue = Catalogue(self._services.settings, self._served, self._availability)
+        self._services.catalogue = catalogue
+        self._health.keep({(name, backend) for name in catalogue.identifiers for backend in catalogue.behind(name)})
+        self._refresh()
+        self._changed(catalogue)
+
+    async def read(self) -> bool:
+        """Asks the ledger for what has changed. False: it is away, and what was known holds."""
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                served = await self._books.run(ReadServed(self._served.version if self._has_read else -1))
+        except (Unavailable, LedgerUnavailable, TimeoutError) as error:
+            if not self._is_away:
+                logger.warning("what is served can't be read, and stays as it is: %s", error)
+            self._is_away = True
+            return False
+        self._is_away = False
+        if served is not None:
+            self._has_read, self._served = True, served
+            self.rebuild()
+        return True
+
+    async def read_status(self) -> None:
+        """Asks Serve which backends run, and has it start and stop those of the ledger."""
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                self._status = await self._services.backends.status()
+        except (BackendUnavailable, TimeoutError):
+            return  # what was known holds
+        self._refresh()
+        if self._applications is not None and self._has_read:
+            self._applications.follow(self._served.backends, self._status)
+
+    async def look(self) -> None:
+        """Judges the requests that run or have ended, and the backends by them."""
+        self._judge_requests()
+        ejections: list[Ejection] = []
+        catalogue = self._services.catalogue
+        for identifier in catalogue.identifiers:
+            ejections += self._health.judge(identifier, self._could_reply(catalogue, identifier))
+        self._availability.probes |= self._health.due_probes()
+        self._availability.probes &= self._health.ejected
+        self._refresh()
+        for one in ejections:
+            logger.error("%s: the backend %s is ejected: %s", one.identifier, one.backend, one.reason)
+            self._counted.add(metrics.BACKEND_EJECTIONS, 1, one.identifier, one.backend)
+            detached(self._roll_back(one), endless=True)
+
+    def _judge_requests(self) -> None:
+        """One verdict on each request, as soon as it is certain; a failure replaces it."""
+        for record in list(self._services.calls):
+            verdict = self._verdict(record)
+            is_new = verdict is not None and (record.request_id not in self._judged or verdict is not Verdict.GOOD)
+            if verdict is not None and is_new:
+                self._health.note((record.model, record.backend), record.request_id, verdict)
+                self._judged.add(record.request_id)
+            if record.phases.ended_at is not None or record.phases.failed:
+                self._services.calls.discard(record)
+                self._judged.discard(record.request_id)
+
+    def _verdict(self, record: RequestRecord) -> Verdict | None:
+        """None: it can't be said yet, or the client has ended the request too soon to say."""
+        phases = record.phases
+        if phases.failed:
+            return Verdict.FAILED
+        if phases.called_at is None or record.model not in self._services.catalogue:
+            return None
+        target = self._services.catalogue[record.model]
+        first = phases.first_at
+        waited = (first or phases.ended_at or self._clock()) - phases.called_at
+        if waited > target.first_token_target_s:
+            return Verdict.LATE
+        if first is None:
+            return None
+        per_token_s = phases.per_token_s if phases.ended_at is not None else None
+        return Verdict.LATE if (per_token_s or 0.0) > target.output_token_target_s else Verdict.GOOD
+
+    def _could_reply(self, catalogue: Catalogue, identifier: str) -> set[str]:
+        """Backends that run and have weight, or had before what a rollback would take back."""
+        before = self._served.before.get(identifier)
+        names = {*catalogue.behind(identifier), *(before.weights if before is not None else ())}
+        return {name for name in names if self._is_ready(name)}
+
+    def _is_ready(self, backend: str) -> bool:
+        return self._status is None or is_ready(self._status.get(application_of(backend)))
+
+    def _refresh(self) -> None:
+        """Which backends are out: those that do not run and those ejected, as long as that leaves another one."""
+        catalogue, ejected, out = self._services.catalogue, self._health.ejected, {}
+        for identifier in catalogue.identifiers:
+            names = set(catalogue.behind(identifier))
+            down = {name for name in names if not self._is_ready(name)}
+            bad = {name for name in names if (identifier, name) in ejected}
+            for left_out in (down | bad, down):
+                if names - left_out:
+                    out[identifier] = frozenset(left_out)
+                    break
+        self._availability.out, self._availability.ejected = out, ejected
+        self._availability.probes = {key for key in self._availability.probes if self._is_ready(key[1])}
+        served = {(name, backend) for name in catalogue.identifiers for backend in catalogue.behind(name)}
+        for key in served | self._exported.keys():
+            if self._exported.get(key) != (is_out := key in ejected):
+                self._counted.set(metrics.BACKEND_EJECTED, float(is_out), *key)
+                self._exported[key] = is_out
+
+    async def _roll_back(self, ejection: Ejection) -> None:
+        """Takes back the roll-out that has given the backend its share, for all gateways.
+
+        While the ledger is away it is tried again, as long as the backend is out.
+        """
+        await _until(lambda: self._rolls_back(ejection))
+
+    async def _rolls_back(self, ejection: Ejection) -> bool:
+        """False: to be tried again."""
+        identifier, backend = ejection.identifier, ejection.backend
+        if (identifier, backend) not in self._health.ejected:
+            return True
+        traffic, before = self._served.traffic.get(identifier), self._served.before.get(identifier)
+        if traffic is None or before is None or backend not in raised(traffic.weights, before.weights):
+            return True
+        if not any(self._is_ready(name) for name in before.weights if name != backend):
+            return True
+        command = RollBackTraffic(identifier, traffic.version, f"rule: {backend}: {ejection.reason}", Audit("rule"))
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                restored = await self._books.run(command)
+        except (Unavailable, LedgerUnavailable, TimeoutError):
+            return False
+        except LedgerError as error:
+            # Changed meanwhile, or not to be restored: that is for an operator. The backend is out all the same.
+            logger.error("%s: the traffic was not rolled back: %s", identifier, error)
+            return True
+        logger.error("%s: rolled back to version %d: %s", identifier, restored.version, command.reason)
+        return True
+
+
+def is_ready(status: Mapping[str, Any] | None) -> bool:
+    """Whether an application can take requests: a replica runs, or it has none because it has scaled to zero."""
+    return status is not None and (status["replicas"] > 0 or status["status"] == "RUNNING")
+
+
+async def _until(step: Callable[[], Awaitable[bool]]) -> None:
+    while True:
+        if await step():
+            return
+        await asyncio.sleep(READ_S)
+
+
+async def _repeat(step: Callable[[], Awaitable[Any]], every_s: float) -> None:
+    while True:
+        try:
+            await step()
+        except Exception:
+            logger.exception("a step of the gateway's background work failed")
+        await asyncio.sleep(every_s)

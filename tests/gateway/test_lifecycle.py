@@ -1,0 +1,409 @@
+"""A gateway follows what the ledger says is served, uses the backends that can reply, and takes back bad roll-outs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from serve_app.contracts.books import Audit
+from serve_app.contracts.generation import BackendEvent, GenerateCall, Rejected, Rejection, Started
+from serve_app.contracts.limiting import Admit, Refusal
+from serve_app.contracts.money import Price
+from serve_app.contracts.ports import BackendUnavailable
+from serve_app.contracts.served import Backend, ModelSpec, SamplingDefaults
+from serve_app.contracts.served_commands import (
+    CreateModel,
+    DeployBackend,
+    ListTraffic,
+    RetireBackend,
+    SchedulePrice,
+    SetTraffic,
+)
+from serve_app.gateway.backend_applications import DRAIN_S
+from serve_app.gateway.lifecycle import Lifecycle
+from tests.gateway.connections import Call
+from tests.gateway.world import FULL_SETTINGS, World, says, until
+
+UP = {"status": "RUNNING", "replicas": 1}
+STARTS = {"status": "DEPLOYING", "replicas": 0}
+OLD = {"fake": 100}
+EVEN = {"fake": 50, "new": 50}
+MANY = 40  # conversations: of these each of two backends has some for certain
+
+
+class Backends:
+    """Each backend has a script of its own; what was asked of which."""
+
+    def __init__(self, world: World) -> None:
+        self.scripts: dict[str, list[Any]] = {}
+        self.asked: list[str] = []
+        self.calls: list[GenerateCall] = []
+        world.backends.generate = self.generate  # type: ignore[method-assign]
+        world.backends.report = {"fake": UP, "new": UP, "small": UP}
+
+    async def generate(self, backend: str, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
+        self.asked.append(backend)
+        self.calls.append(call)
+        for step in self.scripts.get(backend, says("Hello")):
+            if isinstance(step, BaseException):
+                raise step
+            if isinstance(step, asyncio.Event):
+                await step.wait()
+            else:
+                yield step
+
+
+class Applications:
+    """ApplicationsPort."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[str, str]] = []
+
+    async def deploy(self, backend: Backend) -> None:
+        self.done.append(("deploy", backend.name))
+
+    async def delete(self, backend: Backend) -> None:
+        self.done.append(("delete", backend.name))
+
+
+class Gateway:
+    """A gateway with its background work, step by step, and the clock of its requests."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.later_s = 0.0
+        _, self.key = world.new_account(concurrency=100, rpm=10_000)
+        self.backends, self.applications = Backends(world), Applications()
+        self.lifecycle = Lifecycle(
+            world.services, world.accountings[0], self.applications, world.metrics, clock=self.clock
+        )
+
+    def clock(self) -> float:
+        return time.monotonic() + self.later_s
+
+    async def run(self, command: Any) -> Any:
+        return await self.world.accountings[0].run(command)
+
+    async def give(self, weights: dict[str, int]) -> None:
+        await self.run(SetTraffic("svc-chat", weights, configured=OLD, audit=Audit("ada")))
+        assert await self.lifecycle.read()
+
+    async def step(self) -> None:
+        """What the background work does in a second."""
+        await self.lifecycle.read()
+        await self.lifecycle.read_status()
+        await self.lifecycle.look()
+
+    async def ask(self, count: int, first: int = 0, **body: Any) -> list[int]:
+        """So many conversations, one after the other; their statuses."""
+        found = []
+        for number in range(first, first + count):
+            messages = [{"role": "user", "content": f"Question {number}"}]
+            found.append((await Call(self.world, self.key, messages=messages, **body).done()).status)
+        return found
+
+    def asked(self) -> Counter[str]:
+        asked, self.backends.asked = Counter(self.backends.asked), []
+        return asked
+
+
+@pytest.fixture
+async def gateway(world: World) -> Gateway:
+    made = Gateway(world)
+    await made.step()
+    return made
+
+
+async def test_new_weights_hold_from_the_next_look_at_the_ledger_on(gateway: Gateway) -> None:
+    await gateway.ask(5)
+    assert gateway.asked() == {"fake": 5}
+    await gateway.give({"new": 1})
+    await gateway.ask(5)
+    assert gateway.asked() == {"new": 5}
+
+
+async def test_a_gateway_that_starts_knows_the_weights_before_its_first_request(gateway: Gateway) -> None:
+    await gateway.give({"new": 1})
+    other = Gateway(gateway.world)
+    await other.lifecycle.start()
+    other.lifecycle.stop()
+    await other.ask(3)
+    assert other.asked() == {"new": 3}
+
+
+async def test_while_the_ledger_is_away_what_was_known_holds(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    await gateway.give({"new": 1})
+    gateway.world.accounting.wire_call.down("ReadServed")
+    for _ in range(3):
+        assert not await gateway.lifecycle.read()
+    await gateway.ask(2)
+    assert gateway.asked() == {"new": 2}
+    assert sum("stays as it is" in line for line in caplog.messages) == 1
+
+
+async def test_the_weights_survive_a_new_configuration(gateway: Gateway) -> None:
+    await gateway.give({"new": 1})
+    gateway.world.services.settings = gateway.world.settings.model_copy(update={"keep_alive_s": 7.0})
+    gateway.lifecycle.rebuild()
+    await gateway.ask(2)
+    assert gateway.asked() == {"new": 2}
+
+
+async def test_a_backend_that_starts_gets_nothing_until_a_replica_runs(gateway: Gateway) -> None:
+    await gateway.give(EVEN)
+    gateway.world.backends.report = {"fake": UP, "new": STARTS}
+    await gateway.step()
+    await gateway.ask(MANY)
+    assert gateway.asked() == {"fake": MANY}
+    gateway.world.backends.report = {"fake": UP, "new": UP}
+    await gateway.step()
+    await gateway.ask(MANY)
+    assert gateway.asked().keys() == {"fake", "new"}
+
+
+async def test_a_backend_that_has_scaled_to_zero_gets_requests_which_start_it(gateway: Gateway) -> None:
+    await gateway.give(EVEN)
+    gateway.world.backends.report = {"fake": UP, "new": {"status": "RUNNING", "replicas": 0}}
+    await gateway.step()
+    await gateway.ask(MANY)
+    assert gateway.asked().keys() == {"fake", "new"}
+
+
+async def test_a_controller_that_is_away_changes_nothing(gateway: Gateway) -> None:
+    gateway.world.backends.report = None
+    await gateway.step()
+    assert await gateway.ask(2) == [200, 200]
+
+
+def rolled_back(caplog: pytest.LogCaptureFixture) -> int:
+    return sum("rolled back to version" in line for line in caplog.messages)
+
+
+async def test_a_failing_canary_is_out_and_rolled_back_by_rule(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    await gateway.give(EVEN)
+    gateway.backends.scripts["new"] = [Started(5, 0), RuntimeError("the device is gone")]
+    statuses = await gateway.ask(MANY)
+    assert statuses.count(500) >= 3
+    await gateway.step()
+    assert gateway.world.services.catalogue.availability.ejected == {("svc-chat", "new")}
+    gateway.asked()
+    assert await gateway.ask(MANY) == [200] * MANY
+    assert gateway.asked() == {"fake": MANY}
+    await until(lambda: rolled_back(caplog))
+    rows = await gateway.run(ListTraffic("svc-chat"))
+    assert rows[0].weights == OLD
+    assert rows[0].actor == "rule"
+    assert rows[0].reason.startswith("rule: new: of ")
+    await gateway.step()
+    assert gateway.world.services.catalogue.behind("svc-chat") == ("fake",)
+
+
+async def test_a_backend_that_got_all_traffic_and_fails_is_rolled_back(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    await gateway.give({"new": 100})
+    gateway.backends.scripts["new"] = [RuntimeError("fault")]
+    assert await gateway.ask(3) == [500] * 3
+    await gateway.step()
+    await until(lambda: rolled_back(caplog))
+    await gateway.step()
+    assert await gateway.ask(3) == [200] * 3
+
+
+async def test_it_is_not_rolled_back_to_what_does_not_run(gateway: Gateway) -> None:
+    await gateway.give({"new": 100})
+    gateway.backends.scripts["new"] = [RuntimeError("fault")]
+    gateway.world.backends.report = {"fake": STARTS, "new": UP}
+    await gateway.step()
+    await gateway.ask(5)
+    await gateway.step()
+    assert not gateway.world.services.catalogue.availability.ejected
+    assert "RollBackTraffic" not in gateway.world.accounting.called
+
+
+async def test_a_rollback_waits_for_a_ledger_that_is_away(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+    await gateway.give(EVEN)
+    gateway.backends.scripts["new"] = [BackendUnavailable("died")]
+    await gateway.ask(MANY)
+    wire = gateway.world.accounting.wire_call
+    wire.down("RollBackTraffic")
+    await gateway.step()
+    await wire.seen("RollBackTraffic").wait()
+    wire.up()
+    await until(lambda: rolled_back(caplog))
+    assert (await gateway.run(ListTraffic("svc-chat")))[0].actor == "rule"
+
+
+async def test_several_gateways_roll_back_once(
+    gateway: Gateway, make_world: Callable[..., Awaitable[World]], caplog: pytest.LogCaptureFixture
+) -> None:
+    await gateway.give(EVEN)
+    both = [gateway, Gateway(await make_world(beside=gateway.world))]
+    for one in both:
+        await one.step()
+        one.backends.scripts["new"] = [RuntimeError("fault")]
+        await one.ask(MANY)
+    # Both have read the same weights, and each judges by its own requests.
+    await asyncio.gather(*(one.lifecycle.look() for one in both))
+    await until(lambda: rolled_back(caplog) == 2)
+    rows = await gateway.run(ListTraffic("svc-chat"))
+    assert [row.actor for row in rows].count("rule") == 1
+
+
+async def test_a_backend_whose_roll_out_is_long_over_is_ejected_and_keeps_its_weight(gateway: Gateway) -> None:
+    await gateway.give(EVEN)
+    await gateway.give({"fake": 50, "new": 49, "small": 1})  # `small` is the canary now
+    gateway.backends.scripts["fake"] = [RuntimeError("fault")]
+    await gateway.ask(MANY)
+    await gateway.step()
+    assert gateway.world.services.catalogue.availability.ejected == {("svc-chat", "fake")}
+    await asyncio.sleep(0)
+    assert "RollBackTraffic" not in gateway.world.accounting.called
+
+
+async def test_a_backend_that_hangs_is_late_before_its_request_ends(gateway: Gateway) -> None:
+    await gateway.give(EVEN)
+    hangs = asyncio.Event()
+    gateway.backends.scripts["new"] = [hangs]
+    questions = [[{"role": "user", "content": f"Question {number}"}] for number in range(MANY)]
+    calls = [Call(gateway.world, gateway.key, messages=messages) for messages in questions]
+    await until(lambda: len(gateway.backends.asked) == MANY)
+    await gateway.step()
+    assert not gateway.world.services.catalogue.availability.ejected
+    gateway.later_s = 5.1
+    await gateway.step()
+    assert gateway.world.services.catalogue.availability.ejected == {("svc-chat", "new")}
+    gateway.backends.scripts["new"] = says("late")
+    hangs.set()
+    for call in calls:
+        await call.done()
+
+
+async def test_clients_that_hang_up_or_send_nonsense_eject_nothing(gateway: Gateway) -> None:
+    await gateway.give(EVEN)
+    gateway.backends.scripts["new"] = [Rejected(Rejection.INVALID, message="no")]
+    assert 422 in await gateway.ask(MANY)
+    await gateway.step()
+    assert not gateway.world.services.catalogue.availability.ejected
+    assert not gateway.world.services.calls, "requests that have ended are forgotten"
+
+
+async def test_a_full_backend_leaves_its_request_to_the_fallback(make_world: Callable[..., Awaitable[World]]) -> None:
+    model = {**FULL_SETTINGS["models"]["svc-chat"], "fallback": "small"}
+    gateway = Gateway(await make_world(models={"svc-chat": model}))
+    await gateway.step()
+    gateway.backends.scripts["fake"] = [Rejected(Rejection.QUEUE_FULL)]
+    call = await Call(gateway.world).done()
+    assert (call.status, call.json["system_fingerprint"]) == (200, "fp_small")
+    assert gateway.asked() == {"fake": 1, "small": 1}
+    assert [row.backend for row in gateway.world.ledger.export_usage().rows] == ["small"]
+    gateway.backends.scripts["small"] = [Rejected(Rejection.QUEUE_FULL)]
+    assert (await Call(gateway.world).done()).status == 503
+    assert gateway.world.spent == gateway.world.ledger.export_usage().rows[0].charged
+
+
+async def test_a_request_that_the_limiter_has_no_capacity_for_goes_to_the_fallback(
+    make_world: Callable[..., Awaitable[World]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = {**FULL_SETTINGS["models"]["svc-chat"], "fallback": "small"}
+    gateway = Gateway(await make_world(models={"svc-chat": model}))
+    await gateway.step()
+    service = gateway.world.limiter.service
+    admit = service.ask
+
+    async def ask(asks: list[Any]) -> list[Any]:
+        return [await answer(one) for one in asks]
+
+    async def answer(one: Any) -> Any:
+        if isinstance(one, Admit) and one.backend == "fake":
+            return Refusal(one.request_id, 503, "overloaded", "no capacity", 1.0)
+        [answer] = await admit([one])
+        return answer
+
+    monkeypatch.setattr(service, "ask", ask)
+    call = await Call(gateway.world).done()
+    assert (call.status, call.json["system_fingerprint"]) == (200, "fp_small")
+    assert gateway.asked() == {"small": 1}
+
+
+async def test_without_a_fallback_a_full_backend_is_503(gateway: Gateway) -> None:
+    gateway.backends.scripts["fake"] = [Rejected(Rejection.QUEUE_FULL)]
+    assert await gateway.ask(1) == [503]
+    assert gateway.asked() == {"fake": 1}
+
+
+async def test_an_identifier_of_the_ledger_is_served_with_its_defaults_and_billed_at_its_price(
+    gateway: Gateway, http: httpx.AsyncClient
+) -> None:
+    spec = ModelSpec(4096, 256, sampling=SamplingDefaults(temperature=0.25, top_k=7))
+    await gateway.run(CreateModel("svc-law", spec, {"new": 1}, Price(2000, 1000, 4000)))
+    await gateway.lifecycle.read()
+    messages = [{"role": "user", "content": "Hello"}]
+    assert (await Call(gateway.world, model="svc-law", messages=messages).done()).status == 200
+    assert (await Call(gateway.world, model="svc-law", messages=messages, temperature=1, top_k=0).done()).status == 200
+    first, second = (call.sampling for call in gateway.backends.calls)
+    assert (first.temperature, first.top_k, first.top_p) == (0.25, 7, 1.0)
+    assert (second.temperature, second.top_k) == (1.0, 0)
+    assert gateway.backends.calls[0].bill.price == Price(2000, 1000, 4000)
+    http.headers["authorization"] = f"Bearer {gateway.world.key}"
+    listed = (await http.get("/models/svc-law")).json()
+    assert (listed["context_length"], listed["max_output_length"]) == (4096, 256)
+
+
+async def test_a_price_that_is_scheduled_holds_from_its_time_on(gateway: Gateway) -> None:
+    await gateway.run(SchedulePrice("svc-chat", Price(7, 7, 7), is_configured=True))
+    await gateway.lifecycle.read()
+    await gateway.ask(1)
+    assert gateway.backends.calls[-1].bill.price == Price(7, 7, 7)
+
+
+async def test_ready_needs_one_backend_of_each_identifier(gateway: Gateway, http: httpx.AsyncClient) -> None:
+    await gateway.give(EVEN)
+    gateway.world.backends.report = {"fake": UP}
+    assert (await http.get("/ready")).json() == {"status": "ready", "backends": ["fake"]}
+    gateway.world.backends.report = {"new": UP}
+    answer = await http.get("/ready")
+    assert answer.status_code == 503
+    assert "so svc-coder can't reply" in answer.json()["error"]["message"]
+
+
+async def test_backends_of_the_ledger_are_started_once_and_deleted_when_they_are_retired(gateway: Gateway) -> None:
+    await gateway.run(DeployBackend("new", {"model": "bundled"}))
+    gateway.world.backends.report = {"fake": UP}
+    for _ in range(3):
+        await gateway.step()
+    await until(lambda: gateway.applications.done == [("deploy", "new")])
+    gateway.world.backends.report = {"fake": UP, "new": UP}
+    await gateway.run(RetireBackend("new"))
+    await gateway.step()
+    gateway.later_s += DRAIN_S - 1
+    await gateway.step()
+    await asyncio.sleep(0)
+    assert len(gateway.applications.done) == 1, "other gateways may not know yet"
+    gateway.later_s += 20
+    await gateway.step()
+    await until(lambda: gateway.applications.done[1:] == [("delete", "new")])
+
+
+async def test_a_running_stream_ends_on_its_backend_although_the_traffic_moves(gateway: Gateway) -> None:
+    more = asyncio.Event()
+    first, *rest = says("Hel", "lo")[1:]
+    gateway.backends.scripts["fake"] = [replace(Started(10, 0), fingerprint="a"), first, more, *rest]
+    call = Call(gateway.world, stream=True)
+    await until(lambda: len(gateway.backends.asked) == 1)
+    await gateway.give({"new": 1})
+    more.set()
+    await call.done()
+    assert call.text == "Hello"
+    assert {event["system_fingerprint"] for event in call.events} == {"fp_fake_a"}
