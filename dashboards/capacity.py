@@ -86,7 +86,7 @@ REPLICAS = [
         "What do the backends cost an hour?", {"{{application}}": total(metrics.REPLICA_COST, "application")}, "short",
         stacked=True,
         good="Units of currency, cost_per_hour times replicas: it falls when load does.",
-        otherwise="It stays high without load: look at min_replicas and downscale_delay_s.",
+        otherwise="It stays high without load: look at min_replicas and down_after_s.",
         then=Board.MONEY,
     ),
     graph(
@@ -157,6 +157,13 @@ DEMAND = [
         "percentunit",
         good="The two lines of each backend lie together, after a change within a minute.",
         otherwise="Clients wait on a backend that is full, or gateways have not read the new weights.",
+        then=Board.USERS,
+    ),
+    graph(
+        "Is a backend ejected?",
+        {"{{model}}: {{backend}}": most(metrics.BACKEND_EJECTED, "model, backend")}, "short",
+        good="0: every backend with weight gets its share.",
+        otherwise="1: its requests fail or are late, and others take its share. A roll-out was taken back by rule.",
         then=Board.USERS,
     ),
 ]  # fmt: skip

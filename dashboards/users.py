@@ -136,6 +136,12 @@ ANSWERS = [
         then=Board.ENGINE,
     ),
     graph(
+        "How often does a replica take requests with it?", {"{{backend}}": rate_of(metrics.RERUNS, "backend")}, "reqps",
+        good="Never: these are requests whose replica was lost, and that ran again on another one.",
+        otherwise="A replica or its node died. Without an end: replicas die of what they are asked.",
+        then=Board.ENGINE,
+    ),
+    graph(
         "How much demand is turned away?", {"{{reason}}": rate_of(metrics.REJECTED_DEMAND, "reason")}, "short",
         good="Tokens a second, prompt and most output, of refused requests: none for overloaded_error.",
         otherwise="overloaded_error is demand that more replicas would serve. The others ask for higher limits.",

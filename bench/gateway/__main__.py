@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.gateway import load, report, speedups
+from bench.gateway import costs, load, report, speedups
 from bench.gateway.session import Scope, Session
 from bench.gateway.systems import SYSTEMS, find_systems
-from bench.gateway.without.sitecustomize import REMOVABLE, SPEEDUPS
+from bench.gateway.without.sitecustomize import COSTS, SPEEDUPS
 from bench.harness.command import PEERS, completed, say
 from bench.harness.machine import describe
 from bench.harness.peers import installed
@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(results, indent=1) + "\n")
-    reporting = speedups if "speedups" in results else report
+    reporting = costs if "costs" in results else speedups if "speedups" in results else report
     print(reporting.markdown(results))
     if options.docs:
         reporting.write_docs(options.docs, results)
@@ -45,13 +45,26 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     which.add_argument(
         "--without",
         nargs="*",
-        choices=REMOVABLE,
+        choices=SPEEDUPS,
         metavar="NAME",
         help=f"instead: with and without a speed-up, in pairs; default: all of {', '.join(SPEEDUPS)}",
     )
-    parser.add_argument("--clients", nargs="+", type=int, help="default: 1 16 64; with --without, 16 64")
-    parser.add_argument("--rounds", type=int, help=f"default: {usual.rounds}; with --without, {speedups.SCOPE.rounds}")
-    parser.add_argument("--seconds", type=int, default=usual.window_s, help=f"of each load; default: {usual.window_s}")
+    which.add_argument(
+        "--costs",
+        nargs="*",
+        choices=COSTS,
+        metavar="NAME",
+        help=f"instead: with and without what is not for speed, in turns; default: all of {', '.join(COSTS)}",
+    )
+    parser.add_argument("--clients", nargs="+", type=int, help="default: 1 16 64; for --without 16 64, for --costs 16")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        help=f"default: {usual.rounds}; with --without, {speedups.SCOPE.rounds}; with --costs, {costs.SCOPE.rounds}",
+    )
+    parser.add_argument(
+        "--seconds", type=int, help=f"of each load; default: {usual.window_s}; with --costs, {costs.SCOPE.window_s}"
+    )
     parser.add_argument("--warm-up", type=int, default=usual.warm_up_s, help=f"seconds; default: {usual.warm_up_s}")
     parser.add_argument("--peers", type=Path, default=PEERS, help="folder of setup_peer; default: .bench")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write everything measured")
@@ -63,11 +76,13 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """The whole run, as `--json` writes it. Raises LoadError where wrk is missing."""
     load.check_wrk()
-    usual = Scope() if options.without is None else speedups.SCOPE
+    usual = costs.SCOPE if options.costs is not None else speedups.SCOPE if options.without is not None else Scope()
     clients = tuple(options.clients or usual.clients)
-    scope = Scope(options.rounds or usual.rounds, clients, options.warm_up, options.seconds)
+    scope = Scope(options.rounds or usual.rounds, clients, options.warm_up, options.seconds or usual.window_s)
     began = time.time()
-    if options.without is None:
+    if options.costs is not None:
+        results = costs.measure(_folder(options), options.costs or list(COSTS), scope)
+    elif options.without is None:
         results = _systems(options, scope)
     else:
         results = speedups.measure(_folder(options), options.without or list(SPEEDUPS), scope)

@@ -41,6 +41,12 @@ unless on ({SERVICE}, application) (
 )
 and on ({SERVICE}) {KNOWN}"""
 
+# A rollback by rule ends the ejection within a second or two, before Prometheus may see it: so the counter as well.
+EJECTED: Final = f"""\
+sum by ({SERVICE}, model, backend) (increase({metrics.BACKEND_EJECTIONS.exported}[10m])) > 0
+or
+max by ({SERVICE}, model, backend) ({metrics.BACKEND_EJECTED.exported}) > 0"""
+
 # Each replica has a series of its own, which is born with 1, so starts are series that were not there an hour ago.
 DEPLOYMENT: Final = f"{SERVICE}, application, deployment"
 STARTS: Final = Recording(
@@ -60,10 +66,11 @@ unless on ({DEPLOYMENT}) (
     <= on ({DEPLOYMENT}) 2 * sum by ({DEPLOYMENT}) ({REPLICA_HEALTHY.exported})
 )"""
 
+# A full cache preempts: what is in use falls by a third and rises again every few seconds, so its peaks decide.
 KV_USE: Final = f"""\
-sum by ({SERVICE}, application) ({metrics.KV_BLOCKS_USED.exported})
+sum by ({SERVICE}, application) (max_over_time({metrics.KV_BLOCKS_USED.exported}[15m]))
   / sum by ({SERVICE}, application) ({metrics.KV_BLOCKS_TOTAL.exported}) > 0.95
-and sum by ({SERVICE}, application) ({metrics.WAITING.exported}) > 0"""
+and sum by ({SERVICE}, application) (avg_over_time({metrics.WAITING.exported}[15m])) > 1"""
 
 EXPIRES_IN: Final = f"min by ({SERVICE}, exported_namespace, name) ({CERTIFICATE_EXPIRES} > 0) - time()"
 EXPIRES: Final = "The certificate {{ $labels.name }} expires in {{ $value | humanizeDuration }}"
@@ -81,6 +88,11 @@ GATEWAY_RULES: Final = (
         "The backend {{ $labels.backend }} has weight and no healthy replica",
         "Requests that are given to this backend get 503.",
         lasts="2m",
+    ),
+    Alert(
+        "ServeAppBackendEjected", "warn", EJECTED,
+        "{{ $labels.model }}: gateways have ejected the backend {{ $labels.backend }}",
+        "Some requests failed or began late. Other backends reply now, with less capacity.",
     ),
     STARTS,
     Alert(
@@ -121,7 +133,7 @@ CAPACITY_RULES: Final = (
     ),
     Alert(
         "ServeAppKvCacheFull", "warn", KV_USE,
-        "{{ $labels.application }}: {{ $value | humanizePercentage }} of the KV cache is in use and sequences wait",
+        "{{ $labels.application }}: the KV cache fills to {{ $value | humanizePercentage }} and sequences wait",
         "Replies begin late, and running ones are interrupted and computed again.",
         lasts="10m",
     ),

@@ -24,7 +24,7 @@ def read(name: str) -> Document:
     return document
 
 
-RAYSERVICE = read("cluster/rayservice.yaml")
+RAYSERVICES = [read(f"cluster/{name}/rayservice.yaml") for name in ("production", "small")]
 ENDPOINTS = read("cluster/podmonitor.yaml")["spec"]["podMetricsEndpoints"]
 
 
@@ -62,8 +62,8 @@ def test_the_monitor_has_the_operators_keys() -> None:
 
 def test_the_monitor_finds_every_pod_of_the_service() -> None:
     wanted = read("cluster/podmonitor.yaml")["spec"]["selector"]["matchLabels"]
-    cluster = RAYSERVICE["spec"]["rayClusterConfig"]
-    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+    clusters = [one["spec"]["rayClusterConfig"] for one in RAYSERVICES]
+    for group in (one for cluster in clusters for one in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])):
         # KubeRay adds this label to each pod.
         labels = group["template"]["metadata"]["labels"] | {"ray.io/is-ray-node": "yes"}
         assert wanted.items() <= labels.items()
@@ -97,6 +97,7 @@ def test_both_exporters_of_a_pod_are_read_with_the_labels_of_the_service(host: s
 
 
 def test_both_ports_are_open_to_prometheus() -> None:
-    rules = read("cluster/networkpolicy.yaml")["spec"]["ingress"]
+    policies = yaml.safe_load_all((ROOT / "cluster/networkpolicy.yaml").read_text(encoding="utf-8"))
+    rules = [rule for policy in policies for rule in policy["spec"].get("ingress", [])]
     monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
     assert {port["port"] for rule in rules if monitoring in rule["from"] for port in rule["ports"]} == {8080, 9101}

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import shutil
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from importlib.resources import files
@@ -15,14 +13,13 @@ from typing import Any
 
 import httpx
 import pytest
-import yaml
 
 from dashboards import boards, rules
 from dashboards.expressions import panels, selectors, variable_expressions
+from dashboards.query import Prometheus, filled
 from serve_app.contracts import metrics
-from serve_app.launch.preflight import free_port
-from serve_app.launch.prometheus_config import find_service, write_config
 from tests.service.harness import FRANCE, Service, until
+from tests.service.prometheus import SHIPPED, every_second, scraping
 from tests.service.started import started
 
 pytestmark = [
@@ -41,24 +38,6 @@ ABSENT = {
 }
 
 
-class Prometheus:
-    def __init__(self, url: str) -> None:
-        self._http = httpx.Client(base_url=url, timeout=30, trust_env=False)
-
-    def get(self, path: str, **query: str) -> Any:
-        answer = self._http.get(f"/api/v1/{path}", params=query).json()
-        assert answer["status"] == "success", (query, answer)
-        return answer["data"]
-
-    def ask(self, expression: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.get("query", query=expression)["result"]
-        return found
-
-    def total(self, expression: str, by: str) -> dict[str, float]:
-        found = self.ask(f"sum by ({by}) ({expression})")
-        return {one["metric"][by]: float(one["value"][1]) for one in found if float(one["value"][1])}
-
-
 @pytest.fixture(scope="module")
 def service(model_path: Path) -> Iterator[Service]:
     """With Ray's own interval between two exports: with a shorter one, its gauges are missing in most scrapes."""
@@ -68,45 +47,8 @@ def service(model_path: Path) -> Iterator[Service]:
 
 @pytest.fixture(scope="module")
 def prometheus(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    folder = tmp_path_factory.mktemp("prometheus")
-    found = find_service(service.home)
-    assert found is not None
-    config = write_config(folder, found, (files("serve_app.boards") / "rules.yaml").read_text())
-    document = yaml.safe_load(config.read_text())
-    document["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    config.write_text(yaml.safe_dump(document))
-    # Recordings every second, as everything here: a test can't wait for minutes.
-    rules_file = folder / "rules.yaml"
-    rules_file.write_text(re.sub(r"interval: \d+[smh]", "interval: 1s", rules_file.read_text()))
-    port = free_port()
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            [
-                "prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}",
-                f"--web.listen-address=127.0.0.1:{port}",
-            ],
-            stdout=log,
-            stderr=log,
-        )  # fmt: skip
-        try:
-            yield answering(port)
-        finally:
-            process.terminate()
-            process.wait(30)
-
-
-def answering(port: int) -> Prometheus:
-    client = Prometheus(f"http://127.0.0.1:{port}")
-
-    def is_up() -> bool:
-        with contextlib.suppress(httpx.HTTPError, AssertionError, ValueError):
-            targets = client.get("targets")["activeTargets"]
-            jobs = {target["labels"]["job"] for target in targets if target["health"] == "up"}
-            return jobs == {"ray", "haproxy"}
-        return False
-
-    until(is_up, 60)
-    return client
+    with scraping(tmp_path_factory.mktemp("prometheus"), {"local": service}, every_second(SHIPPED)) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -191,8 +133,8 @@ def test_every_expression_of_boards_and_rules_has_data(
         for _ in range(4):
             service.chat(service.first_key, max_tokens=12, temperature=1)
         for expression, where in wanted.items():
-            if not any(name in expression for name in ABSENT) and not prometheus.ask(filled(expression)):
-                silent[where] = filled(expression)
+            if not any(name in expression for name in ABSENT) and not prometheus.ask(filled(expression, window="30s")):
+                silent[where] = filled(expression, window="30s")
         return not silent
 
     with contextlib.suppress(AssertionError):
@@ -207,15 +149,9 @@ def test_every_expression_of_boards_and_rules_has_data(
     until(lambda: all(prometheus.ask(name) for name in recorded), 60, 2.0)
 
 
-def filled(expression: str) -> str:
-    """As Grafana sends it, with all values of the variables chosen."""
-    expression = re.sub(r"\$__(rate_interval|interval)", "30s", expression).replace("$__range", "5m")
-    return re.sub(r"\$[a-z]+", ".*", expression)
-
-
 def test_no_alert_fires_on_a_healthy_service(prometheus: Prometheus, seen: Counter[str]) -> None:
     until(lambda: prometheus.ask("serve_app:slo_requests:increase5m"), 60)
-    firing = {one["metric"]["alertname"] for one in prometheus.ask('ALERTS{alertstate="firing"}')}
+    firing = {one["alertname"] for one in prometheus.alerts("firing")}
     assert firing == set()
 
 

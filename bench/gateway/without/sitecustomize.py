@@ -10,12 +10,14 @@ import importlib.abc
 import importlib.machinery
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
 
 VARIABLE: Final = "SERVE_APP_BENCH_WITHOUT"
+SWITCH: Final = "SERVE_APP_BENCH_SWITCH"
 APPLIED: Final = "BENCH_WITHOUT"  # a patched module has the speed-up's name under this one
 
 
@@ -76,10 +78,43 @@ def _ready_events(module: Any) -> None:
 
 
 def _observation(module: Any) -> None:
-    _replace(module.Observer, "ended", lambda observer, record: None)
-    _replace(module.Observer, "gap", lambda observer, record, seconds: None)
-    _replace(module.Observer, "first_token", lambda observer, record, seconds: None)
+    for name in ("ended", "gap", "first_token"):
+        _switched(module.Observer, name)
 
+
+def _request_metrics(module: Any) -> None:
+    for name in ("_count", "gap", "first_token"):
+        _switched(module.Observer, name)
+
+
+def _sinks(module: Any) -> None:
+    _replace(module, "log_line", module.log_line)  # the sinks are what `ended` does beside `_count`
+    count = module.Observer._count
+
+    def ended(observer: Any, record: Any) -> None:
+        count(observer, record)
+        if not is_switched_off():
+            for sink in observer._sinks:
+                sink(record)
+
+    _replace(module.Observer, "ended", ended)
+
+
+def _switched(owner: Any, name: str) -> None:
+    """Does nothing while the switch is off."""
+    does = getattr(owner, name)
+    _replace(owner, name, lambda *values: None if is_switched_off() else does(*values))
+
+
+def is_switched_off() -> bool:
+    """Whether SERVE_APP_BENCH_SWITCH names a file that is there; looks ten times a second."""
+    now = time.monotonic()
+    if now - _switch["looked"] > 0.1:
+        _switch.update(looked=now, off=os.path.exists(os.environ[SWITCH]))
+    return bool(_switch["off"])
+
+
+_switch: dict[str, Any] = {"looked": 0.0, "off": False}
 
 SPEEDUPS: Final = {
     "sockets": Speedup("local sockets beside Serve's calls", "serve_app.contracts.transport", _sockets),
@@ -98,11 +133,13 @@ SPEEDUPS: Final = {
     ),
 }
 
-#: What is not for speed, and is to cost little: `--without observation` shows how much.
+#: What is not for speed, and is to cost little: `--costs` switches it off and on while the service runs.
 COSTS: Final = {
     "observation": Speedup(
         "each request's metrics, line in the log and trace", "serve_app.gateway.observer", _observation
     ),
+    "request-metrics": Speedup("of these its metrics", "serve_app.gateway.observer", _request_metrics),
+    "request-sinks": Speedup("of these its line in the log and its trace", "serve_app.gateway.observer", _sinks),
 }
 REMOVABLE: Final = SPEEDUPS | COSTS
 
