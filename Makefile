@@ -13,7 +13,7 @@ WORKERS ?= 2
 # pytest's status for a folder without tests of one half.
 MAY_BE_EMPTY := || [ $$? = 5 ]
 
-.PHONY: help setup serve observe engine-vllm test test-slow test-fast test-vllm faults lint bench-ledger bench-engine bench-engine-peers bench-gateway bench-gateway-peer bench-quality bench-limits bench-pressure bench-overload attack chaos clean
+.PHONY: help setup serve observe engine-vllm test test-slow test-fast test-vllm faults lint bench-ledger bench-engine bench-engine-peers bench-gateway bench-gateway-peer bench-quality bench-limits bench-pressure bench-overload bench-routing attack chaos clean bench-autoscaling healthy
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -47,7 +47,7 @@ test-vllm: $(VENV)/.test engine-vllm ## the engine's contract on vLLM, then the 
 	SERVE_APP_TEST_CONFIG=tests/service/vllm.yaml $(BIN)/python -m pytest -m "not slow" tests/clients/test_openai_*.py
 	SERVE_APP_TEST_CONFIG=tests/service/vllm.yaml $(BIN)/python -m pytest tests/service/test_clients.py tests/service/test_vllm.py
 
-faults: $(VENV)/.test ## plant one fault at a time and check that the tests catch it, some minutes (ARGS='--only NAME')
+faults: $(VENV)/.test ## plant faults in copies of the tree and check that the tests catch it, some minutes (ARGS='--only NAME')
 	$(BIN)/python -m tests.faults $(ARGS)
 
 lint: $(VENV)/.lint ## run ruff, mypy and the import rules
@@ -81,8 +81,16 @@ bench-limits: $(VENV)/.base ## measure the cost of one admission
 bench-pressure: $(VENV)/.bench ## simulate a day of thousands of accounts under pressure, some minutes (docs/benchmarks.md)
 	@$(BIN)/python -m bench.pressure --json .bench/pressure.json $(ARGS)
 
+bench-autoscaling: $(VENV)/.bench ## simulate days under the scaling rule and other policies, ten minutes (docs/benchmarks.md)
+	@$(BIN)/python -m bench.autoscaling --json .bench/autoscaling.json $(ARGS)
+
 bench-overload: $(VENV)/.bench ## measure the service with the bundled model at three times its capacity, two minutes; stop other programs first
 	@$(BIN)/python -m bench.overload --json .bench/overload.json $(ARGS)
+
+bench-routing: $(VENV)/.bench ## compare how calls are divided among two replicas, on conversations, 20 minutes; stop other programs first
+	@$(BIN)/python -m bench.routing --json .bench/routing.json $(ARGS)
+healthy: $(VENV)/.test $(VENV)/.bench ## send ordinary traffic for ten minutes and fail if an alert fires (ARGS='--minutes 2 --pictures FOLDER'; needs prometheus)
+	@$(BIN)/python -m bench.healthy $(ARGS)
 
 attack: $(VENV)/.base ## attack the service with hostile clients while ordinary ones measure, ten minutes (ARGS=--quick: two); stop other programs first
 	@$(BIN)/python -m bench.attack --json .bench/attack.json $(ARGS)

@@ -1,4 +1,4 @@
-"""Plants faults into a copy of the tree, one at a time, and proves that the tests catch each of them.
+"""Plants faults into copies of the tree, one at a time in each, and proves that the tests catch each of them.
 
 `faults.toml` beside this file lists the faults, each with the tests that should catch it. These tests first run without
 any fault and must pass. A fault is caught when one of its tests fails. That pytest can't find or import what it should
@@ -20,12 +20,15 @@ import sys
 import tempfile
 import time
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).with_name("faults.toml")
 LIMIT_S = 600.0  # of one run of pytest, on a busy machine too
+AT_ONCE = 2  # copies, in which pytest runs
 TAIL = 25  # lines of its output that an error shows
 # With these errors the planted code does not run as intended, so it tests no promise.
 BROKEN = re.compile(r"\b(NameError|UnboundLocalError|AttributeError|ImportError|ModuleNotFoundError|TypeError)\b: ")
@@ -70,7 +73,8 @@ class Copy:
 
     def __init__(self, folder: Path) -> None:
         self._tree, self._scratch = folder / "tree", folder / "tmp"
-        self._scratch.mkdir()
+        self._scratch.mkdir(parents=True)
+        self._child: subprocess.Popen[str] | None = None
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
         for name in filter(None, listed.split("\0")):
             if (ROOT / name).is_file():
@@ -97,7 +101,7 @@ class Copy:
         Python knows a compiled file by its source's time and size alone, so no run with a fault may leave one.
         """
         compiled = {} if keep_compiled else {"PYTHONDONTWRITEBYTECODE": "1"}
-        child = subprocess.Popen(
+        child = self._child = subprocess.Popen(
             [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests],
             cwd=self._tree,
             env=os.environ | {"PYTHONPATH": str(self._tree), "TMPDIR": str(self._scratch)} | compiled,
@@ -114,9 +118,14 @@ class Copy:
         except subprocess.TimeoutExpired:
             return None, f"pytest did not end in {LIMIT_S:g} s"
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)  # and what the tests have started
+            self.stop()
             child.wait()
+
+    def stop(self) -> None:
+        """Ends a run with what its tests have started."""
+        if self._child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._child.pid, signal.SIGKILL)
 
 
 def judge(fault: Fault, status: int | None, output: str) -> tuple[str, str]:
@@ -144,20 +153,42 @@ def prove(faults: list[Fault]) -> list[Result] | None:
     if misfits:
         return None
     with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as folder:
-        copy = Copy(Path(folder))
+        copies = [Copy(Path(folder) / str(number)) for number in range(min(AT_ONCE, len(faults)))]
         tests = list(dict.fromkeys(test for fault in faults for test in fault.tests))
         print(f"without any fault: {len(tests)} tests or files ...", end=" ", flush=True)
         started = time.monotonic()
-        status, output = copy.run(tests, keep_compiled=True)
+        status, output = copies[0].run(tests, keep_compiled=True)
         if status != 0:
             print(f"do not pass, so they prove nothing:\n{tail(output)}")
             return None
-        print(f"pass in {time.monotonic() - started:.1f} s")
-        results = []
-        for number, fault in enumerate(faults, 1):
-            print(f"{number}/{len(faults)} {fault.name} ...", end=" ", flush=True)
-            results.append(one := copy.plant(fault))
-            print(f"{one.verdict} by {one.by} in {one.seconds:.1f} s" if one.verdict == "caught" else one.verdict)
+        print(f"pass in {time.monotonic() - started:.1f} s", flush=True)
+        return _plant_all(faults, copies)
+
+
+def _plant_all(faults: list[Fault], copies: list[Copy]) -> list[Result]:
+    idle: SimpleQueue[Copy] = SimpleQueue()
+    for copy in copies:
+        idle.put(copy)
+
+    def plant(fault: Fault) -> Result:
+        copy = idle.get()
+        try:
+            return copy.plant(fault)
+        finally:
+            idle.put(copy)
+
+    results = []
+    with ThreadPoolExecutor(len(copies)) as pool:
+        try:
+            for one in pool.map(plant, faults):
+                results.append(one)
+                found = f"{one.verdict} by {one.by} in {one.seconds:.1f} s" if one.verdict == "caught" else one.verdict
+                print(f"{len(results)}/{len(faults)} {one.name} ... {found}", flush=True)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for copy in copies:
+                copy.stop()
+            raise
     return results
 
 

@@ -23,15 +23,21 @@ OTHER_CONFIG = os.environ.get("SERVE_APP_TEST_CONFIG")
 
 
 @contextlib.contextmanager
-def started(model_path: Path, **environment: str) -> Iterator[Service]:
-    """`model_path` is the bundled model's folder; `environment` is added to that of the service."""
+def started(model_path: Path, config: str | None = None, **environment: str) -> Iterator[Service]:
+    """`model_path` is the bundled model's folder; `environment` is added to that of the service.
+
+    `config` is a file of a test's own.
+    """
     with tempfile.TemporaryDirectory(prefix="serve-app-test-") as folder:
         home = Path(folder)
         (home / "models").symlink_to(model_path.parent)
+        # What is made once from the weights serves all starts.
+        (prepared := model_path.parents[1] / "cache").mkdir(exist_ok=True)
+        (home / "cache").symlink_to(prepared)
         process = subprocess.Popen(
             [
                 sys.executable, "-m", "serve_app.launch", "--json", "--config",
-                OTHER_CONFIG or "tests/service/config.yaml",
+                config or OTHER_CONFIG or "tests/service/config.yaml",
                 "--port", str(free_port()), "--home", str(home), "--num-cpus", "4",
             ],
             cwd=ROOT,

@@ -42,6 +42,10 @@ SOUND = Books([usage(1), usage(2)], [row(1), row(2)], [ACCOUNT], [])
 
 def test_sound_books_have_no_problem() -> None:
     assert problems(SOUND) == []
+    # The run whose replica was lost, and the one that made the reply.
+    lost = row(1, charged=0, outcome="failed")
+    again = row(1, request_id="r1-2")
+    assert problems(replace(SOUND, received=[usage(1, request_id="r1-2")], rows=[lost, again, row(2)])) == []
     # A client that hung up received no usage, but what was produced is still billed.
     assert problems(replace(SOUND, received=[usage(1)], rows=[row(1), row(2, outcome="cancelled")])) == []
 
@@ -61,6 +65,10 @@ def test_sound_books_have_no_problem() -> None:
         (replace(SOUND, accounts=[replace(ACCOUNT, held=1)]), "still holds"),
         (replace(SOUND, accounts=[replace(ACCOUNT, open_requests=1)]), "still holds"),
         (replace(SOUND, check=["an entry is off"]), "off"),
+        (
+            replace(SOUND, rows=[*SOUND.rows, row(1, request_id="r1-2")], accounts=[replace(ACCOUNT, balance=700)]),
+            "2 runs of request r1 are charged",
+        ),
     ],
 )
 def test_each_kind_of_fault_is_found(books: Books, names: str) -> None:

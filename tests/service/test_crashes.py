@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import sqlite3
 import time
@@ -87,9 +88,15 @@ async def test_after_kill_9_the_service_answers_and_no_usage_is_missing_or_doubl
 async def test_a_stream_whose_gateway_is_killed_is_billed_by_its_replica(service: Service) -> None:
     await asyncio.to_thread(until, service.answers, 60)
     account = await asyncio.to_thread(service.account, "orphan")
+    trace = secrets.token_hex(16)
     async with service.async_client(account.key) as client:
         stream = await client.chat.completions.create(
-            model="svc-chat", messages=FRANCE, stream=True, max_tokens=2000, extra_body={"ignore_eos": True}
+            model="svc-chat",
+            messages=FRANCE,
+            stream=True,
+            max_tokens=2000,
+            extra_body={"ignore_eos": True},
+            extra_headers={"traceparent": f"00-{trace}-{secrets.token_hex(8)}-00"},
         )
         pieces, ended = 0, False
         try:
@@ -106,6 +113,11 @@ async def test_a_stream_whose_gateway_is_killed_is_billed_by_its_replica(service
     view = await asyncio.to_thread(account.settled, 1, 60)
     assert 3 <= view["usage"]["completion_tokens"] < 500
     assert nano("5") - nano(view["balance"]) == nano(view["usage"]["charged"]) > 0
+    # The gateway that is gone wrote no line: the replica tells what it has seen.
+    summary = (await asyncio.to_thread(service.cli, "requests", "show", trace))["summary"]
+    assert (summary["trace_id"], summary["account_id"]) == (trace, account.id)
+    assert summary["replica"]
+    assert all(summary["timings"][f"{phase}_ms"] is not None for phase in ("queue", "prefill", "decode"))
 
 
 ALL = ("gateway:Gateway", "gateway:Limiter", "gateway:Accounting", "smollm2:Model")

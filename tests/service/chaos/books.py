@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +54,10 @@ class Books:
     check: Sequence[str]  # what `ledger check` found
 
 
+#: Behind the id of a request whose replica was lost (gateway/reruns.py).
+FURTHER_RUN = re.compile(r"(?<=[0-9a-z])-[23]$")
+
+
 def problems(books: Books) -> list[str]:
     """The differences, one line each; empty when the books are exact."""
     found: list[str] = []
@@ -70,13 +75,15 @@ def problems(books: Books) -> list[str]:
     found += _some(missing) + _some(different)
     twice = [one for one, count in Counter(usage.request_id for usage in books.received).items() if count > 1]
     found += _some([f"request {one} was answered twice" for one in twice])
-    charged, settled = Counter[str](), Counter[str]()
+    charged, settled = Counter[str](), defaultdict[str, set[str]](set)
     for row in books.rows:
         charged[row.account_id] += row.charged
-        settled[row.account_id] += 1
+        settled[row.account_id].add(FURTHER_RUN.sub("", row.request_id))
+    paid = Counter(FURTHER_RUN.sub("", row.request_id) for row in rows.values() if row.charged)
+    found += _some([f"{count} runs of request {one} are charged" for one, count in paid.items() if count > 1])
     for account in books.accounts:
-        if settled[account.id] > account.sent:
-            found.append(f"{account.id} has {settled[account.id]} settled requests and made {account.sent}")
+        if len(settled[account.id]) > account.sent:
+            found.append(f"{account.id} has {len(settled[account.id])} settled requests and made {account.sent}")
         if account.balance != account.credited - charged[account.id]:
             found.append(
                 f"{account.id} has {account.balance}: {account.credited} credited, {charged[account.id]} charged"
