@@ -48,10 +48,11 @@ class Shape:
     models: int = 1  # replicas of the backend
     settings: dict[str, Any] = field(default_factory=dict)  # of the gateways' user_config, such as settle_timeout_s
     args: dict[str, Any] = field(default_factory=dict)  # of the gateway application, such as outage_grace_s
+    tree: str = str(ROOT)  # the source: of another release, for example
 
     def config(self) -> dict[str, Any]:
         """The Serve config. Only what differs from the defaults is named."""
-        config: dict[str, Any] = yaml.safe_load((ROOT / "config.yaml").read_text())
+        config: dict[str, Any] = yaml.safe_load(Path(self.tree, "config.yaml").read_text())
         gateway, model = config["applications"]
         gateway["args"] |= {"lease_s": 6, "orphan_delay_s": 1, **self.args}
         shards = {"limiter_shards": self.limiter_shards, "accounting_shards": self.accounting_shards}
@@ -140,8 +141,9 @@ class Stand:
         command = [sys.executable, "-m", "serve_app.launch", "--json", "--no-dashboard", "--config", str(config)]
         command += ["--port", str(free_port()), "--home", str(self.home), "--num-cpus", "4"]
         environment = {**os.environ, "SERVE_APP_DATABASE_URL": self.database_url, "TOKENIZERS_PARALLELISM": "false"}
+        environment["PYTHONPATH"] = self.shape.tree  # for Ray's processes, too
         self._say("starting the service")
-        self.tree = Tree(command, environment, self.folder / "launch.log", ROOT, piped=True)
+        self.tree = Tree(command, environment, self.folder / "launch.log", Path(self.shape.tree), piped=True)
         assert self.tree.root.stdout is not None
         line = self.tree.root.stdout.readline()  # the launcher bounds its own start
         if not line:
