@@ -94,6 +94,8 @@ def test_an_empty_account_is_a_plain_402_that_is_not_tried_again(service: Served
         make(key, max_retries=2).chat.completions.create(**fields())
     assert type(refused.value) is openai.APIStatusError
     assert (refused.value.status_code, refused.value.code) == (402, "insufficient_balance")
+    assert refused.value.response.request.headers["x-stainless-retry-count"] == "0"
+    service.run(until(lambda: len(refusals) > before))  # counted once the reply has been sent
     assert refusals[before:] == ["insufficient_balance"]
 
 
