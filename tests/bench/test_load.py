@@ -86,7 +86,7 @@ async def test_a_load_ends_in_time_and_what_runs_is_cut(fake: Fake) -> None:
     window = await closed_loop(2, lambda client, number: fake.call("endless"), 0.0, 0.1)
     assert all(reply.ended_at is None for reply in window.replies)
     assert all(at <= window.ended_at for reply in window.replies for at, _ in reply.pieces)
-    await asyncio.wait_for(fake.closed.wait(), 5)
+    await asyncio.wait_for(fake.closed.wait(), 30)
 
 
 async def test_a_refused_client_does_not_retry_in_a_tight_loop(fake: Fake) -> None:

@@ -177,7 +177,7 @@ def test_an_export_that_is_interrupted_leaves_nothing(service: FakeService, tmp_
     try:
         assert second_page.reached.wait(30)
         process.send_signal(number)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=60)
     finally:
         second_page.release.set()
         process.kill()

@@ -69,7 +69,7 @@ def test_ray_starts_in_the_foreground_with_the_flags_and_what_the_role_offers(ro
     ray.write_text(f'#!/bin/bash\nenv > {tmp_path}/env\nprintf "%s\\n" "$@" > {tmp_path}/arguments\n')
     ray.chmod(0o755)
     command = service(role)["ExecStart"].replace("/opt/serve-app", str(tmp_path)).replace("${RAY_HEAD}", "head:6379")
-    subprocess.run(shlex.split(command), check=True, timeout=10)
+    subprocess.run(shlex.split(command), check=True, timeout=60)
     environment = (tmp_path / "env").read_text()
     assert [name for name in FLAGS if f"\n{name}=" not in f"\n{environment}"] == []
     arguments = (tmp_path / "arguments").read_text().splitlines()

@@ -288,13 +288,13 @@ async def test_a_body_that_comes_too_slowly_is_408_long_before_its_time_is_over(
 async def test_a_body_that_comes_steadily_has_its_time(
     world: World, upload: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(web, "GRACE_S", 0.2)
+    monkeypatch.setattr(web, "GRACE_S", 0.5)
     monkeypatch.setattr(web, "LEAST_RATE", 100)
     body = json.dumps(chat_body(user="x" * 3000)).encode()
     one = await upload(world.key, f"content-length: {len(body)}")
     for start in range(0, len(body), 500):
         await one.send(body[start : start + 500])
-        await asyncio.sleep(0.06)
+        await asyncio.sleep(0.15)
     assert (await one.answer())[0] == 200
 
 

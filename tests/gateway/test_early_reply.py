@@ -310,8 +310,9 @@ async def test_a_client_that_is_gone_behind_a_deaf_load_balancer_is_noticed_with
         for line in (1, 2):  # each step of the clock is one line feed, and none comes of itself
             clock.now += 1
             await until(lambda: script.closed.is_set() or balancer.lines == before + line)  # noqa: B023
-        await asyncio.wait_for(script.closed.wait(), 5)
+        await asyncio.wait_for(script.closed.wait(), 30)
         await settled(slow, requests=1, spent=price(10, 4))
+        await until(lambda: slow.metrics.requests)
     assert slow.metrics.requests == [("svc-chat", 499)]
     assert slow.metrics.settlements == ["cancelled"]
 
@@ -334,7 +335,7 @@ async def test_a_client_that_is_gone_once_the_reply_has_begun_pays_for_what_was_
     await call.until("\n")
     call.hang_up()
     await call.done()
-    await asyncio.wait_for(script.closed.wait(), 5)
+    await asyncio.wait_for(script.closed.wait(), 30)
     await settled(slow, requests=1, spent=price(10, 1))
 
 
@@ -360,7 +361,7 @@ async def begun_and_failed(
         await balancer.until(lambda: balancer.lines >= 1)
         gate.set()
         await asyncio.wait([asking])
-        await until(lambda: world.is_idle)
+        await until(lambda: world.is_idle and world.metrics.requests)
     return balancer, asking.exception() or asking.result()
 
 

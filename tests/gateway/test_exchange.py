@@ -239,7 +239,7 @@ async def test_a_client_that_leaves_during_the_prompt_pays_nothing(world: World,
     await until(lambda: script.calls)
     call.hang_up()
     await call.done()
-    await asyncio.wait_for(script.closed.wait(), 5)
+    await asyncio.wait_for(script.closed.wait(), 30)
     await settled(world, requests=1, spent=0)
 
 
@@ -279,7 +279,7 @@ async def test_a_client_that_leaves_in_mid_reply_stops_the_model_and_pays_for_th
         await asyncio.sleep(0.01)
     call.hang_up()
     await call.done()
-    await asyncio.wait_for(script.closed.wait(), 5)
+    await asyncio.wait_for(script.closed.wait(), 30)
     await settled(world, requests=1, spent=price(10, 4))
 
 
@@ -290,7 +290,7 @@ async def test_the_task_of_a_request_is_cancelled_as_ray_serve_does(world: World
     call.task.cancel()
     await call.done()
     assert call.task.cancelled()
-    await asyncio.wait_for(script.closed.wait(), 5)
+    await asyncio.wait_for(script.closed.wait(), 30)
     await settled(world, requests=1, spent=price(10, 1))
     assert world.metrics.requests == [("svc-chat", 499)]
 

@@ -90,7 +90,7 @@ async def test_a_body_over_the_limit_is_400_with_and_without_a_length(
     async with served(world) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(request)
-        status = await asyncio.wait_for(reader.readline(), 5)
+        status = await asyncio.wait_for(reader.readline(), 30)
         writer.close()
     assert b" 400 " in status
     assert not world.backends.calls
@@ -125,9 +125,9 @@ async def test_real_connections_that_break_free_the_slot_and_pay_for_what_was_pr
     async with served(world) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(http_request(world, body, f"content-length: {len(body)}", key=key))
-        await asyncio.wait_for(reader.readuntil(b'"a"'), 5)
+        await asyncio.wait_for(reader.readuntil(b'"a"'), 30)
         writer.transport.abort()
-        await asyncio.wait_for(script.closed.wait(), 5)
+        await asyncio.wait_for(script.closed.wait(), 30)
         await until(lambda: world.is_idle)
 
 
@@ -138,7 +138,7 @@ async def test_a_slow_reader_gets_everything_and_delays_no_other_request(world: 
     async with served(world) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=4096)
         writer.write(http_request(world, body, f"content-length: {len(body)}", "connection: close"))
-        await asyncio.wait_for(reader.readline(), 5)
+        await asyncio.wait_for(reader.readline(), 30)
         assert (await Call(world).done()).status == 200
         received = 0
         while chunk := await reader.read(2**16):

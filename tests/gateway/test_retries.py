@@ -317,7 +317,7 @@ async def test_a_request_that_was_cancelled_stores_nothing_and_its_retry_runs(wo
     await until(lambda: world.backends.running)
     gone.hang_up()
     await gone.done()
-    await asyncio.wait_for(script.closed.wait(), 5)
+    await asyncio.wait_for(script.closed.wait(), 30)
     await until(lambda: world.is_idle)
     again = await answered(world)
     assert (again.status, replayed(again)) == (200, False)

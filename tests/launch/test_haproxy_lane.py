@@ -99,7 +99,7 @@ async def lane(tmp_path: Path, most: int) -> AsyncIterator[tuple[Gateway, int]]:
 
 async def ask(port: int, *keys: str, address: str = "127.0.0.1", path: str = "/v1/chat/completions") -> int:
     """With an authorization header for each key."""
-    transport = httpx.AsyncHTTPTransport(local_address=address)
+    transport = httpx.AsyncHTTPTransport(local_address=address, verify=False)  # reading certificates takes long
     headers = [("authorization", f"Bearer {key}") for key in keys]
     async with httpx.AsyncClient(transport=transport, timeout=60) as client:
         return (await client.get(f"http://127.0.0.1:{port}{path}", headers=headers)).status_code

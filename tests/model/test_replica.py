@@ -217,7 +217,7 @@ async def cut_after(made: Made, text: str, how: str) -> None:
 async def test_a_cut_stream_stops_the_engine_and_is_settled_after_the_delay(how: str) -> None:
     made = Made(Started(10, 2), Delta("ab", 2), asyncio.Event())
     await cut_after(made, "ab", how)
-    await asyncio.wait_for(made.engine.aborted.wait(), 5)
+    await asyncio.wait_for(made.engine.aborted.wait(), 30)
     assert not made.settled  # a gateway that is alive comes first
     await made.replica.drain()
     [settlement] = made.settled
