@@ -11,13 +11,13 @@ import tarfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import openai
 import pytest
 from sqlalchemy import create_engine, text
 
 from tests.service.chaos import session
 from tests.service.chaos.session import Session
 from tests.service.chaos.stand import ROOT, Customer, Shape, Stand
+from tests.service.sdk_clients import Clients
 
 pytestmark = [
     pytest.mark.service,
@@ -27,7 +27,6 @@ pytestmark = [
 
 #: The last commit of the release before.
 PREVIOUS = "7dae5c1"
-CLIENTS = 16
 STAY_S = 12.0
 MONEY = 10**12  # nano-units
 
@@ -42,52 +41,6 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> str:
     with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as files:
         files.extractall(folder, filter="data")
     return str(folder)
-
-
-class Clients:
-    """The official SDK with its default retries: half of the requests streamed."""
-
-    def __init__(self, stand: Stand, customer: Customer) -> None:
-        self._sdk = openai.AsyncOpenAI(api_key=customer.key, base_url=f"{stand.base_url}/v1")
-        self._over = False
-        self.complete = 0
-        self.failures: list[str] = []
-
-    def move(self, stand: Stand) -> None:
-        self._sdk.base_url = f"{stand.base_url}/v1"
-
-    def end(self) -> None:
-        self._over = True
-
-    async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            for number in range(CLIENTS):
-                group.create_task(self._ask(bool(number % 2)))
-
-    async def _ask(self, stream: bool) -> None:
-        while not self._over:
-            try:
-                finish = await (self._streamed() if stream else self._whole())
-            except openai.OpenAIError as error:
-                self.failures.append(f"{type(error).__name__}: {error}")
-            else:
-                self.complete += 1
-                if finish != "length":
-                    self.failures.append(f"a reply ended by {finish}")
-
-    async def _whole(self) -> str | None:
-        reply = await self._sdk.chat.completions.create(
-            model="svc-chat", messages=[{"role": "user", "content": "Hi"}], max_tokens=60
-        )
-        return reply.choices[0].finish_reason
-
-    async def _streamed(self) -> str | None:
-        finish = None
-        async for chunk in await self._sdk.chat.completions.create(
-            model="svc-chat", messages=[{"role": "user", "content": "Hi"}], max_tokens=60, stream=True
-        ):
-            finish = chunk.choices[0].finish_reason or finish
-        return finish
 
 
 def schema(database_url: str) -> str:

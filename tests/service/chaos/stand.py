@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 import yaml
+from sqlalchemy import make_url
 
 from bench.harness.processes import Tree
 from serve_app.launch.preflight import free_port
@@ -84,12 +85,23 @@ class Shape:
 class Stand:
     """One running service. A context manager: everything has ended after it.
 
-    `beside` is another one, whose ledger and secrets this one has, too.
+    `beside` is another one, whose ledger and secrets this one has, too. `login` is the database user that this one has
+    in place of the other's, and `operator_key` a new key: the other's is the one before it.
     """
 
-    def __init__(self, shape: Shape, say: Callable[[str], None] = lambda _: None, beside: Stand | None = None) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        say: Callable[[str], None] = lambda _: None,
+        beside: Stand | None = None,
+        *,
+        login: str = "",
+        operator_key: str = "",
+    ) -> None:
         self.shape = shape
         self._beside = beside
+        self._login = login
+        self._new_operator_key = operator_key
         self._say = say
         self.folder = Path(tempfile.mkdtemp(prefix="chaos-"))
         self.home = self.folder / "home"
@@ -109,7 +121,8 @@ class Stand:
     def database_url(self) -> str:
         """As SQLAlchemy takes it."""
         if self._beside is not None:
-            return self._beside.database_url
+            url = make_url(self._beside.database_url)
+            return url.set(username=self._login or url.username).render_as_string(hide_password=False)
         return self.postgres.url if self.postgres is not None else f"sqlite:///{self.home / 'ledger.db'}"
 
     def __enter__(self) -> Stand:
@@ -130,6 +143,10 @@ class Stand:
         self.home.mkdir()
         if self._beside is not None:
             shutil.copytree(self._beside.home / "secrets", self.home / "secrets")
+            if self._new_operator_key:
+                key = self.home / "secrets" / "operator-key"
+                key.with_suffix(".previous").write_text(key.read_text())
+                key.write_text(self._new_operator_key)
         elif self.shape.database == "postgresql":
             self._say("starting PostgreSQL")
             self.postgres = Postgres()
