@@ -179,7 +179,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 def main(what: str, *arguments: str) -> None:
     if what == "settle":  # url account key prefix count batch: settle, and print each request id once it is durable
         url, account_id, key_id, prefix, count, batch = arguments
-        with Ledger(url, timeout_s=60) as ledger:  # SQLite lets one of several writers wait long on a busy machine
+        with Ledger(url, wait_s=60) as ledger:  # SQLite lets one of several writers wait long on a busy machine
             for first in range(0, int(count), int(batch)):
                 ids = [f"{prefix}{number}" for number in range(first, min(first + int(batch), int(count)))]
                 ledger.settle([settlement(one, account_id, key_id) for one in ids])
