@@ -36,6 +36,7 @@ from serve_app.gateway.settlements import AccountingShards, Settlements
 from serve_app.gateway.tracing import Tracing
 from serve_app.model.orphans import Orphans, Seen, orphan_line
 from serve_app.settings import GatewayArgs, GatewaySettings, IdentifierSettings, parse
+from serve_app.times import GATEWAY_STOPS_S
 
 FINISH_S = 15.0  # longer than a settlement takes to reach the ledger or the spool
 
@@ -47,7 +48,7 @@ FINISH_S = 15.0  # longer than a settlement takes to reach the ledger or the spo
     health_check_period_s=1,
     graceful_shutdown_wait_loop_s=0.2,
     health_check_timeout_s=10,
-    graceful_shutdown_timeout_s=600,
+    graceful_shutdown_timeout_s=GATEWAY_STOPS_S,
     ray_actor_options={"num_cpus": 0},
 )
 @serve.ingress()

@@ -39,6 +39,7 @@ from serve_app.model.replica import Replica
 from serve_app.model.warm_up import warm_up
 from serve_app.scaling.signals import LoadMeter, ReplicaLoad
 from serve_app.settings import ModelArgs, home_dir
+from serve_app.times import MODEL_STOPS_S
 
 logger = logging.getLogger("ray.serve")
 
@@ -97,7 +98,7 @@ async def _gateway_handle(deployment: str) -> DeploymentHandle:
     health_check_period_s=1,
     graceful_shutdown_wait_loop_s=0.2,
     health_check_timeout_s=30,
-    graceful_shutdown_timeout_s=600,
+    graceful_shutdown_timeout_s=MODEL_STOPS_S,
     ray_actor_options=RESOURCES,
 )
 class Model:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,16 @@ from serve_app.settings import (
     problem_lines,
     read_config,
 )
+from serve_app.times import (
+    DRAIN,
+    GATEWAY_STOPS_S,
+    HARD_STOP,
+    MODEL_STOPS_S,
+    STOPS,
+    Part,
+    chain_problems,
+    longest_reply_s,
+)
 
 GATEWAY, MODEL = "deployments.apps:gateway", "deployments.apps:model"
 POLICY = "deployments.autoscaling:ScalingPolicy"
@@ -32,7 +43,7 @@ USER_CONFIGS: dict[str, type[BaseModel]] = {"Gateway": GatewaySettings, "Limiter
 def load_config(path: Path) -> dict[str, Any]:
     """The config file at `path`. Raises SettingsError that names each problem's path, one a line."""
     config = read_config(path)
-    if problems := find_problems(config):
+    if problems := find_problems(config) or list(time_problems(config, os.environ)):
         raise SettingsError("\n".join(f"{path}: {problem}" for problem in problems))
     return config
 
@@ -50,6 +61,25 @@ def find_problems(config: dict[str, Any]) -> list[str]:
     for index, application in enumerate(config["applications"]):
         problems += _application_problems(application, f"applications.{index}", names)
     return problems
+
+
+def time_problems(config: dict[str, Any], environment: Mapping[str, str]) -> Iterator[str]:
+    """Parts of a valid config, and of this machine's flags where they are set, that would cut longer replies."""
+    longest: list[Part] = []
+    stops: dict[str, list[Part]] = {MODEL: [], GATEWAY: []}
+    for index, application in enumerate(config["applications"]):
+        if (builder := application["import_path"]) not in stops:
+            continue
+        name, default = ("Gateway", GATEWAY_STOPS_S) if builder == GATEWAY else ("Model", MODEL_STOPS_S)
+        number, deployment = next(
+            ((n, one) for n, one in enumerate(application.get("deployments") or []) if one["name"] == name), (None, {})
+        )
+        where = f"applications.{index}" + (f" ({name})." if number is None else f".deployments.{number}.")
+        stops[builder].append(Part(where + STOPS, deployment.get(STOPS, default)))
+        if name == "Gateway":
+            longest.append(Part("the longest reply", longest_reply_s(deployment.get("user_config") or {})))
+    flags = [[Part(name, float(environment[name]))] for name in (HARD_STOP, DRAIN) if name in environment]
+    yield from chain_problems([longest, stops[MODEL], stops[GATEWAY], *flags])
 
 
 def _application_problems(application: dict[str, Any], where: str, names: set[str]) -> Iterator[str]:

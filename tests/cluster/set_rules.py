@@ -7,22 +7,18 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from urllib.parse import parse_qs, urlsplit
 
-from serve_app.settings import GatewaySettings, IdentifierSettings
+from serve_app.times import longest_reply_s
 
 from .checks import CLUSTER, DRAIN, HARD_STOP, Document
 from .manifests import Manifests, Pool, selects
 
-SLOWEST = 10  # tokens a second of a reply that still counts as one
 RAYSERVICE = "RayService/serve-app"
 DEAD = ("serviceUnhealthySecondThreshold", "deploymentUnhealthySecondThreshold")
 
 
 def longest_reply(serve: Document) -> float:
-    """Seconds: the longest wait, and the longest output at the slowest pace."""
-    gateway = serve["applications"][0]["deployments"][0]["user_config"]
-    defaults = IdentifierSettings.model_fields["max_output"].default
-    waits = gateway.get("queue_timeout_s", GatewaySettings.model_fields["queue_timeout_s"].default)
-    return waits + max(one.get("max_output", defaults) for one in gateway["models"].values()) / SLOWEST
+    """In seconds."""
+    return longest_reply_s(serve["applications"][0]["deployments"][0]["user_config"])
 
 
 def time_problems(manifests: Manifests) -> Iterator[str]:

@@ -1,0 +1,47 @@
+"""The chain of times: no part may end a stream that the part behind it still allows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from serve_app.settings import GatewaySettings, IdentifierSettings
+
+SLOWEST = 10  # tokens a second of a reply that still counts as one
+MODEL_STOPS_S = 600.0  # `graceful_shutdown_timeout_s` of replicas and gateways for which no file says another
+GATEWAY_STOPS_S = 660.0
+STOPS = "graceful_shutdown_timeout_s"
+# Variables of the nodes' environment, and what Ray takes where they are not set.
+HARD_STOP, RAY_HARD_STOP_S = "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", 120.0
+DRAIN, RAY_DRAIN_S = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of the chain, and how long it lets a reply run."""
+
+    name: str
+    seconds: float
+
+
+def longest_reply_s(user_config: Mapping[str, Any]) -> float:
+    """The longest wait, and the longest output at the slowest pace, by the gateway's `user_config`."""
+    waits = user_config.get("queue_timeout_s", GatewaySettings.model_fields["queue_timeout_s"].default)
+    default = IdentifierSettings.model_fields["max_output"].default
+    outputs = [one.get("max_output", default) for one in (user_config.get("models") or {}).values()]
+    return float(waits) + max(outputs, default=default) / SLOWEST
+
+
+def chain_problems(chain: Sequence[Sequence[Part]]) -> Iterator[str]:
+    """One line for each part that is too short. Parts of one link stand beside each other; an empty link is unknown."""
+    earlier: Part | None = None
+    for link in chain:
+        for part in link:
+            if earlier is not None and part.seconds <= earlier.seconds:
+                yield (
+                    f"{part.name} is {part.seconds:g} s, not longer than {earlier.name} ({earlier.seconds:g} s): "
+                    f"raise it to {math.floor(earlier.seconds) + 1} s or more"
+                )
+        earlier = max(link, key=lambda part: part.seconds, default=earlier)
