@@ -71,10 +71,10 @@ def time_problems(config: dict[str, Any], environment: Mapping[str, str]) -> Ite
         if (builder := application["import_path"]) not in stops:
             continue
         name, default = ("Gateway", GATEWAY_STOPS_S) if builder == GATEWAY else ("Model", MODEL_STOPS_S)
-        number, deployment = next(
-            ((n, one) for n, one in enumerate(application.get("deployments") or []) if one["name"] == name), (None, {})
-        )
-        where = f"applications.{index}" + (f" ({name})." if number is None else f".deployments.{number}.")
+        named: dict[str, tuple[int, dict[str, Any]]]
+        named = {one["name"]: (number, one) for number, one in enumerate(application.get("deployments") or [])}
+        number, deployment = named.get(name, (-1, {}))
+        where = f"applications.{index}" + (f" ({name})." if number < 0 else f".deployments.{number}.")
         stops[builder].append(Part(where + STOPS, deployment.get(STOPS, default)))
         if name == "Gateway":
             longest.append(Part("the longest reply", longest_reply_s(deployment.get("user_config") or {})))

@@ -8,19 +8,21 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
 from serve_app.cli.client import AdminClient, Json
 from serve_app.cli.command import Session, command
 from serve_app.cli.connection import Connection
-from serve_app.cli.output import CommandError
+from serve_app.cli.doctor_cluster import diagnose
+from serve_app.cli.output import CommandError, UsageError
 
 MIN_PYTHON = (3, 11)
 MIN_MEMORY_GIB = 2.0
 MIN_DISK_GIB = 2.0
 GIB = 1024**3
+FLAGS = Path("cluster/flags.env")
 LOG = "look at the service's log"
 
 T = TypeVar("T")
@@ -38,9 +40,36 @@ class Check:
     hint: str = ""
 
 
-@command(app, "doctor")
-def doctor(session: Session) -> None:
-    """Check this machine and the service. Works while the service is down. Exit code 1 if a check fails."""
+@command(
+    app,
+    "doctor",
+    examples=("serve-app doctor", "serve-app doctor --cluster --grace-period 780   on a node of the cluster"),
+)
+def doctor(
+    session: Session,
+    cluster: Annotated[bool, typer.Option("--cluster", help="Check every node of the running Ray cluster.")] = False,
+    address: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Of the cluster's head. [as Ray finds it]")
+    ] = None,
+    flags: Annotated[
+        Path, typer.Option(metavar="FILE", help="The flags that every node of the cluster should have.")
+    ] = FLAGS,
+    firewall: Annotated[
+        bool, typer.Option("--firewall", help="Confirm that a firewall or network policy closes Ray's ports.")
+    ] = False,
+    grace_period: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="When the cluster's pods or units are ended.")
+    ] = None,
+) -> None:
+    """Check this machine and the service, or with --cluster the nodes of the running Ray cluster.
+
+    Works while the service is down. Exit code 1 if a check fails.
+    """
+    if cluster:
+        diagnose(session.out, address, flags, firewall, grace_period)
+        return
+    if address is not None or firewall or grace_period is not None or flags != FLAGS:
+        raise UsageError("--address, --flags, --firewall and --grace-period are of --cluster: add it")
     checks = [*machine_checks(session.connection), *service_checks(session.client, session.connection)]
     ok = all(check.status != "fail" for check in checks)
     if session.out.as_json:

@@ -33,3 +33,19 @@ def fetch(model: str, revision: str | None, dtype: str, say: Say) -> Fetched:
     checkpoint.check(folder)
     size = sum(path.stat().st_size for path in folder.iterdir())
     return Fetched(model, folder.name, folder, size, checkpoint.fingerprint(folder, dtype))
+
+
+def find(model: str, revision: str | None, dtype: str) -> str:
+    """The fingerprint of a model that is on this machine: a folder, in the hub's cache, or a .gguf file, which has "".
+
+    Raises:
+        ModelError: it is not there as a whole.
+    """
+    path = Path(model).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ModelError(f"There is no file {path}.")
+        return ""
+    folder = path if path.exists() or model.startswith((".", "~", "/")) else hub.cached(model, revision)
+    checkpoint.check(folder)
+    return checkpoint.fingerprint(folder, dtype)

@@ -64,6 +64,18 @@ def fetch(name: str, say: Say, revision: str | None = None) -> Path:
         raise ModelError(f"Can't fetch {name} from the hub: {first_line(error)}.") from error
 
 
+def cached(name: str, revision: str | None = None) -> Path:
+    """The folder of the model `name` in the local cache. Nothing is downloaded. Raises ModelError for none."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=_FILES, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError) as error:
+        of = f"revision {revision} of {name}" if revision else name
+        raise ModelError(f"{of} is not in the local cache: `serve-app models fetch` downloads it.") from error
+
+
 def _reason(error: BaseException) -> str:
     """The innermost cause in a few words: it is the one that a user can change."""
     cause = error

@@ -1,0 +1,255 @@
+"""What `serve-app doctor --cluster` thinks of the facts of a cluster: pure functions, a line for each check.
+
+The facts are those of deployments/cluster_facts.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from serve_app.times import DRAIN, HARD_STOP, RAY_DRAIN_S, RAY_HARD_STOP_S, Part, chain_problems
+
+Facts = dict[str, Any]
+CLOCK_LIMIT_S = 1.0
+DAY = 86400
+SOON_DAYS = 30
+# Who reaches one of these may run code on the cluster, unless Ray asks for its token.
+CLOSED = ("GCS", "client server", "dashboard")
+ANYWHERE = ("0.0.0.0", "::")
+# By the CUDA that torch is built for: the least driver of that major version, by NVIDIA's table of compatibility.
+LEAST_DRIVERS = {11: 450, 12: 525, 13: 580}
+OWN_PER_NODE = ("_PORT", "_PATH", "_LOC", "_BASE", "_FILE")  # ends of flags that may differ, such as sockets and ports
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line. `status` is `ok`, `warn` or `fail`."""
+
+    name: str
+    status: str
+    detail: str
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What only the operator can say: the flags that all nodes should have, a firewall, when pods are ended."""
+
+    flags: Mapping[str, str] = field(default_factory=dict)
+    firewall: bool = False
+    grace_period_s: float | None = None
+
+
+def judge(facts: Facts, known: Known) -> list[Check]:
+    """All checks, in the order in which they are printed."""
+    nodes = [node for node in facts["nodes"] if "error" not in node]
+    return [
+        nodes_check(facts["nodes"]),
+        flags_check(nodes, known.flags),
+        versions_check(nodes),
+        clocks_check(nodes),
+        ports_check(nodes, known.firewall),
+        tls_check(nodes),
+        certificates_check(nodes, facts["now"]),
+        applications_check(facts["applications"]),
+        limiter_check(facts["limiters"]),
+        ledger_check(nodes),
+        weights_check(nodes),
+        drivers_check(nodes),
+        times_check(facts["times"], nodes, known.grace_period_s),
+    ]
+
+
+def nodes_check(nodes: Sequence[Facts]) -> Check:
+    if silent := [f"{node['name']}: {node['error']}" for node in nodes if "error" in node]:
+        return Check("nodes", "fail", "; ".join(silent), "the node must run this release; look at its raylet's log")
+    return Check("nodes", "ok", f"{len(nodes)} answer")
+
+
+def flags_check(nodes: Sequence[Facts], expected: Mapping[str, str]) -> Check:
+    """Differences between nodes fail; what all nodes have otherwise than flags.env may be meant so."""
+    names = sorted({name for node in nodes for name in node["flags"]} | set(expected))
+    names = [name for name in names if name in expected or not name.endswith(OWN_PER_NODE)]
+    values = {name: {node["flags"].get(name) for node in nodes} for name in names}
+    if differ := [name for name in names if len(values[name]) > 1]:
+        detail = "; ".join(f"{name}: {_by_node(nodes, name)}" for name in differ)
+        return Check("flags", "fail", detail, "source cluster/flags.env before `ray start` on every node")
+    others = [name for name in names if name in expected and values[name] - {expected[name]}]
+    if others:
+        detail = f"the same on all nodes, and not as in flags.env: {', '.join(others)}"
+        return Check("flags", "warn", detail, "source cluster/flags.env before `ray start` on every node")
+    if not expected:
+        return Check("flags", "warn", "the same on all nodes; no flags.env to compare with", "name it with --flags")
+    return Check("flags", "ok", f"{len(names)}, the same on all nodes")
+
+
+def versions_check(nodes: Sequence[Facts]) -> Check:
+    found = {name: {node["versions"][name] for node in nodes} for node in nodes for name in node["versions"]}
+    differ = [f"{name}: {_grouped(nodes, name)}" for name, versions in found.items() if len(versions) > 1]
+    if differ:
+        return Check("versions", "fail", "; ".join(differ), "install the same release on every node")
+    return Check("versions", "ok", ", ".join(f"{name} {min(versions)}" for name, versions in found.items()))
+
+
+def clocks_check(nodes: Sequence[Facts]) -> Check:
+    """Of what was measured only the part that the measurement's own error can't explain counts."""
+    late = [node for node in nodes if abs(node["clock_ahead_s"]) - node["clock_error_s"] > CLOCK_LIMIT_S]
+    if late:
+        detail = "; ".join(f"{node['name']} differs from the head by {node['clock_ahead_s']:+.1f} s" for node in late)
+        return Check("clocks", "fail", detail, "run a time service (chrony) on every node")
+    most = max((abs(node["clock_ahead_s"]) + node["clock_error_s"] for node in nodes), default=0.0)
+    status = "ok" if most <= CLOCK_LIMIT_S else "warn"
+    return Check("clocks", status, f"within {most:.3f} s of the head's, {CLOCK_LIMIT_S:g} allowed")
+
+
+def ports_check(nodes: Sequence[Facts], firewall: bool) -> Check:
+    """From inside it can't be seen what a firewall lets through; only where Ray listens."""
+    listeners = [(node["name"], one) for node in nodes for one in node["listeners"] if one["what"] in CLOSED]
+    if not listeners:
+        hint = "run the doctor's cluster as the user that runs Ray"
+        return Check("ports", "warn", "Ray's processes of another user can't be looked at", hint)
+    wide = [(name, one) for name, one in listeners if one["address"] in ANYWHERE]
+    if not wide:
+        return Check("ports", "ok", "dashboard, GCS and client server listen on no address of all networks")
+    listed = ", ".join(sorted({f"{one['what']} on port {one['port']} of {name}" for name, one in wide}))
+    if firewall:
+        return Check("ports", "ok", f"closed by a firewall, as --firewall says: {listed}")
+    return Check(
+        "ports",
+        "warn",
+        f"listen on all addresses, and it can't be seen from here who reaches them: {listed}",
+        "close them to other machines (cluster/networkpolicy.yaml, a firewall), then confirm with --firewall",
+    )
+
+
+def tls_check(nodes: Sequence[Facts]) -> Check:
+    users = [node["name"] for node in nodes if node["tls"]["used"]]
+    if 0 < len(users) < len(nodes):
+        others = [node["name"] for node in nodes if not node["tls"]["used"]]
+        detail = f"RAY_USE_TLS is not set on {', '.join(others)}"
+        return Check("TLS", "fail", detail, "set it on every node, or on none")
+    return Check("TLS", "ok", "between all nodes" if users else "RAY_USE_TLS is set on no node: traffic is plain text")
+
+
+def certificates_check(nodes: Sequence[Facts], now: float) -> Check:
+    missing, expired, soon, least = [], [], [], None
+    for node in nodes:
+        for name, ends in node["tls"]["ends"].items():
+            if ends is None:
+                missing.append(f"{name} of {node['name']} is no certificate")
+                continue
+            days = (ends - now) / DAY
+            least = days if least is None else min(least, days)
+            if days <= 0:
+                expired.append(f"{name} of {node['name']} has expired {-days:.0f} days ago")
+            elif days < SOON_DAYS:
+                soon.append(f"{name} of {node['name']} expires in {days:.0f} days")
+    hint = "make new ones (`serve-app cluster certificates`) and restart the nodes"
+    if missing or expired:
+        return Check("certificates", "fail", "; ".join([*missing, *expired]), hint)
+    if soon:
+        return Check("certificates", "warn", "; ".join(soon), hint)
+    return Check("certificates", "ok", "none are used" if least is None else f"the first expires in {least:.0f} days")
+
+
+def applications_check(applications: Mapping[str, str]) -> Check:
+    if not applications:
+        return Check("applications", "warn", "Serve runs none here", "deploy the service (`serve deploy`)")
+    listed = ", ".join(f"{name} {status}" for name, status in applications.items())
+    well = all(status == "RUNNING" for status in applications.values())
+    return Check("applications", "ok" if well else "fail", listed, "" if well else "`serve status` says why")
+
+
+def limiter_check(limiters: Mapping[str, str]) -> Check:
+    if not limiters:
+        return Check("limiter", "warn", "none is deployed", "deploy the service (`serve deploy`)")
+    if away := [f"{name}: {error}" for name, error in limiters.items() if error]:
+        return Check("limiter", "fail", "; ".join(away), "look at its log on the node of accounting")
+    return Check("limiter", "ok", f"{', '.join(limiters)} answers")
+
+
+def ledger_check(nodes: Sequence[Facts]) -> Check:
+    """The database answers where its address is, and its schema is that of this release."""
+    readers = [node for node in nodes if node["ledger"] is not None]
+    if not readers:
+        hint = "set SERVE_APP_DATABASE_URL on the nodes of accounting"
+        return Check("ledger", "warn", "no node has the address of the database in its environment", hint)
+    if wrong := [f"{node['name']}: {node['ledger']['error']}" for node in readers if node["ledger"]["error"]]:
+        return Check("ledger", "fail", "; ".join(wrong), "check SERVE_APP_DATABASE_URL and the network of that node")
+    return Check("ledger", "ok", f"reachable from {_names(readers)}, its schema is this release's")
+
+
+def weights_check(nodes: Sequence[Facts]) -> Check:
+    """A node that may download what is missing only warns; one with HF_HUB_OFFLINE can't start a replica."""
+    hosts = [node for node in nodes if node["gpus"] or node["model_replicas"]]
+    if not hosts:
+        return Check("weights", "warn", "no node has GPUs or runs model replicas: nothing to look at")
+    bad: dict[str, list[str]] = {"warn": [], "fail": []}
+    for node in hosts:
+        for one in node["weights"]:
+            if one["error"]:
+                bad["fail" if one["offline"] else "warn"].append(f"{node['name']}: {one['model']}: {one['error']}")
+    hint = "`serve-app models fetch` on that node, with the HF_HOME of its replicas"
+    if lines := [*bad["fail"], *bad["warn"]]:
+        return Check("weights", "fail" if bad["fail"] else "warn", "; ".join(lines), hint)
+    models = sorted({one["model"] for node in hosts for one in node["weights"]})
+    return Check("weights", "ok", f"{', '.join(models) or 'no model is deployed'} on {_names(hosts)}")
+
+
+def drivers_check(nodes: Sequence[Facts]) -> Check:
+    hosts = [node for node in nodes if node["gpus"]]
+    problems, unknown = [], []
+    for node in hosts:
+        least = LEAST_DRIVERS.get(int((node["cuda"] or "0").partition(".")[0]))
+        if least is None:
+            problems.append(f"{node['name']}: torch is not built for a CUDA that is known here ({node['cuda']})")
+        elif node["driver"] is None:
+            unknown.append(f"{node['name']}: nvidia-smi says nothing")
+        elif int(node["driver"].partition(".")[0]) < least:
+            problems.append(f"{node['name']}: {node['driver']} is older than {least}, which CUDA {node['cuda']} needs")
+    if problems or unknown:
+        status = "fail" if problems else "warn"
+        return Check("GPU drivers", status, "; ".join([*problems, *unknown]), "install a newer driver")
+    return Check("GPU drivers", "ok", ", ".join(f"{node['name']} {node['driver']}" for node in hosts) or "no GPUs")
+
+
+def times_check(times: Facts, nodes: Sequence[Facts], grace_period_s: float | None) -> Check:
+    """The chain of serve_app/times.py. When a pod is ended is not known inside of it."""
+    chain = [[Part(*one) for one in times[link]] for link in ("reply", "model", "gateway")]
+    for flag, default in ((HARD_STOP, RAY_HARD_STOP_S), (DRAIN, RAY_DRAIN_S)):
+        try:
+            chain.append([Part(f"{flag} of {n['name']}", float(n["flags"].get(flag, default))) for n in nodes])
+        except ValueError:
+            return Check("times", "fail", f"{flag} is not a number of seconds", "see cluster/flags.env")
+    if grace_period_s is not None:
+        chain.append([Part("the end of pods", grace_period_s)])
+    if problems := list(chain_problems(chain)):
+        return Check("times", "fail", "; ".join(problems), "see Times in cluster/README.md")
+    known = [max(part.seconds for part in link) for link in chain if link]
+    unknown = "" if grace_period_s is not None else "; --grace-period adds when pods or units are ended"
+    return Check("times", "ok", " < ".join(f"{seconds:g}" for seconds in known) + " s" + unknown)
+
+
+def flags_of(text: str) -> Iterator[tuple[str, str]]:
+    """Names and values of a flags.env, which bash reads: plain values, and $'…' with escapes."""
+    for line in text.splitlines():
+        name, equals, value = line.strip().partition("=")
+        if not equals or name.startswith("#"):
+            continue
+        if value.startswith("$'") and value.endswith("'"):
+            value = value[2:-1].encode().decode("unicode_escape")
+        yield name, value
+
+
+def _names(nodes: Sequence[Facts]) -> str:
+    return ", ".join(node["name"] for node in nodes)
+
+
+def _by_node(nodes: Sequence[Facts], flag: str) -> str:
+    return ", ".join(f"{node['flags'].get(flag, 'not set')} on {node['name']}" for node in nodes)
+
+
+def _grouped(nodes: Sequence[Facts], part: str) -> str:
+    return ", ".join(f"{node['versions'][part]} on {node['name']}" for node in nodes)
