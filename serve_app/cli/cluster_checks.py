@@ -108,7 +108,7 @@ def ports_check(nodes: Sequence[Facts], firewall: bool) -> Check:
     """From inside it can't be seen what a firewall lets through; only where Ray listens."""
     listeners = [(node["name"], one) for node in nodes for one in node["listeners"] if one["what"] in CLOSED]
     if not listeners:
-        hint = "run the doctor's cluster as the user that runs Ray"
+        hint = "run it as the user that runs Ray"
         return Check("ports", "warn", "Ray's processes of another user can't be looked at", hint)
     wide = [(name, one) for name, one in listeners if one["address"] in ANYWHERE]
     if not wide:
