@@ -21,7 +21,7 @@ help: ## print this list
 setup: $(VENV)/.base ## install what `serve run config.yaml` needs: virtual environment, dependencies, bundled model
 	@$(BIN)/python -m serve_app.model.bundled --home "$${SERVE_APP_HOME:-.serve-app}"
 
-serve: $(VENV)/.base ## start the service (PORT=8000, SERVE_APP_HOME=.serve-app); Ctrl-C stops it
+serve: $(VENV)/.base ## start the service (PORT=8000, SERVE_APP_HOME=.serve-app, TLS=1 for https); Ctrl-C stops it
 	@exec $(BIN)/python -m serve_app.launch
 
 observe: $(VENV)/.base ## run a Prometheus for the running service, with its rules (ARGS='--port 9090 --grafana URL --token-file FILE')

@@ -71,6 +71,14 @@ def write_private(path: Path, content: bytes) -> None:
     temporary.replace(path)
 
 
+def read_signed(certificate: Path, key: Path) -> Signed:
+    """Of two PEM files. Raises OSError, and ValueError for other content."""
+    private = serialization.load_pem_private_key(key.read_bytes(), password=None)
+    if not isinstance(private, ec.EllipticCurvePrivateKey):
+        raise ValueError(f"{key} is not a key of an elliptic curve")
+    return Signed(x509.load_pem_x509_certificate(certificate.read_bytes()), private)
+
+
 def ends_at(path: Path) -> datetime:
     """When the first certificate of a PEM file ends. Raises OSError, and ValueError for a file without one."""
     return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import ssl
 import time
 from collections.abc import Iterator, Mapping
 from itertools import chain, islice
@@ -37,6 +38,7 @@ class AdminClient:
         self._http = httpx.Client(
             timeout=TIMEOUT_S,
             trust_env=not connection.is_local,
+            verify=True if connection.authority is None else ssl.create_default_context(cafile=connection.authority),
             headers={"user-agent": f"serve-app/{__version__}", "accept": "application/json"},
         )
 

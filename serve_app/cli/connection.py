@@ -70,6 +70,12 @@ class Connection:
         return _is_local(self.url)
 
     @property
+    def authority(self) -> Path | None:
+        """The file of the authority that signed the certificate of this machine's own service, if it has one."""
+        file = self.home / "tls" / "ca.pem"
+        return file if self.is_local and self.url.startswith("https://") and file.is_file() else None
+
+    @property
     def key_is_from_home(self) -> bool:
         """Whether the operator key is the one that the service wrote into its own state folder."""
         return self.key_in_environment is None and self.key_file == _key_file(self.home)
@@ -109,7 +115,7 @@ def resolve(options: SharedOptions, environment: Mapping[str, str], folder: Path
         home = Path(environment["SERVE_APP_HOME"]).expanduser()
     else:
         home = near if near.is_dir() else Path.home() / ".serve-app"
-    url = options.url or environment.get("SERVE_APP_URL") or f"http://127.0.0.1:{environment.get('PORT') or '8000'}"
+    url = options.url or environment.get("SERVE_APP_URL") or _default_url(environment)
     parts = urlsplit(url)
     try:
         is_complete = parts.scheme in ("http", "https") and parts.hostname is not None and parts.port != 0
@@ -126,6 +132,12 @@ def resolve(options: SharedOptions, environment: Mapping[str, str], folder: Path
         operator=_checked_operator(operator) if operator else _user_at_host(),
         insecure=options.insecure or environment.get("SERVE_APP_INSECURE") == "1",
     )
+
+
+def _default_url(environment: Mapping[str, str]) -> str:
+    """Of `make serve` with the same PORT and TLS."""
+    scheme = "https" if environment.get("TLS") == "1" else "http"
+    return f"{scheme}://127.0.0.1:{environment.get('PORT') or '8000'}"
 
 
 def check_way(url: str, secret: str, insecure: bool) -> None:

@@ -15,7 +15,6 @@ import typer
 from serve_app.cli.client import AdminClient, Json
 from serve_app.cli.command import Session, command
 from serve_app.cli.connection import Connection
-from serve_app.cli.doctor_cluster import diagnose
 from serve_app.cli.output import CommandError, UsageError
 
 MIN_PYTHON = (3, 11)
@@ -66,6 +65,8 @@ def doctor(
     Works while the service is down. Exit code 1 if a check fails.
     """
     if cluster:
+        from serve_app.cli.doctor_cluster import diagnose  # it needs the settings, which take long to import
+
         diagnose(session.out, address, flags, firewall, grace_period)
         return
     if address is not None or firewall or grace_period is not None or flags != FLAGS:

@@ -7,9 +7,11 @@ import json
 import os
 import shutil
 import signal
+import ssl
 import sys
 import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,7 +22,7 @@ import yaml
 from serve_app import secret_files
 from serve_app.engine.errors import ModelError
 from serve_app.engine.loading.prepared import is_ready
-from serve_app.launch import preflight
+from serve_app.launch import laptop_tls, preflight
 from serve_app.launch.driver import Driver, become_subreaper, driver_environment
 from serve_app.launch.first_call import banner, first_key
 from serve_app.launch.preflight import LaunchError
@@ -47,6 +49,7 @@ def main() -> int:
     )
     waits = "until all replies; default: 180, or 1800 with vLLM or another model than the bundled one"
     parser.add_argument("--ready-timeout", type=float, metavar="SECONDS", help=waits)
+    parser.add_argument("--tls", action="store_true", help="https, with a certificate of its own; default: TLS=1")
     parser.add_argument("--no-dashboard", action="store_true")
     parser.add_argument("--num-cpus", type=int, help="logical CPUs for Ray; default: the machine's, at least 4")
     parser.add_argument("--json", action="store_true", help="when ready, print one JSON document instead of text")
@@ -88,7 +91,10 @@ class Launch:
         if not str(options.port).isdigit():
             raise LaunchError(f"PORT must be a number, not {options.port!r}")
         self.port = int(options.port)
-        self.base_url = f"http://127.0.0.1:{self.port}"
+        self.uses_tls: bool = options.tls or os.environ.get("TLS") == "1"
+        self.base_url = f"{'https' if self.uses_tls else 'http'}://127.0.0.1:{self.port}"
+        self.tls: laptop_tls.LaptopTls | None = None
+        self.verify: ssl.SSLContext | bool = True
         self.ready_s: float = options.ready_timeout or READY_S
 
     def run_until_stopped(self) -> None:
@@ -102,6 +108,9 @@ class Launch:
             os.environ.update({"SERVE_APP_HOME": str(self.home), "SERVE_APP_LOCAL_STATE": "1"})
             operator_key = secret_files.load_secrets(self.home).operator_key
             self.ray_token = secret_files.secret_file(self.home, "ray-token")
+            if self.uses_tls:
+                self.tls = laptop_tls.prepare(self.home, datetime.now(UTC))
+                self.verify = ssl.create_default_context(cafile=self.tls.authority)
             config = read_config(self.options.config)
             self.prepare_models(config)
             self._serve(config, operator_key)
@@ -150,11 +159,11 @@ class Launch:
         log = self.logs / "driver.log"
         log.write_bytes(b"")
         print_progress("starting Ray and the service")
-        environment = driver_environment(self.home, temporary, self.haproxy_port)
+        environment = driver_environment(self.home, temporary, self.haproxy_port, self.tls.served if self.tls else None)
         driver = Driver(self._driver_command(run_config, temporary), environment, log)
         try:
             self._wait_until_ready(driver)
-            self._announce(first_key(self.home, self.base_url, operator_key), temporary)
+            self._announce(first_key(self.home, self.base_url, operator_key, self.verify), temporary)
             while driver.exit_code() is None:
                 time.sleep(0.5)
             raise LaunchError(f"the service has died; the end of {log}:\n{driver.last_lines()}")
@@ -179,7 +188,7 @@ class Launch:
 
     def _wait_until_ready(self, driver: Driver) -> None:
         began = told = time.monotonic()
-        with httpx.Client(timeout=5, trust_env=False) as client:
+        with httpx.Client(timeout=5, trust_env=False, verify=self.verify) as client:
             while (now := time.monotonic()) < began + self.ready_s:
                 if now >= told + TOLD_S:
                     print_progress(f"still waiting for the models after {now - began:.0f} s; logs are in {self.logs}")
@@ -225,6 +234,7 @@ class Launch:
             "dashboard_token_file": str(self.home / "secrets" / "ray-token"),
             "metrics_url": f"http://127.0.0.1:{self.metrics_port}/metrics",
             "haproxy_metrics_url": f"http://127.0.0.1:{self.haproxy_port}/metrics",
+            "ca_file": None if self.tls is None else str(self.tls.authority),
             "home": str(self.home),
         }
         print(json.dumps(facts) if self.options.json else banner(facts), flush=True)

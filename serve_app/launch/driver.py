@@ -31,15 +31,20 @@ HAPROXY_RETRY_ON = "conn-failure\n    timeout http-request 10s"
 HAPROXY_WRAPPER = """\
 #!/bin/sh
 set -e
-{python} -I {amend} "$3" {host} {socket}
+{python} -I {amend} "$3" {host} {socket} {certificate}
 exec {binary} "$@"
 """
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 
-def driver_environment(home: Path, temporary: Path, haproxy_port: int) -> dict[str, str]:
-    """HAProxy's flags must be set before Ray starts. Its files and ports belong to this run alone."""
+def driver_environment(
+    home: Path, temporary: Path, haproxy_port: int, certificate: Path | None = None
+) -> dict[str, str]:
+    """HAProxy's flags must be set before Ray starts. Its files and ports belong to this run alone.
+
+    With a `certificate` it ends TLS. Raises LaunchError for what it can't do.
+    """
     haproxy = temporary / "ha"
     haproxy.mkdir()
     defaults = {
@@ -78,8 +83,17 @@ def driver_environment(home: Path, temporary: Path, haproxy_port: int) -> dict[s
         ip_address(host)
     except ValueError:
         raise LaunchError(f"SERVE_APP_HAPROXY_HOST: {host!r} is no IP address") from None
-    if write_haproxy_wrapper(haproxy / "haproxy", host):
+    served = None
+    if certificate is not None:
+        if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY", "1") != "1":
+            raise LaunchError("TLS=1 needs HAProxy: leave RAY_SERVE_ENABLE_HA_PROXY unset")
+        # The state folder's path may have characters that HAProxy reads otherwise; this one has none.
+        served = haproxy / "served.pem"
+        served.symlink_to(certificate)
+    if write_haproxy_wrapper(haproxy / "haproxy", host, served):
         own["RAY_SERVE_HAPROXY_BINARY_PATH"] = str(haproxy / "haproxy")
+    elif certificate is not None:
+        raise LaunchError("TLS=1 needs HAProxy, and there is none: install it, or use a proxy of your own")
     # Code of the working directory is found first, as with `serve run`.
     path = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
     return {**defaults, **os.environ, **own, "PYTHONPATH": path}
@@ -93,7 +107,7 @@ def most_connections() -> int:
     return max(100, min(HAPROXY_MAXCONN, (files - 1000) * 2 // 5))
 
 
-def write_haproxy_wrapper(path: Path, host: str) -> bool:
+def write_haproxy_wrapper(path: Path, host: str, certificate: Path | None = None) -> bool:
     """Writes a program that amends HAProxy's configuration (`haproxy_config.py`) and starts it.
 
     Ray has a setting for the path of the program. The configuration must keep its path, by which Ray finds its
@@ -109,7 +123,8 @@ def write_haproxy_wrapper(path: Path, host: str) -> bool:
         "socket": str(path.with_name("lane.sock")),
         "binary": binary,
     }
-    path.write_text(HAPROXY_WRAPPER.format(**{name: shlex.quote(part) for name, part in parts.items()}))
+    quoted = {name: shlex.quote(part) for name, part in parts.items()}
+    path.write_text(HAPROXY_WRAPPER.format(**quoted, certificate=shlex.quote(str(certificate)) if certificate else ""))
     path.chmod(0o700)
     return True
 

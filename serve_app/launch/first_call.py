@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,11 @@ from serve_app import secret_files
 FIRST_CREDIT = "5"
 
 
-def first_key(home: Path, base_url: str, operator_key: str) -> str:
+def first_key(home: Path, base_url: str, operator_key: str, verify: ssl.SSLContext | bool = True) -> str:
     """The first account's API key: made through `/admin` on the first start, read from the state folder afterwards."""
     path = home / "secrets" / "first-api-key"
     headers = {"authorization": f"Bearer {operator_key}", "x-operator": "make serve"}
-    with httpx.Client(base_url=base_url, headers=headers, timeout=30, trust_env=False) as client:
+    with httpx.Client(base_url=base_url, headers=headers, timeout=30, trust_env=False, verify=verify) as client:
         if path.exists():
             key = path.read_text().strip()
             if client.get("/models", headers={"authorization": f"Bearer {key}"}).status_code != 401:
@@ -41,10 +43,13 @@ def banner(facts: dict[str, Any]) -> str:
     dashboard = "off"
     if facts["dashboard_url"]:
         dashboard = f"{facts['dashboard_url']}   (token: {facts['dashboard_token_file']})"
+    ca_file = facts["ca_file"]
+    trust = f"\n  certificate     for SDKs: export SSL_CERT_FILE={shlex.quote(ca_file)}" if ca_file else ""
+    option = f" --cacert {shlex.quote(ca_file)}" if ca_file else ""
     return f"""
   serve-app is ready.
 
-  base address    {base_url}   (or {base_url}/v1)
+  base address    {base_url}   (or {base_url}/v1){trust}
   API key         {api_key}
   Ray dashboard   {dashboard}
   metrics         {facts["metrics_url"]}
@@ -52,7 +57,7 @@ def banner(facts: dict[str, Any]) -> str:
 
   With curl:
 
-curl {base_url}/v1/chat/completions \\
+curl{option} {base_url}/v1/chat/completions \\
   -H "Authorization: Bearer {api_key}" \\
   -H "Content-Type: application/json" \\
   -d '{{"model": "svc-chat", "temperature": 0,

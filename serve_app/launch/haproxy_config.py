@@ -1,8 +1,11 @@
-"""Amends the configuration that Ray writes for HAProxy: `haproxy_config.py FILE HOST SOCKET`, before HAProxy reads it.
+"""Amends the configuration that Ray writes for HAProxy, before HAProxy reads it.
+
+`haproxy_config.py FILE HOST SOCKET [CERTIFICATE]`
 
 Ray's template has no settings for these:
 
 - Its exporter binds to all addresses; it gets HOST. Its page of statistics goes.
+- With CERTIFICATE, a PEM file that also has the key, clients speak https alone.
 - An address that sends many requests that are refused gets a lane: a few of its requests are at the gateways at one
   time, the others wait in HAProxy. Requests with a key that got a reply lately are not touched, from whatever address,
   unless it is the key that is refused: that one gets a lane, too. There are LANES of each kind, so that one address or
@@ -98,7 +101,7 @@ ROUTE = """\
 """
 
 
-def amended(text: str, host: str, socket: Path) -> str:
+def amended(text: str, host: str, socket: Path, certificate: str = "") -> str:
     """The configuration, which Ray has written."""
     text = re.sub(r"^listen stats\b.*", "", text, flags=re.DOTALL | re.MULTILINE)
     exporter, frontend, rest = text.partition("frontend http_frontend\n")
@@ -107,10 +110,12 @@ def amended(text: str, host: str, socket: Path) -> str:
         return exporter
     tables, rules = (part.replace("SOCKET", f"unix@{socket}") for part in (TABLES, FRONTEND))
     bind, line, others = rest.partition("\n")
+    if certificate:
+        bind += f" ssl crt {certificate} alpn http/1.1"
     before, first, backends = others.partition("    use_backend ")  # HAProxy warns of rules behind it
     return "".join([exporter, tables, frontend, bind, line, rules, before, ROUTE if first else "", first, backends])
 
 
 if __name__ == "__main__":
     file = Path(sys.argv[1])
-    file.write_text(amended(file.read_text(), sys.argv[2], Path(sys.argv[3])))
+    file.write_text(amended(file.read_text(), sys.argv[2], Path(sys.argv[3]), *sys.argv[4:]))

@@ -18,7 +18,8 @@ def launch(
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump({"applications": [{"name": "own", "args": args}]}))
     monkeypatch.setenv("SERVE_APP_HOME", str(tmp_path / "home"))
-    return Launch(argparse.Namespace(home=tmp_path / "home", port="8000", config=config, ready_timeout=ready_timeout))
+    home = tmp_path / "home"
+    return Launch(argparse.Namespace(home=home, port="8000", config=config, ready_timeout=ready_timeout, tls=False))
 
 
 def test_a_configured_model_is_quantized_before_the_service_starts(

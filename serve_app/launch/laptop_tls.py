@@ -1,0 +1,50 @@
+"""The certificate of `make serve TLS=1`, in the state folder: an authority that clients trust, and what it signed.
+
+The authority stays when the certificate is renewed, so clients need not trust another one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from serve_app.certificates import (
+    Signed,
+    make_authority,
+    make_certificate,
+    needs_renewal,
+    read_signed,
+    write_private,
+)
+
+HOSTS = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class LaptopTls:
+    """`authority` is for clients; `served` has the certificate and its key, as HAProxy reads them."""
+
+    authority: Path
+    served: Path
+
+
+def authority_file(home: Path) -> Path:
+    return home / "tls" / "ca.pem"
+
+
+def prepare(home: Path, now: datetime) -> LaptopTls:
+    """Makes what is missing or ends soon."""
+    folder = home / "tls"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    authority, key, served = authority_file(home), folder / "ca-key.pem", folder / "server.pem"
+    if needs_renewal(authority, now) or not key.exists():
+        served.unlink(missing_ok=True)  # it would be of another authority
+        made = make_authority("serve-app on this machine", now)
+        write_private(key, made.key_pem)
+        write_private(authority, made.certificate_pem)
+    if needs_renewal(served, now):
+        signer: Signed = read_signed(authority, key)
+        one = make_certificate(signer, HOSTS, now)
+        write_private(served, one.certificate_pem + one.key_pem)
+    return LaptopTls(authority, served)
