@@ -78,7 +78,12 @@ def time_problems(config: dict[str, Any], environment: Mapping[str, str]) -> Ite
         stops[builder].append(Part(where + STOPS, deployment.get(STOPS, default)))
         if name == "Gateway":
             longest.append(Part("the longest reply", longest_reply_s(deployment.get("user_config") or {})))
-    flags = [[Part(name, float(environment[name]))] for name in (HARD_STOP, DRAIN) if name in environment]
+    flags = []
+    for name in (HARD_STOP, DRAIN):
+        try:
+            flags += [[Part(name, float(environment[name]))]] if name in environment else []
+        except ValueError:
+            yield f"{name} must be a number of seconds, not {environment[name]!r}"
     yield from chain_problems([longest, stops[MODEL], stops[GATEWAY], *flags])
 
 

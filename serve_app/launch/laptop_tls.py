@@ -17,6 +17,7 @@ from serve_app.certificates import (
     read_signed,
     write_private,
 )
+from serve_app.launch.preflight import LaunchError
 
 HOSTS = ("localhost", "127.0.0.1", "::1")
 
@@ -34,7 +35,17 @@ def authority_file(home: Path) -> Path:
 
 
 def prepare(home: Path, now: datetime) -> LaptopTls:
-    """Makes what is missing or ends soon."""
+    """Makes what is missing or ends soon. Raises LaunchError for files that can't be read or written."""
+    try:
+        return _prepared(home, now)
+    except (OSError, ValueError) as error:
+        raise LaunchError(
+            f"the certificate in {home / 'tls'} can't be read or written ({error}): delete that folder; "
+            "clients then have to trust a new authority"
+        ) from None
+
+
+def _prepared(home: Path, now: datetime) -> LaptopTls:
     folder = home / "tls"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     authority, key, served = authority_file(home), folder / "ca-key.pem", folder / "server.pem"

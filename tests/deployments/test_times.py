@@ -55,6 +55,11 @@ def test_the_flags_of_this_machine_count_where_they_are_set() -> None:
     assert second == f"{DRAIN} is 30 s, not longer than {HARD_STOP} (660 s): raise it to 661 s or more"
 
 
+def test_a_flag_that_is_no_number_is_named() -> None:
+    problems = list(strict_config.time_problems(GOOD, {HARD_STOP: "12 minutes"}))
+    assert problems == [f"{HARD_STOP} must be a number of seconds, not '12 minutes'"]
+
+
 def test_a_part_is_compared_with_the_longest_one_before_it_and_unknown_parts_are_passed_over() -> None:
     chain = [[Part("a", 1), Part("b", 5)], [], [Part("c", 3)]]
     assert list(chain_problems(chain)) == ["c is 3 s, not longer than b (5 s): raise it to 6 s or more"]

@@ -17,7 +17,7 @@ from serve_app.certificates import CERTIFICATE_DAYS, ends_at
 from serve_app.launch.driver import driver_environment
 from serve_app.launch.haproxy_config import amended
 from serve_app.launch.laptop_tls import prepare
-from serve_app.launch.preflight import free_port
+from serve_app.launch.preflight import LaunchError, free_port
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 
@@ -51,6 +51,14 @@ def test_what_is_lost_is_made_again_and_fits(tmp_path: Path, lost: str) -> None:
     prepare(tmp_path, NOW)
     authority = x509.load_pem_x509_certificate(made.authority.read_bytes())
     x509.load_pem_x509_certificate(made.served.read_bytes()).verify_directly_issued_by(authority)
+
+
+def test_a_damaged_key_is_one_line_with_what_to_do(tmp_path: Path) -> None:
+    made = prepare(tmp_path, NOW)
+    (tmp_path / "tls" / "ca-key.pem").write_text("no key")
+    made.served.unlink()
+    with pytest.raises(LaunchError, match=r"tls can't be read or written .* delete that folder"):
+        prepare(tmp_path, NOW)
 
 
 def test_only_the_entrance_for_clients_is_encrypted() -> None:
