@@ -146,7 +146,7 @@ def certificates_check(nodes: Sequence[Facts], now: float) -> Check:
                 expired.append(f"{name} of {node['name']} has expired {-days:.0f} days ago")
             elif days < SOON_DAYS:
                 soon.append(f"{name} of {node['name']} expires in {days:.0f} days")
-    hint = "make new ones and restart the nodes"
+    hint = "`serve-app cluster certificates --renew`, copy the files, restart the node"
     if missing or expired:
         return Check("certificates", "fail", "; ".join([*missing, *expired]), hint)
     if soon:

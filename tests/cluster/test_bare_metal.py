@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -59,20 +60,35 @@ def test_each_role_has_the_secrets_that_it_needs_and_no_other(role: str) -> None
     assert ("RAY_HEAD" in given) == (role != "head")
 
 
+def started(role: str, folder: Path, tls: Path) -> tuple[dict[str, str], list[str]]:
+    """The environment and the arguments that Ray gets; `tls` is in the place of the machine's own file."""
+    for part in ("venv/bin", "cluster/bare-metal"):
+        (folder / part).mkdir(parents=True)
+    shutil.copy(CLUSTER / "flags.env", folder / "cluster")
+    shutil.copy(UNITS / "start-ray", folder / "cluster" / "bare-metal")
+    ray = folder / "venv" / "bin" / "ray"
+    ray.write_text(f'#!/bin/bash\nenv -0 > {folder}/env\nprintf "%s\\n" "$@" > {folder}/arguments\n')
+    ray.chmod(0o755)
+    command = service(role)["ExecStart"].replace("/opt/serve-app", str(folder)).replace("${RAY_HEAD}", "head:6379")
+    environment = {**os.environ, "SERVE_APP_RAY_TLS": str(tls)}
+    subprocess.run(shlex.split(command), check=True, timeout=60, env=environment)
+    found = dict(one.split("=", 1) for one in (folder / "env").read_text().split("\0") if one)
+    return found, (folder / "arguments").read_text().splitlines()
+
+
+def test_a_machine_with_certificates_starts_ray_with_tls(tmp_path: Path) -> None:
+    tls = tmp_path / "ray-tls.env"
+    environment, _ = started("head", tmp_path / "without", tls)
+    assert "RAY_USE_TLS" not in environment
+    tls.write_text("RAY_USE_TLS=1\nRAY_TLS_CA_CERT='/etc/a folder/ca.pem'\n")
+    environment, _ = started("model", tmp_path / "with", tls)
+    assert (environment["RAY_USE_TLS"], environment["RAY_TLS_CA_CERT"]) == ("1", "/etc/a folder/ca.pem")
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_ray_starts_in_the_foreground_with_the_flags_and_what_the_role_offers(role: str, tmp_path: Path) -> None:
-    for folder in ("venv/bin", "cluster/bare-metal"):
-        (tmp_path / folder).mkdir(parents=True)
-    shutil.copy(CLUSTER / "flags.env", tmp_path / "cluster")
-    shutil.copy(UNITS / "start-ray", tmp_path / "cluster" / "bare-metal")
-    ray = tmp_path / "venv" / "bin" / "ray"
-    ray.write_text(f'#!/bin/bash\nenv > {tmp_path}/env\nprintf "%s\\n" "$@" > {tmp_path}/arguments\n')
-    ray.chmod(0o755)
-    command = service(role)["ExecStart"].replace("/opt/serve-app", str(tmp_path)).replace("${RAY_HEAD}", "head:6379")
-    subprocess.run(shlex.split(command), check=True, timeout=60)
-    environment = (tmp_path / "env").read_text()
-    assert [name for name in FLAGS if f"\n{name}=" not in f"\n{environment}"] == []
-    arguments = (tmp_path / "arguments").read_text().splitlines()
+    environment, arguments = started(role, tmp_path, tmp_path / "none")
+    assert [name for name in FLAGS if name not in environment] == []
     assert arguments[:2] == ["start", "--block"]
     assert ("--head" in arguments) == (role == "head")
     assert ("--num-cpus=0" in arguments) == (role == "head")
