@@ -15,8 +15,10 @@ from serve_app.accounting import (
     api_keys,
     audit_log,
     checkpoints,
+    console_sessions,
     funds,
     limiter_leases,
+    people,
     replies,
     served,
     served_backends,
@@ -30,6 +32,7 @@ from serve_app.accounting.currency import claim_currency
 from serve_app.accounting.database import Database, Transaction
 from serve_app.accounting.settle import settle
 from serve_app.contracts import commands, served_commands
+from serve_app.contracts import people as people_commands
 from serve_app.contracts.books import Refusal, Settled, Settlement, SettlementRejected, StuckSettlement
 from serve_app.contracts.commands import Answer, Command
 from serve_app.contracts.errors import LedgerUnavailable
@@ -56,6 +59,11 @@ READS: dict[type[Command[Any]], Callable[[Connection, Any, float], Any]] = {
     served_commands.ReadServed: served.read_served,
     served_commands.ListTraffic: served_traffic.list_traffic,
     served_commands.ListPrices: served_models.list_prices,
+    people_commands.FindInvitation: people.find_invitation,
+    people_commands.FindPerson: people.find_person,
+    people_commands.ListPeople: people.list_people,
+    people_commands.FindSession: console_sessions.find_session,
+    people_commands.ListSessions: console_sessions.list_sessions,
 }
 # Seconds for those that look at many rows. A connection that hangs in one of them is noticed only then.
 LONG_READS: dict[type[Command[Any]], float] = {
@@ -89,6 +97,14 @@ WRITES: dict[type[Command[Any]], Callable[[Transaction, Any, float], Any]] = {
     served_commands.UpdateModel: served_models.update_model,
     served_commands.RemoveModel: served_models.remove_model,
     served_commands.SchedulePrice: served_models.schedule_price,
+    people_commands.InvitePerson: people.invite_person,
+    people_commands.RevokeInvitation: people.revoke_invitation,
+    people_commands.AcceptInvitation: people.accept_invitation,
+    people_commands.SuspendPerson: people.suspend_person,
+    people_commands.ChangePerson: people.change_person,
+    people_commands.OpenSession: console_sessions.open_session,
+    people_commands.TouchSession: console_sessions.touch_session,
+    people_commands.EndSession: console_sessions.end_session,
 }
 # Several short transactions each.
 LONG: dict[type[Command[Any]], Callable[[Database, Any, float], Any]] = {commands.CheckBooks: checkpoints.check_books}

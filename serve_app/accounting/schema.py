@@ -385,3 +385,62 @@ served_backends = Table(
     Column("created_at", Double, nullable=False),
     Column("retired_at", Double),
 )
+
+users = Table(
+    "users",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("email", Text, nullable=False, unique=True),  # in small letters
+    Column("name", Text, nullable=False),
+    Column("password", Text, nullable=False),  # argon2
+    Column("totp_secret", Text),
+    Column("totp_step", BigInteger, nullable=False),  # of the last code that was taken
+    Column("suspended", Boolean, nullable=False),
+    Column("created_at", Double, nullable=False),
+)
+
+memberships = Table(
+    "memberships",
+    metadata,
+    Column("user_id", Text, ForeignKey("users.id"), primary_key=True),
+    Column("account_id", Text, ForeignKey("accounts.id"), primary_key=True),
+    Column("role", Text, nullable=False),
+    CheckConstraint("role IN ('owner', 'member', 'billing')", name="role"),
+    Index("ix_memberships_account_id", "account_id"),
+)
+
+operator_roles = Table(
+    "operator_roles",
+    metadata,
+    Column("user_id", Text, ForeignKey("users.id"), primary_key=True),
+    Column("role", Text, nullable=False),
+    CheckConstraint("role IN ('admin', 'support', 'finance', 'read-only')", name="role"),
+)
+
+invitations = Table(
+    "invitations",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("digest", Text, nullable=False, unique=True),
+    Column("email", Text, nullable=False),
+    Column("account_id", Text, ForeignKey("accounts.id"), nullable=False),
+    Column("role", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    Column("used_at", Double),
+    Column("revoked_at", Double),
+    Index("ix_invitations_account_id", "account_id"),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("digest", Text, nullable=False, unique=True),
+    Column("user_id", Text, ForeignKey("users.id"), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("seen_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    Column("revoked_at", Double),
+    Index("ix_sessions_user_id", "user_id"),
+)

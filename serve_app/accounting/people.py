@@ -1,0 +1,169 @@
+"""People, their invitations, and who is suspended. What a person does is on the audit log under their address."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, insert, select, update
+
+from serve_app.accounting.audit_log import write_audit
+from serve_app.accounting.database import Transaction
+from serve_app.accounting.schema import invitations, memberships, operator_roles, sessions, users
+from serve_app.accounting.snapshots import read_account
+from serve_app.accounting.validation import check_fields, check_name, equals, is_text
+from serve_app.contracts.books import Audit
+from serve_app.contracts.errors import Conflict, InvalidValue
+from serve_app.contracts.key_format import new_id
+from serve_app.contracts.people import (
+    ROLES,
+    AcceptInvitation,
+    ChangePerson,
+    FindInvitation,
+    FindPerson,
+    Invitation,
+    InvitePerson,
+    ListPeople,
+    Person,
+    RevokeInvitation,
+    SuspendPerson,
+)
+
+_EMAIL = re.compile(r"[^@\s<>\"]+@[^@\s<>\"]+")
+_OPEN = (invitations.c.used_at.is_(None), invitations.c.revoked_at.is_(None))
+
+
+def invite_person(transaction: Transaction, wanted: InvitePerson, now: float) -> Invitation:
+    connection, email = transaction.connection, wanted.email.strip().lower()
+    read_account(connection, wanted.account_id)
+    if not is_text(email, 200) or not _EMAIL.fullmatch(email):
+        raise InvalidValue(f"{wanted.email!r} is no e-mail address")
+    if wanted.role not in ROLES:
+        raise InvalidValue(f"role {wanted.role!r}: give one of {', '.join(ROLES)}")
+    earlier = connection.execute(select(invitations).where(invitations.c.digest == wanted.digest)).one_or_none()
+    if earlier is not None:
+        return _invitation(earlier)  # a repetition
+    _check_free(connection, email)
+    row = {"id": new_id("inv_"), "email": email, "account_id": wanted.account_id, "role": wanted.role}
+    times = {"created_at": now, "expires_at": wanted.expires_at}
+    connection.execute(insert(invitations).values(**row, **times, digest=wanted.digest))
+    detail = {"email": email, "role": wanted.role, "expires_at": wanted.expires_at}
+    write_audit(transaction, wanted.audit, "invite_person", wanted.account_id, detail, now, subject=row["id"])
+    return _invitation(connection.execute(select(invitations).where(invitations.c.id == row["id"])).one())
+
+
+def find_invitation(connection: Connection, wanted: FindInvitation, now: float) -> Invitation | None:
+    query = select(invitations).where(equals(invitations.c.digest, wanted.digest), *_OPEN)
+    row = connection.execute(query.where(invitations.c.expires_at > now)).one_or_none()
+    return None if row is None else _invitation(row)
+
+
+def revoke_invitation(transaction: Transaction, wanted: RevokeInvitation, now: float) -> Invitation:
+    connection = transaction.connection
+    query = select(invitations).where(equals(invitations.c.id, wanted.invitation_id))
+    row = connection.execute(query).one_or_none()
+    if row is None or row.used_at is not None:
+        raise InvalidValue(f"no open invitation {wanted.invitation_id!r}: list the account's people to see those")
+    if row.revoked_at is None:
+        connection.execute(update(invitations).where(invitations.c.id == row.id).values(revoked_at=now))
+        write_audit(transaction, wanted.audit, "revoke_invitation", row.account_id, {}, now, subject=row.id)
+    return _invitation(connection.execute(query).one())
+
+
+def accept_invitation(transaction: Transaction, wanted: AcceptInvitation, now: float) -> Person:
+    connection = transaction.connection
+    invitation = find_invitation(connection, FindInvitation(wanted.digest), now)
+    if invitation is None:
+        raise InvalidValue("this invitation is used, revoked or over: ask for a new one")
+    check_name(wanted.name)
+    _check_free(connection, invitation.email)
+    user_id = new_id("user_")
+    given = {"id": user_id, "email": invitation.email, "name": wanted.name, "password": wanted.password}
+    connection.execute(insert(users).values(**given, totp_step=0, suspended=False, created_at=now))
+    member = {"user_id": user_id, "account_id": invitation.account_id, "role": invitation.role}
+    connection.execute(insert(memberships).values(member))
+    used = update(invitations).where(invitations.c.id == invitation.invitation_id).values(used_at=now)
+    connection.execute(used)
+    audit = Audit(invitation.email, address=wanted.address)
+    detail = {"invitation": invitation.invitation_id, "role": invitation.role}
+    write_audit(transaction, audit, "accept_invitation", invitation.account_id, detail, now, subject=user_id)
+    return read_person(connection, user_id)
+
+
+def find_person(connection: Connection, wanted: FindPerson, _now: float) -> Person | None:
+    row = connection.execute(select(users).where(equals(users.c.email, wanted.email.strip().lower()))).one_or_none()
+    return None if row is None else _person(connection, row)
+
+
+def list_people(connection: Connection, wanted: ListPeople, now: float) -> tuple[list[Person], list[Invitation]]:
+    read_account(connection, wanted.account_id)
+    members = select(memberships.c.user_id).where(memberships.c.account_id == wanted.account_id)
+    people: Select[Any] = select(users).where(users.c.id.in_(members)).order_by(users.c.created_at, users.c.id)
+    invited = select(invitations).where(
+        invitations.c.account_id == wanted.account_id, *_OPEN, invitations.c.expires_at > now
+    )
+    return (
+        [_person(connection, row) for row in connection.execute(people).all()],
+        [_invitation(row) for row in connection.execute(invited.order_by(invitations.c.created_at))],
+    )
+
+
+def suspend_person(transaction: Transaction, wanted: SuspendPerson, now: float) -> Person:
+    connection = transaction.connection
+    before = find_person(connection, FindPerson(wanted.email), now)
+    if before is None:
+        raise InvalidValue(f"nobody has the address {wanted.email!r}: list the account's people to see theirs")
+    if before.suspended != wanted.suspended:
+        connection.execute(update(users).where(users.c.id == before.user_id).values(suspended=wanted.suspended))
+        end_sessions(connection, before.user_id, "", now)
+        detail = {"suspended": {"was": before.suspended, "is": wanted.suspended}}
+        write_audit(transaction, wanted.audit, "suspend_person", "", detail, now, subject=before.user_id)
+    return read_person(connection, before.user_id)
+
+
+def change_person(transaction: Transaction, wanted: ChangePerson, now: float) -> Person:
+    connection = transaction.connection
+    check_fields(wanted.changes, ("password", "totp_secret"))
+    connection.execute(update(users).where(users.c.id == wanted.user_id).values(**wanted.changes))
+    end_sessions(connection, wanted.user_id, wanted.keep, now)
+    for name, value in wanted.changes.items():
+        action = "change_password" if name == "password" else "totp_off" if value is None else "totp_on"
+        write_audit(transaction, wanted.audit, action, "", {}, now, subject=wanted.user_id)
+    return read_person(connection, wanted.user_id)
+
+
+def end_sessions(connection: Connection, user_id: str, keep: str, now: float) -> None:
+    """All of a person but the one with the id `keep`."""
+    mine = update(sessions).where(sessions.c.user_id == user_id, sessions.c.id != keep)
+    connection.execute(mine.where(sessions.c.revoked_at.is_(None)).values(revoked_at=now))
+
+
+def read_person(connection: Connection, user_id: str) -> Person:
+    """Raises InvalidValue."""
+    row = connection.execute(select(users).where(equals(users.c.id, user_id))).one_or_none()
+    if row is None:
+        raise InvalidValue(f"no person {user_id!r}")
+    return _person(connection, row)
+
+
+def _person(connection: Connection, row: Row[Any]) -> Person:
+    roles = select(memberships).where(memberships.c.user_id == row.id).order_by(memberships.c.account_id)
+    operator = select(operator_roles.c.role).where(operator_roles.c.user_id == row.id)
+    values = {**row._mapping, "user_id": row.id}
+    del values["id"]
+    return Person(
+        **values,
+        roles={one.account_id: one.role for one in connection.execute(roles)},
+        operator_role=connection.execute(operator).scalar_one_or_none(),
+    )
+
+
+def _check_free(connection: Connection, email: str) -> None:
+    if connection.execute(select(users.c.id).where(users.c.email == email)).one_or_none() is not None:
+        raise Conflict(f"{email} belongs to somebody already: invite another address")
+
+
+def _invitation(row: Row[Any]) -> Invitation:
+    values = {**row._mapping, "invitation_id": row.id}
+    del values["id"], values["digest"]
+    return Invitation(**values)
