@@ -1,0 +1,102 @@
+"""An account's overview, and its keys."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from fastapi.responses import Response
+
+from serve_app.console.web import Refused, Visit
+from serve_app.contracts import commands
+from serve_app.contracts.books import Outcome
+from serve_app.contracts.key_format import digest, hint, new_key
+from serve_app.contracts.limits import KEY_LIMITS, Contract
+from serve_app.contracts.money import parse_amount
+from serve_app.contracts.periods import period_at
+
+_DAY_S: Final = 86400.0
+_BURN_DAYS: Final = 7
+
+
+async def home(visit: Visit) -> Response:
+    """The person's only account, or a choice."""
+    if len(visit.me.roles) == 1:
+        return visit.go(f"/accounts/{next(iter(visit.me.roles))}")
+    return visit.page("home.html")
+
+
+async def overview(visit: Visit) -> Response:
+    run, now = visit.console.books.run, visit.console.now()
+    account_id = visit.request.path_params["account_id"]
+    today = period_at("day", now)
+    first = period_at("day", now - (_BURN_DAYS - 1) * _DAY_S).name
+    account = await run(commands.GetAccount(account_id))
+    days = await run(commands.SumUsage(account_id, day_from=first, group_by=("day",)))
+    recent = await run(commands.ListUsage(account_id, time_from=today.begins))
+    burn = sum(row.charged for row in days) // _BURN_DAYS
+    balance = account.available(now)
+    return visit.page(
+        "overview.html",
+        account=account,
+        balance=balance,
+        burn=burn,
+        days_left=balance // burn if burn else None,
+        today=next((row for row in days if row.day == today.name), None),
+        errors=sum(row.outcome is Outcome.FAILED for row in recent.rows),
+        more=recent.next is not None,
+        limits=[(name, account.limits.get(name)) for name in Contract.__dataclass_fields__],
+    )
+
+
+async def keys(visit: Visit) -> Response:
+    run, account_id = visit.console.books.run, visit.request.path_params["account_id"]
+    used: dict[str | None, str] = {}
+    for row in await run(commands.SumUsage(account_id, group_by=("key", "day"))):
+        used[row.key_id] = max(used.get(row.key_id, ""), row.day or "")
+    found = await run(commands.ListKeys(account_id))
+    models = await visit.console.models()
+    return visit.page("keys.html", keys=found, used=used, models=models, limits=KEY_LIMITS, now=visit.console.now())
+
+
+async def create_key(visit: Visit) -> Response:
+    console, account_id = visit.console, visit.request.path_params["account_id"]
+    terms = await _terms(visit)
+    key, name = new_key(), visit.form.get("name", "").strip()
+    command = commands.CreateKey(account_id, name, digest(key, console.key_secret), hint(key), terms, visit.audit)
+    await console.books.run(command)
+    model = (terms.get("models") or await console.models() or ["MODEL"])[0]
+    url = visit.request.url
+    return visit.page("key_made.html", 201, key=key, name=name, model=model, base=f"{url.scheme}://{url.netloc}/v1")
+
+
+async def revoke_key(visit: Visit) -> Response:
+    account_id, key_id = visit.request.path_params["account_id"], visit.request.path_params["key_id"]
+    found = await visit.console.books.run(commands.ListKeys(account_id))
+    if key_id not in {key.key_id for key in found}:
+        raise Refused(404, "This account has no such key.")
+    await visit.console.books.run(commands.RevokeKey(key_id, visit.audit))
+    return visit.go(f"/accounts/{account_id}/keys")
+
+
+async def _terms(visit: Visit) -> dict[str, Any]:
+    """What the form says that the key may do. Raises Refused, InvalidAmount."""
+    form, terms = visit.form, dict[str, Any]()
+    if models := visit.lists.get("model"):
+        if not set(models) <= set(await visit.console.models()):
+            raise Refused(422, "Choose models that are served.")
+        terms["models"] = tuple(models)
+    for name in KEY_LIMITS:
+        if text := form.get(name, "").strip():
+            if not (text.isascii() and text.isdigit() and len(text) <= 13):
+                raise Refused(422, f"{name} must be a whole number.")
+            terms[name] = int(text)
+    if text := form.get("budget", "").strip():
+        terms |= {"budget": parse_amount(text), "budget_period": form.get("budget_period", "month")}
+    if text := form.get("expires", "").strip():
+        try:
+            day = datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC)
+        except ValueError:
+            raise Refused(422, "Give the expiry as YYYY-MM-DD.") from None
+        terms["expires_at"] = day.timestamp() + _DAY_S
+    return terms

@@ -1,0 +1,45 @@
+"""The ASGI application of the console."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from fastapi import FastAPI
+from fastapi.responses import FileResponse, Response
+
+from serve_app.console import account_pages, people_pages
+from serve_app.console.web import Console, Handler, Visit, responder
+
+
+async def style(_: Visit) -> Response:
+    return FileResponse(Path(__file__).parent / "console.css", headers={"cache-control": "max-age=3600"})
+
+
+PAGES: Final[dict[str, Handler]] = {
+    "GET /static/console.css": style,
+    "GET /sign-in": people_pages.show_sign_in,
+    "POST /sign-in": people_pages.sign_in,
+    "GET /invitations/{token}": people_pages.show_invitation,
+    "POST /invitations/{token}": people_pages.accept,
+    "GET /": account_pages.home,
+    "POST /sign-out": people_pages.sign_out,
+    "GET /profile": people_pages.profile,
+    "POST /profile/password": people_pages.change_password,
+    "POST /profile/totp": people_pages.totp_on,
+    "POST /profile/totp/off": people_pages.totp_off,
+    "POST /profile/sessions/{session_id}/end": people_pages.end_session,
+    "GET /accounts/{account_id}": account_pages.overview,
+    "GET /accounts/{account_id}/keys": account_pages.keys,
+    "POST /accounts/{account_id}/keys": account_pages.create_key,
+    "POST /accounts/{account_id}/keys/{key_id}/revoke": account_pages.revoke_key,
+}
+
+
+def build_console(console: Console) -> FastAPI:
+    """Each page behind its rule. Raises KeyError for a page without one."""
+    app = FastAPI(title="console", openapi_url=None, redirect_slashes=False)
+    for route, handler in PAGES.items():
+        method, path = route.split()
+        app.add_api_route(path, responder(console, method, path, handler), methods=[method], response_model=None)
+    return app

@@ -1,0 +1,49 @@
+"""Passwords (argon2) and one-time codes."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from typing import Final
+
+import pyotp
+from argon2 import PasswordHasher
+from argon2.exceptions import InvalidHashError, VerificationError
+
+LEAST: Final = 12  # characters
+MOST: Final = 200
+STEP_S: Final = 30
+
+_HASHER: Final = PasswordHasher()
+_NOBODYS: Final = _HASHER.hash("the password of nobody")  # an unknown address takes as long as a known one
+_turns: Final = asyncio.Semaphore(2)  # 64 MiB each
+
+
+async def hashed(password: str) -> str:
+    async with _turns:
+        return await asyncio.to_thread(_HASHER.hash, password)
+
+
+async def is_right(stored: str | None, password: str) -> bool:
+    """Whether this is the password; None is nobody's."""
+    async with _turns:
+        found = await asyncio.to_thread(_verify, stored or _NOBODYS, password[:MOST])
+    return found and stored is not None
+
+
+def step_of(secret: str, code: str, now: float) -> int | None:
+    """The step of 30 s whose code this is: the present one or the one before. None for a wrong code."""
+    present = int(now // STEP_S)
+    codes = pyotp.TOTP(secret)
+    typed = code.replace(" ", "")
+    for step in (present, present - 1):
+        if hmac.compare_digest(codes.generate_otp(step).encode(), typed.encode()):
+            return step
+    return None
+
+
+def _verify(stored: str, password: str) -> bool:
+    try:
+        return _HASHER.verify(stored, password)
+    except (VerificationError, InvalidHashError):
+        return False

@@ -1,0 +1,138 @@
+"""Invitation, sign-in, and a person's own profile."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import Final
+
+import pyotp
+from fastapi.responses import Response
+
+from serve_app.console.passwords import LEAST, MOST, hashed, is_right, step_of
+from serve_app.console.web import COOKIE, SESSION_S, Refused, Visit
+from serve_app.contracts import people
+from serve_app.contracts.books import Audit
+from serve_app.contracts.errors import InvalidValue
+
+_SECRET: Final = re.compile(r"[A-Z2-7]{32}")
+WRONG: Final = "E-mail, password or code is wrong."
+
+
+async def show_invitation(visit: Visit) -> Response:
+    return visit.page("invitation.html", email=(await _invitation(visit)).email, least=LEAST)
+
+
+async def accept(visit: Visit) -> Response:
+    invitation = await _invitation(visit)
+    password = _new_password(visit)
+    console, digest = visit.console, visit.console.digest(visit.request.path_params["token"])
+    name = visit.form.get("name", "").strip()
+    command = people.AcceptInvitation(digest, name, await hashed(password), visit.address)
+    person = await console.books.run(command)
+    assert person.email == invitation.email
+    return await _open(visit, person, None)
+
+
+async def show_sign_in(visit: Visit) -> Response:
+    return visit.go("/") if visit.person is not None else visit.page("sign_in.html", email="")
+
+
+async def sign_in(visit: Visit) -> Response:
+    console, email = visit.console, visit.form.get("email", "")
+    if not console.attempts.begin(visit.address, email):
+        raise Refused(429, "Too many attempts: try again in 15 minutes.")
+    person = await console.books.run(people.FindPerson(email))
+    right = await is_right(None if person is None else person.password, visit.form.get("password", ""))
+    step = None
+    if person is not None and person.totp_secret is not None:
+        step = step_of(person.totp_secret, visit.form.get("code", ""), console.now())
+        right = right and step is not None
+    if person is None or not right:
+        return visit.page("sign_in.html", 403, email=email, error=WRONG)
+    try:
+        response = await _open(visit, person, step)
+    except InvalidValue:  # suspended, or a code that was used
+        return visit.page("sign_in.html", 403, email=email, error=WRONG)
+    console.attempts.succeeded(email)
+    return response
+
+
+async def sign_out(visit: Visit) -> Response:
+    assert visit.session is not None
+    await visit.console.books.run(people.EndSession(visit.me.user_id, visit.session.session_id, visit.audit))
+    response = visit.go("/sign-in")
+    response.delete_cookie(COOKIE, path=visit.root or "/")
+    return response
+
+
+async def profile(visit: Visit) -> Response:
+    sessions = await visit.console.books.run(people.ListSessions(visit.me.user_id))
+    secret = pyotp.random_base32()
+    return visit.page("profile.html", sessions=sessions, here=visit.session, secret=secret, least=LEAST)
+
+
+async def change_password(visit: Visit) -> Response:
+    await _check_password(visit)
+    return await _change(visit, {"password": await hashed(_new_password(visit))})
+
+
+async def totp_on(visit: Visit) -> Response:
+    await _check_password(visit)
+    secret = visit.form.get("secret", "")
+    if not _SECRET.fullmatch(secret) or step_of(secret, visit.form.get("code", ""), visit.console.now()) is None:
+        raise Refused(422, "The code is wrong: add the secret to your app again, and type what it shows.")
+    return await _change(visit, {"totp_secret": secret})
+
+
+async def totp_off(visit: Visit) -> Response:
+    await _check_password(visit)
+    return await _change(visit, {"totp_secret": None})
+
+
+async def end_session(visit: Visit) -> Response:
+    session_id = visit.request.path_params["session_id"]
+    await visit.console.books.run(people.EndSession(visit.me.user_id, session_id, visit.audit))
+    return visit.go("/profile")
+
+
+async def _invitation(visit: Visit) -> people.Invitation:
+    token = visit.request.path_params["token"]
+    found = await visit.console.books.run(people.FindInvitation(visit.console.digest(token)))
+    if found is None:
+        raise Refused(404, "This invitation is used, revoked or over: ask for a new one.")
+    return found
+
+
+def _new_password(visit: Visit) -> str:
+    password = visit.form.get("new_password", "")
+    if not LEAST <= len(password) <= MOST:
+        raise Refused(422, f"A password has {LEAST} to {MOST} characters.")
+    return password
+
+
+async def _check_password(visit: Visit) -> None:
+    """Raises Refused. A session that was left open must not be enough to take a person over."""
+    if not visit.console.attempts.begin(visit.address, visit.me.email):
+        raise Refused(429, "Too many attempts: try again in 15 minutes.")
+    if not await is_right(visit.me.password, visit.form.get("password", "")):
+        raise Refused(403, "The password is wrong.")
+    visit.console.attempts.succeeded(visit.me.email)
+
+
+async def _change(visit: Visit, changes: dict[str, str | None]) -> Response:
+    assert visit.session is not None
+    command = people.ChangePerson(visit.me.user_id, changes, visit.session.session_id, visit.audit)
+    await visit.console.books.run(command)
+    return visit.go("/profile")
+
+
+async def _open(visit: Visit, person: people.Person, step: int | None) -> Response:
+    """A session with a new token, whatever the browser had before."""
+    console, token = visit.console, secrets.token_urlsafe(32)
+    audit = Audit(person.email, address=visit.address)
+    expires_at = console.now() + SESSION_S
+    await console.books.run(people.OpenSession(person.user_id, console.digest(token), expires_at, step, audit))
+    response = visit.go("/")
+    visit.set_cookie(response, COOKIE, token)
+    return response

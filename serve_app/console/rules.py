@@ -1,0 +1,30 @@
+"""Who may open what: one row for each route. A route without a row can't be added."""
+
+from __future__ import annotations
+
+from typing import Final
+
+ANYONE: Final = frozenset({"anyone"})
+SIGNED_IN: Final = frozenset({"signed in"})
+EVERY_MEMBER: Final = frozenset({"owner", "member", "billing"})
+KEY_HOLDERS: Final = frozenset({"owner", "member"})
+
+#: Roles are those in the account that the path names.
+RULES: Final = {
+    "GET /static/console.css": ANYONE,
+    "GET /sign-in": ANYONE,
+    "POST /sign-in": ANYONE,
+    "GET /invitations/{token}": ANYONE,
+    "POST /invitations/{token}": ANYONE,
+    "GET /": SIGNED_IN,
+    "POST /sign-out": SIGNED_IN,
+    "GET /profile": SIGNED_IN,
+    "POST /profile/password": SIGNED_IN,
+    "POST /profile/totp": SIGNED_IN,
+    "POST /profile/totp/off": SIGNED_IN,
+    "POST /profile/sessions/{session_id}/end": SIGNED_IN,
+    "GET /accounts/{account_id}": EVERY_MEMBER,
+    "GET /accounts/{account_id}/keys": KEY_HOLDERS,
+    "POST /accounts/{account_id}/keys": KEY_HOLDERS,
+    "POST /accounts/{account_id}/keys/{key_id}/revoke": KEY_HOLDERS,
+}

@@ -1,0 +1,188 @@
+"""What every page goes through: the rule of its route, the session, the form with its token, and the headers."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from serve_app.console.attempts import Attempts
+from serve_app.console.rules import ANYONE, RULES, SIGNED_IN
+from serve_app.contracts.books import Audit
+from serve_app.contracts.calls import Unavailable
+from serve_app.contracts.errors import LedgerError, LedgerUnavailable
+from serve_app.contracts.key_format import digest
+from serve_app.contracts.money import format_amount
+from serve_app.contracts.people import FindSession, Person, SignedIn, TouchSession
+from serve_app.contracts.ports import BooksPort
+from serve_app.gateway.wrong_keys import client_address
+
+COOKIE: Final = "console_session"
+VISIT: Final = "console_visit"  # before anybody has signed in: what a form's token is bound to
+SESSION_S: Final = 12 * 3600.0
+TOUCH_S: Final = 60.0
+MOST_BYTES: Final = 64 * 1024
+HEADERS: Final = {
+    "content-security-policy": "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+TEMPLATES: Final = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined
+)
+TEMPLATES.filters["money"] = format_amount
+TEMPLATES.filters["time"] = lambda at: time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
+
+
+class Refused(Exception):
+    """A page that says why not."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(slots=True)
+class Console:
+    """What all pages share. `models` returns the identifiers that are served."""
+
+    books: BooksPort
+    key_secret: bytes = field(repr=False)
+    models: Callable[[], Awaitable[list[str]]]
+    now: Callable[[], float] = time.time
+    trusted_proxies: int = 0
+    attempts: Attempts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.attempts = Attempts(self.now)
+
+    def digest(self, token: str) -> str:
+        """Of a session's or invitation's token."""
+        return digest(f"console {token}", self.key_secret)
+
+
+@dataclass(slots=True)
+class Visit:
+    """One request to a page."""
+
+    console: Console
+    request: Request
+    token: str  # of the session, or of the visit before it
+    session: SignedIn | None = None
+    person: Person | None = None
+    form: Mapping[str, str] = field(default_factory=dict)
+    lists: Mapping[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def root(self) -> str:
+        return str(self.request.scope.get("root_path", ""))
+
+    @property
+    def address(self) -> str:
+        peer = self.request.client.host if self.request.client is not None else None
+        return client_address(peer, self.request.headers.getlist("x-forwarded-for"), self.console.trusted_proxies)
+
+    @property
+    def me(self) -> Person:
+        assert self.person is not None
+        return self.person
+
+    @property
+    def audit(self) -> Audit:
+        return Audit(self.me.email, address=self.address)
+
+    @property
+    def csrf(self) -> str:
+        return hmac.digest(self.console.key_secret, f"form {self.token}".encode(), "sha256").hex()
+
+    def page(self, template: str, status: int = 200, **values: Any) -> Response:
+        account_id = self.request.path_params.get("account_id")
+        shared = {"root": self.root, "csrf": self.csrf, "me": self.person, "account_id": account_id, "error": ""}
+        return HTMLResponse(TEMPLATES.get_template(template).render(shared | values), status)
+
+    def go(self, path: str) -> Response:
+        """To a page of the console; never to what a request names."""
+        return RedirectResponse(self.root + path, 303)
+
+    def set_cookie(self, response: Response, name: str, token: str) -> None:
+        forwarded = self.request.headers.get("x-forwarded-proto", "")
+        secure = self.request.url.scheme == "https" or forwarded == "https"
+        response.set_cookie(name, token, path=self.root or "/", httponly=True, samesite="lax", secure=secure)
+
+
+Handler = Callable[[Visit], Awaitable[Response]]
+
+
+def responder(console: Console, method: str, path: str, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    """The handler behind its rule. Raises KeyError for a route that has none."""
+    rule = RULES[f"{method} {path}"]
+
+    async def respond(request: Request) -> Response:
+        token = request.cookies.get(COOKIE, "")
+        visit = Visit(console, request, token or request.cookies.get(VISIT, "") or secrets.token_urlsafe(32))
+        try:
+            response = await _checked(visit, rule, handler)
+        except Refused as error:
+            response = visit.page("message.html", error.status, error=str(error))
+        except (Unavailable, LedgerUnavailable):
+            response = visit.page("message.html", 503, error="The service is busy: try again in a moment.")
+        except LedgerError as error:
+            response = visit.page("message.html", 422, error=str(error))
+        if visit.person is None and not request.cookies.get(VISIT):
+            visit.set_cookie(response, VISIT, visit.token)
+        for name, value in HEADERS.items():
+            response.headers.setdefault(name, value)
+        return response
+
+    return respond
+
+
+async def _checked(visit: Visit, rule: frozenset[str], handler: Handler) -> Response:
+    console, request = visit.console, visit.request
+    found = await console.books.run(FindSession(console.digest(visit.token))) if COOKIE in request.cookies else None
+    if found is not None:
+        visit.session, visit.person = found
+        if console.now() - visit.session.seen_at >= TOUCH_S:
+            await console.books.run(TouchSession(visit.session.session_id))
+    else:
+        visit.token = request.cookies.get(VISIT, "") or secrets.token_urlsafe(32)
+    if rule is not ANYONE:
+        if visit.person is None:
+            if request.method == "GET":
+                return visit.go("/sign-in")
+            raise Refused(401, "Sign in first.")
+        # Also for an account that does not exist: who asks learns nothing about it.
+        if rule is not SIGNED_IN and visit.me.roles.get(request.path_params["account_id"]) not in rule:
+            raise Refused(403, "Your role does not open this page.")
+    if request.method == "POST":
+        await _read_form(visit)
+    return await handler(visit)
+
+
+async def _read_form(visit: Visit) -> None:
+    body = b""
+    async for part in visit.request.stream():
+        body += part
+        if len(body) > MOST_BYTES:
+            raise Refused(413, "The form is too long.")
+    try:
+        pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=200, errors="strict")
+    except ValueError:
+        raise Refused(400, "The form can't be read.") from None
+    lists: dict[str, list[str]] = {}
+    for name, value in pairs:
+        lists.setdefault(name, []).append(value)
+    visit.lists, visit.form = lists, {name: values[-1] for name, values in lists.items()}
+    if not hmac.compare_digest(visit.form.get("csrf", "").encode(), visit.csrf.encode()):
+        raise Refused(403, "This form is out of date: open its page again.")

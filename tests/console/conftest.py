@@ -1,0 +1,82 @@
+"""The console over a real ledger, mounted as in the service, with a clock of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.testclient import TestClient
+
+from serve_app.console.app import build_console
+from serve_app.console.web import Console
+from serve_app.contracts import people
+from serve_app.contracts.commands import Command
+from tests.accounting.books import NOON, Clock, Ledger
+
+SECRET = b"key secret of the tests"
+PASSWORD = "a long enough password"
+CSRF = re.compile(r'name="csrf" value="([0-9a-f]{64})"')
+
+
+class LedgerPort:
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    async def run(self, command: Command[Any]) -> Any:
+        return await asyncio.to_thread(self._ledger.run, command)
+
+
+class House:
+    """A console with accounts; `browser()` is one without cookies."""
+
+    def __init__(self, ledger: Ledger, clock: Clock) -> None:
+        self.ledger, self.clock = ledger, clock
+        self.console = Console(LedgerPort(ledger), SECRET, self._models, now=clock)
+        self.pages = build_console(self.console)
+        self.app = Starlette(routes=[Mount("/console", self.pages)])
+        self.account_id = ledger.create_account("Ada's").account_id
+        ledger.credit(self.account_id, 5 * 10**9)
+
+    async def _models(self) -> list[str]:
+        return ["svc-chat", "svc-coder"]
+
+    def browser(self, scheme: str = "http") -> TestClient:
+        return TestClient(
+            self.app, base_url=f"{scheme}://console.test", follow_redirects=False, client=("192.0.2.7", 1)
+        )
+
+    def invite(self, email: str, role: str = "owner", account_id: str = "") -> str:
+        token = f"token-of-{email}"
+        wanted = people.InvitePerson(
+            account_id or self.account_id, email, role, self.console.digest(token), self.clock.now + 3600
+        )
+        self.ledger.run(wanted)
+        return f"/console/invitations/{token}"
+
+    def member(self, email: str = "ada@example.org", role: str = "owner", account_id: str = "") -> TestClient:
+        """A browser that has accepted an invitation."""
+        browser, path = self.browser(), self.invite(email, role, account_id)
+        answer = submit(browser, path, path, name="Ada", new_password=PASSWORD)
+        assert answer.status_code == 303, answer.text
+        return browser
+
+
+def submit(browser: TestClient, page: str, action: str, **fields: Any) -> httpx.Response:
+    """Opens a page, and posts a form with its token."""
+    found = CSRF.search(browser.get(page).text)
+    assert found is not None
+    return browser.post(action, data={"csrf": found[1], **fields})
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    clock = Clock(NOON)
+    with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}", now=clock) as ledger:
+        yield House(ledger, clock)

@@ -1,0 +1,64 @@
+"""A key is shown once; what people type is text on every page."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+
+import pytest
+
+from serve_app.contracts.key_format import digest
+from serve_app.contracts.people import FindPerson
+
+from .conftest import PASSWORD, SECRET, House, submit
+
+SCRIPT = "<script>alert(1)</script>\"'"
+
+
+def test_a_key_is_made_with_its_terms_shown_once_and_revoked(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    browser, path = house.member(), f"/console/accounts/{house.account_id}/keys"
+    terms = {"model": "svc-chat", "rpm": "3", "budget": "2.50", "budget_period": "day", "expires": "2026-07-01"}
+    made = submit(browser, path, path, name="laptop", **terms)
+    assert made.status_code == 201
+    key = re.search(r"sk-[0-9A-Za-z]{49}", made.text)[0]  # type: ignore[index]
+    found = house.ledger.find_key(digest(key, SECRET))
+    assert found is not None
+    assert (found[0].models, dict(found[0].limits), found[0].budget) == (("svc-chat",), {"rpm": 3}, 2_500_000_000)
+    assert "no-store" in made.headers["cache-control"]
+    assert key not in browser.get(path).text
+    assert key not in caplog.text
+    log = house.ledger.audit_log()
+    assert key not in str([dataclasses.asdict(one) for one in log])
+    assert (log[0].actor, log[0].action) == ("ada@example.org", "create_key")
+    assert submit(browser, path, f"{path}/{found[0].key_id}/revoke").status_code == 303
+    assert house.ledger.list_keys(house.account_id)[0].active is False
+
+
+def test_a_key_of_another_account_is_not_revoked(house: House) -> None:
+    other = house.ledger.create_account("Bob's").account_id
+    key = house.ledger.create_key(other, "his", digest("k", SECRET), "sk-…")
+    path = f"/console/accounts/{house.account_id}/keys"
+    assert submit(house.member(), path, f"{path}/{key.key_id}/revoke").status_code == 404
+    assert house.ledger.list_keys(other)[0].active
+
+
+def test_what_people_type_is_text_on_every_page(house: House) -> None:
+    browser, invitation = house.browser(), house.invite("eve@example.org")
+    assert submit(browser, invitation, invitation, name=SCRIPT, new_password=PASSWORD).status_code == 303
+    person = house.ledger.run(FindPerson("eve@example.org"))
+    assert person is not None
+    assert person.name == SCRIPT
+    path = f"/console/accounts/{house.account_id}"
+    pages = [submit(browser, f"{path}/keys", f"{path}/keys", name=SCRIPT)]
+    for field in ("model", "rpm", "budget", "budget_period", "expires"):
+        fields = {"name": "k", "budget": "1", field: SCRIPT}
+        pages.append(submit(browser, f"{path}/keys", f"{path}/keys", **fields))
+        assert pages[-1].status_code == 422, field
+    pages += [browser.get(one) for one in (path, f"{path}/keys", "/console/profile")]
+    pages.append(submit(house.browser(), "/console/sign-in", "/console/sign-in", email=SCRIPT, password=SCRIPT))
+    for page in pages:
+        assert "<script" not in page.text
+        assert "'unsafe" not in page.headers["content-security-policy"]
+        assert page.headers["cache-control"] == "no-store"

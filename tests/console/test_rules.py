@@ -1,0 +1,79 @@
+"""Every route is open to whom its rule names and to nobody else; nothing is posted without a page's token."""
+
+from __future__ import annotations
+
+import pytest
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+
+from serve_app.console.app import PAGES
+from serve_app.console.rules import ANYONE, RULES, SIGNED_IN
+from serve_app.console.web import responder
+
+from .conftest import CSRF, House
+
+ROLES = ("owner", "member", "billing")
+OPERATORS = ("admin", "support", "finance", "read-only")
+
+
+def routes(app: FastAPI) -> set[str]:
+    return {f"{method} {route.path}" for route in app.routes if isinstance(route, APIRoute) for method in route.methods}
+
+
+def test_each_route_has_a_rule_and_none_can_be_made_without(house: House) -> None:
+    assert routes(house.pages) == RULES.keys() == PAGES.keys()
+    assert len(house.pages.routes) == len(RULES)
+    with pytest.raises(KeyError):
+        responder(house.console, "GET", "/new", PAGES["GET /"])
+
+
+@pytest.mark.parametrize("who", ["nobody", *ROLES, "another account's owner", *OPERATORS])
+def test_each_route_is_open_to_whom_its_rule_names(house: House, who: str) -> None:
+    other = house.ledger.create_account("Bob's").account_id
+    if who == "nobody":
+        browser = house.browser()
+        browser.get("/console/sign-in")
+    else:
+        role = who if who in ROLES else "owner"
+        browser = house.member("one@example.org", role, house.account_id if who in ROLES else other)
+    if who in OPERATORS:  # their pages are not there yet: the role opens no account
+        with house.ledger._database.transaction() as transaction:
+            user = house.ledger.run(_find("one@example.org"))
+            transaction.connection.exec_driver_sql("INSERT INTO operator_roles VALUES (?, ?)", (user.user_id, who))
+    for route in sorted(routes(house.pages) - {"POST /sign-out"}):
+        method, path = route.split()
+        path = path.format(token="none", account_id=house.account_id, key_id="key_none", session_id="sess_none")
+        found = CSRF.search(browser.get("/console/profile" if who != "nobody" else "/console/sign-in").text)
+        assert found is not None
+        answer = browser.request(method, f"/console{path}", data={"csrf": found[1]} if method == "POST" else None)
+        rule = RULES[route]
+        if rule is ANYONE or (rule is SIGNED_IN and who != "nobody") or who in rule:
+            assert answer.status_code != 401, route
+            assert "Your role" not in answer.text, route
+        elif who == "nobody" and method == "GET":
+            assert (answer.status_code, answer.headers["location"]) == (303, "/console/sign-in"), route
+        else:
+            assert answer.status_code == (401 if who == "nobody" else 403), route
+
+
+@pytest.mark.parametrize("token", [None, "", "0" * 64, "ü", "another's"])
+def test_no_form_is_taken_without_its_own_token(house: House, token: str | None) -> None:
+    browser = house.member()
+    if token == "another's":
+        found = CSRF.search(house.member("bob@example.org").get("/console/profile").text)
+        assert found is not None
+        token = found[1]
+    before = house.ledger.audit_log()
+    for route in routes(house.pages):
+        method, path = route.split()
+        if method == "POST":
+            path = path.format(token="none", account_id=house.account_id, key_id="key_none", session_id="sess_none")
+            answer = browser.post(f"/console{path}", data={} if token is None else {"csrf": token})
+            assert (answer.status_code, "out of date" in answer.text) == (403, True), route
+    assert house.ledger.audit_log() == before
+
+
+def _find(email: str):  # type: ignore[no-untyped-def]
+    from serve_app.contracts.people import FindPerson
+
+    return FindPerson(email)
