@@ -77,3 +77,18 @@ def _find(email: str):  # type: ignore[no-untyped-def]
     from serve_app.contracts.people import FindPerson
 
     return FindPerson(email)
+
+
+def test_the_table_lets_only_owners_and_members_at_keys_and_nobody_at_pages_of_people() -> None:
+    """Written out again, so that a slip in the table is no slip in its test too."""
+    assert {route for route, rule in RULES.items() if rule is ANYONE} == {
+        "GET /static/console.css",
+        "GET /sign-in",
+        "POST /sign-in",
+        "GET /invitations/{token}",
+        "POST /invitations/{token}",
+    }
+    for route, rule in RULES.items():
+        assert ("{account_id}" in route) == (rule <= {*ROLES}), route
+        if "/keys" in route:
+            assert rule == {"owner", "member"}, route
