@@ -7,7 +7,7 @@ from typing import Any
 from ray.serve import Application
 
 from serve_app.contracts.calls import shard_name
-from serve_app.settings import GatewayArgs, ModelArgs, parse
+from serve_app.settings import ConsoleArgs, GatewayArgs, ModelArgs, parse
 
 
 def gateway(args: dict[str, Any]) -> Application:
@@ -28,6 +28,13 @@ def gateway(args: dict[str, Any]) -> Application:
         for index in range(settings.limiter_shards)
     ]
     return Gateway.bind(settings, limiters, accounting)  # type: ignore[attr-defined]
+
+
+def console(args: dict[str, Any]) -> Application:
+    """The web console of the gateway's application."""
+    from deployments.console import ConsoleIngress
+
+    return ConsoleIngress.bind(parse(ConsoleArgs, args, "args"))  # type: ignore[attr-defined]
 
 
 def model(args: dict[str, Any]) -> Application:

@@ -154,6 +154,10 @@ class Gateway:
         if self._services.settings.request_log:
             self._log.write(log_line(record))
 
+    def identifiers(self) -> list[str]:
+        """What is served, for the console."""
+        return list(self._services.catalogue.identifiers)
+
     def check_health(self) -> None:
         """Fails for a gateway without models to serve."""
         if not self._services.settings.models:

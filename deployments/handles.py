@@ -72,12 +72,12 @@ class ReplicaAccountingHandle:
 
     async def settle(self, settlements: list[Settlement]) -> Sequence[SettleAnswer]:
         """As AccountingPort.settle."""
-        answers: Sequence[SettleAnswer] = await _response_of(self._answering.remote(settlements))
+        answers: Sequence[SettleAnswer] = await answer_of(self._answering.remote(settlements))
         return answers
 
     async def find_unsettled(self, request_ids: tuple[str, ...]) -> list[str]:
         """Those of these requests whose usage the ledger does not have. Raises LedgerError."""
-        answer: list[str] | LedgerError = await _response_of(self._answering.remote(FindUnsettled(request_ids)))
+        answer: list[str] | LedgerError = await answer_of(self._answering.remote(FindUnsettled(request_ids)))
         if isinstance(answer, LedgerError):
             raise answer
         return answer
@@ -89,16 +89,16 @@ def _line(handle: DeploymentHandle) -> Line:
     locating = handle.options(method_name="address", **PICKLED)
 
     async def by_serve(message: Any) -> Any:
-        return await _response_of(answering.remote(message))
+        return await answer_of(answering.remote(message))
 
     async def find_address() -> str | None:
-        address: str | None = await _response_of(locating.remote())
+        address: str | None = await answer_of(locating.remote())
         return address
 
     return Line(by_serve, find_address)
 
 
-async def _response_of(response: DeploymentResponse[Any]) -> Any:
+async def answer_of(response: DeploymentResponse[Any]) -> Any:
     """The answer of a call. Raises Unavailable when it did not arrive; gives the call up when the caller does."""
     try:
         return await response
@@ -181,7 +181,7 @@ class BackendHandles:
         ask = (await self._handle(backend)).options(method_name="fingerprint", stream=False)
         try:
             async with asyncio.timeout(FINGERPRINT_S):
-                fingerprint: str = await _response_of(ask.remote())
+                fingerprint: str = await answer_of(ask.remote())
         except Exception as error:  # an application of an older release, or none of ours, has no such method
             raise BackendUnavailable(f"{backend} does not report its fingerprint: {type(error).__name__}") from None
         if status["status"] == "RUNNING":  # and no update is on its way, so that no older replica has answered

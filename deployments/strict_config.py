@@ -14,6 +14,7 @@ from ray.serve.schema import ServeDeploySchema
 from serve_app.contracts.calls import shard_name
 from serve_app.scaling.scaling_settings import ScalingSettings
 from serve_app.settings import (
+    ConsoleArgs,
     GatewayArgs,
     GatewaySettings,
     LimiterSettings,
@@ -34,9 +35,10 @@ from serve_app.times import (
     longest_reply_s,
 )
 
-GATEWAY, MODEL = "deployments.apps:gateway", "deployments.apps:model"
+GATEWAY, MODEL, CONSOLE = (f"deployments.apps:{builder}" for builder in ("gateway", "model", "console"))
 POLICY = "deployments.autoscaling:ScalingPolicy"
-BUILDER_ARGS: dict[str, type[BaseModel]] = {GATEWAY: GatewayArgs, MODEL: ModelArgs}
+BUILDER_ARGS: dict[str, type[BaseModel]] = {GATEWAY: GatewayArgs, MODEL: ModelArgs, CONSOLE: ConsoleArgs}
+ONLY = {MODEL: "Model", CONSOLE: "Console"}  # the deployment of an application that has one
 USER_CONFIGS: dict[str, type[BaseModel]] = {"Gateway": GatewaySettings, "Limiter": LimiterSettings}
 
 
@@ -90,7 +92,9 @@ def time_problems(config: dict[str, Any], environment: Mapping[str, str]) -> Ite
 def _application_problems(application: dict[str, Any], where: str, names: set[str]) -> Iterator[str]:
     builder, args = application["import_path"], application.get("args") or {}
     deployments: list[dict[str, Any]] = application.get("deployments") or []
-    expected = ["Gateway", *_shards("Limiter", args), *_shards("Accounting", args)] if builder == GATEWAY else ["Model"]
+    expected = ["Gateway", *_shards("Limiter", args), *_shards("Accounting", args)]
+    if builder in ONLY:
+        expected = [ONLY[builder]]
     if builder in BUILDER_ARGS:
         yield from _setting_problems(BUILDER_ARGS[builder], args, f"{where}.args")
     for index, deployment in enumerate(deployments):
@@ -108,6 +112,8 @@ def _application_problems(application: dict[str, Any], where: str, names: set[st
             # Ray's schema accepts any mapping here; Ray validates it only when it makes the deployment.
             yield from _setting_problems(AutoscalingConfig, scaling, f"{path}.autoscaling_config")
             yield from _policy_problems(scaling, f"{path}.autoscaling_config")
+        if builder == CONSOLE and deployment.get("num_replicas", 1) != 1:
+            yield f"{path}.num_replicas: must be 1: one process counts the attempts to sign in"
         if builder == MODEL:
             yield from _interpreter_problems(application, deployment, f"{path}.ray_actor_options")
     if builder == GATEWAY:

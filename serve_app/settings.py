@@ -178,6 +178,20 @@ class GatewayArgs(_Strict):
         return f"sqlite:///{self.state_dir().absolute() / 'ledger.db'}"
 
 
+class ConsoleArgs(_Strict):
+    """`args` of the console's application. `home` and `accounting_shards` must be those of the gateway's."""
+
+    home: Path | None = None
+    accounting_shards: Annotated[int, Field(ge=1, le=64)] = 1
+    trusted_proxies: Annotated[int, Field(ge=0, le=16)] = 0  # as in the gateway's settings
+
+    def state_dir(self) -> Path:
+        """The state folder; makes it."""
+        path = self.home or home_dir()
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+
 class ModelArgs(EngineSettings):
     """`args` of a model application: the engine's settings. `model: bundled` is the model that ships with it."""
 

@@ -20,9 +20,8 @@ from serve_app.console.rules import ANYONE, RULES, SIGNED_IN
 from serve_app.contracts.books import Audit
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.errors import LedgerError, LedgerUnavailable
-from serve_app.contracts.key_format import digest
 from serve_app.contracts.money import format_amount
-from serve_app.contracts.people import FindSession, Person, SignedIn, TouchSession
+from serve_app.contracts.people import FindSession, Person, SignedIn, TouchSession, token_digest
 from serve_app.contracts.ports import BooksPort
 from serve_app.gateway.wrong_keys import client_address
 
@@ -69,7 +68,7 @@ class Console:
 
     def digest(self, token: str) -> str:
         """Of a session's or invitation's token."""
-        return digest(f"console {token}", self.key_secret)
+        return token_digest(token, self.key_secret)
 
 
 @dataclass(slots=True)

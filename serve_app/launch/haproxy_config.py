@@ -112,6 +112,7 @@ def amended(text: str, host: str, socket: Path, certificate: str = "") -> str:
     bind, line, others = rest.partition("\n")
     if certificate:
         bind += f" ssl crt {certificate} alpn http/1.1"
+        rules += "    http-request set-header x-forwarded-proto https\n"  # the console marks its cookies by it
     before, first, backends = others.partition("    use_backend ")  # HAProxy warns of rules behind it
     return "".join([exporter, tables, frontend, bind, line, rules, before, ROUTE if first else "", first, backends])
 

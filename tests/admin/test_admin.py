@@ -27,7 +27,7 @@ from tests.gateway.world import World, until
 from tests.limiter.world import account_snapshot
 
 IDS = {"account_id": "acct_x", "key_id": "key_x", "grant_id": 7, "request_id": "chatcmpl-x"}
-IDS |= {"id": "model_x", "name": "backend_x"}
+IDS |= {"id": "model_x", "name": "backend_x", "invitation_id": "inv_none"}
 # By their paths, not by the key that they are declared with: that is what the first test checks.
 ROUTES = [
     (endpoint.method, endpoint.path.format(**IDS)) for endpoint in ENDPOINTS if endpoint.path.startswith("/admin")
@@ -38,6 +38,7 @@ BODIES: dict[str, Any] = {
     "/admin/accounts/acct_x/grants/7/take-back": {"memo": "m"}, "/admin/keys/key_x": {"rpm": 1},
     "/admin/models/model_x/canary": {"backend": "a", "share": 5}, "/admin/models/model_x/promote": {"backend": "a"},
     "/admin/models/model_x/traffic": {"weights": {}},
+    "/admin/accounts/acct_x/people": {"email": "a@example.org", "role": "owner"},
     "/admin/models/model_x/prices": {"input": "1", "cached_input": "1", "output": "1"},
 }  # fmt: skip
 

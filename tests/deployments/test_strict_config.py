@@ -35,6 +35,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         "tests/service/lifecycle.yaml",
         "tests/service/autoscaling.yaml",
         "tests/service/vllm.yaml",
+        "tests/service/console.yaml",
         "cluster/serve-gpu.yaml",
     ],
 )
@@ -117,6 +118,25 @@ def test_an_unknown_key_does_not_hide_other_problems() -> None:
     config = changed("htp_options", {})
     config["applications"][0]["args"]["currency"] = "dollars"
     assert len(strict_config.find_problems(config)) == 2
+
+
+@pytest.mark.parametrize(
+    ("console", "problem"),
+    [
+        ({"args": {"shards": 2}}, "applications.2.args.shards: unknown key"),
+        ({"deployments": [{"name": "Pages"}]}, "applications.2.deployments.0.name: 'Pages' is not one of Console"),
+        (
+            {"deployments": [{"name": "Console", "num_replicas": 2}]},
+            "applications.2.deployments.0.num_replicas: must be 1",
+        ),
+    ],
+)
+def test_a_console_has_one_process_and_its_own_settings(console: dict[str, Any], problem: str) -> None:
+    base = {"name": "console", "route_prefix": "/console", "import_path": "deployments.apps:console"}
+    config = {**GOOD, "applications": [*GOOD["applications"], base | console]}
+    [found] = strict_config.find_problems(config)
+    assert problem in found
+    assert not strict_config.find_problems({**GOOD, "applications": [*GOOD["applications"], base]})
 
 
 @pytest.mark.parametrize(

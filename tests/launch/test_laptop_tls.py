@@ -67,7 +67,10 @@ def test_only_the_entrance_for_clients_is_encrypted() -> None:
     assert [line for line in lines if " ssl " in line] == [
         "    bind 127.0.0.1:8000 ssl crt /run/served.pem alpn http/1.1"
     ]
-    assert " ssl " not in amended(text, "127.0.0.1", Path("/run/lane.sock"))
+    assert "    http-request set-header x-forwarded-proto https" in lines
+    plain = amended(text, "127.0.0.1", Path("/run/lane.sock"))
+    assert " ssl " not in plain
+    assert "x-forwarded-proto" not in plain
 
 
 CONFIG = """

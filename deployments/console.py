@@ -1,0 +1,59 @@
+"""The web console on Serve: an application of its own, which asks the gateway's Accounting."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from deployments.handles import PICKLED, AccountingHandle, answer_of
+from deployments.priority import yield_to_models
+from serve_app import secret_files
+from serve_app.console.app import build_console
+from serve_app.console.web import Console
+from serve_app.contracts.calls import shard_name
+from serve_app.gateway.settlements import AccountingShards
+from serve_app.settings import ConsoleArgs
+
+GATEWAY = "gateway"  # the application's name
+
+
+@serve.deployment(
+    name="Console",
+    # One process counts the attempts to sign in.
+    num_replicas=1,
+    max_ongoing_requests=200,
+    health_check_period_s=1,
+    graceful_shutdown_wait_loop_s=0.2,
+    health_check_timeout_s=10,
+    graceful_shutdown_timeout_s=15,
+    ray_actor_options={"num_cpus": 0},
+)
+@serve.ingress()
+class ConsoleIngress:
+    """Serve's side of the console."""
+
+    def __init__(self, args: ConsoleArgs) -> None:
+        yield_to_models()
+        keys = secret_files.load_secrets(args.state_dir())
+        shards = [_handle(shard_name("Accounting", index)) for index in range(args.accounting_shards)]
+        self._gateway = _handle("Gateway").options(method_name="identifiers", **PICKLED)
+        self._console = Console(
+            AccountingShards([AccountingHandle(shard) for shard in shards]),
+            keys.key_secret,
+            self._models,
+            trusted_proxies=args.trusted_proxies,
+        )
+
+    async def _models(self) -> list[str]:
+        found: list[str] = await answer_of(self._gateway.remote())
+        return found
+
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        """Called once by Serve, after the constructor."""
+        return build_console(self._console)
+
+
+def _handle(deployment: str) -> DeploymentHandle:
+    """Of the gateway's application, which may start later than this one."""
+    return serve.get_deployment_handle(deployment, app_name=GATEWAY, _check_exists=False)

@@ -1,0 +1,111 @@
+"""People of the console, with the operator's key: who may sign in to which account."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated, Literal, Self
+
+from pydantic import Field
+
+from serve_app.admin.endpoint import AdminServices, Endpoints
+from serve_app.admin.values import Body, Reply, Time
+from serve_app.contracts import people
+from serve_app.contracts.books import Audit
+
+endpoint = Endpoints("Operator: People", "operatorKey")
+
+HOURS = 72
+Email = Annotated[str, Field(min_length=3, max_length=200)]
+Role = Literal["owner", "member", "billing"]
+
+
+class Person(Reply):
+    """Somebody who may sign in to the console."""
+
+    email: str
+    name: str
+    role: Role
+    suspended: bool
+    totp: bool = Field(description="Whether signing in needs a one-time code.")
+    created_at: Time
+
+    @classmethod
+    def of(cls, person: people.Person, account_id: str) -> Self:
+        has_totp = person.totp_secret is not None
+        return cls.from_fields(person, role=person.roles[account_id], totp=has_totp)
+
+
+class Invitation(Reply):
+    """An invitation that can be accepted, without its link, which is not stored."""
+
+    id: str = Field(validation_alias="invitation_id")
+    account_id: str
+    email: str
+    role: Role
+    created_at: Time
+    expires_at: Time
+    revoked_at: Time | None
+
+
+class NewInvitation(Invitation):
+    """An invitation that was just made."""
+
+    path: str = Field(description="Of the page that accepts it, behind the console's address; shown this once.")
+
+
+class PeopleList(Reply):
+    """The people of an account, and its open invitations."""
+
+    data: list[Person]
+    invitations: list[Invitation]
+
+
+class InvitePerson(Body):
+    """POST /admin/accounts/{id}/people."""
+
+    email: Email
+    role: Role
+    hours: Annotated[int, Field(ge=1, le=720, description="Until it ends.")] = HOURS
+
+
+class SuspendPerson(Body):
+    """POST /admin/people/suspend."""
+
+    email: Email
+    suspended: bool = True
+
+
+class Suspended(Reply):
+    """Whether somebody may sign in."""
+
+    email: str
+    suspended: bool
+
+
+@endpoint("POST", "/admin/accounts/{account_id}/people", "Invite a person to the console", status=201)
+async def invite_person(admin: AdminServices, account_id: str, body: InvitePerson, audit: Audit) -> NewInvitation:
+    token = secrets.token_urlsafe(32)
+    found = people.token_digest(token, admin.key_secret)
+    expires_at = admin.now() + body.hours * 3600
+    made = await admin.run(people.InvitePerson(account_id, body.email, body.role, found, expires_at, audit))
+    return NewInvitation.from_fields(made, path=f"/invitations/{token}")
+
+
+@endpoint("GET", "/admin/accounts/{account_id}/people", "List an account's people", recorded="read_people")
+async def list_people(admin: AdminServices, account_id: str) -> PeopleList:
+    persons, invitations = await admin.run(people.ListPeople(account_id))
+    return PeopleList(
+        data=[Person.of(person, account_id) for person in persons],
+        invitations=[Invitation.from_fields(invitation) for invitation in invitations],
+    )
+
+
+@endpoint("DELETE", "/admin/invitations/{invitation_id}", "Revoke an invitation")
+async def revoke_invitation(admin: AdminServices, invitation_id: str, audit: Audit) -> Invitation:
+    return Invitation.from_fields(await admin.run(people.RevokeInvitation(invitation_id, audit)))
+
+
+@endpoint("POST", "/admin/people/suspend", "Suspend a person, or let them sign in again")
+async def suspend_person(admin: AdminServices, body: SuspendPerson, audit: Audit) -> Suspended:
+    person = await admin.run(people.SuspendPerson(body.email, body.suspended, audit))
+    return Suspended(email=person.email, suspended=person.suspended)

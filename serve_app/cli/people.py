@@ -1,0 +1,91 @@
+"""`serve-app people …`: who may sign in to the console, and for which account."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from serve_app.cli.accounts import AccountId
+from serve_app.cli.command import Session, command
+from serve_app.cli.output import UsageError
+
+app = typer.Typer(name="people", help="Invite people to the console, list, suspend.")
+
+ROLES = ("owner", "member", "billing")
+Email = Annotated[str, typer.Argument(metavar="EMAIL")]
+
+
+@command(
+    app,
+    "invite",
+    examples=(
+        "serve-app people invite ada@example.org ACCOUNT_ID",
+        "serve-app people invite ben@example.org ACCOUNT_ID --role billing --hours 24",
+    ),
+)
+def invite(
+    session: Session,
+    email: Email,
+    account_id: AccountId,
+    role: Annotated[str, typer.Option(metavar="owner|member|billing", help="What they may do there.")] = "owner",
+    hours: Annotated[int, typer.Option(min=1, max=720, help="Until the invitation ends.")] = 72,
+    console: Annotated[
+        str | None, typer.Option(metavar="URL", help="Of the console, for the link. [the service's, and /console]")
+    ] = None,
+) -> None:
+    """Invite a person. Send them the link, which is shown this once: with it they choose a password."""
+    if role not in ROLES:
+        raise UsageError(f"--role {role}: must be one of {', '.join(ROLES)}")
+    body = {"email": email, "role": role, "hours": hours}
+    made = session.client.api_post("accounts", account_id, "people", body=body)
+    link = (console or f"{session.connection.url.removesuffix('/v1')}/console").rstrip("/") + made.pop("path")
+    session.out.record(
+        {**made, "link": link},
+        [
+            ("link", link),
+            ("email", made["email"]),
+            ("role", made["role"]),
+            ("id", made["id"]),
+            ("ends", made["expires_at"]),
+        ],
+        note="Who has the link gets the role: send it in private.",
+    )
+
+
+@command(app, "list")
+def list_people(session: Session, account_id: AccountId) -> None:
+    """List an account's people and its open invitations."""
+    found = session.client.api_get("accounts", account_id, "people")
+    rows = [
+        [one["email"], one["name"], one["role"], "suspended" if one["suspended"] else "active", "", one["created_at"]]
+        for one in found["data"]
+    ]
+    rows += [
+        [one["email"], "", one["role"], f"invited until {one['expires_at']}", one["id"], one["created_at"]]
+        for one in found["invitations"]
+    ]
+    session.out.table(
+        found,
+        ("email", "name", "role", "status", "invitation", "since"),
+        rows,
+        empty=f"Nobody yet. Next: serve-app people invite EMAIL {account_id}",
+    )
+
+
+@command(app, "revoke")
+def revoke(session: Session, invitation_id: Annotated[str, typer.Argument(metavar="INVITATION_ID")]) -> None:
+    """Revoke an invitation that is still open."""
+    made = session.client.api_delete("invitations", invitation_id)
+    session.out.record(made, [("id", made["id"]), ("email", made["email"]), ("revoked", made["revoked_at"])])
+
+
+@command(app, "suspend")
+def suspend(
+    session: Session,
+    email: Email,
+    resume: Annotated[bool, typer.Option("--resume", help="Let them sign in again.")] = False,
+) -> None:
+    """Suspend a person: all their sessions end, and they can't sign in."""
+    found = session.client.api_post("people", "suspend", body={"email": email, "suspended": not resume})
+    session.out.record(found, [("email", found["email"]), ("status", "suspended" if found["suspended"] else "active")])

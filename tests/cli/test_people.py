@@ -1,0 +1,43 @@
+"""`serve-app people …` on the service itself."""
+
+from __future__ import annotations
+
+import re
+
+from serve_app.contracts import people
+from tests.gateway.world import SECRET
+
+from .conftest import Run
+from .real_service import RealService
+
+
+def test_a_person_is_invited_listed_suspended_and_resumed(real: RealService, run: Run) -> None:
+    account = real.world.account_id
+    assert f"serve-app people invite EMAIL {account}" in run("people", "list", account).out
+    made = run("people", "invite", "ada@example.org", account, "--role", "member", "--json").json
+    assert made["link"].startswith(f"{real.url}/console/invitations/")
+    assert "path" not in made
+    assert re.search(r"ada@example\.org +member +invited until", run("people", "list", account).out)
+    digest = people.token_digest(made["link"].rpartition("/")[2], SECRET)
+    real.world.ledger.run(people.AcceptInvitation(digest, "Ada", "a hash"))
+    assert re.search(r"ada@example\.org +Ada +member +active", run("people", "list", account).out)
+    assert run("people", "suspend", "ada@example.org", "--json").json["suspended"] is True
+    assert re.search(r"ada@example\.org +Ada +member +suspended", run("people", "list", account).out)
+    assert run("people", "suspend", "ada@example.org", "--resume", "--json").json["suspended"] is False
+
+
+def test_an_invitation_is_revoked(real: RealService, run: Run) -> None:
+    account = real.world.account_id
+    made = run(
+        "people", "invite", "ben@example.org", account, "--console", "https://api.example/console/", "--json"
+    ).json
+    assert made["link"].startswith("https://api.example/console/invitations/")
+    assert run("people", "revoke", made["id"], "--json").json["revoked_at"]
+    assert "ben@" not in run("people", "list", account).out
+
+
+def test_what_is_wrong_is_one_line(real: RealService, run: Run) -> None:
+    account = real.world.account_id
+    assert "--role king: must be one of owner" in run("people", "invite", "a@b", account, "--role", "king").error_line
+    assert "is no e-mail address" in run("people", "invite", "nobody", account).error_line
+    assert "no open invitation" in run("people", "revoke", "inv_none").error_line

@@ -1,0 +1,132 @@
+"""The console over the running service, in a real browser: from the invitation to a request that it shows."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from selenium.webdriver import Chrome, ChromeOptions, ChromeService
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
+
+from tests.service.harness import FRANCE, Account, Service, until
+from tests.service.started import started
+
+BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.service,
+    pytest.mark.slow,
+    pytest.mark.skipif(None in (BROWSER, DRIVER), reason="needs Debian's chromium and chromium-driver"),
+]
+PATIENCE_S = 60
+PASSWORD = "correct horse battery"
+WIDTHS = (360, 1440)
+
+
+@pytest.fixture(scope="module")
+def service(model_path: Path) -> Iterator[Service]:
+    with started(model_path, "tests/service/console.yaml") as running:
+        until(lambda: httpx.get(f"{running.base_url}/console/sign-in", trust_env=False).status_code == 200, 60)
+        yield running
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Chrome]:
+    options = ChromeOptions()
+    options.binary_location = BROWSER or ""
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", f"--user-data-dir={tmp_path}"):
+        options.add_argument(argument)
+    chrome = Chrome(options=options, service=ChromeService(DRIVER))
+    yield chrome
+    chrome.quit()
+
+
+def fill(browser: Chrome, **fields: str) -> None:
+    """Types into a form by the names of its fields, and sends it."""
+    for name, text in fields.items():
+        browser.find_element(By.NAME, name).send_keys(text)
+    browser.find_element(By.CSS_SELECTOR, "form.stack button").click()
+
+
+def titled(browser: Chrome, title: str) -> None:
+    WebDriverWait(browser, PATIENCE_S).until(lambda _: browser.title == title)
+
+
+def shown(browser: Chrome) -> dict[str, str]:
+    """The figures of the overview."""
+    names, values = (browser.find_elements(By.TAG_NAME, tag) for tag in ("dt", "dd"))
+    return {name.text: value.text for name, value in zip(names, values, strict=True)}
+
+
+def expect_no_overflow(browser: Chrome) -> None:
+    for width in WIDTHS:
+        browser.set_window_size(width, 900)
+        inner, wide = browser.execute_script("return [innerWidth, document.documentElement.scrollWidth]")
+        assert wide <= inner, (browser.title, width)
+
+
+def test_from_the_invitation_to_a_request_that_the_overview_shows(service: Service, browser: Chrome) -> None:
+    account: Account = service.account("Ada's")
+    link = service.cli("people", "invite", "ada@example.org", account.id)["link"]
+    assert link.startswith(f"{service.base_url}/console/invitations/")
+    browser.get(link)
+    expect_no_overflow(browser)
+    fill(browser, name="Ada", new_password=PASSWORD)
+    titled(browser, "Ada's")
+    assert shown(browser)["Requests today"] == "0"
+    expect_no_overflow(browser)
+    browser.find_element(By.LINK_TEXT, "Keys").click()
+    titled(browser, "Keys")
+    assert "svc-chat" in browser.page_source
+    expect_no_overflow(browser)
+    fill(browser, name="laptop")
+    titled(browser, "Your new key")
+    expect_no_overflow(browser)
+    key = browser.find_element(By.ID, "key").text
+    base = re.search(r'base_url="([^"]+)"', browser.find_element(By.TAG_NAME, "body").text)
+    assert base is not None
+    stream = service.client(key, base_url=base[1]).chat.completions.create(
+        model="svc-chat", messages=FRANCE, max_tokens=4, stream=True, stream_options={"include_usage": True}
+    )
+    usage = [chunk.usage for chunk in stream][-1]
+    assert usage is not None
+    account.settled(1)
+    browser.find_element(By.LINK_TEXT, "Overview").click()
+    titled(browser, "Ada's")
+    figures = shown(browser)
+    assert (figures["Requests today"], figures["Tokens today"]) == ("1", str(usage.total_tokens))
+    browser.find_element(By.LINK_TEXT, "Keys").click()
+    titled(browser, "Keys")
+    browser.find_element(By.XPATH, "//button[text()='Revoke laptop']").click()
+    until(lambda: service.chat(key, FRANCE, max_tokens=1).status_code == 401, 30)
+    browser.find_element(By.XPATH, "//button[text()='Sign out']").click()
+    titled(browser, "Sign in")
+    expect_no_overflow(browser)
+    browser.get(f"{service.base_url}/console/accounts/{account.id}/keys")
+    titled(browser, "Sign in")
+    fill(browser, email="ada@example.org", password=PASSWORD)
+    titled(browser, "Ada's")
+
+
+def test_a_suspended_person_is_signed_out(service: Service, browser: Chrome) -> None:
+    account = service.account("Ben's")
+    browser.get(service.cli("people", "invite", "ben@example.org", account.id)["link"])
+    fill(browser, name="Ben", new_password=PASSWORD)
+    titled(browser, "Ben's")
+    service.cli("people", "suspend", "ben@example.org")
+    browser.get(f"{service.base_url}/console/accounts/{account.id}")
+    titled(browser, "Sign in")
+    fill(browser, email="ben@example.org", password=PASSWORD)
+    WebDriverWait(browser, PATIENCE_S).until(lambda _: browser.find_elements(By.CSS_SELECTOR, "[role=alert]"))
+    assert browser.title == "Sign in"
+
+
+def test_the_api_is_where_it_was(service: Service) -> None:
+    reply = service.client().chat.completions.create(model="svc-chat", messages=FRANCE, max_tokens=1)
+    assert reply.usage is not None
+    answer = httpx.get(f"{service.base_url}/console", trust_env=False, follow_redirects=True)
+    assert (answer.status_code, answer.url.path) == (200, "/console/sign-in")
