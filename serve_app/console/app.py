@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from fastapi import FastAPI
-from fastapi.responses import FileResponse, Response
+from fastapi import FastAPI, Request
+from fastapi.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
 
 from serve_app.console import account_pages, people_pages
-from serve_app.console.web import Console, Handler, Visit, responder
+from serve_app.console.web import HEADERS, Console, Handler, Visit, responder
 
 
 async def style(_: Visit) -> Response:
@@ -36,9 +36,17 @@ PAGES: Final[dict[str, Handler]] = {
 }
 
 
+async def no_page(request: Request, _: Exception) -> Response:
+    """Serve hands over the bare prefix as a path of its own."""
+    root = str(request.scope.get("root_path", ""))
+    if request.url.path == root:
+        return RedirectResponse(f"{root}/", headers=HEADERS)
+    return PlainTextResponse("There is no such page.\n", 404, headers=HEADERS)
+
+
 def build_console(console: Console) -> FastAPI:
     """Each page behind its rule. Raises KeyError for a page without one."""
-    app = FastAPI(title="console", openapi_url=None, redirect_slashes=False)
+    app = FastAPI(title="console", openapi_url=None, redirect_slashes=False, exception_handlers={404: no_page})
     for route, handler in PAGES.items():
         method, path = route.split()
         app.add_api_route(path, responder(console, method, path, handler), methods=[method], response_model=None)

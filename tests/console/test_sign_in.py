@@ -92,3 +92,9 @@ def test_a_new_password_ends_the_other_sessions(house: House) -> None:
     assert other.get("/console/profile").status_code == 303
     assert browser.get("/console/profile").status_code == 200
     assert CSRF.search(browser.get("/console/profile").text) is not None
+
+
+def test_what_is_no_page_is_404_with_the_same_headers(house: House) -> None:
+    answer = house.browser().get("/console/nothing/here")
+    assert (answer.status_code, answer.text) == (404, "There is no such page.\n")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
