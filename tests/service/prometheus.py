@@ -26,15 +26,21 @@ def every_second(rules: str) -> str:
     return re.sub(r"interval: \d+[smh]", "interval: 1s", rules)
 
 
-def shortened(rules: str, factor: int) -> str:
-    """The rules with all durations divided by `factor`: windows, offsets and `for`. Nothing else differs.
+# A window that has no new value in it ends an alert. Ray's processes report every other second, when they get to it.
+SHORTEST_WINDOW_MS = 15_000
 
-    Numbers in conditions stay, also those that count seconds.
+
+def shortened(rules: str, factor: int) -> str:
+    """The rules with all durations divided by `factor`: windows (at least 15 s), offsets and `for`.
+
+    Nothing else differs. Numbers in conditions stay, also those that count seconds.
     """
 
     def divided(found: re.Match[str]) -> str:
-        seconds = int(found["number"]) * _SECONDS[found["unit"]]
-        return f"{found['before']}{1000 * seconds // factor}ms"
+        milliseconds = 1000 * int(found["number"]) * _SECONDS[found["unit"]] // factor
+        if found["before"] == "[":
+            milliseconds = max(milliseconds, SHORTEST_WINDOW_MS)
+        return f"{found['before']}{milliseconds}ms"
 
     return re.sub(r"(?P<before>\[|offset |for: )(?P<number>\d+)(?P<unit>[smhd])\b", divided, every_second(rules))
 
