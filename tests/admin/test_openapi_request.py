@@ -37,6 +37,7 @@ UNTOLD = (
     "max_completion_tokens and max_tokens must be equal",
     "min_tokens must not be above max_tokens",
     "must not repeat",
+    "stream_options.resume is (only possible with n: 1|not possible with logprobs)",
     "tool_choice can be required only when tools are given",
     "tool_choice.function.name must name one of the tools",
     "maximum context length",
@@ -202,7 +203,8 @@ def test_a_request_that_the_document_allows_is_accepted_unless_it_breaks_a_rule_
 
 def test_the_rules_that_no_schema_can_express_are_in_the_description() -> None:
     told = DOCUMENT["paths"]["/chat/completions"]["post"]["description"]
-    for words in ("decimal point", "`prefix`", "equal", "`min_tokens`", "repeat", "`tool_choice`", "context", "Schema"):
+    fields = ("`prefix`", "`min_tokens`", "`resume`", "`tool_choice`")
+    for words in ("decimal point", "equal", "repeat", "context", "Schema", *fields):
         assert words in told
 
 
