@@ -44,6 +44,7 @@ UNTOLD = (
     "both say the form of the reply",
     "is not possible beside tools that may be called",
     "is a string that is no JSON",
+    r"^(guided_json|structured_outputs\.json) must be an object",  # a string that is JSON, and none
     "response_format.schema is only possible with json_object",
     "can't be enforced. (Send response_format|Leave it out)|is not a field here|is an older form",
     "repetitions are written out|has a min[A-Z][a-z]+ of",
