@@ -25,6 +25,7 @@ from serve_app.accounting import (
     served_models,
     served_traffic,
     snapshots,
+    statements,
     stuck,
     usage,
 )
@@ -51,6 +52,7 @@ READS: dict[type[Command[Any]], Callable[[Connection, Any, float], Any]] = {
     commands.SumUsage: usage.sum_usage,
     commands.ListUsage: usage.list_usage,
     commands.PricedModels: usage.priced_models,
+    commands.ShowStatement: statements.show_statement,
     commands.FindRequest: usage.find_request,
     commands.FindReply: replies.find_reply,
     commands.FindUnsettled: stuck.find_unsettled,
@@ -69,6 +71,7 @@ READS: dict[type[Command[Any]], Callable[[Connection, Any, float], Any]] = {
 LONG_READS: dict[type[Command[Any]], float] = {
     commands.ShowAccount: 60.0,
     commands.SumUsage: 60.0,
+    commands.ShowStatement: 60.0,
     commands.ListUsage: 60.0,
     commands.ListAudit: 60.0,
 }

@@ -131,6 +131,13 @@ journal_entries = Table(  # append-only
     CheckConstraint("kind IN ('top_up', 'grant', 'charge', 'correction', 'expiry')", name="kind"),
     Index("ix_journal_entries_account_id_id", "account_id", "id"),
 )
+Index(  # all but charges, which are many
+    "ix_journal_entries_movements",
+    journal_entries.c.account_id,
+    journal_entries.c.created_at,
+    sqlite_where=text("kind <> 'charge'"),
+    postgresql_where=text("kind <> 'charge'"),
+)
 
 postings = Table(  # append-only
     "postings",

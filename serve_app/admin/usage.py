@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from fastapi.responses import StreamingResponse
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -18,7 +18,7 @@ from serve_app.api import errors
 from serve_app.api.errors import ApiError
 from serve_app.contracts import commands
 from serve_app.contracts.books import UsageRecord, UsageRow
-from serve_app.contracts.exports import FORMATS, REQUEST_COLUMNS
+from serve_app.contracts.exports import FORMATS, REQUEST_COLUMNS, Row, request_row
 
 logger = logging.getLogger("ray.serve")
 
@@ -215,10 +215,10 @@ def _wanted(query: Period, after: str | None, limit: int) -> commands.ListUsage:
     return commands.ListUsage(query.account, query.key, query.model, since, until, after, limit)
 
 
-async def _pages(admin: AdminServices, wanted: commands.ListUsage) -> AsyncIterator[list[dict[str, Any]]]:
+async def _pages(admin: AdminServices, wanted: commands.ListUsage) -> AsyncIterator[list[Row]]:
     while True:
         page = await admin.run(wanted)
-        yield [RequestRecord.from_record(row).model_dump() for row in page.rows]
+        yield [request_row(row) for row in page.rows]
         if page.next is None:
             return
         wanted = replace(wanted, after=page.next)

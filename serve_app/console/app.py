@@ -8,7 +8,7 @@ from typing import Final
 from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
 
-from serve_app.console import account_pages, people_pages
+from serve_app.console import account_pages, billing_pages, member_pages, people_pages, usage_pages
 from serve_app.console.web import HEADERS, Console, Handler, Visit, responder
 
 
@@ -33,6 +33,14 @@ PAGES: Final[dict[str, Handler]] = {
     "GET /accounts/{account_id}/keys": account_pages.keys,
     "POST /accounts/{account_id}/keys": account_pages.create_key,
     "POST /accounts/{account_id}/keys/{key_id}/revoke": account_pages.revoke_key,
+    "GET /accounts/{account_id}/usage": usage_pages.usage,
+    "GET /accounts/{account_id}/usage/{month}.csv": usage_pages.csv,
+    "GET /accounts/{account_id}/requests": usage_pages.requests,
+    "GET /accounts/{account_id}/billing": billing_pages.billing,
+    "GET /accounts/{account_id}/statements/{month}": billing_pages.statement,
+    "GET /accounts/{account_id}/members": member_pages.members,
+    "POST /accounts/{account_id}/members": member_pages.invite,
+    "POST /accounts/{account_id}/members/invitations/{invitation_id}/revoke": member_pages.revoke,
 }
 
 

@@ -8,6 +8,8 @@ ANYONE: Final = frozenset({"anyone"})
 SIGNED_IN: Final = frozenset({"signed in"})
 EVERY_MEMBER: Final = frozenset({"owner", "member", "billing"})
 KEY_HOLDERS: Final = frozenset({"owner", "member"})
+PAYERS: Final = frozenset({"owner", "billing"})
+OWNERS: Final = frozenset({"owner"})
 
 #: Roles are those in the account that the path names.
 RULES: Final = {
@@ -27,4 +29,12 @@ RULES: Final = {
     "GET /accounts/{account_id}/keys": KEY_HOLDERS,
     "POST /accounts/{account_id}/keys": KEY_HOLDERS,
     "POST /accounts/{account_id}/keys/{key_id}/revoke": KEY_HOLDERS,
+    "GET /accounts/{account_id}/usage": EVERY_MEMBER,
+    "GET /accounts/{account_id}/usage/{month}.csv": EVERY_MEMBER,
+    "GET /accounts/{account_id}/requests": EVERY_MEMBER,
+    "GET /accounts/{account_id}/billing": PAYERS,
+    "GET /accounts/{account_id}/statements/{month}": PAYERS,
+    "GET /accounts/{account_id}/members": OWNERS,
+    "POST /accounts/{account_id}/members": OWNERS,
+    "POST /accounts/{account_id}/members/invitations/{invitation_id}/revoke": OWNERS,
 }

@@ -42,6 +42,9 @@ TEMPLATES: Final = Environment(
 )
 TEMPLATES.filters["money"] = format_amount
 TEMPLATES.filters["time"] = lambda at: time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
+TEMPLATES.filters["clock"] = lambda at: time.strftime("%H:%M:%S", time.gmtime(at))
+#: The pages of an account that stand above each of them, for those who may open them.
+SECTIONS: Final = {"": "Overview", "/keys": "Keys", "/usage": "Usage", "/billing": "Billing", "/members": "Members"}
 
 
 class Refused(Exception):
@@ -107,7 +110,12 @@ class Visit:
 
     def page(self, template: str, status: int = 200, **values: Any) -> Response:
         account_id = self.request.path_params.get("account_id")
+        role = self.person.roles.get(account_id, "") if self.person is not None and account_id is not None else ""
+        sections = {
+            path: name for path, name in SECTIONS.items() if role in RULES[f"GET /accounts/{{account_id}}{path}"]
+        }
         shared = {"root": self.root, "csrf": self.csrf, "me": self.person, "account_id": account_id, "error": ""}
+        shared |= {"sections": sections}
         return HTMLResponse(TEMPLATES.get_template(template).render(shared | values), status)
 
     def go(self, path: str) -> Response:

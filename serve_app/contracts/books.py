@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from serve_app.contracts.money import Price
-from serve_app.contracts.periods import BudgetPeriod
+from serve_app.contracts.periods import BudgetPeriod, Period
 
 
 class Outcome(StrEnum):
@@ -150,6 +150,28 @@ class UsageRow:
     key_id: str | None = None
     model: str | None = None
     day: str | None = None  # YYYY-MM-DD, UTC
+
+
+@dataclass(frozen=True, slots=True)
+class Movement:
+    """Money that came to an account, or left it other than for usage."""
+
+    entry_id: int
+    kind: str  # top_up, grant, correction or expiry
+    amount: int  # nano-units; negative: it left
+    created_at: float
+    memo: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """An account's month: `opening` and the movements, less what the usage was charged, are `closing` (nano-units)."""
+
+    month: Period
+    opening: int
+    movements: tuple[Movement, ...]
+    usage: tuple[UsageRow, ...]  # by model
+    closing: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from serve_app.contracts.books import (
     CheckReport,
     GrantSnapshot,
     KeySnapshot,
+    Statement,
     StoredReply,
     StuckSettlement,
     UsagePage,
@@ -243,6 +244,14 @@ class SumUsage(Command[list[UsageRow]]):
     day_from: str | None = None
     day_to: str | None = None
     group_by: tuple[Group, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ShowStatement(Command[Statement]):
+    """Of an account's month, YYYY-MM in UTC, archived or not. Raises AccountNotFound, InvalidValue."""
+
+    account_id: str
+    month: str
 
 
 @dataclass(frozen=True, slots=True)

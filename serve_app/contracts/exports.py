@@ -10,7 +10,11 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
+
+from serve_app.contracts.books import UsageRecord
+from serve_app.contracts.money import format_amount, format_price
 
 Row = Mapping[str, Any]
 
@@ -21,6 +25,25 @@ REQUEST_COLUMNS: Final = (
     "prompt_tokens", "cached_tokens", "completion_tokens", "total_tokens",
     "price_input", "price_cached_input", "price_output", "charged", "uncollected",
 )  # fmt: skip
+
+
+def request_row(record: UsageRecord) -> Row:
+    """Of REQUEST_COLUMNS: exact decimals, and times in UTC to the millisecond."""
+    return {name: getattr(record, name, None) for name in REQUEST_COLUMNS} | {
+        "outcome": str(record.outcome),
+        "total_tokens": record.prompt_tokens + record.completion_tokens,
+        "price_input": format_price(record.price.input),
+        "price_cached_input": format_price(record.price.cached_input),
+        "price_output": format_price(record.price.output),
+        "charged": format_amount(record.charged),
+        "uncollected": format_amount(record.uncollected),
+        **{name: _iso(getattr(record, name)) for name in ("started_at", "finished_at", "settled_at")},
+    }
+
+
+def _iso(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
 
 # What makes spreadsheets compute, or call other programs, instead of showing (OWASP, "CSV injection"): also in the
 # full-width forms, which some of them fold. Plain numbers, a minus before them or not, are what they seem.

@@ -23,6 +23,13 @@ class Period:
     ends: float
 
 
+def month_named(name: str) -> Period:
+    """The month of a name such as "2026-11". Raises ValueError."""
+    if len(name) != 7:
+        raise ValueError(f"{name!r} is no month: give YYYY-MM")
+    return period_at("month", datetime.strptime(f"{name}-01", "%Y-%m-%d").replace(tzinfo=UTC).timestamp())
+
+
 def period_at(kind: BudgetPeriod, at: float) -> Period:
     """The day or month that holds the Unix time `at`, 0 to the year 9998."""
     begins = datetime.fromtimestamp(at, UTC).replace(hour=0, minute=0, second=0, microsecond=0)

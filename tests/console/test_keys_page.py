@@ -10,6 +10,7 @@ import pytest
 
 from serve_app.contracts.key_format import digest
 from serve_app.contracts.people import FindPerson
+from tests.accounting.books import settlement
 
 from .conftest import PASSWORD, SECRET, House, submit
 
@@ -56,7 +57,14 @@ def test_what_people_type_is_text_on_every_page(house: House) -> None:
         fields = {"name": "k", "budget": "1", field: SCRIPT}
         pages.append(submit(browser, f"{path}/keys", f"{path}/keys", **fields))
         assert pages[-1].status_code == 422, field
-    pages += [browser.get(one) for one in (path, f"{path}/keys", "/console/profile")]
+    key = house.ledger.list_keys(house.account_id)[0]
+    assert key.name == SCRIPT
+    house.ledger.settle([settlement("r1", house.account_id, key.key_id)])
+    house.ledger.credit(house.account_id, 1, kind="grant", memo=SCRIPT)
+    sections = ("", "/keys", "/usage?by=key", "/requests?day=2026-06-01", "/billing", "/statements/2026-06", "/members")
+    pages += [browser.get(one) for one in (*(path + section for section in sections), "/console/profile")]
+    assert [page.status_code for page in pages[-8:]] == [200] * 8
+    assert sum("&lt;script&gt;" in page.text for page in pages[-8:]) == 7
     pages.append(submit(house.browser(), "/console/sign-in", "/console/sign-in", email=SCRIPT, password=SCRIPT))
     for page in pages:
         assert "<script" not in page.text

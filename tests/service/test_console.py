@@ -99,6 +99,19 @@ def test_from_the_invitation_to_a_request_that_the_overview_shows(service: Servi
     titled(browser, "Ada's")
     figures = shown(browser)
     assert (figures["Requests today"], figures["Tokens today"]) == ("1", str(usage.total_tokens))
+    browser.find_element(By.LINK_TEXT, "Usage").click()
+    titled(browser, "Usage")
+    assert len(browser.find_elements(By.CSS_SELECTOR, "figure > svg > rect")) == 1
+    assert browser.execute_script("return getComputedStyle(document.querySelector('rect')).fill") != "rgb(0, 0, 0)"
+    expect_no_overflow(browser)
+    browser.find_element(By.CSS_SELECTOR, "table a").click()
+    WebDriverWait(browser, PATIENCE_S).until(lambda _: browser.title.startswith("Requests of "))
+    assert str(usage.prompt_tokens) in [cell.text for cell in browser.find_elements(By.TAG_NAME, "td")]
+    expect_no_overflow(browser)
+    for section in ("Billing", "Members"):
+        browser.find_element(By.LINK_TEXT, section).click()
+        titled(browser, section)
+        expect_no_overflow(browser)
     browser.find_element(By.LINK_TEXT, "Keys").click()
     titled(browser, "Keys")
     browser.find_element(By.XPATH, "//button[text()='Revoke laptop']").click()

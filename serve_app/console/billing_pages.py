@@ -1,0 +1,47 @@
+"""What an account has paid, was given and owes nothing of: its grants, and a statement for each month."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fastapi.responses import Response
+
+from serve_app.console.usage_pages import named_month
+from serve_app.console.web import Visit
+from serve_app.contracts import commands
+from serve_app.contracts.periods import period_at
+
+MOST_MONTHS: Final = 36
+KINDS: Final = {"top_up": "Payment", "grant": "Credit given", "correction": "Correction", "expiry": "Expired credit"}
+
+
+async def billing(visit: Visit) -> Response:
+    run, now = visit.console.books.run, visit.console.now()
+    account_id = visit.request.path_params["account_id"]
+    account = await run(commands.GetAccount(account_id))
+    months, at = [], now
+    while len(months) < MOST_MONTHS and at >= account.created_at:
+        month = period_at("month", at)
+        months.append(month.name)
+        at = month.begins - 1
+    months = months or [period_at("month", now).name]
+    return visit.page(
+        "billing.html",
+        account=account,
+        balance=account.available(now),
+        grants=[grant for grant in await run(commands.ListGrants(account_id)) if grant.left],
+        statement=await run(commands.ShowStatement(account_id, months[0])),
+        months=months,
+        kinds=KINDS,
+        now=now,
+    )
+
+
+async def statement(visit: Visit) -> Response:
+    run, account_id = visit.console.books.run, visit.request.path_params["account_id"]
+    month = named_month(visit, visit.request.path_params["month"])
+    account = await run(commands.GetAccount(account_id))
+    found = await run(commands.ShowStatement(account_id, month.name))
+    return visit.page(
+        "statement.html", account=account, statement=found, kinds=KINDS, over=visit.console.now() >= month.ends
+    )

@@ -1,0 +1,46 @@
+"""Who may sign in to an account."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Final
+
+from fastapi.responses import Response
+
+from serve_app.console.web import Refused, Visit
+from serve_app.contracts import people
+
+INVITATION_S: Final = 72 * 3600.0
+ROLES: Final = {
+    "owner": "everything",
+    "member": "keys and usage",
+    "billing": "usage and billing",
+}
+
+
+async def members(visit: Visit) -> Response:
+    account_id = visit.request.path_params["account_id"]
+    there, invited = await visit.console.books.run(people.ListPeople(account_id))
+    return visit.page("members.html", people=there, invitations=invited, roles=ROLES)
+
+
+async def invite(visit: Visit) -> Response:
+    account_id, role = visit.request.path_params["account_id"], visit.form.get("role", "")
+    if role not in ROLES:
+        raise Refused(422, "Choose a role.")
+    token, email = secrets.token_urlsafe(32), visit.form.get("email", "").strip()
+    expires_at = visit.console.now() + INVITATION_S
+    command = people.InvitePerson(account_id, email, role, visit.console.digest(token), expires_at, visit.audit)
+    made = await visit.console.books.run(command)
+    url = visit.request.url
+    link = f"{url.scheme}://{url.netloc}{visit.root}/invitations/{token}"
+    return visit.page("invited.html", 201, invitation=made, link=link)
+
+
+async def revoke(visit: Visit) -> Response:
+    account_id, wanted = (visit.request.path_params[name] for name in ("account_id", "invitation_id"))
+    _, invited = await visit.console.books.run(people.ListPeople(account_id))
+    if wanted not in {one.invitation_id for one in invited}:
+        raise Refused(404, "This account has no such invitation.")
+    await visit.console.books.run(people.RevokeInvitation(wanted, visit.audit))
+    return visit.go(f"/accounts/{account_id}/members")
