@@ -9,7 +9,7 @@ from fastapi.responses import Response
 
 from serve_app.console.web import Refused, Visit
 from serve_app.contracts import commands
-from serve_app.contracts.books import Outcome
+from serve_app.contracts.books import KeySnapshot, Outcome
 from serve_app.contracts.key_format import digest, hint, new_key
 from serve_app.contracts.limits import KEY_LIMITS, Contract
 from serve_app.contracts.money import parse_amount
@@ -17,6 +17,8 @@ from serve_app.contracts.periods import period_at
 
 _DAY_S: Final = 86400.0
 _BURN_DAYS: Final = 7
+#: How long a key that is replaced still works, in seconds.
+OVERLAPS: Final = {"1 day": _DAY_S, "1 hour": 3600.0, "7 days": 7 * _DAY_S, "no time": 0.0}
 
 
 async def home(visit: Visit) -> Response:
@@ -56,27 +58,59 @@ async def keys(visit: Visit) -> Response:
         used[row.key_id] = max(used.get(row.key_id, ""), row.day or "")
     found = await run(commands.ListKeys(account_id))
     models = await visit.console.models()
-    return visit.page("keys.html", keys=found, used=used, models=models, limits=KEY_LIMITS, now=visit.console.now())
+    return visit.page(
+        "keys.html",
+        keys=found,
+        used=used,
+        models=models,
+        limits=KEY_LIMITS,
+        overlaps=OVERLAPS,
+        now=visit.console.now(),
+    )
 
 
 async def create_key(visit: Visit) -> Response:
-    console, account_id = visit.console, visit.request.path_params["account_id"]
-    terms = await _terms(visit)
-    key, name = new_key(), visit.form.get("name", "").strip()
-    command = commands.CreateKey(account_id, name, digest(key, console.key_secret), hint(key), terms, visit.audit)
-    await console.books.run(command)
-    model = (terms.get("models") or await console.models() or ["MODEL"])[0]
-    url = visit.request.url
-    return visit.page("key_made.html", 201, key=key, name=name, model=model, base=f"{url.scheme}://{url.netloc}/v1")
+    return await _make_key(visit, visit.form.get("name", "").strip(), await _terms(visit))
+
+
+async def rotate_key(visit: Visit) -> Response:
+    """Another key of the same name and terms; the old one ends after an overlap, or at its own time."""
+    old, now = await _key(visit), visit.console.now()
+    overlap = OVERLAPS.get(visit.form.get("overlap", ""))
+    if overlap is None or not old.active:
+        raise Refused(422, "Choose a key that is active, and how long it still works.")
+    until = min(now + overlap, old.expires_at or now + overlap)
+    terms = {"models": old.models, "budget": old.budget, "budget_period": old.budget_period, **old.limits}
+    answer = await _make_key(visit, old.name, terms, until)
+    if until > now:
+        await visit.console.books.run(commands.UpdateKey(old.key_id, {"expires_at": until}, visit.audit))
+    else:
+        await visit.console.books.run(commands.RevokeKey(old.key_id, visit.audit))
+    return answer
 
 
 async def revoke_key(visit: Visit) -> Response:
+    await visit.console.books.run(commands.RevokeKey((await _key(visit)).key_id, visit.audit))
+    return visit.go(f"/accounts/{visit.request.path_params['account_id']}/keys")
+
+
+async def _key(visit: Visit) -> KeySnapshot:
+    """The one that the path names. Raises Refused."""
     account_id, key_id = visit.request.path_params["account_id"], visit.request.path_params["key_id"]
-    found = await visit.console.books.run(commands.ListKeys(account_id))
-    if key_id not in {key.key_id for key in found}:
-        raise Refused(404, "This account has no such key.")
-    await visit.console.books.run(commands.RevokeKey(key_id, visit.audit))
-    return visit.go(f"/accounts/{account_id}/keys")
+    for key in await visit.console.books.run(commands.ListKeys(account_id)):
+        if key.key_id == key_id:
+            return key
+    raise Refused(404, "This account has no such key.")
+
+
+async def _make_key(visit: Visit, name: str, terms: dict[str, Any], old_until: float | None = None) -> Response:
+    """The page that shows it, once."""
+    console, key, account_id = visit.console, new_key(), visit.request.path_params["account_id"]
+    command = commands.CreateKey(account_id, name, digest(key, console.key_secret), hint(key), terms, visit.audit)
+    await console.books.run(command)
+    model = (terms.get("models") or await console.models() or ["MODEL"])[0]
+    base = f"{visit.request.url.scheme}://{visit.request.url.netloc}/v1"
+    return visit.page("key_made.html", 201, key=key, name=name, model=model, base=base, old_until=old_until)
 
 
 async def _terms(visit: Visit) -> dict[str, Any]:

@@ -8,16 +8,27 @@ from typing import Final
 from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
 
-from serve_app.console import account_pages, billing_pages, member_pages, people_pages, usage_pages
+from serve_app.console import (
+    account_pages,
+    billing_pages,
+    member_pages,
+    people_pages,
+    playground_pages,
+    usage_pages,
+)
 from serve_app.console.web import HEADERS, Console, Handler, Visit, responder
 
 
-async def style(_: Visit) -> Response:
-    return FileResponse(Path(__file__).parent / "console.css", headers={"cache-control": "max-age=3600"})
+def static(name: str) -> Handler:
+    async def send(_: Visit) -> Response:
+        return FileResponse(Path(__file__).parent / name, headers={"cache-control": "max-age=3600"})
+
+    return send
 
 
 PAGES: Final[dict[str, Handler]] = {
-    "GET /static/console.css": style,
+    "GET /static/console.css": static("console.css"),
+    "GET /static/playground.js": static("playground.js"),
     "GET /sign-in": people_pages.show_sign_in,
     "POST /sign-in": people_pages.sign_in,
     "GET /invitations/{token}": people_pages.show_invitation,
@@ -33,6 +44,10 @@ PAGES: Final[dict[str, Handler]] = {
     "GET /accounts/{account_id}/keys": account_pages.keys,
     "POST /accounts/{account_id}/keys": account_pages.create_key,
     "POST /accounts/{account_id}/keys/{key_id}/revoke": account_pages.revoke_key,
+    "POST /accounts/{account_id}/keys/{key_id}/rotate": account_pages.rotate_key,
+    "GET /accounts/{account_id}/playground": playground_pages.playground,
+    "POST /accounts/{account_id}/playground/key": playground_pages.make_key,
+    "GET /accounts/{account_id}/playground/requests/{request_id}": playground_pages.charged,
     "GET /accounts/{account_id}/usage": usage_pages.usage,
     "GET /accounts/{account_id}/usage/{month}.csv": usage_pages.csv,
     "GET /accounts/{account_id}/requests": usage_pages.requests,

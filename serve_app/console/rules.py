@@ -14,6 +14,7 @@ OWNERS: Final = frozenset({"owner"})
 #: Roles are those in the account that the path names.
 RULES: Final = {
     "GET /static/console.css": ANYONE,
+    "GET /static/playground.js": ANYONE,
     "GET /sign-in": ANYONE,
     "POST /sign-in": ANYONE,
     "GET /invitations/{token}": ANYONE,
@@ -29,6 +30,10 @@ RULES: Final = {
     "GET /accounts/{account_id}/keys": KEY_HOLDERS,
     "POST /accounts/{account_id}/keys": KEY_HOLDERS,
     "POST /accounts/{account_id}/keys/{key_id}/revoke": KEY_HOLDERS,
+    "POST /accounts/{account_id}/keys/{key_id}/rotate": KEY_HOLDERS,
+    "GET /accounts/{account_id}/playground": KEY_HOLDERS,
+    "POST /accounts/{account_id}/playground/key": KEY_HOLDERS,
+    "GET /accounts/{account_id}/playground/requests/{request_id}": KEY_HOLDERS,
     "GET /accounts/{account_id}/usage": EVERY_MEMBER,
     "GET /accounts/{account_id}/usage/{month}.csv": EVERY_MEMBER,
     "GET /accounts/{account_id}/requests": EVERY_MEMBER,

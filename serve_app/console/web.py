@@ -44,7 +44,14 @@ TEMPLATES.filters["money"] = format_amount
 TEMPLATES.filters["time"] = lambda at: time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
 TEMPLATES.filters["clock"] = lambda at: time.strftime("%H:%M:%S", time.gmtime(at))
 #: The pages of an account that stand above each of them, for those who may open them.
-SECTIONS: Final = {"": "Overview", "/keys": "Keys", "/usage": "Usage", "/billing": "Billing", "/members": "Members"}
+SECTIONS: Final = {
+    "": "Overview",
+    "/playground": "Playground",
+    "/keys": "Keys",
+    "/usage": "Usage",
+    "/billing": "Billing",
+    "/members": "Members",
+}
 
 
 class Refused(Exception):

@@ -70,3 +70,40 @@ def test_what_people_type_is_text_on_every_page(house: House) -> None:
         assert "<script" not in page.text
         assert "'unsafe" not in page.headers["content-security-policy"]
         assert page.headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize(("overlap", "seconds"), [("1 hour", 3600), ("7 days", 7 * 86400), ("no time", 0)])
+def test_a_key_is_rotated_and_the_old_one_ends_after_the_overlap(house: House, overlap: str, seconds: int) -> None:
+    browser, path = house.member(), f"/console/accounts/{house.account_id}/keys"
+    terms = {"model": "svc-chat", "rpm": "3", "budget": "2.50", "budget_period": "day"}
+    assert submit(browser, path, path, name="laptop", **terms).status_code == 201
+    [old] = house.ledger.list_keys(house.account_id)
+    made = submit(browser, path, f"{path}/{old.key_id}/rotate", overlap=overlap)
+    assert made.status_code == 201
+    key = re.search(r"sk-[0-9A-Za-z]{49}", made.text)[0]  # type: ignore[index]
+    found = house.ledger.find_key(digest(key, SECRET))
+    assert found is not None
+    named = ("name", "models", "limits", "budget", "budget_period")
+    assert [getattr(found[0], name) for name in named] == [getattr(old, name) for name in named]
+    assert (found[0].expires_at, found[0].active) == (None, True)
+    after = house.ledger.list_keys(house.account_id)[0]
+    assert (after.active, after.expires_at) == ((True, house.clock.now + seconds) if seconds else (False, None))
+    again = submit(browser, path, f"{path}/{old.key_id}/rotate", overlap="for ever")
+    assert again.status_code == 422
+    assert len(house.ledger.list_keys(house.account_id)) == 2
+
+
+def test_the_playground_has_one_key_a_person_for_an_hour(house: House) -> None:
+    browser, path = house.member(), f"/console/accounts/{house.account_id}/playground"
+    page = browser.get(path)
+    assert "script-src 'self'" in page.headers["content-security-policy"]
+    first, second = (submit(browser, path, f"{path}/key").json()["key"] for _ in range(2))
+    assert first != second
+    gone, there = house.ledger.list_keys(house.account_id)
+    assert (gone.active, there.active, there.expires_at) == (False, True, house.clock.now + 3600)
+    assert there.name == "Playground of ada@example.org"
+    house.ledger.settle([settlement("chatcmpl-1", house.account_id, there.key_id)])
+    assert browser.get(f"{path}/requests/chatcmpl-1").json() == {"charged": "0.000000046"}
+    other = house.ledger.create_account("Bob's").account_id
+    stranger = house.member("bob@example.org", account_id=other)
+    assert stranger.get(f"/console/accounts/{other}/playground/requests/chatcmpl-1").status_code == 404

@@ -13,6 +13,7 @@ from serve_app.console.web import responder
 from .conftest import CSRF, House
 
 ROLES = ("owner", "member", "billing")
+NONE = dict.fromkeys(("token", "key_id", "session_id", "invitation_id", "request_id"), "none") | {"month": "2026-06"}
 OPERATORS = ("admin", "support", "finance", "read-only")
 
 
@@ -42,14 +43,7 @@ def test_each_route_is_open_to_whom_its_rule_names(house: House, who: str) -> No
             transaction.connection.exec_driver_sql("INSERT INTO operator_roles VALUES (?, ?)", (user.user_id, who))
     for route in sorted(routes(house.pages) - {"POST /sign-out"}):
         method, path = route.split()
-        path = path.format(
-            token="none",
-            account_id=house.account_id,
-            key_id="key_none",
-            session_id="sess_none",
-            month="2026-06",
-            invitation_id="inv_none",
-        )
+        path = path.format(**NONE, account_id=house.account_id)
         found = CSRF.search(browser.get("/console/profile" if who != "nobody" else "/console/sign-in").text)
         assert found is not None
         answer = browser.request(method, f"/console{path}", data={"csrf": found[1]} if method == "POST" else None)
@@ -74,14 +68,7 @@ def test_no_form_is_taken_without_its_own_token(house: House, token: str | None)
     for route in routes(house.pages):
         method, path = route.split()
         if method == "POST":
-            path = path.format(
-                token="none",
-                account_id=house.account_id,
-                key_id="key_none",
-                session_id="sess_none",
-                month="2026-06",
-                invitation_id="inv_none",
-            )
+            path = path.format(**NONE, account_id=house.account_id)
             answer = browser.post(f"/console{path}", data={} if token is None else {"csrf": token})
             assert (answer.status_code, "out of date" in answer.text) == (403, True), route
     assert house.ledger.audit_log() == before
@@ -97,6 +84,7 @@ def test_the_table_lets_only_owners_and_members_at_keys_and_nobody_at_pages_of_p
     """Written out again, so that a slip in the table is no slip in its test too."""
     assert {route for route, rule in RULES.items() if rule is ANYONE} == {
         "GET /static/console.css",
+        "GET /static/playground.js",
         "GET /sign-in",
         "POST /sign-in",
         "GET /invitations/{token}",
@@ -104,7 +92,7 @@ def test_the_table_lets_only_owners_and_members_at_keys_and_nobody_at_pages_of_p
     }
     for route, rule in RULES.items():
         assert ("{account_id}" in route) == (rule <= {*ROLES}), route
-        if "/keys" in route:
+        if "/keys" in route or "/playground" in route:
             assert rule == {"owner", "member"}, route
         if "/billing" in route or "/statements" in route:
             assert rule == {"owner", "billing"}, route

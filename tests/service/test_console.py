@@ -11,6 +11,7 @@ import httpx
 import pytest
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 from tests.service.harness import FRANCE, Account, Service, until
@@ -95,10 +96,31 @@ def test_from_the_invitation_to_a_request_that_the_overview_shows(service: Servi
     usage = [chunk.usage for chunk in stream][-1]
     assert usage is not None
     account.settled(1)
+    browser.find_element(By.LINK_TEXT, "Playground").click()
+    titled(browser, "Playground")
+    expect_no_overflow(browser)
+    browser.find_element(By.NAME, "second").click()
+    browser.find_element(By.NAME, "logprobs").click()
+    browser.find_element(By.NAME, "max_tokens").send_keys("5")
+    browser.find_element(By.NAME, "prompt").send_keys("Is it true?" + Keys.CONTROL + Keys.ENTER)
+    account.settled(3)
+
+    def told() -> list[str]:
+        return [one.text for one in browser.find_elements(By.CLASS_NAME, "figures") if " tokens, 0.0" in one.text]
+
+    until(lambda: len(told()) == 2)
+    assert len(browser.find_elements(By.CSS_SELECTOR, ".assistant span[title*='%']")) == 10
+    browser.find_element(By.CSS_SELECTOR, "#code summary").click()
+    until(lambda: "Is it true?" in browser.find_element(By.ID, "python").text)
+    assert '"logprobs": True' in browser.find_element(By.ID, "python").text
+    expect_no_overflow(browser)
+    severe = [line["message"] for line in browser.get_log("browser") if line["level"] == "SEVERE"]
+    assert [message for message in severe if "favicon" not in message] == []
     browser.find_element(By.LINK_TEXT, "Overview").click()
     titled(browser, "Ada's")
     figures = shown(browser)
-    assert (figures["Requests today"], figures["Tokens today"]) == ("1", str(usage.total_tokens))
+    assert figures["Requests today"] == "3"
+    assert int(figures["Tokens today"]) > usage.total_tokens
     browser.find_element(By.LINK_TEXT, "Usage").click()
     titled(browser, "Usage")
     assert len(browser.find_elements(By.CSS_SELECTOR, "figure > svg > rect")) == 1

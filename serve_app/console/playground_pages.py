@@ -1,0 +1,44 @@
+"""The playground: its page, the key that it works with, and what a turn was charged."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fastapi.responses import JSONResponse, Response
+
+from serve_app.console.web import HEADERS, Refused, Visit
+from serve_app.contracts import commands
+from serve_app.contracts.key_format import digest, hint, new_key
+from serve_app.contracts.money import format_amount
+
+KEY_S: Final = 3600.0
+#: The only page with a script. It talks to the service's own API, as any client does.
+_POLICY: Final = HEADERS["content-security-policy"] + "; script-src 'self'; connect-src 'self'"
+
+
+async def playground(visit: Visit) -> Response:
+    page = visit.page("playground.html", models=await visit.console.models())
+    page.headers["content-security-policy"] = _POLICY
+    return page
+
+
+async def make_key(visit: Visit) -> Response:
+    """A key for an hour. The one before it, of this person and account, ends."""
+    console, account_id = visit.console, visit.request.path_params["account_id"]
+    key, name = new_key(), f"Playground of {visit.me.email}"[:100]
+    before = [one for one in await console.books.run(commands.ListKeys(account_id)) if one.name == name and one.active]
+    terms = {"expires_at": console.now() + KEY_S}
+    await console.books.run(
+        commands.CreateKey(account_id, name, digest(key, console.key_secret), hint(key), terms, visit.audit)
+    )
+    for one in before:
+        await console.books.run(commands.RevokeKey(one.key_id, visit.audit))
+    return JSONResponse({"key": key})
+
+
+async def charged(visit: Visit) -> Response:
+    account_id, request_id = (visit.request.path_params[name] for name in ("account_id", "request_id"))
+    found = await visit.console.books.run(commands.FindRequest(request_id))
+    if found is None or found.account_id != account_id:
+        raise Refused(404, "This account has no such request.")
+    return JSONResponse({"charged": format_amount(found.charged)})
