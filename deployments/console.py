@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -10,6 +13,7 @@ from deployments.handles import PICKLED, AccountingHandle, answer_of
 from deployments.priority import yield_to_models
 from serve_app import secret_files
 from serve_app.console.app import build_console
+from serve_app.console.notifier import Notifier
 from serve_app.console.web import Console
 from serve_app.contracts.calls import shard_name
 from serve_app.gateway.settlements import AccountingShards
@@ -43,6 +47,15 @@ class ConsoleIngress:
             keys.key_secret,
             self._models,
             trusted_proxies=args.trusted_proxies,
+            has_mail=args.mail is not None,
+            private_webhooks=args.private_webhooks,
+        )
+        self._notifier = Notifier(
+            self._console.books,
+            args.mail,
+            self._console.now,
+            password=os.environ.get("SERVE_APP_SMTP_PASSWORD", ""),
+            private_webhooks=args.private_webhooks,
         )
 
     async def _models(self) -> list[str]:
@@ -51,6 +64,7 @@ class ConsoleIngress:
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called once by Serve, after the constructor."""
+        self._watching = asyncio.create_task(self._notifier.run())
         return build_console(self._console)
 
 

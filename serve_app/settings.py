@@ -178,12 +178,24 @@ class GatewayArgs(_Strict):
         return f"sqlite:///{self.state_dir().absolute() / 'ledger.db'}"
 
 
+class MailSettings(_Strict):
+    """Where the console hands e-mail over. A password is in SERVE_APP_SMTP_PASSWORD."""
+
+    host: str
+    port: Annotated[int, Field(ge=1, le=65535)] = 587
+    sender: Annotated[str, Field(pattern=r"^[^@\s<>]+@[^@\s<>]+$")]  # the address that it comes from
+    starttls: bool = True
+    user: str = ""  # empty: without logging in
+
+
 class ConsoleArgs(_Strict):
     """`args` of the console's application. `home` and `accounting_shards` must be those of the gateway's."""
 
     home: Path | None = None
     accounting_shards: Annotated[int, Field(ge=1, le=64)] = 1
     trusted_proxies: Annotated[int, Field(ge=0, le=16)] = 0  # as in the gateway's settings
+    mail: MailSettings | None = None  # None: alerts go to webhooks alone
+    private_webhooks: bool = False  # alerts may go to http and to addresses that are not public
 
     def state_dir(self) -> Path:
         """The state folder; makes it."""

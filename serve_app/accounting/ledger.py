@@ -12,6 +12,7 @@ from sqlalchemy.engine import URL
 
 from serve_app.accounting import (
     accounts,
+    alerts,
     api_keys,
     audit_log,
     checkpoints,
@@ -33,6 +34,7 @@ from serve_app.accounting.currency import claim_currency
 from serve_app.accounting.database import Database, Transaction
 from serve_app.accounting.settle import settle
 from serve_app.contracts import commands, served_commands
+from serve_app.contracts import notices as notice_commands
 from serve_app.contracts import people as people_commands
 from serve_app.contracts.books import Refusal, Settled, Settlement, SettlementRejected, StuckSettlement
 from serve_app.contracts.commands import Answer, Command
@@ -66,6 +68,9 @@ READS: dict[type[Command[Any]], Callable[[Connection, Any, float], Any]] = {
     people_commands.ListPeople: people.list_people,
     people_commands.FindSession: console_sessions.find_session,
     people_commands.ListSessions: console_sessions.list_sessions,
+    notice_commands.ListAlerts: alerts.list_alerts,
+    notice_commands.WatchAlerts: alerts.watch_alerts,
+    notice_commands.ListNotices: alerts.list_notices,
 }
 # Seconds for those that look at many rows. A connection that hangs in one of them is noticed only then.
 LONG_READS: dict[type[Command[Any]], float] = {
@@ -108,6 +113,10 @@ WRITES: dict[type[Command[Any]], Callable[[Transaction, Any, float], Any]] = {
     people_commands.OpenSession: console_sessions.open_session,
     people_commands.TouchSession: console_sessions.touch_session,
     people_commands.EndSession: console_sessions.end_session,
+    notice_commands.CreateAlert: alerts.create_alert,
+    notice_commands.RemoveAlert: alerts.remove_alert,
+    notice_commands.RaiseAlarm: alerts.raise_alarm,
+    notice_commands.RecordAttempt: alerts.record_attempt,
 }
 # Several short transactions each.
 LONG: dict[type[Command[Any]], Callable[[Database, Any, float], Any]] = {commands.CheckBooks: checkpoints.check_books}

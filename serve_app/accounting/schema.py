@@ -451,3 +451,40 @@ sessions = Table(
     Column("revoked_at", Double),
     Index("ix_sessions_user_id", "user_id"),
 )
+
+alerts = Table(
+    "alerts",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("account_id", Text, ForeignKey("accounts.id"), nullable=False, index=True),
+    Column("kind", Text, nullable=False),
+    Column("threshold", BigInteger, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("secret", Text, nullable=False),  # readable: messages to a webhook are signed with it
+    Column("state", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+)
+
+notices = Table(
+    "notices",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("account_id", Text, ForeignKey("accounts.id"), nullable=False),
+    Column("kind", Text, nullable=False),  # of the alert, which may be gone, as the next four
+    Column("threshold", BigInteger, nullable=False),
+    Column("value", BigInteger, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("secret", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("next_at", Double),  # null: delivered, or given up
+    Column("delivered_at", Double),
+    Column("error", Text, nullable=False),  # of the last attempt
+    Index("ix_notices_account_id_created_at", "account_id", "created_at"),
+)
+Index(
+    "ix_notices_due",
+    notices.c.next_at,
+    sqlite_where=text("next_at IS NOT NULL"),
+    postgresql_where=text("next_at IS NOT NULL"),
+)

@@ -10,6 +10,7 @@ from fastapi.responses import FileResponse, PlainTextResponse, RedirectResponse,
 
 from serve_app.console import (
     account_pages,
+    alert_pages,
     billing_pages,
     member_pages,
     people_pages,
@@ -53,6 +54,9 @@ PAGES: Final[dict[str, Handler]] = {
     "GET /accounts/{account_id}/requests": usage_pages.requests,
     "GET /accounts/{account_id}/billing": billing_pages.billing,
     "GET /accounts/{account_id}/statements/{month}": billing_pages.statement,
+    "GET /accounts/{account_id}/alerts": alert_pages.show,
+    "POST /accounts/{account_id}/alerts": alert_pages.create,
+    "POST /accounts/{account_id}/alerts/{alert_id}/remove": alert_pages.remove,
     "GET /accounts/{account_id}/members": member_pages.members,
     "POST /accounts/{account_id}/members": member_pages.invite,
     "POST /accounts/{account_id}/members/invitations/{invitation_id}/revoke": member_pages.revoke,

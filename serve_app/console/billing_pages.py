@@ -19,7 +19,8 @@ async def billing(visit: Visit) -> Response:
     run, now = visit.console.books.run, visit.console.now()
     account_id = visit.request.path_params["account_id"]
     account = await run(commands.GetAccount(account_id))
-    months, at = [], now
+    months: list[str] = []
+    at = now
     while len(months) < MOST_MONTHS and at >= account.created_at:
         month = period_at("month", at)
         months.append(month.name)

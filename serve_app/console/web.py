@@ -50,6 +50,7 @@ SECTIONS: Final = {
     "/keys": "Keys",
     "/usage": "Usage",
     "/billing": "Billing",
+    "/alerts": "Alerts",
     "/members": "Members",
 }
 
@@ -71,6 +72,8 @@ class Console:
     models: Callable[[], Awaitable[list[str]]]
     now: Callable[[], float] = time.time
     trusted_proxies: int = 0
+    has_mail: bool = False
+    private_webhooks: bool = False  # as in ConsoleArgs
     attempts: Attempts = field(init=False)
 
     def __post_init__(self) -> None:

@@ -24,8 +24,8 @@ class Period:
 
 
 def month_named(name: str) -> Period:
-    """The month of a name such as "2026-11". Raises ValueError."""
-    if len(name) != 7:
+    """The month of a name such as "2026-11", up to the year 9998. Raises ValueError."""
+    if len(name) != 7 or name > "9998-12":
         raise ValueError(f"{name!r} is no month: give YYYY-MM")
     return period_at("month", datetime.strptime(f"{name}-01", "%Y-%m-%d").replace(tzinfo=UTC).timestamp())
 

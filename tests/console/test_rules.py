@@ -13,7 +13,9 @@ from serve_app.console.web import responder
 from .conftest import CSRF, House
 
 ROLES = ("owner", "member", "billing")
-NONE = dict.fromkeys(("token", "key_id", "session_id", "invitation_id", "request_id"), "none") | {"month": "2026-06"}
+NONE = dict.fromkeys(("token", "key_id", "session_id", "invitation_id", "request_id", "alert_id"), "none") | {
+    "month": "2026-06"
+}
 OPERATORS = ("admin", "support", "finance", "read-only")
 
 
@@ -92,9 +94,9 @@ def test_the_table_lets_only_owners_and_members_at_keys_and_nobody_at_pages_of_p
     }
     for route, rule in RULES.items():
         assert ("{account_id}" in route) == (rule <= {*ROLES}), route
-        if "/keys" in route or "/playground" in route:
+        if "/keys" in route or "}/playground" in route:
             assert rule == {"owner", "member"}, route
-        if "/billing" in route or "/statements" in route:
+        if any(name in route for name in ("/billing", "/statements", "/alerts")):
             assert rule == {"owner", "billing"}, route
         if "/members" in route:
             assert rule == {"owner"}, route

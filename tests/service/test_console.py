@@ -13,7 +13,9 @@ from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
+from standardwebhooks import Webhook
 
+from tests.console.webhook_receiver import Receiver
 from tests.service.harness import FRANCE, Account, Service, until
 from tests.service.started import started
 
@@ -33,6 +35,12 @@ def service(model_path: Path) -> Iterator[Service]:
     with started(model_path, "tests/service/console.yaml") as running:
         until(lambda: httpx.get(f"{running.base_url}/console/sign-in", trust_env=False).status_code == 200, 60)
         yield running
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver() as made:
+        yield made
 
 
 @pytest.fixture
@@ -70,7 +78,9 @@ def expect_no_overflow(browser: Chrome) -> None:
         assert wide <= inner, (browser.title, width)
 
 
-def test_from_the_invitation_to_a_request_that_the_overview_shows(service: Service, browser: Chrome) -> None:
+def test_from_the_invitation_to_a_request_that_the_overview_shows(
+    service: Service, browser: Chrome, receiver: Receiver
+) -> None:
     account: Account = service.account("Ada's")
     link = service.cli("people", "invite", "ada@example.org", account.id)["link"]
     assert link.startswith(f"{service.base_url}/console/invitations/")
@@ -130,10 +140,17 @@ def test_from_the_invitation_to_a_request_that_the_overview_shows(service: Servi
     WebDriverWait(browser, PATIENCE_S).until(lambda _: browser.title.startswith("Requests of "))
     assert str(usage.prompt_tokens) in [cell.text for cell in browser.find_elements(By.TAG_NAME, "td")]
     expect_no_overflow(browser)
-    for section in ("Billing", "Members"):
+    for section in ("Billing", "Members", "Alerts"):
         browser.find_element(By.LINK_TEXT, section).click()
         titled(browser, section)
         expect_no_overflow(browser)
+    fill(browser, threshold="6", target=receiver.url)  # of a balance below 5
+    titled(browser, "The webhook's secret")
+    expect_no_overflow(browser)
+    secret = browser.find_element(By.ID, "secret").text
+    until(lambda: receiver.came)
+    headers, body = receiver.came[0]
+    assert Webhook(secret).verify(body, headers)["type"] == "balance.low"
     browser.find_element(By.LINK_TEXT, "Keys").click()
     titled(browser, "Keys")
     browser.find_element(By.XPATH, "//button[text()='Revoke laptop']").click()

@@ -1,0 +1,155 @@
+"""Alerts of accounts, and the notices that follow from them.
+
+Watching reads; only an alert whose state changes takes the ledger's writer lock. Changing a state compares it first, so
+that two processes which watch make one notice.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row, delete, func, insert, select, update
+
+from serve_app.accounting.audit_log import write_audit
+from serve_app.accounting.database import Transaction
+from serve_app.accounting.schema import accounts, alerts, notices, usage_daily
+from serve_app.accounting.snapshots import read_account
+from serve_app.accounting.validation import check_page, equals, is_text
+from serve_app.contracts.errors import Conflict, InvalidValue
+from serve_app.contracts.key_format import new_id
+from serve_app.contracts.money import MAX_BALANCE
+from serve_app.contracts.notices import (
+    KINDS,
+    MOST_ALERTS,
+    Alarm,
+    Alert,
+    CreateAlert,
+    ListAlerts,
+    ListNotices,
+    Notice,
+    RaiseAlarm,
+    RecordAttempt,
+    RemoveAlert,
+    WatchAlerts,
+)
+from serve_app.contracts.periods import period_at
+
+BATCH: Final = 200
+LOW: Final = "low"
+UNUSUAL: Final = 3  # times the mean of
+DAYS_BEFORE: Final = 7
+_DAY_S: Final = 86400.0
+_TARGET = re.compile(r"https?://[^\s]+|[^@\s<>\"]+@[^@\s<>\"]+")
+
+
+def create_alert(transaction: Transaction, wanted: CreateAlert, now: float) -> Alert:
+    connection = transaction.connection
+    read_account(connection, wanted.account_id)
+    if wanted.kind not in KINDS:
+        raise InvalidValue(f"kind {wanted.kind!r}: give one of {', '.join(KINDS)}")
+    if type(wanted.threshold) is not int or not 0 < wanted.threshold <= MAX_BALANCE:
+        raise InvalidValue("the amount must be more than 0")
+    if not is_text(wanted.target, 500) or not _TARGET.fullmatch(wanted.target):
+        raise InvalidValue(f"{wanted.target!r}: give an e-mail address, or the https address of a webhook")
+    if len(list_alerts(connection, ListAlerts(wanted.account_id), now)) >= MOST_ALERTS:
+        raise Conflict(f"an account has at most {MOST_ALERTS} alerts: remove one")
+    row = {"id": new_id("alert_"), "account_id": wanted.account_id, "kind": wanted.kind, "target": wanted.target}
+    more = {"threshold": wanted.threshold, "secret": wanted.secret, "state": "", "created_at": now}
+    connection.execute(insert(alerts).values(**row, **more))
+    detail = {"kind": wanted.kind, "threshold": wanted.threshold, "target": wanted.target}
+    write_audit(transaction, wanted.audit, "create_alert", wanted.account_id, detail, now, subject=row["id"])
+    return _alert(connection.execute(select(alerts).where(alerts.c.id == row["id"])).one())
+
+
+def list_alerts(connection: Connection, wanted: ListAlerts, _now: float) -> list[Alert]:
+    read_account(connection, wanted.account_id)
+    query = select(alerts).where(alerts.c.account_id == wanted.account_id).order_by(alerts.c.created_at, alerts.c.id)
+    return [_alert(row) for row in connection.execute(query)]
+
+
+def remove_alert(transaction: Transaction, wanted: RemoveAlert, now: float) -> None:
+    mine = (equals(alerts.c.id, wanted.alert_id), equals(alerts.c.account_id, wanted.account_id))
+    if transaction.connection.execute(delete(alerts).where(*mine)).rowcount:
+        audit, account_id = wanted.audit, wanted.account_id
+        write_audit(transaction, audit, "remove_alert", account_id, {}, now, subject=wanted.alert_id)
+
+
+def watch_alerts(connection: Connection, wanted: WatchAlerts, now: float) -> tuple[list[Alarm], str | None]:
+    query = select(alerts).where(alerts.c.id > wanted.after).order_by(alerts.c.id).limit(BATCH)
+    found = connection.execute(query).all()
+    alarms = []
+    for row in found:
+        state, value = _state(connection, row, now)
+        if state != row.state:
+            alarms.append(Alarm(row.id, row.state, state, value))
+    return alarms, found[-1].id if len(found) == BATCH else None
+
+
+def raise_alarm(transaction: Transaction, wanted: RaiseAlarm, now: float) -> bool:
+    connection, alarm = transaction.connection, wanted.alarm
+    alert = connection.execute(select(alerts).where(alerts.c.id == alarm.alert_id)).one_or_none()
+    if alert is None or alert.state != alarm.before:
+        return False
+    connection.execute(update(alerts).where(alerts.c.id == alert.id).values(state=alarm.state))
+    if alarm.state:
+        names = ("account_id", "kind", "threshold", "target", "secret")
+        row = {name: getattr(alert, name) for name in names} | {"id": new_id("notice_"), "value": alarm.value}
+        connection.execute(insert(notices).values(**row, created_at=now, attempts=0, next_at=now, error=""))
+    return True
+
+
+def list_notices(connection: Connection, wanted: ListNotices, now: float) -> list[Notice]:
+    query = select(notices, accounts.c.name, accounts.c.currency).join(accounts).limit(check_page(wanted.limit))
+    if wanted.account_id is None:
+        query = query.where(notices.c.next_at <= now).order_by(notices.c.next_at, notices.c.id)
+    else:
+        query = query.where(equals(notices.c.account_id, wanted.account_id))
+        query = query.order_by(notices.c.created_at.desc(), notices.c.id)
+    return [
+        Notice(
+            row.id, row.account_id, row.name, row.currency, row.kind, row.threshold, row.value, row.target,
+            row.created_at, row.attempts, row.next_at, row.delivered_at, row.error, row.secret,
+        )
+        for row in connection.execute(query)
+    ]  # fmt: skip
+
+
+def record_attempt(transaction: Transaction, wanted: RecordAttempt, now: float) -> None:
+    delivered = {} if wanted.error else {"delivered_at": now}
+    changed = {"attempts": notices.c.attempts + 1, "error": wanted.error[:300], "next_at": wanted.next_at}
+    mine = equals(notices.c.id, wanted.notice_id)
+    transaction.connection.execute(update(notices).where(mine).values(**changed, **delivered))
+
+
+def _state(connection: Connection, alert: Row[Any], now: float) -> tuple[str, int]:
+    """What the alert's state is to be, and the value that decides."""
+    if alert.kind == "balance":
+        value = read_account(connection, alert.account_id).available(now)
+        return (LOW if value < alert.threshold else ""), value
+    if alert.kind == "month":
+        month = period_at("month", now).name
+        return _reached(alert, month, _spent(connection, alert.account_id, f"{month}-01", f"{month}-31"))
+    today = period_at("day", now).name
+    value = _spent(connection, alert.account_id, today, today)
+    if alert.kind == "unusual" and value >= alert.threshold:
+        first, last = (period_at("day", now - days * _DAY_S).name for days in (DAYS_BEFORE, 1))
+        before = _spent(connection, alert.account_id, first, last)
+        if value * DAYS_BEFORE < UNUSUAL * before:
+            return alert.state, value
+    return _reached(alert, today, value)
+
+
+def _reached(alert: Row[Any], period: str, value: int) -> tuple[str, int]:
+    """It fires once in a period, and is not armed anew within it."""
+    return (period if value >= alert.threshold else alert.state), value
+
+
+def _spent(connection: Connection, account_id: str, first: str, last: str) -> int:
+    daily = usage_daily.c
+    in_days = (daily.account_id == account_id, daily.day >= first, daily.day <= last)
+    return int(connection.execute(select(func.coalesce(func.sum(daily.charged), 0)).where(*in_days)).scalar_one())
+
+
+def _alert(row: Row[Any]) -> Alert:
+    return Alert(row.id, row.account_id, row.kind, row.threshold, row.target, row.state, row.created_at)

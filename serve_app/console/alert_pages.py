@@ -1,0 +1,55 @@
+"""What an account wants to be told, and what it was told."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from typing import Final
+
+from fastapi.responses import Response
+
+from serve_app.console.notifier import words
+from serve_app.console.web import Refused, Visit
+from serve_app.console.webhook_address import BadAddress, pinned
+from serve_app.contracts import notices
+from serve_app.contracts.money import parse_amount
+
+LATEST: Final = 50
+
+
+async def show(visit: Visit) -> Response:
+    run, account_id = visit.console.books.run, visit.request.path_params["account_id"]
+    told = await run(notices.ListNotices(account_id, LATEST))
+    return visit.page(
+        "alerts.html",
+        alerts=await run(notices.ListAlerts(account_id)),
+        told=[(notice, words(notice)) for notice in told],
+        kinds=notices.KINDS,
+        has_mail=visit.console.has_mail,
+    )
+
+
+async def create(visit: Visit) -> Response:
+    account_id, target = visit.request.path_params["account_id"], visit.form.get("target", "").strip()
+    is_webhook = "://" in target
+    if is_webhook:
+        try:
+            await pinned(target, private=visit.console.private_webhooks)
+        except BadAddress as error:
+            raise Refused(422, str(error)) from None
+    elif not visit.console.has_mail:
+        raise Refused(422, "This service sends no e-mail: give the https address of a webhook.")
+    secret = f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}"
+    threshold = parse_amount(visit.form.get("threshold", "").strip())
+    kind = visit.form.get("kind", "")
+    command = notices.CreateAlert(account_id, kind, threshold, target, secret if is_webhook else "", visit.audit)
+    made = await visit.console.books.run(command)
+    if is_webhook:
+        return visit.page("webhook_made.html", 201, alert=made, secret=secret)
+    return visit.go(f"/accounts/{account_id}/alerts")
+
+
+async def remove(visit: Visit) -> Response:
+    account_id, alert_id = (visit.request.path_params[name] for name in ("account_id", "alert_id"))
+    await visit.console.books.run(notices.RemoveAlert(account_id, alert_id, visit.audit))
+    return visit.go(f"/accounts/{account_id}/alerts")

@@ -1,0 +1,170 @@
+"""An alert fires once for each time that its condition comes true, whoever watches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from serve_app.contracts.errors import AccountNotFound, Conflict, InvalidValue
+from serve_app.contracts.notices import (
+    KINDS,
+    MOST_ALERTS,
+    Alarm,
+    CreateAlert,
+    ListAlerts,
+    ListNotices,
+    RaiseAlarm,
+    RecordAttempt,
+    RemoveAlert,
+    WatchAlerts,
+)
+
+from .books import COST, NOON, Books, Clock
+
+DAY = 86400.0
+
+
+def alert(books: Books, kind: str, threshold: int, **changed: Any) -> str:
+    fields = {"target": "ada@example.org", "secret": "", **changed}
+    return books.ledger.run(CreateAlert(books.account_id, kind, threshold, **fields)).alert_id
+
+
+def watch(books: Books) -> list[tuple[str, int]]:
+    """One turn of a watcher: kind and value of the notices that it made."""
+    ledger, before = books.ledger, len(told(books))
+    alarms, after = ledger.run(WatchAlerts())
+    assert after is None
+    for alarm in alarms:
+        assert ledger.run(RaiseAlarm(alarm))
+        assert not ledger.run(RaiseAlarm(alarm)), "a second watcher made it too"
+    return told(books)[before:]
+
+
+def told(books: Books) -> list[tuple[str, int]]:
+    found = books.ledger.run(ListNotices(books.account_id))
+    return [(notice.kind, notice.value) for notice in reversed(found)]
+
+
+def use(books: Books, clock: Clock, *names: str, at: float | None = None) -> None:
+    at = clock.now if at is None else at
+    books.ledger.settle([books.settlement(name, started_at=at - 1, finished_at=at) for name in names])
+
+
+def test_a_low_balance_is_told_once_and_again_after_it_was_topped_up(timed: Books, clock: Clock) -> None:
+    timed.ledger.credit(timed.account_id, 100)
+    alert(timed, "balance", 60)
+    assert watch(timed) == []
+    use(timed, clock, "r1")
+    assert watch(timed) == [("balance", 100 - COST)]
+    use(timed, clock, "r2")
+    assert watch(timed) == []
+    timed.ledger.credit(timed.account_id, 52)
+    assert watch(timed) == []
+    use(timed, clock, "r3")
+    assert watch(timed) == [("balance", 152 - 3 * COST)]
+
+
+def test_money_that_has_expired_is_not_counted(timed: Books, clock: Clock) -> None:
+    timed.ledger.credit(timed.account_id, 100, kind="grant", expires_at=NOON + 10)
+    alert(timed, "balance", 60)
+    assert watch(timed) == []
+    clock.now = NOON + 11
+    assert watch(timed) == [("balance", 0)]
+
+
+@pytest.mark.parametrize(("kind", "later"), [("day", DAY), ("month", 30 * DAY)])
+def test_spending_is_told_once_in_each_period(timed: Books, clock: Clock, kind: str, later: float) -> None:
+    timed.ledger.credit(timed.account_id, 10_000)
+    alert(timed, kind, 2 * COST)
+    use(timed, clock, "yesterday", at=NOON - DAY)
+    use(timed, clock, "r1")
+    assert watch(timed) == []
+    use(timed, clock, "r2")
+    assert watch(timed) == [(kind, 2 * COST)]
+    use(timed, clock, "r3")
+    assert watch(timed) == []
+    clock.now = NOON + later
+    assert watch(timed) == []
+    use(timed, clock, "r4", "r5", "r6")
+    assert watch(timed) == [(kind, 3 * COST)]
+
+
+def test_unusual_is_three_times_the_mean_of_the_week_before(timed: Books, clock: Clock) -> None:
+    timed.ledger.credit(timed.account_id, 10_000)
+    alert(timed, "unusual", COST)
+    for day in range(1, 8):
+        use(timed, clock, f"before {day}", f"and {day}", at=NOON - day * DAY)
+    use(timed, clock, *(f"today {number}" for number in range(5)))
+    assert watch(timed) == []
+    use(timed, clock, "today 5")
+    assert watch(timed) == [("unusual", 6 * COST)]
+    assert watch(timed) == []
+
+
+def test_notices_are_due_until_they_are_delivered_or_given_up(timed: Books, clock: Clock) -> None:
+    run = timed.ledger.run
+    for kind in ("balance", "day"):
+        alert(timed, kind, 1)
+    timed.ledger.credit(timed.account_id, 100)
+    use(timed, clock, "r1")
+    assert watch(timed) == [("day", COST)]
+    [notice] = run(ListNotices())
+    assert (notice.next_at, notice.attempts, notice.delivered_at) == (NOON, 0, None)
+    run(RecordAttempt(notice.notice_id, "no answer", NOON + 5))
+    assert run(ListNotices()) == []
+    clock.now = NOON + 5
+    assert [one.error for one in run(ListNotices())] == ["no answer"]
+    run(RecordAttempt(notice.notice_id, "", None))
+    assert run(ListNotices()) == []
+    [notice] = run(ListNotices(timed.account_id))
+    assert (notice.attempts, notice.delivered_at, notice.error) == (2, NOON + 5, "")
+
+
+def test_an_alert_is_of_its_account_and_leaves_what_it_told(timed: Books, clock: Clock) -> None:
+    run, other = timed.ledger.run, timed.ledger.create_account("Bob").account_id
+    made = alert(timed, "balance", 60)
+    assert watch(timed) == [("balance", 0)]
+    run(RemoveAlert(other, made))
+    assert [one.alert_id for one in run(ListAlerts(timed.account_id))] == [made]
+    assert run(ListAlerts(other)) == run(ListNotices(other)) == []
+    run(RemoveAlert(timed.account_id, made))
+    run(RemoveAlert(timed.account_id, made))
+    assert run(ListAlerts(timed.account_id)) == []
+    assert told(timed) == [("balance", 0)]
+    assert run(RaiseAlarm(Alarm(made, "low", "", 1))) is False
+
+
+def test_watching_goes_on_where_a_look_ended(timed: Books) -> None:
+    accounts = [timed.ledger.create_account(f"account {number}").account_id for number in range(21)]
+    for account_id in accounts:
+        for _ in range(10):
+            timed.ledger.run(CreateAlert(account_id, "balance", 1, "ada@example.org", ""))
+    first, after = timed.ledger.run(WatchAlerts())
+    assert (len(first), after) == (200, first[-1].alert_id)
+    second, after = timed.ledger.run(WatchAlerts(after))
+    assert (len(second), after) == (10, None)
+    assert len({alarm.alert_id for alarm in first + second}) == 210
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"kind": "other"}, {"threshold": 0}, {"threshold": -1}, {"threshold": 1.5}, {"target": ""}, {"target": "ada"},
+        {"target": "ftp://example.org/"}, {"target": "https://"}, {"target": "a b@example.org"}, {"target": "a@b\n"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_no_alert_is_refused(timed: Books, changed: dict[str, Any]) -> None:
+    fields = {"kind": "balance", "threshold": 1, "target": "ada@example.org", "secret": "", **changed}
+    with pytest.raises(InvalidValue):
+        timed.ledger.run(CreateAlert(timed.account_id, **fields))
+
+
+def test_an_account_has_not_more_than_its_most(timed: Books) -> None:
+    for _ in range(MOST_ALERTS):
+        alert(timed, next(iter(KINDS)), 1)
+    with pytest.raises(Conflict):
+        alert(timed, "day", 1)
+    with pytest.raises(AccountNotFound):
+        timed.ledger.run(CreateAlert("acct_none", "day", 1, "ada@example.org", ""))
