@@ -14,6 +14,7 @@ from deployments.priority import yield_to_models
 from serve_app import secret_files
 from serve_app.console.app import build_console
 from serve_app.console.notifier import Notifier
+from serve_app.console.payments import PaymentProvider
 from serve_app.console.web import Console
 from serve_app.contracts.calls import shard_name
 from serve_app.gateway.settlements import AccountingShards
@@ -49,6 +50,7 @@ class ConsoleIngress:
             trusted_proxies=args.trusted_proxies,
             has_mail=args.mail is not None,
             private_webhooks=args.private_webhooks,
+            payments=_payments(),
         )
         self._notifier = Notifier(
             self._console.books,
@@ -66,6 +68,16 @@ class ConsoleIngress:
         """Called once by Serve, after the constructor."""
         self._watching = asyncio.create_task(self._notifier.run())
         return build_console(self._console)
+
+
+def _payments() -> PaymentProvider | None:
+    """Stripe, where the environment has its secrets."""
+    key, secret = (os.environ.get(f"SERVE_APP_STRIPE_{name}", "") for name in ("KEY", "WEBHOOK_SECRET"))
+    if not key or not secret:
+        return None
+    from serve_app.console.stripe_payments import Stripe  # loads a large library
+
+    return Stripe(key, secret)
 
 
 def _handle(deployment: str) -> DeploymentHandle:

@@ -98,7 +98,7 @@ def take_back_grant(transaction: Transaction, wanted: TakeBackGrant, now: float)
         raise GrantNotFound(account_id, grant_id)
     # A repetition cannot compare what was left the first time. The memo, which names the grant, must be the same.
     memo = f"grant {grant_id}: {wanted.memo}"
-    earlier = _earlier_entry(connection, wanted)
+    earlier = earlier_entry(connection, wanted)
     if earlier is not None:
         if (earlier.kind, earlier.memo) != (EntryKind.CORRECTION.value, memo):
             raise _conflict(wanted, earlier)
@@ -145,7 +145,7 @@ def expire_grants(transaction: Transaction, wanted: ExpireGrants, now: float) ->
     return len(expired)
 
 
-def _earlier_entry(connection: Connection, wanted: Movement) -> Row[Any] | None:
+def earlier_entry(connection: Connection, wanted: Movement) -> Row[Any] | None:
     """The entry that this account's idempotency key has written."""
     key = wanted.idempotency_key
     if key is None:
@@ -166,7 +166,7 @@ def _moved_before(connection: Connection, wanted: Movement, moved: Mapping[str, 
     Raises AccountNotFound, and Conflict if the key has moved something else.
     """
     read_account(connection, wanted.account_id)
-    earlier = _earlier_entry(connection, wanted)
+    earlier = earlier_entry(connection, wanted)
     if earlier is None:
         return False
     query = select(postings.c.ledger_account, postings.c.amount).where(postings.c.entry_id == earlier.id)

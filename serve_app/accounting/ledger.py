@@ -21,6 +21,7 @@ from serve_app.accounting import (
     limiter_leases,
     people,
     replies,
+    returned_payments,
     served,
     served_backends,
     served_models,
@@ -35,6 +36,7 @@ from serve_app.accounting.database import Database, Transaction
 from serve_app.accounting.settle import settle
 from serve_app.contracts import commands, served_commands
 from serve_app.contracts import notices as notice_commands
+from serve_app.contracts import payments as payment_commands
 from serve_app.contracts import people as people_commands
 from serve_app.contracts.books import Refusal, Settled, Settlement, SettlementRejected, StuckSettlement
 from serve_app.contracts.commands import Answer, Command
@@ -114,6 +116,7 @@ WRITES: dict[type[Command[Any]], Callable[[Transaction, Any, float], Any]] = {
     people_commands.TouchSession: console_sessions.touch_session,
     people_commands.EndSession: console_sessions.end_session,
     notice_commands.CreateAlert: alerts.create_alert,
+    payment_commands.ReturnPayment: returned_payments.return_payment,
     notice_commands.RemoveAlert: alerts.remove_alert,
     notice_commands.RaiseAlarm: alerts.raise_alarm,
     notice_commands.RecordAttempt: alerts.record_attempt,

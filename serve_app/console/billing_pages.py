@@ -7,7 +7,7 @@ from typing import Final
 from fastapi.responses import Response
 
 from serve_app.console.usage_pages import named_month
-from serve_app.console.web import Visit
+from serve_app.console.web import HEADERS, Visit
 from serve_app.contracts import commands
 from serve_app.contracts.periods import period_at
 
@@ -26,7 +26,8 @@ async def billing(visit: Visit) -> Response:
         months.append(month.name)
         at = month.begins - 1
     months = months or [period_at("month", now).name]
-    return visit.page(
+    provider = visit.console.payments
+    page = visit.page(
         "billing.html",
         account=account,
         balance=account.available(now),
@@ -35,7 +36,12 @@ async def billing(visit: Visit) -> Response:
         months=months,
         kinds=KINDS,
         now=now,
+        provider=provider,
     )
+    if provider is not None:  # browsers hold a form's redirect to the policy of its page
+        policy = HEADERS["content-security-policy"].replace("form-action 'self'", f"form-action 'self' {provider.page}")
+        page.headers["content-security-policy"] = policy
+    return page
 
 
 async def statement(visit: Visit) -> Response:

@@ -6,6 +6,7 @@ from typing import Final
 
 ANYONE: Final = frozenset({"anyone"})
 SIGNED_IN: Final = frozenset({"signed in"})
+PROVIDER: Final = frozenset({"the payment provider"})  # by the signature of what it sends; no form, no session
 EVERY_MEMBER: Final = frozenset({"owner", "member", "billing"})
 KEY_HOLDERS: Final = frozenset({"owner", "member"})
 PAYERS: Final = frozenset({"owner", "billing"})
@@ -19,6 +20,7 @@ RULES: Final = {
     "POST /sign-in": ANYONE,
     "GET /invitations/{token}": ANYONE,
     "POST /invitations/{token}": ANYONE,
+    "POST /payments/{provider}": PROVIDER,
     "GET /": SIGNED_IN,
     "POST /sign-out": SIGNED_IN,
     "GET /profile": SIGNED_IN,
@@ -38,6 +40,7 @@ RULES: Final = {
     "GET /accounts/{account_id}/usage/{month}.csv": EVERY_MEMBER,
     "GET /accounts/{account_id}/requests": EVERY_MEMBER,
     "GET /accounts/{account_id}/billing": PAYERS,
+    "POST /accounts/{account_id}/billing": PAYERS,
     "GET /accounts/{account_id}/statements/{month}": PAYERS,
     "GET /accounts/{account_id}/alerts": PAYERS,
     "POST /accounts/{account_id}/alerts": PAYERS,

@@ -16,7 +16,8 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from serve_app.console.attempts import Attempts
-from serve_app.console.rules import ANYONE, RULES, SIGNED_IN
+from serve_app.console.payments import PaymentProvider
+from serve_app.console.rules import ANYONE, PROVIDER, RULES, SIGNED_IN
 from serve_app.contracts.books import Audit
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.errors import LedgerError, LedgerUnavailable
@@ -74,6 +75,7 @@ class Console:
     trusted_proxies: int = 0
     has_mail: bool = False
     private_webhooks: bool = False  # as in ConsoleArgs
+    payments: PaymentProvider | None = None
     attempts: Attempts = field(init=False)
 
     def __post_init__(self) -> None:
@@ -93,6 +95,7 @@ class Visit:
     token: str  # of the session, or of the visit before it
     session: SignedIn | None = None
     person: Person | None = None
+    body: bytes = field(default=b"", repr=False)
     form: Mapping[str, str] = field(default_factory=dict)
     lists: Mapping[str, list[str]] = field(default_factory=dict)
 
@@ -156,7 +159,7 @@ def responder(console: Console, method: str, path: str, handler: Handler) -> Cal
             response = visit.page("message.html", 503, error="The service is busy: try again in a moment.")
         except LedgerError as error:
             response = visit.page("message.html", 422, error=str(error))
-        if visit.person is None and not request.cookies.get(VISIT):
+        if visit.person is None and rule is not PROVIDER and not request.cookies.get(VISIT):
             visit.set_cookie(response, VISIT, visit.token)
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
@@ -167,6 +170,9 @@ def responder(console: Console, method: str, path: str, handler: Handler) -> Cal
 
 async def _checked(visit: Visit, rule: frozenset[str], handler: Handler) -> Response:
     console, request = visit.console, visit.request
+    if rule is PROVIDER:
+        await _read_body(visit)
+        return await handler(visit)
     found = await console.books.run(FindSession(console.digest(visit.token))) if COOKIE in request.cookies else None
     if found is not None:
         visit.session, visit.person = found
@@ -187,14 +193,17 @@ async def _checked(visit: Visit, rule: frozenset[str], handler: Handler) -> Resp
     return await handler(visit)
 
 
-async def _read_form(visit: Visit) -> None:
-    body = b""
+async def _read_body(visit: Visit) -> None:
     async for part in visit.request.stream():
-        body += part
-        if len(body) > MOST_BYTES:
+        visit.body += part
+        if len(visit.body) > MOST_BYTES:
             raise Refused(413, "The form is too long.")
+
+
+async def _read_form(visit: Visit) -> None:
+    await _read_body(visit)
     try:
-        pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=200, errors="strict")
+        pairs = parse_qsl(visit.body.decode(), keep_blank_values=True, max_num_fields=200, errors="strict")
     except ValueError:
         raise Refused(400, "The form can't be read.") from None
     lists: dict[str, list[str]] = {}

@@ -1,0 +1,49 @@
+"""Adding funds, and the reports of the payment provider."""
+
+from __future__ import annotations
+
+import logging
+
+from fastapi.responses import PlainTextResponse, RedirectResponse, Response
+
+from serve_app.console.payments import BadReport, PaymentError, book
+from serve_app.console.web import Refused, Visit
+from serve_app.contracts.commands import GetAccount
+from serve_app.contracts.errors import LedgerError, LedgerUnavailable
+from serve_app.contracts.money import parse_amount
+
+logger = logging.getLogger("ray.serve")
+
+
+async def add_funds(visit: Visit) -> Response:
+    provider, account_id = visit.console.payments, visit.request.path_params["account_id"]
+    if provider is None:
+        raise Refused(404, "This service takes no payments here: ask its operator.")
+    account = await visit.console.books.run(GetAccount(account_id))
+    amount = parse_amount(visit.form.get("amount", "").strip())
+    url = visit.request.url
+    back = f"{url.scheme}://{url.netloc}{visit.root}/accounts/{account_id}/billing"
+    try:
+        return RedirectResponse(await provider.checkout(account_id, amount, account.currency, back), 303)
+    except PaymentError as error:
+        raise Refused(422, str(error)) from None
+
+
+async def report(visit: Visit) -> Response:
+    """Signed by the provider, who asks again for days after anything but 2xx."""
+    provider = visit.console.payments
+    if provider is None or visit.request.path_params["provider"] != provider.name:
+        return PlainTextResponse("no such provider\n", 404)
+    try:
+        found = await provider.read(visit.body, visit.request.headers)
+        if found is not None:
+            await book(visit.console.books, provider.name, found)
+    except LedgerUnavailable:
+        raise
+    except (BadReport, LedgerError) as error:
+        logger.warning("a report of %s is refused: %s", provider.name, error)
+        return PlainTextResponse("refused\n", 400)
+    except PaymentError as error:
+        logger.warning("a report of %s can't be read now: %s", provider.name, error)
+        return PlainTextResponse("later\n", 503)
+    return PlainTextResponse("ok\n")

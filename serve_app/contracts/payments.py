@@ -1,0 +1,43 @@
+"""What a payment provider reports, and what the books make of it. Amounts are nano-units."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from serve_app.contracts.books import Audit
+from serve_app.contracts.commands import Command
+
+
+@dataclass(frozen=True, slots=True)
+class Paid:
+    """Money has come. `reference` is the provider's name of the payment, which is booked once."""
+
+    account_id: str
+    amount: int
+    currency: str
+    reference: str
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """Money has gone back: a refund, or a chargeback, which the customer's bank has ordered."""
+
+    account_id: str
+    amount: int
+    reference: str  # of this return
+    is_chargeback: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnPayment(Command[int]):
+    """Takes money that went back from what the account has paid in. Returns the nano-units that were spent already.
+
+    The same idempotency key takes it once, and then returns 0. A chargeback also suspends the account. Raises
+    AccountNotFound, InvalidAmount.
+    """
+
+    account_id: str
+    amount: int
+    idempotency_key: str
+    is_chargeback: bool = False
+    audit: Audit | None = None
