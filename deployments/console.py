@@ -17,6 +17,7 @@ from serve_app.console.notifier import Notifier
 from serve_app.console.payments import PaymentProvider
 from serve_app.console.web import Console
 from serve_app.contracts.calls import shard_name
+from serve_app.contracts.money import parse_amount
 from serve_app.gateway.settlements import AccountingShards
 from serve_app.settings import ConsoleArgs
 
@@ -51,6 +52,7 @@ class ConsoleIngress:
             has_mail=args.mail is not None,
             private_webhooks=args.private_webhooks,
             payments=_payments(),
+            credit_alone=parse_amount(args.credit_alone),
         )
         self._notifier = Notifier(
             self._console.books,

@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from serve_app.contracts.limits import Contract
-from serve_app.contracts.money import Price, price_per_million
+from serve_app.contracts.money import Price, parse_amount, price_per_million
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.vllm_adapter.vllm_settings import VllmSettings, problem
 from serve_app.limiter.pressure import Tuning
@@ -195,7 +195,15 @@ class ConsoleArgs(_Strict):
     accounting_shards: Annotated[int, Field(ge=1, le=64)] = 1
     trusted_proxies: Annotated[int, Field(ge=0, le=16)] = 0  # as in the gateway's settings
     mail: MailSettings | None = None  # None: alerts go to webhooks alone
+    # Credit that one operator may give alone, in units of the currency; more needs a second one.
+    credit_alone: str = "100.00"
     private_webhooks: bool = False  # alerts may go to http and to addresses that are not public
+
+    @field_validator("credit_alone")
+    @classmethod
+    def _is_amount(cls, value: str) -> str:
+        parse_amount(value)
+        return value
 
     def state_dir(self) -> Path:
         """The state folder; makes it."""

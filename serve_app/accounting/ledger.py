@@ -19,6 +19,7 @@ from serve_app.accounting import (
     console_sessions,
     funds,
     limiter_leases,
+    operators,
     people,
     replies,
     returned_payments,
@@ -36,6 +37,7 @@ from serve_app.accounting.database import Database, Transaction
 from serve_app.accounting.settle import settle
 from serve_app.contracts import commands, served_commands
 from serve_app.contracts import notices as notice_commands
+from serve_app.contracts import operators as operator_commands
 from serve_app.contracts import payments as payment_commands
 from serve_app.contracts import people as people_commands
 from serve_app.contracts.books import Refusal, Settled, Settlement, SettlementRejected, StuckSettlement
@@ -71,6 +73,8 @@ READS: dict[type[Command[Any]], Callable[[Connection, Any, float], Any]] = {
     people_commands.FindSession: console_sessions.find_session,
     people_commands.ListSessions: console_sessions.list_sessions,
     notice_commands.ListAlerts: alerts.list_alerts,
+    operator_commands.SearchAccounts: snapshots.search_accounts,
+    operator_commands.ListPendingCredits: operators.list_pending_credits,
     notice_commands.WatchAlerts: alerts.watch_alerts,
     notice_commands.ListNotices: alerts.list_notices,
 }
@@ -79,6 +83,7 @@ LONG_READS: dict[type[Command[Any]], float] = {
     commands.ShowAccount: 60.0,
     commands.SumUsage: 60.0,
     commands.ShowStatement: 60.0,
+    operator_commands.SearchAccounts: 60.0,
     commands.ListUsage: 60.0,
     commands.ListAudit: 60.0,
 }
@@ -116,6 +121,9 @@ WRITES: dict[type[Command[Any]], Callable[[Transaction, Any, float], Any]] = {
     people_commands.TouchSession: console_sessions.touch_session,
     people_commands.EndSession: console_sessions.end_session,
     notice_commands.CreateAlert: alerts.create_alert,
+    operator_commands.SetOperatorRole: operators.set_operator_role,
+    operator_commands.AskCredit: operators.ask_credit,
+    operator_commands.DecideCredit: operators.decide_credit,
     payment_commands.ReturnPayment: returned_payments.return_payment,
     notice_commands.RemoveAlert: alerts.remove_alert,
     notice_commands.RaiseAlarm: alerts.raise_alarm,

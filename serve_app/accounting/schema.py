@@ -488,3 +488,18 @@ Index(
     sqlite_where=text("next_at IS NOT NULL"),
     postgresql_where=text("next_at IS NOT NULL"),
 )
+
+pending_credits = Table(
+    "pending_credits",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("account_id", Text, ForeignKey("accounts.id"), nullable=False),
+    Column("amount", BigInteger, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("memo", Text, nullable=False),
+    Column("asked_by", Text, nullable=False),
+    Column("asked_at", Double, nullable=False),
+    Column("decided_by", Text),
+    Column("decided_at", Double),  # null: it waits
+    Column("approved", Boolean),
+)

@@ -7,16 +7,17 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, select, tuple_
+from sqlalchemy import Connection, Row, Select, func, or_, select, tuple_
 
 from serve_app.accounting import budgets, grants
 from serve_app.accounting.currency import foreign_accounts
 from serve_app.accounting.schema import accounts, api_keys, head
-from serve_app.accounting.validation import check_page, equals
+from serve_app.accounting.validation import check_name, check_page, equals
 from serve_app.contracts.books import AccountSnapshot, Changes, KeySnapshot
 from serve_app.contracts.commands import FindKeys, GetAccount, ListAccounts, ListKeys, ReadChanges
 from serve_app.contracts.errors import AccountNotFound, KeyNotFound
 from serve_app.contracts.limits import ACCOUNT_LIMITS, KEY_LIMITS
+from serve_app.contracts.operators import SearchAccounts
 from serve_app.contracts.periods import period_at
 
 _KEYS = select(api_keys, accounts.c.version.label("account_version")).join(
@@ -49,6 +50,16 @@ def list_accounts(connection: Connection, wanted: ListAccounts, _now: float) -> 
     if wanted.after is not None:
         last = read_account(connection, wanted.after)
         query = query.where(tuple_(accounts.c.created_at, accounts.c.id) > tuple_(last.created_at, last.account_id))
+    return _accounts(connection, query)
+
+
+def search_accounts(connection: Connection, wanted: SearchAccounts, _now: float) -> list[AccountSnapshot]:
+    text = wanted.text.strip().lower()
+    query = select(accounts).order_by(accounts.c.created_at.desc(), accounts.c.id).limit(check_page(wanted.limit))
+    if text:
+        check_name(text, "a search")
+        named = func.lower(accounts.c.name).contains(text, autoescape=True)
+        query = query.where(or_(named, accounts.c.id.startswith(text, autoescape=True)))
     return _accounts(connection, query)
 
 

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from serve_app.admin.endpoint import AdminServices, Endpoints
 from serve_app.admin.values import Body, Reply, Time
-from serve_app.contracts import people
+from serve_app.contracts import operators, people
 from serve_app.contracts.books import Audit
 
 endpoint = Endpoints("Operator: People", "operatorKey")
@@ -68,6 +68,20 @@ class InvitePerson(Body):
     hours: Annotated[int, Field(ge=1, le=720, description="Until it ends.")] = HOURS
 
 
+class SetOperatorRole(Body):
+    """POST /admin/people/operator."""
+
+    email: Email
+    role: Literal["admin", "support", "finance", "read-only"] | None = Field(description="null takes it away.")
+
+
+class OperatorRole(Reply):
+    """What somebody may do on the operators' pages of the console."""
+
+    email: str
+    role: Literal["admin", "support", "finance", "read-only"] | None
+
+
 class SuspendPerson(Body):
     """POST /admin/people/suspend."""
 
@@ -109,3 +123,9 @@ async def revoke_invitation(admin: AdminServices, invitation_id: str, audit: Aud
 async def suspend_person(admin: AdminServices, body: SuspendPerson, audit: Audit) -> Suspended:
     person = await admin.run(people.SuspendPerson(body.email, body.suspended, audit))
     return Suspended(email=person.email, suspended=person.suspended)
+
+
+@endpoint("POST", "/admin/people/operator", "Let a person onto the operators' pages, or no longer")
+async def set_operator_role(admin: AdminServices, body: SetOperatorRole, audit: Audit) -> OperatorRole:
+    person = await admin.run(operators.SetOperatorRole(body.email, body.role, audit))
+    return OperatorRole.from_fields(person, role=person.operator_role)

@@ -13,6 +13,7 @@ from serve_app.cli.output import UsageError
 app = typer.Typer(name="people", help="Invite people to the console, list, suspend.")
 
 ROLES = ("owner", "member", "billing")
+OPERATOR_ROLES = ("admin", "support", "finance", "read-only")
 Email = Annotated[str, typer.Argument(metavar="EMAIL")]
 
 
@@ -89,3 +90,28 @@ def suspend(
     """Suspend a person: all their sessions end, and they can't sign in."""
     found = session.client.api_post("people", "suspend", body={"email": email, "suspended": not resume})
     session.out.record(found, [("email", found["email"]), ("status", "suspended" if found["suspended"] else "active")])
+
+
+@command(
+    app,
+    "operator",
+    examples=(
+        "serve-app people operator ada@example.org --role finance",
+        "serve-app people operator ada@example.org --none",
+    ),
+)
+def operator(
+    session: Session,
+    email: Email,
+    role: Annotated[
+        str | None, typer.Option(metavar="admin|support|finance|read-only", help="What they may do there.")
+    ] = None,
+    none: Annotated[bool, typer.Option("--none", help="Take the role away.")] = False,
+) -> None:
+    """Let a person onto the operators' pages of the console, or no longer. They sign in again after it."""
+    if (role is None) != none:
+        raise UsageError("give --role ROLE, or --none")
+    if role is not None and role not in OPERATOR_ROLES:
+        raise UsageError(f"--role {role}: must be one of {', '.join(OPERATOR_ROLES)}")
+    found = session.client.api_post("people", "operator", body={"email": email, "role": role})
+    session.out.record(found, [("email", found["email"]), ("role", found["role"] or "none")])

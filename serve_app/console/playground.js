@@ -73,8 +73,9 @@ function showTokens(place, tokens) {
 
 async function* events(answer) {
   let rest = "";
-  for await (const part of answer.body.pipeThrough(new TextDecoderStream())) {
-    const lines = (rest + part).split("\n");
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader(); // not every browser iterates streams
+  for (let part = await reader.read(); !part.done; part = await reader.read()) {
+    const lines = (rest + part.value).split("\n");
     rest = lines.pop();
     for (const line of lines) {
       if (line === "data: [DONE]") return;

@@ -12,7 +12,12 @@ KEY_HOLDERS: Final = frozenset({"owner", "member"})
 PAYERS: Final = frozenset({"owner", "billing"})
 OWNERS: Final = frozenset({"owner"})
 
-#: Roles are those in the account that the path names.
+#: Roles of operators, for routes that begin with /operator. Who may change money may not change limits, and vice versa.
+OPERATORS: Final = frozenset({"admin", "support", "finance", "read-only"})
+SUPPORT: Final = frozenset({"admin", "support"})
+FINANCE: Final = frozenset({"admin", "finance"})
+
+#: Other roles are those in the account that the path names.
 RULES: Final = {
     "GET /static/console.css": ANYONE,
     "GET /static/playground.js": ANYONE,
@@ -28,6 +33,16 @@ RULES: Final = {
     "POST /profile/totp": SIGNED_IN,
     "POST /profile/totp/off": SIGNED_IN,
     "POST /profile/sessions/{session_id}/end": SIGNED_IN,
+    "GET /operator/accounts": OPERATORS,
+    "GET /operator/accounts/{id}": OPERATORS,
+    "POST /operator/accounts/{id}/limits": SUPPORT,
+    "POST /operator/accounts/{id}/active": SUPPORT,
+    "POST /operator/accounts/{id}/credit": FINANCE,
+    "GET /operator/credits": OPERATORS,
+    "POST /operator/credits/{pending_id}/approve": FINANCE,
+    "POST /operator/credits/{pending_id}/reject": FINANCE,
+    "GET /operator/audit": OPERATORS,
+    "GET /operator/books": OPERATORS,
     "GET /accounts/{account_id}": EVERY_MEMBER,
     "GET /accounts/{account_id}/keys": KEY_HOLDERS,
     "POST /accounts/{account_id}/keys": KEY_HOLDERS,

@@ -81,22 +81,31 @@ class Stripe:
             if event.type in ("checkout.session.completed", "checkout.session.async_payment_succeeded"):
                 if found["payment_status"] != "paid":
                     return None  # a report follows when it is
+                if not isinstance(account_id := found.get("client_reference_id"), str):
+                    return None  # of another product of the same company
                 amount, currency = found["amount_total"] * CENT, found["currency"].upper()
-                return Paid(_text(found["client_reference_id"]), amount, currency, _text(found["payment_intent"]))
+                return Paid(account_id, amount, currency, _text(found["payment_intent"]))
             if event.type == "charge.refunded":
                 before = (data.get("previous_attributes") or {}).get("amount_refunded", 0)
                 reference = f"{found['id']} refunded {found['amount_refunded']}"
                 amount = (found["amount_refunded"] - before) * CENT
-                return Returned(_text(found["metadata"]["account_id"]), amount, reference)
+                return _returned(found, amount, reference)
             if event.type == "charge.dispute.created":
                 payment: Any = await self._client.v1.payment_intents.retrieve_async(found["payment_intent"])
                 amount = found["amount"] * CENT
-                return Returned(_text(payment["metadata"]["account_id"]), amount, found["id"], is_chargeback=True)
+                return _returned(payment, amount, found["id"], is_chargeback=True)
         except (KeyError, TypeError, AttributeError) as error:
             raise BadReport(f"{event.type} {event.id} is not about a payment of an account: {error}") from None
         except stripe.StripeError as error:
             raise PaymentError(f"Stripe does not answer: {error}") from error
         return None
+
+
+def _returned(payment: Any, amount: int, reference: str, *, is_chargeback: bool = False) -> Returned | None:
+    """None for a payment that is not an account's."""
+    if "account_id" not in payment["metadata"]:
+        return None
+    return Returned(_text(payment["metadata"]["account_id"]), amount, reference, is_chargeback)
 
 
 def _text(value: object) -> str:

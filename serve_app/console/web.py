@@ -17,11 +17,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from serve_app.console.attempts import Attempts
 from serve_app.console.payments import PaymentProvider
-from serve_app.console.rules import ANYONE, PROVIDER, RULES, SIGNED_IN
+from serve_app.console.rules import ANYONE, OPERATORS, PROVIDER, RULES, SIGNED_IN
 from serve_app.contracts.books import Audit
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.errors import LedgerError, LedgerUnavailable
-from serve_app.contracts.money import format_amount
+from serve_app.contracts.money import NANO_PER_UNIT, format_amount
 from serve_app.contracts.people import FindSession, Person, SignedIn, TouchSession, token_digest
 from serve_app.contracts.ports import BooksPort
 from serve_app.gateway.wrong_keys import client_address
@@ -44,6 +44,7 @@ TEMPLATES: Final = Environment(
 TEMPLATES.filters["money"] = format_amount
 TEMPLATES.filters["time"] = lambda at: time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
 TEMPLATES.filters["clock"] = lambda at: time.strftime("%H:%M:%S", time.gmtime(at))
+OPERATOR_SECTIONS: Final = {"/accounts": "Accounts", "/credits": "Credits", "/audit": "Audit log", "/books": "Books"}
 #: The pages of an account that stand above each of them, for those who may open them.
 SECTIONS: Final = {
     "": "Overview",
@@ -76,6 +77,7 @@ class Console:
     has_mail: bool = False
     private_webhooks: bool = False  # as in ConsoleArgs
     payments: PaymentProvider | None = None
+    credit_alone: int = 100 * NANO_PER_UNIT  # above it, two operators must agree
     attempts: Attempts = field(init=False)
 
     def __post_init__(self) -> None:
@@ -128,7 +130,8 @@ class Visit:
             path: name for path, name in SECTIONS.items() if role in RULES[f"GET /accounts/{{account_id}}{path}"]
         }
         shared = {"root": self.root, "csrf": self.csrf, "me": self.person, "account_id": account_id, "error": ""}
-        shared |= {"sections": sections}
+        shared |= {"sections": sections, "operator_sections": OPERATOR_SECTIONS, "once": secrets.token_hex(16)}
+        shared["operator"] = self.person is not None and self.request.url.path.startswith(f"{self.root}/operator/")
         return HTMLResponse(TEMPLATES.get_template(template).render(shared | values), status)
 
     def go(self, path: str) -> Response:
@@ -186,7 +189,11 @@ async def _checked(visit: Visit, rule: frozenset[str], handler: Handler) -> Resp
                 return visit.go("/sign-in")
             raise Refused(401, "Sign in first.")
         # Also for an account that does not exist: who asks learns nothing about it.
-        if rule is not SIGNED_IN and visit.me.roles.get(request.path_params["account_id"]) not in rule:
+        if rule <= OPERATORS:
+            role = visit.me.operator_role
+        else:
+            role = visit.me.roles.get(request.path_params.get("account_id", ""))
+        if rule is not SIGNED_IN and role not in rule:
             raise Refused(403, "Your role does not open this page.")
     if request.method == "POST":
         await _read_form(visit)

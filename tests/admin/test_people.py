@@ -72,6 +72,24 @@ async def test_a_person_is_listed_and_suspended_and_may_come_back(world: World, 
     assert (await actions(admin)).count("suspend_person") + (await actions(admin)).count("resume_person") >= 1
 
 
+async def test_a_role_of_operators_is_given_and_taken_and_ends_the_sessions(
+    world: World, admin: httpx.AsyncClient
+) -> None:
+    made = await invite(world, admin)
+    person = world.ledger.run(AcceptInvitation(digest(made), "Ada", "a hash"))
+    for role in ("read-only", None):
+        world.ledger.run(OpenSession(person.user_id, f"session before {role}", 4e9))
+        answer = await admin.post("/admin/people/operator", json={"email": ADA.upper(), "role": role})
+        assert answer.json() == {"email": ADA, "role": role}
+        assert world.ledger.run(people.FindSession(f"session before {role}")) is None
+        found = world.ledger.run(FindPerson(ADA))
+        assert found is not None
+        assert found.operator_role == role
+    assert (await actions(admin)).count("set_operator_role") == 2
+    for wrong in ({"email": ADA}, {"email": ADA, "role": "king"}, {"email": "nobody@example.org", "role": "admin"}):
+        assert (await admin.post("/admin/people/operator", json=wrong)).status_code in (400, 422)
+
+
 async def test_a_revoked_invitation_opens_nothing(world: World, admin: httpx.AsyncClient) -> None:
     made = await invite(world, admin)
     answer = await admin.delete(f"/admin/invitations/{made['id']}")

@@ -1,0 +1,110 @@
+"""What operators see and do: accounts, credits that two agree to, the audit log, and the books."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Final
+
+from fastapi.responses import Response
+
+from serve_app.console.web import Refused, Visit
+from serve_app.contracts import commands, operators
+from serve_app.contracts.limits import ACCOUNT_LIMITS
+from serve_app.contracts.money import format_amount, parse_amount
+
+MOST: Final = 100
+PAGE: Final = 100
+CREDITS: Final = {"top_up": "paid", "grant": "given"}
+
+
+async def accounts(visit: Visit) -> Response:
+    text = visit.request.query_params.get("search", "")[:100]
+    found = await visit.console.books.run(operators.SearchAccounts(text, MOST))
+    return visit.page("operator_accounts.html", accounts=found, search=text, most=MOST, now=visit.console.now())
+
+
+async def account(visit: Visit) -> Response:
+    run, wanted = visit.console.books.run, visit.request.path_params["id"]
+    shown, usage = await run(commands.ShowAccount(wanted))
+    return visit.page(
+        "operator_account.html",
+        account=shown,
+        balance=shown.available(visit.console.now()),
+        usage=usage,
+        keys=await run(commands.ListKeys(wanted)),
+        limits=[(name, shown.limits.get(name)) for name in ACCOUNT_LIMITS],
+        credits=CREDITS,
+        alone=visit.console.credit_alone,
+        log=await run(commands.ListAudit(wanted, limit=20)),
+    )
+
+
+async def set_limits(visit: Visit) -> Response:
+    wanted, changes = visit.request.path_params["id"], dict[str, int | None]()
+    for name in ACCOUNT_LIMITS:
+        text = visit.form.get(name, "").strip()
+        if text and not (text.isascii() and text.isdigit() and len(text) <= 13):
+            raise Refused(422, f"{name} must be a whole number.")
+        changes[name] = int(text) if text else None
+    await visit.console.books.run(commands.SetLimits(wanted, changes, visit.audit))
+    return visit.go(f"/operator/accounts/{wanted}")
+
+
+async def set_active(visit: Visit) -> Response:
+    wanted = visit.request.path_params["id"]
+    await visit.console.books.run(commands.SetActive(wanted, visit.form.get("active") == "yes", visit.audit))
+    return visit.go(f"/operator/accounts/{wanted}")
+
+
+async def credit(visit: Visit) -> Response:
+    """At once, or above a limit as a question to the other operators."""
+    console, wanted, kind = visit.console, visit.request.path_params["id"], visit.form.get("kind", "")
+    amount, memo = parse_amount(visit.form.get("amount", "").strip()), visit.form.get("memo", "").strip()
+    if kind not in CREDITS or not memo:
+        raise Refused(422, "Choose a kind, and say what the credit is for.")
+    if amount > console.credit_alone:
+        await console.books.run(operators.AskCredit(wanted, amount, kind, memo, visit.audit))  # type: ignore[arg-type]
+        return visit.go("/operator/credits")
+    key = visit.form.get("once", "") or secrets.token_hex(16)  # a form that is sent twice credits once
+    command = commands.AddCredit(wanted, amount, kind, idempotency_key=key, memo=memo, audit=visit.audit)  # type: ignore[arg-type]
+    await console.books.run(command)
+    return visit.go(f"/operator/accounts/{wanted}")
+
+
+async def pending(visit: Visit) -> Response:
+    found = await visit.console.books.run(operators.ListPendingCredits())
+    alone = format_amount(visit.console.credit_alone)
+    return visit.page("operator_credits.html", pending=found, kinds=CREDITS, alone=alone)
+
+
+async def approve(visit: Visit) -> Response:
+    return await _decide(visit, approved=True)
+
+
+async def reject(visit: Visit) -> Response:
+    return await _decide(visit, approved=False)
+
+
+async def _decide(visit: Visit, *, approved: bool) -> Response:
+    command = operators.DecideCredit(visit.request.path_params["pending_id"], approved, visit.audit)
+    if not await visit.console.books.run(command):
+        raise Refused(409, "This credit is decided already.")
+    return visit.go("/operator/credits")
+
+
+async def audit(visit: Visit) -> Response:
+    query = visit.request.query_params
+    after = query.get("after", "")
+    if after and not (after.isascii() and after.isdigit() and len(after) < 19):
+        raise Refused(404, "There is no such page.")
+    wanted = commands.ListAudit(query.get("account") or None, int(after) if after else None, PAGE)
+    found = await visit.console.books.run(wanted)
+    last = found[-1].audit_id if len(found) == PAGE else None
+    return visit.page("operator_audit.html", log=found, last=last, account=query.get("account", ""))
+
+
+async def books(visit: Visit) -> Response:
+    """The result of a look at what changed since the last full proof; not a whole check."""
+    report = await visit.console.books.run(commands.CheckBooks())
+    stuck = await visit.console.books.run(commands.ListStuck())
+    return visit.page("operator_books.html", report=report, stuck=stuck)

@@ -1,0 +1,67 @@
+"""What operators do in the console beside the other commands: find accounts, and give credit that two must agree to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from serve_app.contracts.books import AccountSnapshot, Audit
+from serve_app.contracts.commands import Command
+from serve_app.contracts.people import Person
+
+ROLES: Final = ("admin", "support", "finance", "read-only")
+
+
+@dataclass(frozen=True, slots=True)
+class PendingCredit:
+    """Asked for by one operator. Another one approves it, or anyone who may rejects it."""
+
+    pending_id: str
+    account_id: str
+    amount: int  # nano-units
+    kind: str
+    memo: str
+    asked_by: str
+    asked_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class SetOperatorRole(Command[Person]):
+    """None takes the role away. All sessions of the person end. Raises InvalidValue for an unknown address or role."""
+
+    email: str
+    role: str | None
+    audit: Audit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SearchAccounts(Command[list[AccountSnapshot]]):
+    """Up to `limit` accounts whose name has the text, in any case, or whose id begins with it; newest first."""
+
+    text: str
+    limit: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class AskCredit(Command[PendingCredit]):
+    """A credit that waits for a second operator. Raises AccountNotFound, InvalidAmount, InvalidValue."""
+
+    account_id: str
+    amount: int
+    kind: Literal["top_up", "grant"]
+    memo: str
+    audit: Audit
+
+
+@dataclass(frozen=True, slots=True)
+class ListPendingCredits(Command[list[PendingCredit]]):
+    """Oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecideCredit(Command[bool]):
+    """Books it, or not. False: it was decided before. Raises InvalidValue when who asked approves it."""
+
+    pending_id: str
+    approved: bool
+    audit: Audit

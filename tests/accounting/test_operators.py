@@ -1,0 +1,93 @@
+"""Accounts are found by what operators type; a credit that waits is booked once, by another operator."""
+
+from __future__ import annotations
+
+import pytest
+
+from serve_app.contracts.books import Audit
+from serve_app.contracts.errors import AccountNotFound, InvalidAmount, InvalidValue
+from serve_app.contracts.operators import (
+    AskCredit,
+    DecideCredit,
+    ListPendingCredits,
+    PendingCredit,
+    SearchAccounts,
+    SetOperatorRole,
+)
+from serve_app.contracts.payments import ReturnPayment
+
+from .books import Books
+
+FAY, FRED = Audit("fay@example.org"), Audit("fred@example.org")
+
+
+def found(books: Books, text: str, limit: int = 100) -> list[str]:
+    return [account.name for account in books.ledger.run(SearchAccounts(text, limit))]
+
+
+def test_a_search_takes_no_character_for_a_pattern(books: Books) -> None:
+    for name in ("100% Ltd", "a_b", "Back\\slash", "Zoë"):
+        books.ledger.create_account(name)
+    assert found(books, "%") == ["100% Ltd"]
+    assert found(books, "_") == ["a_b"]
+    assert found(books, "\\") == ["Back\\slash"]
+    assert found(books, "LTD") == ["100% Ltd"]
+    assert found(books, books.account_id[:12]) == ["Ada"]
+    assert found(books, "") == found(books, "  ")
+    assert len(found(books, "", 2)) == 2
+    for wrong in ("\0", "a\nb"):
+        with pytest.raises(InvalidValue):
+            found(books, wrong)
+
+
+def asked(books: Books, amount: int = 500) -> PendingCredit:
+    return books.ledger.run(AskCredit(books.account_id, amount, "grant", "sorry", FAY))
+
+
+def test_a_credit_is_booked_once_and_not_by_who_asked(books: Books) -> None:
+    run, before, wanted = books.ledger.run, books.account.balance, asked(books)
+    assert run(ListPendingCredits()) == [wanted]
+    with pytest.raises(InvalidValue, match="another operator"):
+        run(DecideCredit(wanted.pending_id, True, FAY))
+    assert run(DecideCredit(wanted.pending_id, True, FRED)) is True
+    assert run(DecideCredit(wanted.pending_id, True, FRED)) is False
+    assert run(DecideCredit(wanted.pending_id, False, FRED)) is False
+    assert run(DecideCredit("pending_none", True, FRED)) is False
+    assert (books.account.balance, run(ListPendingCredits())) == (before + 500, [])
+    [grant] = books.ledger.grants(books.account_id)
+    assert grant.memo == "sorry (asked for by fay@example.org)"
+    assert books.ledger.check().ok
+
+
+def test_who_asked_may_withdraw_it(books: Books) -> None:
+    before, wanted = books.account.balance, asked(books)
+    assert books.ledger.run(DecideCredit(wanted.pending_id, False, FAY)) is True
+    assert books.account.balance == before
+
+
+def test_what_could_not_be_booked_is_not_asked_for(books: Books) -> None:
+    for amount in (0, -1, 10**17 + 1):
+        with pytest.raises(InvalidAmount):
+            asked(books, amount)
+    with pytest.raises(AccountNotFound):
+        books.ledger.run(AskCredit("acct_none", 1, "grant", "", FAY))
+    with pytest.raises(InvalidValue):
+        books.ledger.run(AskCredit(books.account_id, 1, "other", "", FAY))  # type: ignore[arg-type]
+    with pytest.raises(InvalidValue):
+        books.ledger.run(SetOperatorRole("nobody@example.org", "admin"))
+
+
+def test_a_return_takes_what_was_paid_and_is_left_and_never_a_grant(books: Books) -> None:
+    run = books.ledger.run
+    account_id = books.ledger.create_account("Bob").account_id
+    books.ledger.credit(account_id, 100)
+    books.ledger.credit(account_id, 50, kind="grant")
+    assert run(ReturnPayment(account_id, 60, "stripe r1", audit=FAY)) == 0
+    assert run(ReturnPayment(account_id, 60, "stripe r1", audit=FAY)) == 0
+    assert run(ReturnPayment(account_id, 60, "stripe r2", is_chargeback=True, audit=FAY)) == 20
+    account = books.ledger.get_account(account_id)
+    assert (account.topped_up, account.granted, account.active) == (0, 50, False)
+    assert books.ledger.check().ok
+    for amount in (0, -1):
+        with pytest.raises(InvalidAmount):
+            run(ReturnPayment(account_id, amount, "stripe r3"))

@@ -1,0 +1,122 @@
+"""Operators find accounts, limit and suspend them, and give credit: a large one only when a second agrees."""
+
+from __future__ import annotations
+
+from starlette.testclient import TestClient
+
+from serve_app.contracts.operators import SetOperatorRole
+from tests.accounting.books import settlement
+
+from .conftest import PASSWORD, House, submit
+
+
+def operator(house: House, role: str | None, email: str) -> TestClient:
+    """A browser of an operator who has signed in."""
+    house.member(email, account_id=house.ledger.create_account("Staff").account_id)
+    house.ledger.run(SetOperatorRole(email, role))
+    browser = house.browser()
+    answer = submit(browser, "/console/sign-in", "/console/sign-in", email=email, password=PASSWORD)
+    assert answer.status_code == 303
+    return browser
+
+
+def balance(house: House) -> int:
+    return house.ledger.get_account(house.account_id).balance // 10**9
+
+
+def test_an_account_is_found_by_name_and_id(house: House) -> None:
+    for name in ("100% Ltd", "Under_score", "Plain"):
+        house.ledger.create_account(name)
+    browser, path = operator(house, "read-only", "ann@example.org"), "/console/operator/accounts"
+    assert "<h1>Accounts</h1>" in browser.get(path).text
+    for search, found in (
+        ("ADA", "Ada&#39;s"),
+        ("100%", "100% Ltd"),
+        ("r_s", "Under_score"),
+        (house.account_id, "Ada&#39;s"),
+    ):
+        page = browser.get(path, params={"search": search}).text
+        assert page.count("<tr>") == 2, search
+        assert found in page
+    assert "None." in browser.get(path, params={"search": "nobody"}).text
+
+
+def test_limits_and_state_are_set_and_audited_under_the_operators_name(house: House) -> None:
+    browser, path = operator(house, "support", "sue@example.org"), f"/console/operator/accounts/{house.account_id}"
+    assert submit(browser, path, f"{path}/limits", rpm="3", weight="2").status_code == 303
+    assert dict(house.ledger.get_account(house.account_id).limits) == {"rpm": 3, "weight": 2}
+    assert submit(browser, path, f"{path}/limits", rpm="3").status_code == 303
+    assert dict(house.ledger.get_account(house.account_id).limits) == {"rpm": 3}
+    for wrong in ("x", "-1", "1.5", "٣"):
+        assert submit(browser, path, f"{path}/limits", rpm=wrong).status_code == 422
+    assert submit(browser, path, f"{path}/active", active="no").status_code == 303
+    assert not house.ledger.get_account(house.account_id).active
+    assert submit(browser, path, f"{path}/active", active="yes").status_code == 303
+    assert house.ledger.get_account(house.account_id).active
+    assert {one.actor for one in house.ledger.audit_log(house.account_id)[:3]} == {"sue@example.org"}
+    assert submit(browser, path, f"{path}/credit", amount="1", kind="grant", memo="m").status_code == 403
+    page = browser.get("/console/operator/audit", params={"account": house.account_id}).text
+    assert "set_limits" in page
+    assert submit(browser, path, "/console/operator/accounts/acct_none/active", active="no").status_code == 422
+
+
+def test_a_small_credit_is_given_once_however_often_its_form_is_sent(house: House) -> None:
+    browser, path = operator(house, "finance", "fay@example.org"), f"/console/operator/accounts/{house.account_id}"
+    for _ in range(2):
+        fields = {"amount": "7", "kind": "grant", "memo": "sorry", "once": "0123"}
+        assert submit(browser, path, f"{path}/credit", **fields).status_code == 303
+    assert balance(house) == 12
+    for wrong in ({"memo": ""}, {"kind": "other"}, {"amount": "x"}, {"amount": "0"}):
+        assert submit(browser, path, f"{path}/credit", **(fields | {"once": "4"} | wrong)).status_code == 422
+    assert submit(browser, path, f"{path}/limits", rpm="3").status_code == 403
+
+
+def test_a_large_credit_needs_a_second_operator(house: House) -> None:
+    path, credits = f"/console/operator/accounts/{house.account_id}", "/console/operator/credits"
+    fay, fred = (operator(house, "finance", f"{name}@example.org") for name in ("fay", "fred"))
+    reader = operator(house, "read-only", "ray@example.org")
+    fields = {"amount": "100.000000001", "kind": "top_up", "memo": "<b>invoice 7</b>"}
+    assert submit(fay, path, f"{path}/credit", **fields).headers["location"] == credits
+    page = fred.get(credits).text
+    assert "&lt;b&gt;invoice 7&lt;/b&gt;" in page
+    assert "Asked for by fay@example.org" in page
+    assert balance(house) == 5
+    [approve] = {part for part in page.split('"') if part.endswith("/approve")}
+    assert approve not in fay.get(credits).text
+    assert submit(fay, credits, approve).status_code == 422
+    assert submit(reader, credits, approve).status_code == 403
+    assert balance(house) == 5
+    assert submit(fred, credits, approve).status_code == 303
+    assert balance(house) == 105
+    assert submit(fred, credits, approve).status_code == 409
+    assert balance(house) == 105
+    actions = [(one.actor, one.action) for one in house.ledger.audit_log(house.account_id)[:3]]
+    assert sorted(actions) == [
+        ("fay@example.org", "ask_credit"), ("fred@example.org", "credit"), ("fred@example.org", "decide_credit"),
+    ]  # fmt: skip
+    assert submit(fay, path, f"{path}/credit", **fields).status_code == 303
+    [reject] = {part for part in fay.get(credits).text.split('"') if part.endswith("/reject")}
+    assert submit(fay, credits, reject).status_code == 303
+    assert "None." in fay.get(credits).text
+    assert balance(house) == 105
+    assert house.ledger.check().ok
+
+
+def test_the_books_are_shown(house: House) -> None:
+    browser = operator(house, "admin", "ann@example.org")
+    key = house.ledger.create_key(house.account_id, "k", "0" * 64, "sk-…")
+    house.ledger.settle([settlement("r1", house.account_id, key.key_id)])
+    assert "No difference found." in browser.get("/console/operator/books").text
+    with house.ledger._database.transaction() as transaction:
+        transaction.connection.exec_driver_sql("UPDATE accounts SET topped_up = topped_up + 1")
+    assert "No difference found." not in browser.get("/console/operator/books").text
+
+
+def test_a_role_that_is_taken_away_ends_the_sessions(house: House) -> None:
+    browser = operator(house, "admin", "ann@example.org")
+    assert browser.get("/console/operator/accounts").status_code == 200
+    house.ledger.run(SetOperatorRole("ann@example.org", None))
+    assert browser.get("/console/operator/accounts").status_code == 303
+    again = house.browser()
+    submit(again, "/console/sign-in", "/console/sign-in", email="ann@example.org", password=PASSWORD)
+    assert again.get("/console/operator/accounts").status_code == 403
