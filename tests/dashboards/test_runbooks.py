@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
-import typer.main
 
 from dashboards import boards, rules
 from dashboards.expressions import panels
-from serve_app.cli.__main__ import app
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/runbooks.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", TEXT, re.MULTILINE | re.DOTALL))
-COMMANDS = sorted(set(re.findall(r"`serve-app ([a-z][^`]*)`", TEXT)))
 
 
 def test_every_alert_has_a_section_and_every_section_an_alert() -> None:
@@ -51,11 +47,3 @@ def test_boards_and_panels_exist() -> None:
         elif part[1] not in titles.get(board, ()):
             missing.append(f"{board}: {part[1]}")
     assert missing == []
-
-
-@pytest.mark.parametrize("line", COMMANDS)
-def test_commands_exist(line: str) -> None:
-    command, words = typer.main.get_command(app), shlex.split(re.sub(r"\bN\b", "1", line))
-    while words and words[0] in (known := getattr(command, "commands", {})):
-        command = known[words.pop(0)]
-    command.make_context(line, words)  # raises UsageError
