@@ -13,7 +13,7 @@ WORKERS ?= 2
 # pytest's status for a folder without tests of one half.
 MAY_BE_EMPTY := || [ $$? = 5 ]
 
-.PHONY: help setup serve observe engine-vllm test test-slow test-fast test-vllm faults lint bench-ledger bench-engine bench-engine-peers bench-gateway bench-gateway-peer bench-quality bench-limits bench-pressure bench-overload bench-routing attack chaos clean bench-autoscaling healthy
+.PHONY: help setup serve observe engine-vllm test test-slow test-fast test-vllm faults lint bench-ledger bench-engine bench-engine-peers bench-gateway bench-gateway-peer bench-quality bench-limits bench-pressure bench-overload bench-routing attack chaos drill clean bench-autoscaling healthy
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -97,6 +97,9 @@ attack: $(VENV)/.base ## attack the service with hostile clients while ordinary 
 
 chaos: $(VENV)/.test ## kill processes at random under load for five minutes, then check the books (ARGS='--database postgresql')
 	@$(BIN)/python -m tests.service.chaos $(ARGS)
+
+drill: $(VENV)/.test ## kill and drain whole nodes of a cluster under load, 40 minutes, as root (ARGS='--rounds 1 --kinds head gateway')
+	@$(BIN)/python -m tests.service.drill $(ARGS)
 
 clean: ## remove the virtual environment and caches; the state folder stays
 	rm -rf $(VENV) $(VLLM) $(CLIENTS) $(NODE) .pytest_cache .ruff_cache .mypy_cache .import_linter_cache *.egg-info build

@@ -32,7 +32,7 @@ class Tree:
                 stdout=subprocess.PIPE if piped else output,
                 stderr=output if piped else subprocess.STDOUT,
                 text=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent,
             )
 
     def processes(self) -> list[psutil.Process]:
@@ -110,7 +110,7 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """In the child: the terminal's Ctrl-C does not reach it; when this program is killed, it gets SIGTERM (Linux)."""
     os.setsid()
     if sys.platform == "linux":

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import create_engine, select
@@ -52,6 +52,9 @@ class Books:
     rows: Sequence[Row]
     accounts: Sequence[Account]
     check: Sequence[str]  # what `ledger check` found
+    #: A gateway's spool came back after its machine was lost. Until then a replica may have settled what it had made of
+    #: a reply, as for any gateway that dies: the same counts, as cancelled.
+    late_spools: bool = False
 
 
 #: Behind the id of a request whose replica was lost (gateway/reruns.py).
@@ -66,11 +69,12 @@ def problems(books: Books) -> list[str]:
         if rows.setdefault(row.request_id, row) is not row:
             found.append(f"request {row.request_id} is in the ledger more than once")
     missing, different = [], []
+    settled_as = {"completed", "cancelled"} if books.late_spools else {"completed"}
     for usage in books.received:
-        there = rows.get(usage.request_id)
+        there = _completed(rows, usage.request_id)
         if there is None:
             missing.append(f"a client received the usage of {usage.request_id}, the ledger does not have it")
-        elif as_usage(there) != usage or there.outcome != "completed":
+        elif replace(as_usage(there), request_id=usage.request_id) != usage or there.outcome not in settled_as:
             different.append(f"a client received {usage}, the ledger has {there}")
     found += _some(missing) + _some(different)
     twice = [one for one, count in Counter(usage.request_id for usage in books.received).items() if count > 1]
@@ -95,6 +99,12 @@ def problems(books: Books) -> list[str]:
     return found + _some(list(books.check))
 
 
+def _completed(rows: Mapping[str, Row], request_id: str) -> Row | None:
+    """The run of a request that made its reply: a stream that goes on keeps the id of its first run."""
+    runs = [rows[one] for one in (request_id, f"{request_id}-2", f"{request_id}-3") if one in rows]
+    return next((row for row in runs if row.outcome == "completed"), runs[0] if runs else None)
+
+
 def as_usage(row: Row) -> Usage:
     """The row as a client sees it."""
     return Usage(row.request_id, row.account_id, row.prompt_tokens, row.cached_tokens, row.completion_tokens)
@@ -112,7 +122,14 @@ def read_rows(url: str, account_ids: Sequence[str]) -> list[Row]:
         engine.dispose()
 
 
-def close(stand: Stand, customers: Sequence[Customer], received: Sequence[Usage], sent: Counter[str]) -> Books:
+def close(
+    stand: Stand,
+    customers: Sequence[Customer],
+    received: Sequence[Usage],
+    sent: Counter[str],
+    *,
+    late_spools: bool = False,
+) -> Books:
     """Reads everything, through the service and from the database."""
     accounts = []
     for customer in customers:
@@ -121,11 +138,18 @@ def close(stand: Stand, customers: Sequence[Customer], received: Sequence[Usage]
         accounts.append(Account(customer.id, customer.credited, *money, view["open_requests"], sent[customer.id]))
     check: dict[str, Any] = stand.admin("GET", "/admin/ledger/check")
     rows = read_rows(stand.database_url, [customer.id for customer in customers])
-    return Books(received, rows, accounts, [f"ledger check: {one['message']}" for one in check["problems"]])
+    found = [f"ledger check: {one['message']}" for one in check["problems"]]
+    return Books(received, rows, accounts, found, late_spools)
 
 
 def close_when_settled(
-    stand: Stand, customers: Sequence[Customer], received: Sequence[Usage], sent: Counter[str], patience_s: float
+    stand: Stand,
+    customers: Sequence[Customer],
+    received: Sequence[Usage],
+    sent: Counter[str],
+    patience_s: float,
+    *,
+    late_spools: bool = False,
 ) -> tuple[Books, list[str]]:
     """The books as soon as nothing is wrong with them, else as they are after `patience_s`; and what is wrong.
 
@@ -133,7 +157,7 @@ def close_when_settled(
     """
     deadline = time.monotonic() + patience_s
     while True:
-        books = close(stand, customers, received, sent)
+        books = close(stand, customers, received, sent, late_spools=late_spools)
         wrong = problems(books)
         if not wrong or time.monotonic() > deadline:
             return books, wrong
