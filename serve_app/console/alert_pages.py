@@ -1,4 +1,4 @@
-"""What an account wants to be told, and what it was told."""
+"""An account's alerts, and the notices that were sent."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Watches the accounts' alerts, and tells what has happened: by e-mail, or by a signed webhook.
+"""Watches the accounts' alerts, and sends notices by e-mail or signed webhook.
 
-A notice is told at least once. A webhook's `webhook-id` is that of the notice, so that a receiver can pass over one
+A notice is sent at least once. A webhook's `webhook-id` is that of the notice, so that a receiver can pass over one
 that comes twice (Standard Webhooks). After a failure it is tried again, at growing intervals, for about a day.
 """
 
@@ -78,7 +78,7 @@ class Notifier:
             await asyncio.sleep(EVERY_S)
 
     async def turn(self) -> None:
-        """Looks at all alerts once, and tells what is due."""
+        """Looks at all alerts once, and sends what is due."""
         after: str | None = ""
         while after is not None:
             alarms, after = await self._books.run(WatchAlerts(after))
