@@ -34,7 +34,9 @@ def set_operator_role(transaction: Transaction, wanted: SetOperatorRole, now: fl
         raise InvalidValue(f"role {wanted.role!r}: give one of {', '.join(ROLES)}")
     before = find_person(connection, FindPerson(wanted.email), now)
     if before is None:
-        raise InvalidValue(f"nobody has the address {wanted.email!r} yet: invite them, and let them accept")
+        raise InvalidValue(
+            f"nobody has the address {wanted.email!r} yet: invite the person first; the invitation must be accepted"
+        )
     if before.operator_role != wanted.role:
         connection.execute(delete(operator_roles).where(operator_roles.c.user_id == before.user_id))
         if wanted.role is not None:

@@ -74,7 +74,7 @@ async def create_key(visit: Visit) -> Response:
 
 
 async def rotate_key(visit: Visit) -> Response:
-    """Another key of the same name and terms; the old one ends after an overlap, or at its own time."""
+    """A key of the same name and terms without an expiry; the old one ends after an overlap, or at its own time."""
     old, now = await _key(visit), visit.console.now()
     overlap = OVERLAPS.get(visit.form.get("overlap", ""))
     if overlap is None or not old.active:

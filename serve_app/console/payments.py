@@ -46,6 +46,6 @@ async def book(books: BooksPort, provider: str, report: Paid | Returned) -> None
         memo = f"{provider} {report.reference}"
         await books.run(AddCredit(report.account_id, report.amount, idempotency_key=key, memo=memo, audit=audit))
         return
-    lost = await books.run(ReturnPayment(report.account_id, report.amount, key, report.is_chargeback, audit))
+    lost = await books.run(ReturnPayment(report.account_id, report.amount, key, audit, report.is_chargeback))
     if lost:
         logger.warning("%s: %d nano-units of %s were spent already", key, lost, report.account_id)

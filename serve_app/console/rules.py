@@ -12,7 +12,7 @@ KEY_HOLDERS: Final = frozenset({"owner", "member"})
 PAYERS: Final = frozenset({"owner", "billing"})
 OWNERS: Final = frozenset({"owner"})
 
-#: Roles of operators, for routes that begin with /operator. Who may change money may not change limits, and vice versa.
+#: Roles of operators, for routes that begin with /operator. Only an admin may change both money and limits.
 OPERATORS: Final = frozenset({"admin", "support", "finance", "read-only"})
 SUPPORT: Final = frozenset({"admin", "support"})
 FINANCE: Final = frozenset({"admin", "finance"})

@@ -32,12 +32,12 @@ class Returned:
 class ReturnPayment(Command[int]):
     """Takes money that went back from what the account has paid in. Returns the nano-units that were spent already.
 
-    The same idempotency key takes it once, and then returns 0. A chargeback also suspends the account. Raises
-    AccountNotFound, InvalidAmount.
+    The same idempotency key takes it once, and then returns 0 and changes nothing. A chargeback also suspends the
+    account. Raises AccountNotFound, InvalidAmount.
     """
 
     account_id: str
     amount: int
     idempotency_key: str
+    audit: Audit
     is_chargeback: bool = False
-    audit: Audit | None = None

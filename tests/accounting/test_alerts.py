@@ -1,4 +1,4 @@
-"""An alert fires once for each time that its condition comes true, whoever watches."""
+"""An alert fires once each time its condition becomes true, also when two processes watch."""
 
 from __future__ import annotations
 

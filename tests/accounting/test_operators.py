@@ -82,12 +82,26 @@ def test_a_return_takes_what_was_paid_and_is_left_and_never_a_grant(books: Books
     account_id = books.ledger.create_account("Bob").account_id
     books.ledger.credit(account_id, 100)
     books.ledger.credit(account_id, 50, kind="grant")
-    assert run(ReturnPayment(account_id, 60, "stripe r1", audit=FAY)) == 0
-    assert run(ReturnPayment(account_id, 60, "stripe r1", audit=FAY)) == 0
-    assert run(ReturnPayment(account_id, 60, "stripe r2", is_chargeback=True, audit=FAY)) == 20
+    assert run(ReturnPayment(account_id, 60, "stripe r1", FAY)) == 0
+    assert run(ReturnPayment(account_id, 60, "stripe r1", FAY)) == 0
+    assert run(ReturnPayment(account_id, 60, "stripe r2", FAY, is_chargeback=True)) == 20
     account = books.ledger.get_account(account_id)
     assert (account.topped_up, account.granted, account.active) == (0, 50, False)
     assert books.ledger.check().ok
     for amount in (0, -1):
         with pytest.raises(InvalidAmount):
-            run(ReturnPayment(account_id, amount, "stripe r3"))
+            run(ReturnPayment(account_id, amount, "stripe r3", FAY))
+
+
+def test_a_return_of_what_was_all_spent_is_known_when_it_is_reported_again(books: Books) -> None:
+    run = books.ledger.run
+    account_id = books.ledger.create_account("Bob").account_id
+    wanted = ReturnPayment(account_id, 60, "stripe r1", FAY, is_chargeback=True)
+    assert run(wanted) == 60
+    books.ledger.set_active(account_id, True)
+    books.ledger.credit(account_id, 100)
+    before = books.ledger.audit_log(account_id)
+    assert run(wanted) == 0
+    account = books.ledger.get_account(account_id)
+    assert (account.topped_up, account.active) == (100, True)
+    assert books.ledger.audit_log(account_id) == before

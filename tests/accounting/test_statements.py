@@ -1,4 +1,4 @@
-"""A statement adds up, whatever happened before and after its month, and also when its charges are archived."""
+"""A statement adds up, also when its charges are archived."""
 
 from __future__ import annotations
 
