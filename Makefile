@@ -98,7 +98,7 @@ attack: $(VENV)/.base ## attack the service with hostile clients while ordinary 
 chaos: $(VENV)/.test ## kill processes at random under load for five minutes, then check the books (ARGS='--database postgresql')
 	@$(BIN)/python -m tests.service.chaos $(ARGS)
 
-drill: $(VENV)/.test ## kill and drain whole nodes of a cluster under load, 40 minutes, as root (ARGS='--rounds 1 --kinds head gateway')
+drill: $(VENV)/.test ## kill and drain whole nodes of a cluster under load, as root (ARGS='--rounds 1 --kinds head gateway')
 	@$(BIN)/python -m tests.service.drill $(ARGS)
 
 clean: ## remove the virtual environment and caches; the state folder stays
