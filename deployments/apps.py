@@ -22,9 +22,7 @@ def gateway(args: dict[str, Any]) -> Application:
         for index in range(settings.accounting_shards)
     ]
     limiters = [
-        Limiter.options(name=shard_name("Limiter", index)).bind(  # type: ignore[attr-defined]
-            settings, accounting[index % len(accounting)], index
-        )
+        Limiter.options(name=shard_name("Limiter", index)).bind(settings, accounting, index)  # type: ignore[attr-defined]
         for index in range(settings.limiter_shards)
     ]
     return Gateway.bind(settings, limiters, accounting)  # type: ignore[attr-defined]

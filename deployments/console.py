@@ -16,9 +16,9 @@ from serve_app.console.app import build_console
 from serve_app.console.notifier import Notifier
 from serve_app.console.payments import PaymentProvider
 from serve_app.console.web import Console
+from serve_app.contracts.accounting_shards import AccountingShards
 from serve_app.contracts.calls import shard_name
 from serve_app.contracts.money import parse_amount
-from serve_app.gateway.settlements import AccountingShards
 from serve_app.settings import ConsoleArgs
 
 GATEWAY = "gateway"  # the application's name

@@ -20,6 +20,7 @@ from serve_app.admin.auditing import record_prices
 from serve_app.admin.endpoint import AdminServices
 from serve_app.admin.routes import admin_router
 from serve_app.contracts import calls, metrics
+from serve_app.contracts.accounting_shards import AccountingShards
 from serve_app.contracts.books import Settlement
 from serve_app.contracts.request_log import FOLDER, RequestLog, find_lines
 from serve_app.contracts.spans import SpanExport
@@ -32,7 +33,7 @@ from serve_app.gateway.limiter_client import LimiterClient
 from serve_app.gateway.observer import Observer, log_line
 from serve_app.gateway.record import RequestRecord
 from serve_app.gateway.services import Services
-from serve_app.gateway.settlements import AccountingShards, Settlements
+from serve_app.gateway.settlements import Settlements
 from serve_app.gateway.tracing import Tracing
 from serve_app.model.orphans import Orphans, Seen, orphan_line
 from serve_app.settings import GatewayArgs, GatewaySettings, IdentifierSettings, parse

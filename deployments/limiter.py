@@ -16,6 +16,7 @@ from deployments.handles import AccountingHandle
 from deployments.metrics import RayMetrics
 from deployments.priority import yield_to_models
 from serve_app.contracts import metrics
+from serve_app.contracts.accounting_shards import AccountingShards
 from serve_app.contracts.calls import boottime
 from serve_app.contracts.limiting import RECOVERY_S
 from serve_app.contracts.limits import Contract
@@ -37,9 +38,9 @@ from serve_app.settings import GatewayArgs, LimiterSettings, parse
     ray_actor_options={"num_cpus": 0},
 )
 class Limiter:
-    def __init__(self, settings: GatewayArgs, accounting: DeploymentHandle, shard: int) -> None:
+    def __init__(self, settings: GatewayArgs, accounting: list[DeploymentHandle], shard: int) -> None:
         yield_to_models()
-        books = AccountingHandle(accounting)
+        books = AccountingShards([AccountingHandle(one) for one in accounting], first=shard)
         admission = Admission(
             clock=boottime,
             rng=random.Random(),

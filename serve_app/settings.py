@@ -90,7 +90,8 @@ class GatewaySettings(_Strict):
     """`user_config` of the Gateway deployment."""
 
     models: Annotated[dict[str, IdentifierSettings], Field(min_length=1)]
-    admit_timeout_s: Seconds = 10.0  # how long to wait for a limiter that restarts
+    # How long to wait for a limiter: on another machine one begins 3 s after `limiter_lease_s`.
+    admit_timeout_s: Seconds = 30.0
     settle_timeout_s: Seconds = 0.5  # a last chunk waits so long for the ledger, then its settlement goes to the spool
     queue_timeout_s: Seconds = 120.0  # from admission to the first token's prefill
     keep_alive_s: Seconds = 10.0

@@ -21,13 +21,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from serve_app.contracts import metrics
+from serve_app.contracts.accounting_shards import AccountingShards
 from serve_app.contracts.books import Outcome, Refusal, Settled, Settlement, SettlementRejected, StoredReply
 from serve_app.contracts.calls import Coalescer, Unavailable, detached, shard_of
-from serve_app.contracts.commands import Answer, Command, FindReply, FindUnsettled
+from serve_app.contracts.commands import FindReply
 from serve_app.contracts.errors import LedgerUnavailable, SpoolFull
 from serve_app.contracts.limiting import OpenHold, Release
 from serve_app.contracts.metric import Metrics
-from serve_app.contracts.ports import AccountingPort, SettleAnswer
+from serve_app.contracts.ports import SettleAnswer
 from serve_app.contracts.spool import Spool, measure
 from serve_app.gateway.limiter_client import LimiterClient
 
@@ -37,55 +38,9 @@ RETRY_S = 0.1
 REPLAY_S = 0.5
 ADOPT_S = 1.0  # how long the spool of a dead gateway may lie unseen: less than the leases of its holds
 REPLAY_BATCH = 256  # as many as accounting commits at once: live settlements and replayed ones take turns
-REPLAY_TIMEOUT_S = 30.0  # of one batch at one process: as long as accounting tries to commit it
 FIND_TIMEOUT_S = 10.0  # of a stored reply: its request waits, before it has cost anything
 DISK_TIMEOUT_S = 60.0  # after so long without a flush the disk counts as broken
 FULL = 0.9  # of the spool's bound: the rest is for the requests that run already
-
-
-class AccountingShards:
-    """BooksPort over the shards. All write one ledger, so any may run a command in place of one that is away.
-
-    What belongs to no account goes to the one that settled last: one whose process is gone does not answer at all.
-    """
-
-    def __init__(self, shards: Sequence[AccountingPort]) -> None:
-        self.shards = tuple(shards)
-        self._last = 0  # the shard that has answered a batch
-
-    async def run(self, command: Command[Answer]) -> Answer:
-        account_id = getattr(command, "account_id", None)
-        for index in self._beginning_with(shard_of(account_id, len(self.shards)) if account_id else self._last):
-            try:
-                return await self.shards[index].run(command)
-            except (LedgerUnavailable, Unavailable) as error:
-                away = error
-        raise away
-
-    async def settle(self, batch: list[Settlement]) -> list[Settled | SettlementRejected]:
-        """Settles a batch of any accounts, all or nothing known: raises Unavailable."""
-        for index in self._beginning_with(self._last):
-            try:
-                async with asyncio.timeout(REPLAY_TIMEOUT_S):
-                    answers = await self.shards[index].settle(batch)
-            except (Unavailable, TimeoutError) as error:
-                away = Unavailable(f"accounting shard {index}: {type(error).__name__}: {error}")
-                continue
-            self._last = index
-            settled: list[Settled | SettlementRejected] = []
-            for answer in answers:
-                if isinstance(answer, LedgerUnavailable):  # the database of all shards
-                    raise Unavailable(str(answer))
-                settled.append(answer)
-            return settled
-        raise away
-
-    async def unsettled(self, request_ids: tuple[str, ...]) -> list[str]:
-        """Those of these requests that the ledger does not have."""
-        return await self.run(FindUnsettled(request_ids))
-
-    def _beginning_with(self, first: int) -> list[int]:
-        return [(first + number) % len(self.shards) for number in range(len(self.shards))]
 
 
 class Settlements:

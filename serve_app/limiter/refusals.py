@@ -137,7 +137,8 @@ def lost(request_id: str, rng: Random) -> Refusal:
 def unconfirmed(request_id: str, rng: Random) -> Refusal:
     """503: whether the key was revoked or the account suspended lately is unknown."""
     message = "The service cannot check API keys right now, because its ledger does not answer. Send the request again."
-    return Refusal(request_id, 503, "overloaded", message, retry_after(2.0, rng))
+    # SDKs try again twice: together these waits outlast what passes by itself.
+    return Refusal(request_id, 503, "overloaded", message, retry_after(5.0, rng))
 
 
 def _limited(request_id: str, code: str, message: str, key: Key, now: float, retry_after_s: float) -> Refusal:

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from serve_app.accounting.accounting_service import AccountingService
+from serve_app.contracts.accounting_shards import AccountingShards
 from serve_app.contracts.books import Settled, Settlement, SettlementRejected
 from serve_app.contracts.errors import LedgerError, LedgerUnavailable
 from serve_app.contracts.spool import Spool
-from serve_app.gateway.settlements import REPLAY_BATCH, AccountingShards, Settlements
+from serve_app.gateway.settlements import REPLAY_BATCH, Settlements
 
 from .books import COST, Books
 

@@ -83,8 +83,9 @@ async def joined_asks() -> int:
 
 async def joined_settlements() -> int:
     """The number of calls for five settlements at once."""
+    from serve_app.contracts.accounting_shards import AccountingShards
     from serve_app.contracts.spool import Spool
-    from serve_app.gateway.settlements import AccountingShards, Settlements
+    from serve_app.gateway.settlements import Settlements
 
     shard, anything = Lists(), Counted()
     with tempfile.TemporaryDirectory() as folder:

@@ -37,6 +37,18 @@ TIMES: dict[str, tuple[Change, str]] = {
         ),
         "the longest reply (939.2 s)",
     ),
+    "one shard of accounting": (
+        lambda e: e.serve(
+            lambda c: (c["applications"][0]["args"].pop("accounting_shards"), c["applications"][0]["deployments"].pop())
+        ),
+        "accounting has less than two shards",
+    ),
+    "both shards of accounting in one pod": (
+        lambda e: e.serve(
+            lambda c: c["applications"][0]["deployments"][2]["ray_actor_options"]["resources"].update(accounting=0.01)
+        ),
+        "one pod has room for two shards of accounting",
+    ),
     "HAProxy stops before the gateway": (lambda e: e.set_env("gateway-a", HARD_STOP, "120"), f"gateway-a: {HARD_STOP}"),
     "the node drains shorter than HAProxy": (lambda e: e.set_env("h100", DRAIN, "720"), f"h100: {DRAIN} (720 s)"),
     "pods end before the drain": (

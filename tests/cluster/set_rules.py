@@ -103,6 +103,18 @@ def replica_problems(manifests: Manifests) -> Iterator[str]:
                 one["name"] == name for one in application["deployments"]
             ):
                 yield f"{RAYSERVICE} {application['name']}: {name} is not tied to a pool"
+        if manifests.production and application["import_path"].endswith(":gateway"):
+            yield from _shared_fates(application)
+
+
+def _shared_fates(application: Document) -> Iterator[str]:
+    """No pod may have all shards of accounting: without one, no key can be confirmed."""
+    shards = [one for one in application["deployments"] if one["name"].startswith("Accounting")]
+    where = f"{RAYSERVICE} {application['name']}"
+    if len(shards) < 2 or application["args"].get("accounting_shards") != len(shards):
+        yield f"{where}: accounting has less than two shards"
+    if any(one["ray_actor_options"]["resources"].get("accounting", 0) <= 0.5 for one in shards):
+        yield f"{where}: one pod has room for two shards of accounting"
 
 
 def version_problems(manifests: Manifests) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from serve_app.contracts import key_format as keys
+from serve_app.contracts.accounting_shards import AccountingShards
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.commands import Command, FindKeys, PostHolds
 from serve_app.contracts.generation import Delta, Started
@@ -26,6 +27,7 @@ from serve_app.contracts.limiting import (
 )
 from serve_app.gateway import limiter_client
 from serve_app.gateway.limiter_client import LimiterClient
+from serve_app.limiter import limiter_service
 from serve_app.limiter.limiter_service import STUCK_S, LimiterService
 from tests.gateway.connections import Call
 from tests.gateway.world import SECRET, World, price, until
@@ -225,6 +227,24 @@ async def test_a_feed_that_hangs_admits_no_key_for_longer_than_the_limit_of_stal
     await following
     await service.follow()
     assert (await service.ask([admit(world, world.key, "then")]))[0].status == 401
+
+
+async def test_a_limiter_confirms_keys_while_one_accounting_process_does_not_answer(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Gone:
+        async def run(self, command: Any) -> Any:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(limiter_service, "FEED_TIMEOUT_S", 0.05)
+    books = AccountingShards([Gone(), world.accounting])  # type: ignore[list-item]
+    service = LimiterService(world.limiter.service.admission, books, lookup_wait_s=30, staleness_s=5.0)
+    with pytest.raises(TimeoutError):
+        await service.follow()
+    monkeypatch.undo()
+    await service.follow()
+    assert service.stale_s < 5.0
+    assert isinstance((await service.ask([Identify(digest(world.key))]))[0], Identity)
 
 
 async def test_a_limiter_is_well_while_the_ledger_is_away_and_ill_when_a_task_stands_still(world: World) -> None:

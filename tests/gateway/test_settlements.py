@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from serve_app.contracts.accounting_shards import AccountingShards
 from serve_app.contracts.books import Outcome, Refusal, Settled, Settlement, SettlementRejected, StoredReply
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.errors import LedgerUnavailable
@@ -19,7 +20,7 @@ from serve_app.contracts.generation import Delta, Started
 from serve_app.contracts.money import Price
 from serve_app.contracts.spool import Spool
 from serve_app.gateway import settlements
-from serve_app.gateway.settlements import REPLAY_BATCH, AccountingShards, Settlements
+from serve_app.gateway.settlements import REPLAY_BATCH, Settlements
 from tests.gateway.connections import Call
 from tests.gateway.world import Counts, World, price, says, until
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from serve_app.contracts import accounting_shards
 from serve_app.contracts import key_format as keys
+from serve_app.contracts.accounting_shards import AccountingShards
 from serve_app.contracts.calls import Unavailable, shard_name, shard_of
 from serve_app.contracts.commands import FindUnsettled, GetAccount
 from serve_app.contracts.generation import Delta, Started
 from serve_app.contracts.limiting import Admit, Announce, Identify, Identity, Release, Status
-from serve_app.gateway import settlements
-from serve_app.gateway.settlements import AccountingShards
 from tests.gateway.connections import Call
 from tests.gateway.world import SECRET, World, says, until
 
@@ -193,19 +193,40 @@ class Shard:
 
 
 async def test_a_process_that_does_not_answer_at_all_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settlements, "REPLAY_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(accounting_shards, "SETTLE_TIMEOUT_S", 0.02)
     shards = [Shard(0, away=True), Shard(1, away=False)]
     books = AccountingShards(shards)
     batch: Any = ["r1", "r2"]
     assert await books.settle(batch) == [1, 1]
     # From then on it is not even asked.
-    monkeypatch.setattr(settlements, "REPLAY_TIMEOUT_S", 600)
+    monkeypatch.setattr(accounting_shards, "SETTLE_TIMEOUT_S", 600)
     async with asyncio.timeout(30):
         assert await books.settle(batch) == [1, 1]
     assert await books.run(FindUnsettled(("r1",))) == 1
     shards[1].away, shards[0].away = True, False
-    monkeypatch.setattr(settlements, "REPLAY_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(accounting_shards, "SETTLE_TIMEOUT_S", 0.02)
     assert await books.settle(batch) == [0, 0]
+
+
+class Silent(Shard):
+    """One whose machine is gone: a command waits, too."""
+
+    async def run(self, command: Any) -> Any:
+        if self.away:
+            await asyncio.Event().wait()
+        return self.number
+
+
+async def test_a_command_that_is_given_up_sends_the_next_ones_to_another_process() -> None:
+    shards = [Silent(0, away=True), Silent(1, away=False)]
+    books = AccountingShards(shards)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.02):
+            await books.run(FindUnsettled(("r1",)))
+    async with asyncio.timeout(30):
+        assert await books.run(FindUnsettled(("r1",))) == 1
+        shards[0].away = False
+        assert await books.run(FindUnsettled(("r1",))) == 1
 
 
 @pytest.mark.parametrize("home", range(3))

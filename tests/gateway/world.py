@@ -22,6 +22,7 @@ from serve_app.admin.query_rates import QueryRates
 from serve_app.admin.routes import admin_router
 from serve_app.contracts import key_format as keys
 from serve_app.contracts import metrics
+from serve_app.contracts.accounting_shards import AccountingShards
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.commands import Command
 from serve_app.contracts.errors import LedgerError
@@ -37,7 +38,7 @@ from serve_app.gateway.limiter_client import LimiterClient
 from serve_app.gateway.observer import Observer
 from serve_app.gateway.record import RequestRecord
 from serve_app.gateway.services import Services
-from serve_app.gateway.settlements import AccountingShards, Settlements
+from serve_app.gateway.settlements import Settlements
 from serve_app.gateway.wrong_keys import WrongKeys
 from serve_app.limiter.admission import Admission
 from serve_app.limiter.limiter_service import LimiterService

@@ -24,7 +24,7 @@ AWAY_S: Final = 3.0  # keys are good for two seconds more
 WHOLE_S: Final = 240.0
 SETTLED_S: Final = 120.0
 STREAMS: Final = 8
-DRAINED_S: Final = 300.0
+DRAINED_S: Final = 800.0  # a head is never idle, so it takes the whole time of a drain, 750 s
 
 Say = Callable[[str], None]
 

@@ -1,0 +1,71 @@
+"""All accounting processes as one: they write one ledger, so each can answer in place of another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from serve_app.contracts.books import Settled, Settlement, SettlementRejected
+from serve_app.contracts.calls import Unavailable, shard_of
+from serve_app.contracts.commands import Answer, Command, FindUnsettled
+from serve_app.contracts.errors import LedgerUnavailable
+from serve_app.contracts.ports import AccountingPort
+
+SETTLE_TIMEOUT_S: Final = 30.0  # of one batch at one process: as long as accounting tries to commit it
+
+
+class AccountingShards:
+    """BooksPort over the shards. What belongs to no account goes to the one that answered last, at first to `first`.
+
+    A process whose machine is gone does not answer at all: a call that is given up moves the next ones to another.
+    """
+
+    def __init__(self, shards: Sequence[AccountingPort], *, first: int = 0) -> None:
+        self.shards = tuple(shards)
+        self._last = first % len(self.shards)
+
+    async def run(self, command: Command[Answer]) -> Answer:
+        account_id = getattr(command, "account_id", None)
+        for index in self._beginning_with(shard_of(account_id, len(self.shards)) if account_id else self._last):
+            try:
+                answer = await self.shards[index].run(command)
+            except (LedgerUnavailable, Unavailable) as error:
+                away = error
+                continue
+            except asyncio.CancelledError:
+                self._pass_over(index)
+                raise
+            if not account_id:
+                self._last = index
+            return answer
+        raise away
+
+    async def settle(self, batch: list[Settlement]) -> list[Settled | SettlementRejected]:
+        """Settles a batch of any accounts, all or nothing known: raises Unavailable."""
+        for index in self._beginning_with(self._last):
+            try:
+                async with asyncio.timeout(SETTLE_TIMEOUT_S):
+                    answers = await self.shards[index].settle(batch)
+            except (Unavailable, TimeoutError) as error:
+                away = Unavailable(f"accounting shard {index}: {type(error).__name__}: {error}")
+                continue
+            self._last = index
+            settled: list[Settled | SettlementRejected] = []
+            for answer in answers:
+                if isinstance(answer, LedgerUnavailable):  # the database of all shards
+                    raise Unavailable(str(answer))
+                settled.append(answer)
+            return settled
+        raise away
+
+    async def unsettled(self, request_ids: tuple[str, ...]) -> list[str]:
+        """Those of these requests that the ledger does not have."""
+        return await self.run(FindUnsettled(request_ids))
+
+    def _beginning_with(self, first: int) -> list[int]:
+        return [(first + number) % len(self.shards) for number in range(len(self.shards))]
+
+    def _pass_over(self, index: int) -> None:
+        if index == self._last:
+            self._last = (index + 1) % len(self.shards)
