@@ -139,9 +139,11 @@ class Cluster(Stand):
         """Seconds that it took. `gone` are replicas that were lost. Raises StandError."""
         began = time.monotonic()
         while problem := self.serve.problem(gone) or self._gateways():
-            for node in self.nodes.values():
+            for node in [*self.nodes.values()]:
                 if not node.machine.running():
-                    raise StandError(f"node {node.name} has ended by itself (logs in {self.folder})")
+                    # Ray gives a start up after 30 s, which a busy machine may need; Kubernetes and systemd go on.
+                    self._say(f"node {node.name} has ended by itself: starting it again")
+                    self.nodes[node.name] = self._make.start(node.name, node.address)
             if time.monotonic() > began + patience_s:
                 raise StandError(f"not whole after {patience_s:.0f} s: {problem} (logs in {self.folder})")
             time.sleep(0.5)
