@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
@@ -43,11 +44,14 @@ class ConsoleIngress:
         yield_to_models()
         keys = secret_files.load_secrets(args.state_dir())
         shards = [_handle(shard_name("Accounting", index)) for index in range(args.accounting_shards)]
-        self._gateway = _handle("Gateway").options(method_name="identifiers", **PICKLED)
+        gateway = _handle("Gateway")
+        self._identifiers = gateway.options(method_name="identifiers", **PICKLED)
+        self._gateway_live = gateway.options(method_name="live", **PICKLED)
         self._console = Console(
             AccountingShards([AccountingHandle(shard) for shard in shards]),
             keys.key_secret,
             self._models,
+            self._live,
             trusted_proxies=args.trusted_proxies,
             has_mail=args.mail is not None,
             private_webhooks=args.private_webhooks,
@@ -63,12 +67,16 @@ class ConsoleIngress:
         )
 
     async def _models(self) -> list[str]:
-        found: list[str] = await answer_of(self._gateway.remote())
+        found: list[str] = await answer_of(self._identifiers.remote())
+        return found
+
+    async def _live(self) -> dict[str, Any]:
+        found: dict[str, Any] = await answer_of(self._gateway_live.remote())
         return found
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called once by Serve, after the constructor."""
-        self._watching = asyncio.create_task(self._notifier.run())
+        self._watching = [asyncio.create_task(one.run()) for one in (self._notifier, self._console.pressure)]
         return build_console(self._console)
 
 

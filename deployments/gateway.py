@@ -18,10 +18,13 @@ from deployments.priority import yield_to_models
 from serve_app import secret_files
 from serve_app.admin.auditing import record_prices
 from serve_app.admin.endpoint import AdminServices
+from serve_app.admin.live import LiveQuery, live
 from serve_app.admin.routes import admin_router
+from serve_app.api.errors import ApiError
 from serve_app.contracts import calls, metrics
 from serve_app.contracts.accounting_shards import AccountingShards
 from serve_app.contracts.books import Settlement
+from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.request_log import FOLDER, RequestLog, find_lines
 from serve_app.contracts.spans import SpanExport
 from serve_app.contracts.spool import ORPHANS, Spool
@@ -158,6 +161,13 @@ class Gateway:
     def identifiers(self) -> list[str]:
         """What is served, for the console."""
         return list(self._services.catalogue.identifiers)
+
+    async def live(self) -> dict[str, Any]:
+        """What goes on now, for the console's operators."""
+        try:
+            return (await live(self._admin, LiveQuery(top=20))).model_dump()
+        except ApiError as error:
+            raise Unavailable(error.message) from None
 
     def check_health(self) -> None:
         """Fails for a gateway without models to serve."""

@@ -43,7 +43,9 @@ def invite_person(transaction: Transaction, wanted: InvitePerson, now: float) ->
     earlier = connection.execute(select(invitations).where(invitations.c.digest == wanted.digest)).one_or_none()
     if earlier is not None:
         return _invitation(earlier)  # a repetition
-    _check_free(connection, email)
+    known = find_person(connection, FindPerson(email), now)
+    if known is not None and wanted.account_id in known.roles:
+        raise Conflict(f"{email} belongs to this account already")
     row = {"id": new_id("inv_"), "email": email, "account_id": wanted.account_id, "role": wanted.role}
     times = {"created_at": now, "expires_at": wanted.expires_at}
     connection.execute(insert(invitations).values(**row, **times, digest=wanted.digest))
@@ -160,7 +162,7 @@ def _person(connection: Connection, row: Row[Any]) -> Person:
 
 def _check_free(connection: Connection, email: str) -> None:
     if connection.execute(select(users.c.id).where(users.c.email == email)).one_or_none() is not None:
-        raise Conflict(f"{email} belongs to somebody already: invite another address")
+        raise Conflict(f"{email} belongs to somebody already: sign in, and open the invitation again")
 
 
 def _invitation(row: Row[Any]) -> Invitation:

@@ -25,7 +25,9 @@ async def home(visit: Visit) -> Response:
     """The person's only account, or a choice."""
     if len(visit.me.roles) == 1:
         return visit.go(f"/accounts/{next(iter(visit.me.roles))}")
-    return visit.page("home.html")
+    run = visit.console.books.run
+    accounts = [(await run(commands.GetAccount(account_id)), role) for account_id, role in visit.me.roles.items()]
+    return visit.page("home.html", accounts=accounts)
 
 
 async def overview(visit: Visit) -> Response:

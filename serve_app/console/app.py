@@ -12,6 +12,7 @@ from serve_app.console import (
     account_pages,
     alert_pages,
     billing_pages,
+    live_pages,
     member_pages,
     operator_pages,
     payment_pages,
@@ -37,6 +38,7 @@ PAGES: Final[dict[str, Handler]] = {
     "GET /invitations/{token}": people_pages.show_invitation,
     "POST /invitations/{token}": people_pages.accept,
     "POST /payments/{provider}": payment_pages.report,
+    "POST /invitations/{token}/join": people_pages.join,
     "GET /": account_pages.home,
     "POST /sign-out": people_pages.sign_out,
     "GET /profile": people_pages.profile,
@@ -54,6 +56,7 @@ PAGES: Final[dict[str, Handler]] = {
     "POST /operator/credits/{pending_id}/reject": operator_pages.reject,
     "GET /operator/audit": operator_pages.audit,
     "GET /operator/books": operator_pages.books,
+    "GET /operator/live": live_pages.show,
     "GET /accounts/{account_id}": account_pages.overview,
     "GET /accounts/{account_id}/keys": account_pages.keys,
     "POST /accounts/{account_id}/keys": account_pages.create_key,
@@ -73,6 +76,7 @@ PAGES: Final[dict[str, Handler]] = {
     "POST /accounts/{account_id}/alerts/{alert_id}/remove": alert_pages.remove,
     "GET /accounts/{account_id}/members": member_pages.members,
     "POST /accounts/{account_id}/members": member_pages.invite,
+    "POST /accounts/{account_id}/members/{user_id}": member_pages.change,
     "POST /accounts/{account_id}/members/invitations/{invitation_id}/revoke": member_pages.revoke,
 }
 

@@ -37,6 +37,17 @@ async def invite(visit: Visit) -> Response:
     return visit.page("invited.html", 201, invitation=made, link=link)
 
 
+async def change(visit: Visit) -> Response:
+    """The role of a member, or none any more."""
+    account_id, user_id = (visit.request.path_params[name] for name in ("account_id", "user_id"))
+    role = visit.form.get("role", "")
+    if role not in (*ROLES, "none"):
+        raise Refused(422, "Choose a role.")
+    wanted = None if role == "none" else role
+    await visit.console.books.run(people.SetMembership(account_id, user_id, wanted, visit.audit))
+    return visit.go("/" if user_id == visit.me.user_id else f"/accounts/{account_id}/members")
+
+
 async def revoke(visit: Visit) -> Response:
     account_id, wanted = (visit.request.path_params[name] for name in ("account_id", "invitation_id"))
     _, invited = await visit.console.books.run(people.ListPeople(account_id))

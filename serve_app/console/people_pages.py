@@ -20,7 +20,10 @@ WRONG: Final = "E-mail, password or code is wrong."
 
 
 async def show_invitation(visit: Visit) -> Response:
-    return visit.page("invitation.html", email=(await _invitation(visit)).email, least=LEAST)
+    email = (await _invitation(visit)).email
+    known = await visit.console.books.run(people.FindPerson(email))
+    token = visit.request.path_params["token"]
+    return visit.page("join.html" if known else "invitation.html", email=email, least=LEAST, token=token)
 
 
 async def accept(visit: Visit) -> Response:
@@ -32,6 +35,13 @@ async def accept(visit: Visit) -> Response:
     person = await console.books.run(command)
     assert person.email == invitation.email
     return await _open(visit, person, None)
+
+
+async def join(visit: Visit) -> Response:
+    """An invitation to a further account, of somebody who has one."""
+    digest = visit.console.digest(visit.request.path_params["token"])
+    await visit.console.books.run(people.JoinAccount(digest, visit.me.user_id, visit.address))
+    return visit.go("/")
 
 
 async def show_sign_in(visit: Visit) -> Response:

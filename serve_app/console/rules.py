@@ -26,6 +26,7 @@ RULES: Final = {
     "GET /invitations/{token}": ANYONE,
     "POST /invitations/{token}": ANYONE,
     "POST /payments/{provider}": PROVIDER,
+    "POST /invitations/{token}/join": SIGNED_IN,
     "GET /": SIGNED_IN,
     "POST /sign-out": SIGNED_IN,
     "GET /profile": SIGNED_IN,
@@ -43,6 +44,7 @@ RULES: Final = {
     "POST /operator/credits/{pending_id}/reject": FINANCE,
     "GET /operator/audit": OPERATORS,
     "GET /operator/books": OPERATORS,
+    "GET /operator/live": OPERATORS,
     "GET /accounts/{account_id}": EVERY_MEMBER,
     "GET /accounts/{account_id}/keys": KEY_HOLDERS,
     "POST /accounts/{account_id}/keys": KEY_HOLDERS,
@@ -62,5 +64,6 @@ RULES: Final = {
     "POST /accounts/{account_id}/alerts/{alert_id}/remove": PAYERS,
     "GET /accounts/{account_id}/members": OWNERS,
     "POST /accounts/{account_id}/members": OWNERS,
+    "POST /accounts/{account_id}/members/{user_id}": OWNERS,
     "POST /accounts/{account_id}/members/invitations/{invitation_id}/revoke": OWNERS,
 }

@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from serve_app.console.attempts import Attempts
 from serve_app.console.payments import PaymentProvider
+from serve_app.console.pressure import Pressure
 from serve_app.console.rules import ANYONE, OPERATORS, PROVIDER, RULES, SIGNED_IN
 from serve_app.contracts.books import Audit
 from serve_app.contracts.calls import Unavailable
@@ -44,7 +45,13 @@ TEMPLATES: Final = Environment(
 TEMPLATES.filters["money"] = format_amount
 TEMPLATES.filters["time"] = lambda at: time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
 TEMPLATES.filters["clock"] = lambda at: time.strftime("%H:%M:%S", time.gmtime(at))
-OPERATOR_SECTIONS: Final = {"/accounts": "Accounts", "/credits": "Credits", "/audit": "Audit log", "/books": "Books"}
+OPERATOR_SECTIONS: Final = {
+    "/accounts": "Accounts",
+    "/credits": "Credits",
+    "/audit": "Audit log",
+    "/books": "Books",
+    "/live": "Live",
+}
 #: The pages of an account that stand above each of them, for those who may open them.
 SECTIONS: Final = {
     "": "Overview",
@@ -72,6 +79,7 @@ class Console:
     books: BooksPort
     key_secret: bytes = field(repr=False)
     models: Callable[[], Awaitable[list[str]]]
+    live: Callable[[], Awaitable[dict[str, Any]]]  # what goes on now, as `GET /admin/live` has it; raises Unavailable
     now: Callable[[], float] = time.time
     trusted_proxies: int = 0
     has_mail: bool = False
@@ -79,9 +87,11 @@ class Console:
     payments: PaymentProvider | None = None
     credit_alone: int = 100 * NANO_PER_UNIT  # above it, two operators must agree
     attempts: Attempts = field(init=False)
+    pressure: Pressure = field(init=False)
 
     def __post_init__(self) -> None:
         self.attempts = Attempts(self.now)
+        self.pressure = Pressure(self.live, self.now)
 
     def digest(self, token: str) -> str:
         """Of a session's or invitation's token."""

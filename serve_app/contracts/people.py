@@ -67,7 +67,7 @@ class SignedIn:
 
 @dataclass(frozen=True, slots=True)
 class InvitePerson(Command[Invitation]):
-    """Raises AccountNotFound, InvalidValue, and Conflict when the address belongs to somebody already."""
+    """Raises AccountNotFound, InvalidValue, and Conflict for an address of the account's own people."""
 
     account_id: str
     email: str
@@ -103,6 +103,28 @@ class AcceptInvitation(Command[Person]):
     name: str
     password: str = field(repr=False)
     address: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JoinAccount(Command[Person]):
+    """AcceptInvitation of somebody who has signed in. Raises Conflict for a member, InvalidValue."""
+
+    digest: str = field(repr=False)
+    user_id: str
+    address: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SetMembership(Command[Person]):
+    """Changes a member's role; None takes the membership away.
+
+    Raises InvalidValue for somebody who is no member, Conflict for the last owner.
+    """
+
+    account_id: str
+    user_id: str
+    role: str | None
+    audit: Audit | None = None
 
 
 @dataclass(frozen=True, slots=True)

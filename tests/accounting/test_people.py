@@ -125,3 +125,47 @@ def test_what_people_do_is_on_the_log_under_their_address_without_secrets(timed:
     for secret in ("digest-of", "argon2", "JBSWY3DP"):
         assert secret not in text
     assert timed.ledger.check().ok
+
+
+def test_a_role_is_changed_and_taken_away_but_never_that_of_the_last_owner(timed: Books) -> None:
+    invite(timed)
+    ada = accept(timed)
+    invite(timed, "d2", "ben@example.org", "member")
+    ben = accept(timed, "d2")
+    run, account = timed.ledger.run, timed.account_id
+    for role in ("member", None):
+        with pytest.raises(Conflict, match="last owner"):
+            run(people.SetMembership(account, ada.user_id, role, OPERATOR))
+    assert run(people.SetMembership(account, ben.user_id, "owner", OPERATOR)).roles == {account: "owner"}
+    assert run(people.SetMembership(account, ada.user_id, "billing", OPERATOR)).roles == {account: "billing"}
+    assert run(people.SetMembership(account, ada.user_id, None, OPERATOR)).roles == {}
+    with pytest.raises(InvalidValue, match="no such member"):
+        run(people.SetMembership(account, ada.user_id, None, OPERATOR))
+    with pytest.raises(InvalidValue, match="give one of"):
+        run(people.SetMembership(account, ben.user_id, "king", OPERATOR))
+    changes = [one for one in timed.ledger.audit_log(account) if one.action == "set_membership"]
+    assert [(one.subject, one.detail["role"]["is"]) for one in changes] == [
+        (ada.user_id, None),
+        (ada.user_id, "billing"),
+        (ben.user_id, "owner"),
+    ]
+
+
+def test_a_person_joins_a_further_account_once_and_only_by_an_invitation_of_their_own(timed: Books) -> None:
+    invite(timed)
+    ada = accept(timed)
+    other = timed.ledger.create_account("Bob's").account_id
+    with pytest.raises(Conflict, match="this account already"):
+        invite(timed, "d2")
+    for digest, email in (("d3", ADDRESS), ("d4", "ben@example.org"), ("d5", ADDRESS)):
+        timed.ledger.run(people.InvitePerson(other, email, "member", digest, NOON + HOUR, OPERATOR))
+    with pytest.raises(Conflict, match="sign in"):
+        accept(timed, "d3")
+    with pytest.raises(InvalidValue, match="somebody else"):
+        timed.ledger.run(people.JoinAccount("d4", ada.user_id))
+    joined = timed.ledger.run(people.JoinAccount("d3", ada.user_id, "192.0.2.1"))
+    assert joined.roles == {timed.account_id: "owner", other: "member"}
+    with pytest.raises(InvalidValue, match="used"):
+        timed.ledger.run(people.JoinAccount("d3", ada.user_id))
+    with pytest.raises(Conflict, match="already"):
+        timed.ledger.run(people.JoinAccount("d5", ada.user_id))

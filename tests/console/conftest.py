@@ -38,7 +38,10 @@ class House:
 
     def __init__(self, ledger: Ledger, clock: Clock) -> None:
         self.ledger, self.clock = ledger, clock
-        self.console = Console(LedgerPort(ledger), SECRET, self._models, now=clock)
+        self.live: dict[str, Any]
+        self.live = {"open_requests": 2, "held": "0.50", "currency": "EUR", "limiters": [{"admits": True}]}
+        self.live |= {"backends": [], "models": [], "accounts": []}
+        self.console = Console(LedgerPort(ledger), SECRET, self._models, self._live, now=clock)
         self.pages = build_console(self.console)
         self.app = Starlette(routes=[Mount("/console", self.pages)])
         self.account_id = ledger.create_account("Ada's").account_id
@@ -46,6 +49,9 @@ class House:
 
     async def _models(self) -> list[str]:
         return ["svc-chat", "svc-coder"]
+
+    async def _live(self) -> dict[str, Any]:
+        return self.live
 
     def browser(self, scheme: str = "http") -> TestClient:
         return TestClient(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from starlette.testclient import TestClient
 
 from serve_app.contracts.operators import SetOperatorRole
-from tests.accounting.books import settlement
+from tests.accounting.books import NOON, settlement
 
 from .conftest import PASSWORD, House, submit
 
@@ -120,3 +122,32 @@ def test_a_role_that_is_taken_away_ends_the_sessions(house: House) -> None:
     again = house.browser()
     submit(again, "/console/sign-in", "/console/sign-in", email="ann@example.org", password=PASSWORD)
     assert again.get("/console/operator/accounts").status_code == 403
+
+
+async def test_what_goes_on_now_and_the_pressure_of_each_hour_are_shown(house: House) -> None:
+    load = {"running": 3, "waiting": 1, "queue_age_s": 0.25, "kv_used": 0.125, "tokens_per_s": 99.6}
+    backend = {"name": "smollm2", "status": "RUNNING", "replicas": 2, "load": load | {"effective_share": 0.5}}
+    house.live["backends"] = [backend, {"name": "other", "status": None, "replicas": None, "load": None}]
+    house.live["models"] = [{"id": "svc-chat", "backends": [{"name": "smollm2", "share": 1.0}]}]
+    house.live["accounts"] = [
+        {"id": "acct_1", "name": "<b>Ada", "open_requests": 2, "held": "0.50", "tokens_used": 7, "tokens_limit": 9}
+    ]
+    pressure = house.console.pressure
+    for seconds, level in ((0, 0.5), (60, 1.5), (3600, 0.25)):
+        house.clock.now = NOON + seconds
+        backend["load"] = load | {"effective_share": 0.5, "pressure": level}
+        await pressure.look()
+    page = operator(house, "read-only", "ann@example.org").get("/console/operator/live").text
+    assert "<td>RUNNING</td><td>2</td><td>3</td><td>1</td><td>0.25</td><td>12.5%</td><td>100</td>" in page
+    assert "no report" in page
+    assert "&lt;b&gt;Ada" in page
+    hours = re.findall(r"(\d\d:00) UTC</th><td>([0-9.]+)</td><td>-</td>|(\d\d:00) UTC</th><td>([0-9.]+)</td>", page)
+    assert [one[2:] for one in hours] == [("13:00", "0.25"), ("12:00", "1.5")]
+
+
+async def test_the_pressure_of_a_day_is_kept_and_no_more(house: House) -> None:
+    for minute in range(25 * 60):
+        house.clock.now = NOON + 60 * minute
+        await house.console.pressure.look()
+    assert len(house.console.pressure.seen) == 24 * 60
+    assert len(house.console.pressure.by_hour()) == 24

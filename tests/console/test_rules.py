@@ -15,7 +15,19 @@ from .conftest import CSRF, PASSWORD, House, submit
 
 ROLES = ("owner", "member", "billing")
 NONE = dict.fromkeys(
-    ("token", "key_id", "session_id", "invitation_id", "request_id", "alert_id", "provider", "id", "pending_id"), "none"
+    (
+        "token",
+        "key_id",
+        "session_id",
+        "invitation_id",
+        "request_id",
+        "alert_id",
+        "provider",
+        "id",
+        "pending_id",
+        "user_id",
+    ),
+    "none",
 ) | {"month": "2026-06"}
 OPERATORS = ("admin", "support", "finance", "read-only")
 

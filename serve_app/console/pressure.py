@@ -1,0 +1,45 @@
+"""The pressure of the last day, as this process has seen it: what the boards show where there is no Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+logger = logging.getLogger("ray.serve")
+
+EVERY_S: Final = 60.0
+KEPT: Final = 24 * 60
+
+
+class Pressure:
+    """Reads what goes on once a minute. `seen` has the time and each backend's pressure, the oldest first."""
+
+    def __init__(self, live: Callable[[], Awaitable[dict[str, Any]]], now: Callable[[], float]) -> None:
+        self._live, self._now = live, now
+        self.seen: deque[tuple[float, dict[str, float]]] = deque(maxlen=KEPT)
+
+    async def look(self) -> None:
+        found = await self._live()
+        loads = {one["name"]: one["load"] for one in found["backends"]}
+        self.seen.append((self._now(), {name: load["pressure"] for name, load in loads.items() if load is not None}))
+
+    async def run(self) -> None:
+        """Until it is cancelled. A service that starts, or is busy, leaves a gap."""
+        while True:
+            try:
+                await self.look()
+            except Exception as error:
+                logger.warning("the console could not read the pressure: %s: %s", type(error).__name__, error)
+            await asyncio.sleep(EVERY_S)
+
+    def by_hour(self) -> list[tuple[float, dict[str, float]]]:
+        """The beginning of each hour, and the most of each backend in it; the newest first."""
+        hours: dict[float, dict[str, float]] = {}
+        for at, pressures in self.seen:
+            most = hours.setdefault(at // 3600 * 3600, {})
+            for name, pressure in pressures.items():
+                most[name] = max(pressure, most.get(name, 0.0))
+        return sorted(hours.items(), reverse=True)
