@@ -33,9 +33,10 @@ def test_the_nodes_have_room_for_the_deployments(launcher: Document) -> None:
     types = launcher["available_node_types"]
     serve = read("serve-gpu.yaml")
     assert serve_problems(serve) == []
-    gateway, model = serve["applications"][0]["deployments"][0], serve["applications"][1]["deployments"][0]
+    deployments = {one["name"]: one["deployments"] for one in serve["applications"]}
+    gateway, model = deployments["gateway"][0], deployments["qwen25-7b"][0]
     assert types["gateway"]["min_workers"] >= gateway["num_replicas"]
-    for deployment in serve["applications"][0]["deployments"]:
+    for deployment in [*deployments["gateway"], *deployments["console"]]:
         assert deployment["ray_actor_options"]["resources"].keys() <= types["gateway"]["resources"].keys()
     assert types["gpu"]["max_workers"] >= model["autoscaling_config"]["max_replicas"]
     assert types["gpu"]["resources"]["GPU"] >= model["ray_actor_options"]["num_gpus"]

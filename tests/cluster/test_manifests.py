@@ -62,7 +62,9 @@ def test_the_longest_reply_is_what_the_header_of_the_manifests_says() -> None:
         assert f"longest reply {longest_reply(read_set(name).serve):.0f} s <" in header
 
 
-@pytest.mark.parametrize("path", ["/chat/completions", "/models/svc-chat", "/user/balance", "/user/usage"])
+@pytest.mark.parametrize(
+    "path", ["/chat/completions", "/models/svc-chat", "/user/balance", "/user/usage", "/account/keys"]
+)
 def test_clients_reach_both_base_forms(path: str) -> None:
     rule = read_set("production").named("HTTPRoute", "serve-app")["spec"]["rules"][0]  # type: ignore[index]
     assert serves(rule, path)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 from standardwebhooks import Webhook
+from stripe import WebhookSignature
 
 from tests.console.webhook_receiver import Receiver
 from tests.service.harness import FRANCE, Account, Service, until
@@ -28,6 +34,9 @@ pytestmark = [
 PATIENCE_S = 60
 PASSWORD = "correct horse battery"
 WIDTHS = (360, 1440)
+STRIPE_SECRET = "whsec_of_the_tests"
+#: A folder for pictures of the console, which README.md shows: `make pictures` names it.
+PICTURES = os.environ.get("SERVE_APP_PICTURES")
 AXE = Path(__file__).parents[1] / "clients/node/node_modules/axe-core/axe.min.js"
 RUN_AXE = """;
 const done = arguments[arguments.length - 1];
@@ -38,7 +47,8 @@ axe.run().then((result) => done(result.violations.filter((one) => ["serious", "c
 
 @pytest.fixture(scope="module")
 def service(model_path: Path) -> Iterator[Service]:
-    with started(model_path, "tests/service/console.yaml") as running:
+    stripe = {"SERVE_APP_STRIPE_KEY": "sk_test_none", "SERVE_APP_STRIPE_WEBHOOK_SECRET": STRIPE_SECRET}
+    with started(model_path, "tests/service/console.yaml", **stripe) as running:
         until(lambda: httpx.get(f"{running.base_url}/console/sign-in", trust_env=False).status_code == 200, 60)
         yield running
 
@@ -75,6 +85,37 @@ def shown(browser: Chrome) -> dict[str, str]:
     """The figures of the overview."""
     names, values = (browser.find_elements(By.TAG_NAME, tag) for tag in ("dt", "dd"))
     return {name.text: value.text for name, value in zip(names, values, strict=True)}
+
+
+def picture(browser: Chrome, name: str) -> None:
+    if PICTURES is not None:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+        browser.set_window_size(1100, 800)
+        browser.execute_script("scrollTo(0, 0)")
+        browser.save_screenshot(str(Path(PICTURES) / f"{name}.png"))
+
+
+def pay(service: Service, account_id: str, cents: int) -> None:
+    """What Stripe reports when somebody has paid, signed as Stripe signs it."""
+    session = {"id": "cs_1", "object": "checkout.session", "payment_intent": "pi_1", "payment_status": "paid"}
+    session |= {"client_reference_id": account_id, "amount_total": cents, "currency": "usd"}
+    event = {"id": "evt_1", "object": "event", "type": "checkout.session.completed", "data": {"object": session}}
+    body, at = json.dumps(event), int(time.time())
+    signature = WebhookSignature._compute_signature(f"{at}.{body}", STRIPE_SECRET)
+    hook, headers = f"{service.base_url}/console/payments/stripe", {"stripe-signature": f"t={at},v1={signature}"}
+    assert httpx.post(hook, content=body, headers=headers, trust_env=False).status_code == 200
+
+
+def tab_to(browser: Chrome, wanted: WebElement) -> None:
+    """With the keyboard alone. Whatever has the focus on the way can be seen to have it."""
+    for _ in range(200):
+        ActionChains(browser).send_keys(Keys.TAB).perform()
+        here = browser.switch_to.active_element
+        if here.tag_name != "body":
+            assert here.value_of_css_property("outline-style") != "none", here.get_attribute("outerHTML")
+        if here == wanted:
+            return
+    raise AssertionError(f"the keyboard does not reach {wanted.get_attribute('outerHTML')}")
 
 
 def expect_usable(browser: Chrome) -> None:
@@ -137,18 +178,22 @@ def test_from_the_invitation_to_a_request_that_the_overview_shows(
     until(lambda: "Is it true?" in browser.find_element(By.ID, "python").text)
     assert '"logprobs": True' in browser.find_element(By.ID, "python").text
     expect_usable(browser)
+    browser.find_element(By.CSS_SELECTOR, "#code summary").click()
+    picture(browser, "playground")
     severe = [line["message"] for line in browser.get_log("browser") if line["level"] == "SEVERE"]
     assert [message for message in severe if "favicon" not in message] == []
     browser.find_element(By.LINK_TEXT, "Overview").click()
     titled(browser, "Ada's")
     figures = shown(browser)
     assert figures["Requests today"] == "3"
+    picture(browser, "overview")
     assert int(figures["Tokens today"]) > usage.total_tokens
     browser.find_element(By.LINK_TEXT, "Usage").click()
     titled(browser, "Usage")
     assert len(browser.find_elements(By.CSS_SELECTOR, "figure > svg > rect")) == 1
     assert browser.execute_script("return getComputedStyle(document.querySelector('rect')).fill") != "rgb(0, 0, 0)"
     expect_usable(browser)
+    picture(browser, "usage")
     browser.find_element(By.CSS_SELECTOR, "table a").click()
     WebDriverWait(browser, PATIENCE_S).until(lambda _: browser.title.startswith("Requests of "))
     assert str(usage.prompt_tokens) in [cell.text for cell in browser.find_elements(By.TAG_NAME, "td")]
@@ -164,10 +209,21 @@ def test_from_the_invitation_to_a_request_that_the_overview_shows(
     until(lambda: receiver.came)
     headers, body = receiver.came[0]
     assert Webhook(secret).verify(body, headers)["type"] == "balance.low"
+    before = account.nano
+    pay(service, account.id, 2_000)
+    assert account.nano == before + 20 * 10**9
+    browser.find_element(By.LINK_TEXT, "Billing").click()
+    titled(browser, "Billing")
+    assert "20.00" in browser.page_source
     browser.find_element(By.LINK_TEXT, "Keys").click()
     titled(browser, "Keys")
-    browser.find_element(By.XPATH, "//button[text()='Revoke laptop']").click()
+    rotate = browser.find_element(By.XPATH, "//button[text()='Rotate laptop']")
+    rotate.find_element(By.XPATH, "..//option[text()='no time']").click()
+    rotate.click()
+    titled(browser, "Your new key")
+    successor = browser.find_element(By.ID, "key").text
     until(lambda: service.chat(key, FRANCE, max_tokens=1).status_code == 401, 30)
+    assert service.chat(successor, FRANCE, max_tokens=1).status_code == 200
     browser.find_element(By.XPATH, "//button[text()='Sign out']").click()
     titled(browser, "Sign in")
     expect_usable(browser)
@@ -175,6 +231,38 @@ def test_from_the_invitation_to_a_request_that_the_overview_shows(
     titled(browser, "Sign in")
     fill(browser, email="ada@example.org", password=PASSWORD)
     titled(browser, "Ada's")
+
+
+def test_the_keyboard_alone_suffices(service: Service, browser: Chrome) -> None:
+    account = service.account("Kay's")
+
+    def press(*keys: str) -> None:
+        ActionChains(browser).send_keys(*keys).perform()
+
+    browser.get(service.cli("people", "invite", "kay@example.org", account.id)["link"])
+    tab_to(browser, browser.find_element(By.NAME, "name"))
+    press("Kay", Keys.TAB, PASSWORD, Keys.ENTER)
+    titled(browser, "Kay's")
+    tab_to(browser, browser.find_element(By.LINK_TEXT, "Keys"))
+    press(Keys.ENTER)
+    titled(browser, "Keys")
+    tab_to(browser, browser.find_element(By.NAME, "name"))
+    press("by keys")
+    tab_to(browser, browser.find_element(By.XPATH, "//button[text()='Create the key']"))
+    press(Keys.SPACE)
+    titled(browser, "Your new key")
+    for section in ("Playground", "Usage", "Billing", "Alerts", "Members", "Profile"):
+        tab_to(browser, browser.find_element(By.LINK_TEXT, section))
+        press(Keys.ENTER)
+        WebDriverWait(browser, PATIENCE_S).until(lambda _, section=section: section in browser.title)
+        reached = browser.find_elements(By.CSS_SELECTOR, "main :is(a, button, input, select, textarea):enabled, main a")
+        there = [one for one in reached if one.is_displayed() and one.get_attribute("type") != "hidden"]
+        if there:
+            tab_to(browser, there[-1])
+        browser.refresh()
+    tab_to(browser, browser.find_element(By.XPATH, "//button[text()='Sign out']"))
+    press(Keys.ENTER)
+    titled(browser, "Sign in")
 
 
 def test_operators_limit_suspend_and_give_credit_that_a_second_one_approves(service: Service, browser: Chrome) -> None:
@@ -224,7 +312,7 @@ def test_operators_limit_suspend_and_give_credit_that_a_second_one_approves(serv
     expect_usable(browser)
     click("Approve 150.00")
     until(lambda: account.nano > 154 * 10**9)
-    for section in ("Audit log", "Books"):
+    for section in ("Audit log", "Books", "Live"):
         browser.find_element(By.LINK_TEXT, section).click()
         titled(browser, section)
         expect_usable(browser)
