@@ -1,0 +1,177 @@
+"""What 50 people who browse the console cost those who chat: `make bench-console`, six minutes.
+
+Windows with and without the 50 sessions take turns in one run. Each session opens a page, reads it for some seconds,
+and opens the next one. The service is config.yaml with the console beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import statistics
+import sys
+import time
+from random import Random
+from typing import Any, Final
+from urllib.error import URLError
+
+import httpx
+
+from bench.harness.command import PEERS, completed, say
+from bench.harness.machine import describe
+from bench.harness.servers import Launched, ServerError, shipped_config
+
+PASSWORD: Final = "a password of the benchmark"
+EMAIL: Final = "reader@example.org"
+READS_S: Final = 10.0  # a page, on average
+PAGES: Final = ("", "/keys", "/usage", "/usage?days=90&by=key", "/requests", "/billing", "/alerts", "/members")
+REST_S: Final = 2.0
+_CSRF: Final = re.compile(r'name="csrf" value="([0-9a-f]{64})"')
+
+
+class WithConsole(Launched):
+    """config.yaml and the console."""
+
+    name = "console"
+    title = "serve-app"
+
+    def config(self) -> dict[str, Any]:
+        config = shipped_config()
+        path = {"name": "console", "route_prefix": "/console", "import_path": "deployments.apps:console", "args": {}}
+        config["applications"].append(path)
+        return config
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+
+class Readers:
+    """Signed-in sessions of one person. `waits` has the seconds of each page."""
+
+    def __init__(self, base_url: str, account_id: str, sessions: int) -> None:
+        self.waits: list[float] = []
+        self.wrong = 0
+        self._account = f"/console/accounts/{account_id}"
+        self._http = [httpx.AsyncClient(base_url=base_url, timeout=60, trust_env=False) for _ in range(sessions)]
+
+    async def sign_in(self, link: str) -> None:
+        """One accepts the invitation; the others sign in, a few at a time: each password takes 64 MiB."""
+        first, *others = self._http
+        await self._submit(first, link, name="Reader", new_password=PASSWORD)
+        for http in others:
+            await self._submit(http, "/console/sign-in", email=EMAIL, password=PASSWORD)
+
+    async def browse(self, seed: int) -> None:
+        """Until it is cancelled."""
+        await asyncio.gather(*(self._read(http, Random(f"{seed} {n}")) for n, http in enumerate(self._http)))
+
+    async def close(self) -> None:
+        for http in self._http:
+            await http.aclose()
+
+    async def _read(self, http: httpx.AsyncClient, rng: Random) -> None:
+        while True:
+            await asyncio.sleep(rng.expovariate(1 / READS_S))
+            began = time.perf_counter()
+            answer = await http.get(self._account + rng.choice(PAGES))
+            self.waits.append(time.perf_counter() - began)
+            self.wrong += answer.status_code != 200
+
+    async def _submit(self, http: httpx.AsyncClient, path: str, **fields: str) -> None:
+        found = _CSRF.search((await http.get(path)).text)
+        answer = None if found is None else await http.post(path, data={"csrf": found[1], **fields})
+        if answer is None or answer.status_code != 303:
+            raise ServerError(f"{path} did not let a session in: {answer}")
+
+
+async def chat(base_url: str, key: str, clients: int, seconds: float) -> list[float]:
+    """Seconds of each streamed reply of closed loops."""
+    waits: list[float] = []
+    until = time.monotonic() + seconds
+    head = {"authorization": f"Bearer {key}"}
+
+    async def client(number: int) -> None:
+        for turn in range(10**9):
+            if time.monotonic() >= until:
+                return
+            body = {"model": "svc-chat", "stream": True, "max_tokens": 16, "temperature": 0}
+            body["messages"] = [{"role": "user", "content": f"Client {number} asks question {turn}."}]
+            began = time.perf_counter()
+            async with http.stream("POST", "/v1/chat/completions", json=body, headers=head) as answer:
+                text = await answer.aread()
+            if answer.status_code != 200 or b"[DONE]" not in text:
+                raise ServerError(f"a chat request failed with {answer.status_code}: {text[-200:]!r}")
+            waits.append(time.perf_counter() - began)
+
+    async with httpx.AsyncClient(base_url=base_url, timeout=120, trust_env=False) as http:
+        await asyncio.gather(*(client(number) for number in range(clients)))
+    return waits
+
+
+async def measure(server: WithConsole, options: argparse.Namespace) -> dict[str, Any]:
+    account_id, key = server.new_account("bench", "1000", rpm=1_000_000, tpm=10**9)
+    invited = server.admin(f"/admin/accounts/{account_id}/people", {"email": EMAIL, "role": "owner"})
+    readers = Readers(server.base_url, account_id, options.sessions)
+    say(f"signing {options.sessions} sessions in")
+    await readers.sign_in(f"/console{invited['path']}")
+    await chat(server.base_url, key, options.clients, options.seconds / 3)
+    windows: dict[bool, list[list[float]]] = {False: [], True: []}
+    for number in range(options.rounds):
+        for browsed in (False, True) if number % 2 else (True, False):
+            say(f"round {number + 1} of {options.rounds}, {'with' if browsed else 'without'} the sessions")
+            browsing = asyncio.create_task(readers.browse(number)) if browsed else None
+            await asyncio.sleep(REST_S)
+            windows[browsed].append(await chat(server.base_url, key, options.clients, options.seconds))
+            if browsing is not None:
+                browsing.cancel()
+                await asyncio.wait([browsing])
+    await readers.close()
+    quantiles = {browsed: [_quantile(one, 0.99) for one in found] for browsed, found in windows.items()}
+    ratios = [there / alone for alone, there in zip(quantiles[False], quantiles[True], strict=True)]
+    return {
+        "machine": describe(),
+        "sessions": options.sessions,
+        "chat clients": options.clients,
+        "replies without and with": [sum(map(len, windows[browsed])) for browsed in (False, True)],
+        "chat p99 without, s": [round(one, 3) for one in quantiles[False]],
+        "chat p99 with, s": [round(one, 3) for one in quantiles[True]],
+        "median ratio of p99": round(statistics.median(ratios), 3),
+        "chat p50 without and with, s": [
+            round(_quantile([wait for one in windows[browsed] for wait in one], 0.5), 3) for browsed in (False, True)
+        ],
+        "pages": len(readers.waits),
+        "pages that failed": readers.wrong,
+        "page p50 and p99, s": [round(_quantile(readers.waits, part), 3) for part in (0.5, 0.99)],
+    }
+
+
+def _quantile(values: list[float], part: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * part))]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit status."""
+    parser = argparse.ArgumentParser(prog="python -m bench.console", description=__doc__)
+    parser.add_argument("--sessions", type=int, default=50, help="default: 50")
+    parser.add_argument("--clients", type=int, default=4, help="of chat; default: 4")
+    parser.add_argument("--rounds", type=int, default=4, help="of two windows each; default: 4")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of a window; default: 30")
+    options = parser.parse_args(arguments)
+    server = WithConsole(PEERS)
+
+    def run() -> dict[str, Any]:
+        try:
+            server.start()
+            return asyncio.run(measure(server, options))
+        finally:
+            server.stop()
+
+    print(json.dumps(completed(run, (ServerError, URLError, httpx.HTTPError)), indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
