@@ -113,6 +113,8 @@ class Gateway:
             key_secret=keys.key_secret,
             currency=args.currency,
             find_lines=partial(find_lines, args.state_dir() / FOLDER),
+            alert_mail=args.alert_mail,
+            private_webhooks=args.private_webhooks,
         )
 
     async def reconfigure(self, config: dict[str, Any]) -> None:

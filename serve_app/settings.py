@@ -103,7 +103,7 @@ class GatewaySettings(_Strict):
     # Bytes of all bodies that are being read and parsed. One key may have an eighth, or one body of the longest.
     bodies_max_bytes: Annotated[int, Field(ge=1024 * 1024)] = 128 * 1024 * 1024
     spool_max_bytes: Annotated[int, Field(ge=4096)] = 64 * 1024 * 1024
-    # Of one API key to /models and /user, in each gateway; an account has four times as many. Chat is not counted.
+    # Of one key to /models, /user and /account, in each gateway; an account has four times as many. Chat is not counted.
     queries_per_minute: Annotated[int, Field(ge=1)] = 60
     # Of traces: the share that is kept, and from how long on a request is slow, so that its trace is kept in any case.
     trace_share: Annotated[float, Field(ge=0, le=1)] = 0.01
@@ -146,6 +146,9 @@ class GatewayArgs(_Strict):
     # What one account keeps for retries under idempotency keys, at most a day; the oldest replies leave first.
     stored_replies: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
     stored_reply_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024
+    # For `/account/alerts`, as the console's: it has `mail`, and alerts may go to addresses that are not public.
+    alert_mail: bool = False
+    private_webhooks: bool = False
 
     @model_validator(mode="after")
     def _lease_outlives_orphans(self) -> GatewayArgs:

@@ -15,7 +15,7 @@ from serve_app.accounting.audit_log import write_audit
 from serve_app.accounting.database import Transaction
 from serve_app.accounting.schema import accounts, alerts, notices, usage_daily
 from serve_app.accounting.snapshots import read_account
-from serve_app.accounting.validation import check_page, equals, is_text
+from serve_app.accounting.validation import check_name, check_page, equals, is_text
 from serve_app.contracts.errors import Conflict, InvalidValue
 from serve_app.contracts.key_format import new_id
 from serve_app.contracts.money import MAX_BALANCE
@@ -40,6 +40,7 @@ LOW: Final = "low"
 UNUSUAL: Final = 3  # times the mean of
 DAYS_BEFORE: Final = 7
 _DAY_S: Final = 86400.0
+_SAME = ("account_id", "kind", "threshold", "target")
 _TARGET = re.compile(r"https?://[^\s]+|[^@\s<>\"]+@[^@\s<>\"]+")
 
 
@@ -52,9 +53,21 @@ def create_alert(transaction: Transaction, wanted: CreateAlert, now: float) -> A
         raise InvalidValue("the amount must be more than 0")
     if not is_text(wanted.target, 500) or not _TARGET.fullmatch(wanted.target):
         raise InvalidValue(f"{wanted.target!r}: give an e-mail address, or the https address of a webhook")
+    if wanted.alert_id is not None:
+        check_name(wanted.alert_id, "an alert's id")
+        earlier = connection.execute(select(alerts).where(alerts.c.id == wanted.alert_id)).one_or_none()
+        if earlier is not None:
+            if any(getattr(earlier, name) != getattr(wanted, name) for name in _SAME):
+                raise Conflict(f"{wanted.alert_id} is another alert already")
+            return _alert(earlier)
     if len(list_alerts(connection, ListAlerts(wanted.account_id), now)) >= MOST_ALERTS:
         raise Conflict(f"an account has at most {MOST_ALERTS} alerts: remove one")
-    row = {"id": new_id("alert_"), "account_id": wanted.account_id, "kind": wanted.kind, "target": wanted.target}
+    row = {
+        "id": wanted.alert_id or new_id("alert_"),
+        "account_id": wanted.account_id,
+        "kind": wanted.kind,
+        "target": wanted.target,
+    }
     more = {"threshold": wanted.threshold, "secret": wanted.secret, "state": "", "created_at": now}
     connection.execute(insert(alerts).values(**row, **more))
     detail = {"kind": wanted.kind, "threshold": wanted.threshold, "target": wanted.target}

@@ -30,8 +30,7 @@ def create_key(transaction: Transaction, wanted: CreateKey, now: float) -> KeySn
     check_name(wanted.name)
     check_name(wanted.hint, "a hint", longest=40)
     check_fields(wanted.terms, TERMS)
-    if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
-        raise InvalidValue("a digest is 64 hex digits: pass what key_format.digest returns, never the key itself")
+    check_digest(digest)
     read_account(connection, account_id)
     earlier = connection.execute(select(api_keys).where(api_keys.c.digest == digest)).one_or_none()
     if earlier is not None:
@@ -88,6 +87,12 @@ def revoke_key(transaction: Transaction, wanted: RevokeKey, now: float) -> KeySn
     detail = changed(before, after, ("active",))
     write_audit(transaction, wanted.audit, "revoke_key", after.account_id, detail, now, key_id=key_id)
     return after
+
+
+def check_digest(digest: str) -> None:
+    """Raises InvalidValue."""
+    if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
+        raise InvalidValue("a digest is 64 hex digits: pass what key_format.digest returns, never the key itself")
 
 
 def _checked(given: Mapping[str, Any], now: float) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from serve_app.accounting import (
     console_sessions,
     funds,
     limiter_leases,
+    management_keys,
     memberships,
     operators,
     people,
@@ -37,6 +38,7 @@ from serve_app.accounting.currency import claim_currency
 from serve_app.accounting.database import Database, Transaction
 from serve_app.accounting.settle import settle
 from serve_app.contracts import commands, served_commands
+from serve_app.contracts import management as management_commands
 from serve_app.contracts import notices as notice_commands
 from serve_app.contracts import operators as operator_commands
 from serve_app.contracts import payments as payment_commands
@@ -73,6 +75,8 @@ READS: dict[type[Command[Any]], Callable[[Connection, Any, float], Any]] = {
     people_commands.ListPeople: people.list_people,
     people_commands.FindSession: console_sessions.find_session,
     people_commands.ListSessions: console_sessions.list_sessions,
+    management_commands.ListManagementKeys: management_keys.list_management_keys,
+    management_commands.FindManagementKey: management_keys.find_management_key,
     notice_commands.ListAlerts: alerts.list_alerts,
     operator_commands.SearchAccounts: snapshots.search_accounts,
     operator_commands.ListPendingCredits: operators.list_pending_credits,
@@ -123,6 +127,8 @@ WRITES: dict[type[Command[Any]], Callable[[Transaction, Any, float], Any]] = {
     people_commands.OpenSession: console_sessions.open_session,
     people_commands.TouchSession: console_sessions.touch_session,
     people_commands.EndSession: console_sessions.end_session,
+    management_commands.CreateManagementKey: management_keys.create_management_key,
+    management_commands.RevokeManagementKey: management_keys.revoke_management_key,
     notice_commands.CreateAlert: alerts.create_alert,
     operator_commands.SetOperatorRole: operators.set_operator_role,
     operator_commands.AskCredit: operators.ask_credit,

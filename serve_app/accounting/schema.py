@@ -503,3 +503,6 @@ pending_credits = Table(
     Column("decided_at", Double),  # null: it waits
     Column("approved", Boolean),
 )
+
+# Tables with a file of their own. `metadata` is complete only with them.
+import serve_app.accounting.management_tables  # noqa: E402, F401

@@ -93,8 +93,7 @@ class Account(Reply):
 
     @classmethod
     def from_snapshot(cls, now: float, account: AccountSnapshot, status: AccountStatus, usage: UsageRow) -> Account:
-        # The ledger's own limits come first: the limiter learns of a change a moment later.
-        limits = asdict(status.contract.with_own(account.limits))
+        limits, effective = limits_of(account, status)
         return cls.from_fields(
             account,
             status="active" if account.active else "suspended",
@@ -105,7 +104,7 @@ class Account(Reply):
             open_requests=status.open_requests,
             weight=limits["weight"],
             limits=limits,
-            effective=limits | {"tpm": min((limits["tpm"], *(tpm for _, tpm in status.pressed)))},
+            effective=effective,
             pressure=[{"backend": backend, "tpm": tpm} for backend, tpm in status.pressed],
             contract={name: account.limits.get(name) for name in ACCOUNT_LIMITS},
             usage=AccountUsage.from_row(usage),
@@ -265,6 +264,22 @@ async def resume(admin: AdminServices, account_id: str, audit: Audit) -> Account
     return await _account_reply(admin, await admin.run(commands.SetActive(account_id, True, audit)))
 
 
+def limits_of(account: AccountSnapshot, status: AccountStatus) -> tuple[dict[str, int], dict[str, int]]:
+    """Limits and weight that hold for the account, and what pressure leaves of them."""
+    # The ledger's own limits come first: the limiter learns of a change a moment later.
+    limits = asdict(status.contract.with_own(account.limits))
+    return limits, limits | {"tpm": min((limits["tpm"], *(tpm for _, tpm in status.pressed)))}
+
+
+async def states_of(admin: AdminServices, ids: tuple[str, ...]) -> tuple[AccountStatus, ...]:
+    """Of these accounts, at the limiter. Raises 503."""
+    try:
+        states: tuple[AccountStatus, ...] = await admin.limiter.ask(Status(ids))
+    except Unavailable:
+        raise errors.overloaded("the limiter is restarting: try again", retry_after_s=2) from None
+    return states
+
+
 async def _account_reply(admin: AdminServices, account: AccountSnapshot) -> Account:
     [shown] = await _account_replies(admin, [account])
     return shown
@@ -274,10 +289,7 @@ async def _account_replies(admin: AdminServices, accounts: Sequence[AccountSnaps
     if not accounts:
         return []
     ids = tuple(account.account_id for account in accounts)
-    try:
-        states: tuple[AccountStatus, ...] = await admin.limiter.ask(Status(ids))
-    except Unavailable:
-        raise errors.overloaded("the limiter is restarting: try again", retry_after_s=2) from None
+    states = await states_of(admin, ids)
     # The ledger is read after the limiter: what is held no more is in the balance and in the usage.
     books = [await admin.run(commands.ShowAccount(account_id)) for account_id in ids]
     return [

@@ -1,4 +1,4 @@
-"""Audit records of what changes nothing in the books: failed log-ins of operators, reads, and new prices."""
+"""Audit records of what changes nothing in the books: failed log-ins, reads, and new prices."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ TRIES: Final = 120
 
 
 class FailedLogins:
-    """Counts wrong operator keys: one record for each address and window, so that guessing can't fill the ledger.
+    """Counts wrong operator and management keys, so that guessing can't fill the ledger.
 
-    A record is written when its window ends, with the number of tries in it. The first try is also in the log.
+    There is one record for each address and window. A record is written when its window ends, with the number of tries in it. The first try is also in the log.
     """
 
     def __init__(self, books: BooksPort, *, window_s: float = WINDOW_S) -> None:
@@ -40,7 +40,7 @@ class FailedLogins:
             address = OTHERS
         if address not in self._tries:
             self._tries[address] = 0
-            logger.warning("a wrong operator key from %s", address)
+            logger.warning("a wrong operator or management key from %s", address)
             detached(self._record(address), endless=True)
         self._tries[address] += 1
 

@@ -17,6 +17,9 @@ from serve_app.admin import (
     keys,
     live,
     models,
+    own_account,
+    own_alerts,
+    own_keys,
     people,
     public,
     requests,
@@ -37,6 +40,9 @@ from serve_app.settings import IdentifierSettings
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *public.of_models,
     *public.of_account,
+    *own_account.endpoint,
+    *own_keys.endpoint,
+    *own_alerts.endpoint,
     *public.of_service,
     *accounts.endpoint,
     *keys.endpoint,
@@ -61,6 +67,7 @@ _TAGS: Final = {
     "Chat": "Replies of models.",
     "Models": "What is served.",
     "Account": "Your balance and usage.",
+    "Account management": "With a management key of your account: its keys, usage, requests and alerts.",
     "Service": "Whether it runs. No key needed.",
     "Operator: Accounts": "With the operator's key: accounts, funds and limits.",
     "Operator: Keys": "With the operator's key: API keys.",
@@ -73,6 +80,7 @@ _TAGS: Final = {
 _PATH_PARAMETERS: Final = {
     "id": "An identifier.",
     "account_id": "An account's id.",
+    "alert_id": "An alert's id.",
     "grant_id": "A grant's number.",
     "invitation_id": "An invitation's id.",
     "key_id": "A key's id.",
@@ -112,6 +120,11 @@ def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
             "parameters": dict(responses.PARAMETERS),
             "securitySchemes": {
                 "apiKey": {"type": "http", "scheme": "bearer", "description": "An API key of your account."},
+                "managementKey": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "A management key of your account: for `/account` alone, made in the console.",
+                },
                 "operatorKey": {"type": "http", "scheme": "bearer", "description": "The service's operator key."},
             },
         },
@@ -122,8 +135,8 @@ def _operation(endpoint: Endpoint) -> Schema:
     given = [_path_parameter(name) for name in re.findall(r"{(\w+)}", endpoint.path)]
     given += _query_parameters(endpoint.types["query"]) if "query" in endpoint.types else []
     shared = ["RequestId"]
-    shared += ["Operator"] if "audit" in endpoint.types else []
-    shared += ["ChangeKey"] if "idempotency_key" in endpoint.types else []
+    shared += ["Operator"] if "audit" in endpoint.types and endpoint.key == "operatorKey" else []
+    shared += ["ChangeKey"] if {"idempotency_key", "once"} & endpoint.types.keys() else []
     success = endpoint.success
     if isinstance(success, str):
         success = responses.json_response(success, endpoint.types["return"].__name__)

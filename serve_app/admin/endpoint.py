@@ -2,8 +2,8 @@
 
 A handler is an async function of AdminServices that returns a Reply. Its name is the operation's id, and it gets what
 it names beside: parts of the path; `body`, a model that the request's body is read into; `query`, which the declared
-parameters read; `identity`, whose API key it is; `audit`, who makes the change; and `idempotency_key`, under which the
-change happens once.
+parameters read; `identity`, whose API or management key it is; `audit`, who makes the change; `idempotency_key`, under
+which the change happens once; and `once`, which makes up the same keys when the change is repeated.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, Literal, TypeVar, get_type_hints
@@ -22,6 +23,8 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
 
 from serve_app.admin.auditing import FailedLogins
+from serve_app.admin.management_keys import ManagementKeys
+from serve_app.admin.once import Once
 from serve_app.admin.query_rates import QueryRates
 from serve_app.admin.values import Body, Query, Reply, Schema
 from serve_app.api import errors
@@ -40,6 +43,7 @@ from serve_app.contracts.errors import (
     ModelNotFound,
 )
 from serve_app.contracts.key_format import digest
+from serve_app.contracts.limiting import Identity
 from serve_app.contracts.ports import BackendPort, BackendUnavailable, BooksPort
 from serve_app.contracts.request_log import Found
 from serve_app.gateway.authentication import Authenticator, bearer
@@ -53,7 +57,7 @@ MOST_KEY: Final = 128  # characters; the ledger takes 200, and an opening credit
 _IDEMPOTENCY_KEY: Final = re.compile(rf"[!-~](?:[ -~]{{0,{MOST_KEY - 2}}}[!-~])?", re.ASCII)
 _OPERATOR: Final = re.compile(r"[!-~](?:[ -~]{0,98}[!-~])?", re.ASCII)
 
-KeyKind = Literal["apiKey", "operatorKey"]  # the names of the document's security schemes
+KeyKind = Literal["apiKey", "managementKey", "operatorKey"]  # the names of the document's security schemes
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Reply | Response]])
 
 
@@ -72,10 +76,14 @@ class AdminServices:
     find_lines: Callable[[str], Found] = lambda _: Found([])  # in this gateway's log; it blocks
     patience_s: float = 10.0  # how long to wait for a ledger that is away
     now: Callable[[], float] = time.time  # Unix seconds
+    alert_mail: bool = False  # whether alerts may go by e-mail
+    private_webhooks: bool = False  # and to addresses that are not public
     failed_logins: FailedLogins = field(init=False)
+    management: ManagementKeys = field(init=False)
 
     def __post_init__(self) -> None:
         self.failed_logins = FailedLogins(self.accounting)
+        self.management = ManagementKeys(self.authenticator, self.run, self.key_secret, lambda: self.now())
 
     async def run(self, command: Command[Answer]) -> Answer:
         """The command's answer. Raises ApiError: 404, 422, or 503 when the ledger stays away."""
@@ -139,25 +147,34 @@ class Endpoint:
     async def respond(self, admin: AdminServices, request: Request) -> Response:
         """Checks the key, reads what the handler names, and calls it."""
         given: dict[str, Any] = dict(request.path_params)
+        identity: Identity | None = None
         if self.key == "apiKey":
             identity = await admin.authenticator.caller(request).identify()
-            admin.queries.count(identity)
-            if "identity" in self.types:
-                given["identity"] = identity
+        elif self.key == "managementKey":
+            with _counted(admin, request):
+                identity = await admin.management.identify(request)
         elif self.key == "operatorKey":
-            _check_operator(admin, request)
+            with _counted(admin, request):
+                admin.authenticator.check_operator(request)
+        if identity is not None:
+            admin.queries.count(identity)
         request.state.identified = self.key is not None
+        if "identity" in self.types:
+            given["identity"] = identity
         if "audit" in self.types:
-            given["audit"] = _audit(admin, request)
+            given["audit"] = _audit(admin, request, identity)
         if "query" in self.types:
             given["query"] = _query(request, self.types["query"])
         if "body" in self.types:
             given["body"] = await _body(request, self.types["body"])
         if "idempotency_key" in self.types:
-            given["idempotency_key"] = _idempotency_key(request)
+            given["idempotency_key"] = _idempotency_key(request) or uuid.uuid4().hex
+        if "once" in self.types:
+            key = bearer(request.headers.get("authorization"))
+            given["once"] = Once(admin.key_secret, key, _idempotency_key(request))
         reply = await self.handler(admin, **given)
         if self.recorded:
-            await admin.run(_record(self.recorded, _audit(admin, request), given))
+            await admin.run(_record(self.recorded, _audit(admin, request, identity), given))
         if isinstance(reply, Response):
             return reply
         return JSONResponse(reply.model_dump(exclude_unset=True), status_code=self.status)
@@ -181,12 +198,13 @@ class Endpoints(list[Endpoint]):
         return declare
 
 
-def _check_operator(admin: AdminServices, request: Request) -> None:
-    """Raises ApiError for a wrong key, and counts it for the audit log."""
+@contextmanager
+def _counted(admin: AdminServices, request: Request) -> Iterator[None]:
+    """Counts a wrong key for the audit log."""
     try:
-        admin.authenticator.check_operator(request)
-    except ApiError:
-        if request.headers.get("authorization"):
+        yield
+    except ApiError as error:
+        if error.status in (401, 429) and request.headers.get("authorization"):
             admin.failed_logins.count(admin.authenticator.address_of(request))
         raise
 
@@ -201,17 +219,17 @@ def _record(action: str, audit: Audit, given: Mapping[str, Any]) -> RecordAudit:
     return RecordAudit(audit, action, account or "service", account, asked)
 
 
-def _audit(admin: AdminServices, request: Request) -> Audit:
-    """Who asks: the name that the operator gives, and a fingerprint that tells one operator key from another."""
+def _audit(admin: AdminServices, request: Request, identity: Identity | None) -> Audit:
+    """Who asks: a management key; or the operator, by the name given and a fingerprint that tells keys apart."""
+    request_id = getattr(request.state, "request_id", None)
+    address = admin.authenticator.address_of(request)
+    if identity is not None:
+        return Audit(f"mk:{identity.key_id}", request_id, address)
     name = request.headers.get("x-operator", "").strip()
     if name and not _OPERATOR.fullmatch(name):
         raise errors.invalid_parameters("x-operator must be 1 to 100 printable ASCII characters", param="x-operator")
     key = f"key:{digest(bearer(request.headers.get('authorization')), admin.key_secret)[:12]}"
-    return Audit(
-        actor=f"{name} {key}" if name else key,
-        request_id=getattr(request.state, "request_id", None),
-        address=admin.authenticator.address_of(request),
-    )
+    return Audit(f"{name} {key}" if name else key, request_id, address)
 
 
 def _query(request: Request, model: type[Query]) -> Query:
@@ -238,11 +256,10 @@ async def _body(request: Request, model: type[Body]) -> Body:
         raise errors.invalid_parameters(text, param=param or None) from None
 
 
-def _idempotency_key(request: Request) -> str:
+def _idempotency_key(request: Request) -> str | None:
+    """Raises 422."""
     key = request.headers.get("idempotency-key")
-    if key is None:
-        return uuid.uuid4().hex
-    if not _IDEMPOTENCY_KEY.fullmatch(key):
+    if key is not None and not _IDEMPOTENCY_KEY.fullmatch(key):
         raise errors.invalid_parameters(
             f"idempotency-key must be 1 to {MOST_KEY} printable ASCII characters", param="idempotency-key"
         )

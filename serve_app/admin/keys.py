@@ -80,20 +80,20 @@ class KeyTerms(_GivenLimits):
 
 
 class CreateKey(KeyTerms):
-    """POST /admin/accounts/{id}/keys."""
+    """POST /admin/accounts/{id}/keys, and /account/keys."""
 
     name: Name = "key"
 
 
 class KeyChanges(KeyTerms):
-    """PATCH /admin/keys/{id}: what is not named stays, null takes a bound away."""
+    """PATCH /admin/keys/{id}, and /account/keys/{id}: what is not named stays, null takes a bound away."""
 
     name: Name | None = None
 
 
 @endpoint("POST", "/admin/accounts/{account_id}/keys", "Create a key", status=201)
 async def create_key(admin: AdminServices, account_id: str, body: CreateKey, audit: Audit) -> NewKey:
-    terms = _terms(admin, body)
+    terms = terms_of(admin, body)
     terms.pop("name", None)
     key = new_key()
     command = commands.CreateKey(account_id, body.name, digest(key, admin.key_secret), hint(key), terms, audit)
@@ -108,7 +108,7 @@ async def list_keys(admin: AdminServices, account_id: str) -> KeyList:
 
 @endpoint("PATCH", "/admin/keys/{key_id}", "Change what a key may do")
 async def update_key(admin: AdminServices, key_id: str, body: KeyChanges, audit: Audit) -> Key:
-    return Key.from_snapshot(admin.now(), await admin.run(commands.UpdateKey(key_id, _terms(admin, body), audit)))
+    return Key.from_snapshot(admin.now(), await admin.run(commands.UpdateKey(key_id, terms_of(admin, body), audit)))
 
 
 @endpoint("DELETE", "/admin/keys/{key_id}", "Revoke a key")
@@ -116,7 +116,7 @@ async def revoke_key(admin: AdminServices, key_id: str, audit: Audit) -> Key:
     return Key.from_snapshot(admin.now(), await admin.run(commands.RevokeKey(key_id, audit)))
 
 
-def _terms(admin: AdminServices, body: KeyTerms) -> dict[str, Any]:
+def terms_of(admin: AdminServices, body: KeyTerms) -> dict[str, Any]:
     """The terms that the body names, as the ledger takes them. Raises 422.
 
     Each model must be one that is served: a key for a misspelt one could be used for nothing.

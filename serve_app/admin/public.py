@@ -141,8 +141,11 @@ async def get_balance(admin: AdminServices, identity: Identity) -> Balance:
 @of_account("GET", "/user/usage", "What your account has used", success="Sums by group.")
 async def get_usage(admin: AdminServices, query: OwnUsageQuery, identity: Identity) -> UsageList:
     groups = tuple(query.group_by)
-    rows = await admin.run(commands.SumUsage(identity.account_id, None, None, query.first, query.last, groups))
-    sums = [UsageSums.from_row(row).model_dump(exclude_none=True) for row in rows]
+    return await usage_of(admin, commands.SumUsage(identity.account_id, None, None, query.first, query.last, groups))
+
+
+async def usage_of(admin: AdminServices, wanted: commands.SumUsage) -> UsageList:
+    sums = [UsageSums.from_row(row).model_dump(exclude_none=True) for row in await admin.run(wanted)]
     return UsageList(object="list", data=[UsageSums(**one) for one in sums])
 
 

@@ -1,4 +1,4 @@
-"""How often a key may ask for models, balance and usage: their look-ups share the ledger's readers with those of keys.
+"""How often a key may ask for models, balance, usage and its account: the look-ups share the ledger's readers.
 
 Each gateway counts for itself, so with several gateways a key may ask more often, by their number. That is enough: the
 bound protects each gateway and keeps any one key from filling the ledger's pool, and it costs no message.
@@ -39,7 +39,7 @@ class QueryRates:
         now = self._clock()
         of_key = self._bucket(f"key {identity.key_id}", self.per_minute)
         of_account = self._bucket(f"account {identity.account_id}", KEYS_OF_AN_ACCOUNT * self.per_minute)
-        for bucket, whose in ((of_key, "this API key"), (of_account, "this account")):
+        for bucket, whose in ((of_key, "this key"), (of_account, "this account")):
             if wait_s := bucket.wait_s(now, 1):
                 raise _over_rate(whose, Window(*bucket.state(now)[1::-1], bucket.reset_s(now)), wait_s)
         of_key.charge(now, 1)
@@ -56,7 +56,7 @@ class QueryRates:
 
 def _over_rate(whose: str, window: Window, wait_s: float) -> errors.ApiError:
     message = (
-        f"Queries per minute of {whose}: the limit is {window.limit} for /models and /user together. "
+        f"Queries per minute of {whose}: the limit is {window.limit} for /models, /user and /account together. "
         f"Try again in {wait_s:.3g} s. Chat requests are not counted here."
     )
     headers = {

@@ -98,10 +98,13 @@ class RequestPage(Reply):
     next: str | None = Field(description="`after` of the next page; null: there is none.")
 
 
-class Filters(Query):
-    account: str | None = Field(None, description="Only this account.")
+class OwnFilters(Query):
     key: str | None = Field(None, description="Only this key.")
     model: str | None = Field(None, description="Only this model.")
+
+
+class Filters(OwnFilters):
+    account: str | None = Field(None, description="Only this account.")
 
 
 def listed(text: str) -> list[str]:
@@ -130,7 +133,7 @@ _Since = Annotated[float, BeforeValidator(partial(moment, param="from", day="its
 _Until = Annotated[float, BeforeValidator(partial(moment, param="to", day="its end")), _DAY_OR_TIME]
 
 
-class Period(Filters):
+class Period(Query):
     since: _Since | None = Field(
         None, alias="from", description="A day in UTC, or a time from which on requests have ended."
     )
@@ -139,12 +142,16 @@ class Period(Filters):
     )
 
 
-class RequestsQuery(Period):
+class Page(Period):
     after: str | None = Field(None, description="`next` of the page before.")
     limit: Annotated[int, WHOLE] = Field(PAGE, ge=1, le=PAGE, description="The most rows of a page.")
 
 
-class ExportQuery(Period):
+class RequestsQuery(Page, Filters):
+    """GET /admin/usage/requests."""
+
+
+class ExportQuery(Period, Filters):
     format: Literal["csv", "json"] = Field("csv", description="Of the file.")
 
 
@@ -188,13 +195,14 @@ async def sum_usage(admin: AdminServices, query: SumQuery) -> AdminUsage:
 
 @endpoint("GET", "/admin/usage/requests", "Requests as billed", recorded="read_usage")
 async def list_requests(admin: AdminServices, query: RequestsQuery) -> RequestPage:
-    page = await admin.run(_wanted(query, query.after, query.limit))
-    return RequestPage(data=[RequestRecord.from_record(row) for row in page.rows], next=page.next)
+    wanted = commands.ListUsage(query.account, query.key, query.model, *span(query), query.after, query.limit)
+    return await page_of(admin, wanted)
 
 
 @endpoint("GET", "/admin/usage/export", "All requests as billed, as one file", success=_FILE, recorded="export_usage")
 async def export_requests(admin: AdminServices, query: ExportQuery) -> Download:
-    pages = _pages(admin, _wanted(query, None, PAGE))
+    wanted = commands.ListUsage(query.account, query.key, query.model, *span(query), None, PAGE)
+    pages = _pages(admin, wanted)
     first = await anext(pages)  # a failure of the first page still has its status
 
     async def file() -> AsyncIterator[str]:
@@ -207,12 +215,17 @@ async def export_requests(admin: AdminServices, query: ExportQuery) -> Download:
     return Download(file(), query.format)
 
 
-def _wanted(query: Period, after: str | None, limit: int) -> commands.ListUsage:
-    """Which requests the query asks for. Raises 422."""
+async def page_of(admin: AdminServices, wanted: commands.ListUsage) -> RequestPage:
+    page = await admin.run(wanted)
+    return RequestPage(data=[RequestRecord.from_record(row) for row in page.rows], next=page.next)
+
+
+def span(query: Period) -> tuple[float | None, float | None]:
+    """From when until when, in Unix seconds. Raises 422."""
     since, until = query.since, query.until
     if since is not None and until is not None and since >= until:
         raise errors.invalid_parameters("from must be before to", param="from")
-    return commands.ListUsage(query.account, query.key, query.model, since, until, after, limit)
+    return since, until
 
 
 async def _pages(admin: AdminServices, wanted: commands.ListUsage) -> AsyncIterator[list[Row]]:

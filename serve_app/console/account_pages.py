@@ -129,10 +129,17 @@ async def _terms(visit: Visit) -> dict[str, Any]:
             terms[name] = int(text)
     if text := form.get("budget", "").strip():
         terms |= {"budget": parse_amount(text), "budget_period": form.get("budget_period", "month")}
-    if text := form.get("expires", "").strip():
-        try:
-            day = datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC)
-        except ValueError:
-            raise Refused(422, "Give the expiry as YYYY-MM-DD.") from None
-        terms["expires_at"] = day.timestamp() + _DAY_S
+    if (expires_at := last_moment(form.get("expires", ""))) is not None:
+        terms["expires_at"] = expires_at
     return terms
+
+
+def last_moment(day: str) -> float | None:
+    """When a last day, YYYY-MM-DD in UTC, ends; None for an empty one. Raises Refused."""
+    if not day.strip():
+        return None
+    try:
+        begins = datetime.strptime(day.strip(), "%Y-%m-%d").replace(tzinfo=UTC)
+    except ValueError:
+        raise Refused(422, "Give the expiry as YYYY-MM-DD.") from None
+    return begins.timestamp() + _DAY_S

@@ -10,9 +10,9 @@ from fastapi.responses import Response
 
 from serve_app.console.notifier import words
 from serve_app.console.web import Refused, Visit
-from serve_app.console.webhook_address import BadAddress, pinned
 from serve_app.contracts import notices
 from serve_app.contracts.money import parse_amount
+from serve_app.webhook_address import BadAddress, pinned
 
 LATEST: Final = 50
 

@@ -19,13 +19,13 @@ from typing import Final
 import httpx
 from standardwebhooks import Webhook
 
-from serve_app.console.webhook_address import BadAddress, pinned
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.errors import LedgerError
 from serve_app.contracts.money import format_amount
 from serve_app.contracts.notices import ListNotices, Notice, RaiseAlarm, RecordAttempt, WatchAlerts
 from serve_app.contracts.ports import BooksPort
 from serve_app.settings import MailSettings
+from serve_app.webhook_address import BadAddress, pinned
 
 logger = logging.getLogger("ray.serve")
 

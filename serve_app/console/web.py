@@ -61,6 +61,7 @@ SECTIONS: Final = {
     "/billing": "Billing",
     "/alerts": "Alerts",
     "/members": "Members",
+    "/management-keys": "API",
 }
 
 

@@ -30,7 +30,7 @@ class KeyNotFound(LedgerError, LookupError):
     """Its only argument is the key's id."""
 
     def __str__(self) -> str:
-        return f"no API key {self.args[0]!r}: list the account's keys to see the ids that exist"
+        return f"no key {self.args[0]!r}: list the account's keys to see the ids that exist"
 
 
 class GrantNotFound(LedgerError, LookupError):

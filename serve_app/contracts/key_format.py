@@ -1,4 +1,5 @@
-"""API keys: `sk-`, 256 random bits, and a checksum that catches typos without asking the database.
+"""API keys (`sk-`) and management keys (`mk-`): 256 random bits, and a checksum that catches typos without asking the
+database.
 
 A key is shown once. What is stored is its HMAC-SHA256 under a server secret and a hint (start and end), so a stolen
 database opens nothing. Digests are looked up by an index, which is no timing leak: without the secret an
@@ -12,24 +13,28 @@ import re
 import secrets
 import string
 import zlib
+from typing import Literal
 
-PREFIX = "sk-"
+Prefix = Literal["sk-", "mk-"]
+
+PREFIX: Prefix = "sk-"
+MANAGEMENT: Prefix = "mk-"
 _ALPHABET = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _BODY = 43  # 62**43 > 2**256
 _CHECKSUM = 6  # 62**6 > 2**32
-_FORM = re.compile(rf"{PREFIX}[0-9A-Za-z]{{{_BODY + _CHECKSUM}}}", re.ASCII)
+_FORM = re.compile(rf"(?:{PREFIX}|{MANAGEMENT})[0-9A-Za-z]{{{_BODY + _CHECKSUM}}}", re.ASCII)
 _ID_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base32: no i, l, o, u to misread
 
 
-def new_key() -> str:
-    """A new key of 52 characters."""
-    body = _base62(secrets.randbits(256), _BODY)
-    return f"{PREFIX}{body}{_checksum(body)}"
+def new_key(prefix: Prefix = PREFIX, *, bits: int | None = None) -> str:
+    """A new key of 52 characters, of 256 `bits` that nobody can guess; without them of random ones."""
+    body = _base62(secrets.randbits(256) if bits is None else bits, _BODY)
+    return f"{prefix}{body}{_checksum(body)}"
 
 
-def well_formed(key: str) -> bool:
+def well_formed(key: str, prefix: Prefix = PREFIX) -> bool:
     """Whether this can be a key at all. Any single wrong or swapped character is caught (CRC-32), without secrets."""
-    if not _FORM.fullmatch(key):
+    if not key.startswith(prefix) or not _FORM.fullmatch(key):
         return False
     body, checksum = key[len(PREFIX) : -_CHECKSUM], key[-_CHECKSUM:]
     return checksum == _checksum(body)

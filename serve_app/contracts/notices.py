@@ -63,7 +63,9 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class CreateAlert(Command[Alert]):
-    """Raises AccountNotFound, InvalidValue, and Conflict when the account has its most."""
+    """With an `alert_id`, a repetition returns the first alert. Raises AccountNotFound, InvalidValue, and Conflict
+    when the account has its most, or the id stands for something else.
+    """
 
     account_id: str
     kind: str
@@ -71,6 +73,7 @@ class CreateAlert(Command[Alert]):
     target: str
     secret: str = field(repr=False)
     audit: Audit | None = None
+    alert_id: str | None = None  # of `key_format.new_id`, or as hard to guess; None: a new one
 
 
 @dataclass(frozen=True, slots=True)

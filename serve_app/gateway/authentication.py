@@ -15,13 +15,14 @@ from starlette.requests import Request
 from serve_app.api import errors
 from serve_app.api.errors import ApiError
 from serve_app.contracts.calls import Unavailable
-from serve_app.contracts.key_format import digest, well_formed
+from serve_app.contracts.key_format import MANAGEMENT, digest, well_formed
 from serve_app.contracts.limiting import Admit, Grant, Identify, Identity, Refusal, UnknownKey
 from serve_app.gateway.limiter_client import LimiterClient
 from serve_app.gateway.refusal_errors import refusal_error, restarting
 from serve_app.gateway.wrong_keys import BEAT_S, Verdict, WrongKeys, client_address
 
 NOT_WELL_FORMED = "the API key is not well-formed: check that it was copied completely"
+NOT_FOR_CHAT = "a management key opens /account alone: send an API key"
 NOT_KNOWN = "the API key is not known here: check it or create a new one"
 CONFIRMED_S: Final = 10.0
 MOST_CONFIRMED: Final = 10_000
@@ -93,7 +94,7 @@ class Authenticator:
         self._limiter = limiter
         self._key_secret = key_secret
         self._operator_keys = [key.encode() for key in operator_keys]
-        self._wrong_keys = WrongKeys(time.monotonic) if wrong_keys is None else wrong_keys
+        self.wrong_keys = WrongKeys(time.monotonic) if wrong_keys is None else wrong_keys
         #: Key digest -> until when, and its account; the longest unconfirmed first.
         self._confirmed: dict[str, tuple[float, str]] = {}
         self._beat: asyncio.Event | None = None  # set at the next beat
@@ -103,7 +104,7 @@ class Authenticator:
         """Raises ApiError: 401 without an API key or with a typo in it, 429 for too many of these."""
         key = bearer(request.headers.get("authorization"))
         if not well_formed(key):
-            raise self._wrong(request, NOT_WELL_FORMED)
+            raise self.wrong(request, NOT_FOR_CHAT if key.startswith(MANAGEMENT) else NOT_WELL_FORMED)
         return Caller(self, request, digest(key, self._key_secret))
 
     def check_operator(self, request: Request) -> None:
@@ -111,7 +112,7 @@ class Authenticator:
         given = bearer(request.headers.get("authorization")).encode()
         # All of them, so that the time does not tell which one is near.
         if not sum([hmac.compare_digest(given, key) for key in self._operator_keys]):
-            raise self._wrong(request, "this needs the operator key of the service")
+            raise self.wrong(request, "this needs the operator key of the service")
 
     async def ask(self, ask: Admit | Identify, request: Request) -> Any:
         """The limiter's answer. `ask` comes without `look_up`: nearly every key is known, and costs one call.
@@ -148,8 +149,8 @@ class Authenticator:
         self._confirmed[digest] = time.monotonic() + CONFIRMED_S, account_id
         if len(self._confirmed) > MOST_CONFIRMED:
             del self._confirmed[next(iter(self._confirmed))]
-        if digest not in self._wrong_keys.right_keys:
-            self._wrong_keys.right(digest)
+        if digest not in self.wrong_keys.right_keys:
+            self.wrong_keys.right(digest)
 
     def address_of(self, request: Request) -> str:
         """See `client_address`."""
@@ -158,7 +159,7 @@ class Authenticator:
 
     async def _look_up(self, digest: str, request: Request) -> Identity | Refusal:
         """Whose key it is by the ledger; a Refusal with 401, or 429 for too many wrong keys. Raises Unavailable."""
-        wrong_keys, address = self._wrong_keys, self.address_of(request)
+        wrong_keys, address = self.wrong_keys, self.address_of(request)
         verdict = wrong_keys.verdict(address, digest)
         if verdict is not Verdict.WRONG:
             if self._waiting >= MOST_WAITING:
@@ -189,8 +190,9 @@ class Authenticator:
         self._beat.set()
         self._beat = None
 
-    def _wrong(self, request: Request, message: str) -> ApiError:
-        wait_s = self._wrong_keys.count(self.address_of(request))
+    def wrong(self, request: Request, message: str) -> ApiError:
+        """Counts a wrong key; a 401, or 429 when there were too many."""
+        wait_s = self.wrong_keys.count(self.address_of(request))
         return refusal_error(_too_many("", wait_s)) if wait_s else errors.authentication(message)
 
 

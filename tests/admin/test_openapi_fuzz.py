@@ -26,9 +26,11 @@ from schemathesis.engine.events import NonFatalError, ScenarioFinished
 from schemathesis.openapi.checks import RejectedPositiveData
 from schemathesis.transport import requests as transport
 
+from serve_app.contracts.key_format import MANAGEMENT, digest, hint, new_key
+from serve_app.contracts.management import CreateManagementKey
 from tests.gateway.any_reply import any_reply
 from tests.gateway.connections import served
-from tests.gateway.world import NANO, OPERATOR, World
+from tests.gateway.world import NANO, OPERATOR, SECRET, World
 
 ADDRESSES = itertools.count()
 PLENTY = {"rpm": 10**9, "tpm": 10**12, "concurrency": 1000}
@@ -119,13 +121,21 @@ def check_stream(raw: bytes, case: Any) -> None:
 def fuzz(world: World, port: int, account: str, key_id: str, *, cases: int, phases: list[str]) -> Found:
     """Runs schemathesis; `cases` for each operation in the phase that draws at random."""
     base = f"http://127.0.0.1:{port}/v1"
+    management = new_key(MANAGEMENT)
+    world.ledger.run(CreateManagementKey(account, "robot", digest(management, SECRET), hint(management)))
     config = SchemathesisConfig.from_dict(
         {
             "base-url": base,
             "seed": 7,
             "continue-on-failure": True,
             "request-timeout": 30,
-            "auth": {"openapi": {"apiKey": {"bearer": world.key}, "operatorKey": {"bearer": OPERATOR}}},
+            "auth": {
+                "openapi": {
+                    "apiKey": {"bearer": world.key},
+                    "managementKey": {"bearer": management},
+                    "operatorKey": {"bearer": OPERATOR},
+                }
+            },
             "generation": {
                 "max-examples": cases,
                 "deterministic": True,

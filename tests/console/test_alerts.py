@@ -16,10 +16,10 @@ from aiosmtpd.controller import Controller
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from serve_app.console.notifier import AGAIN_S, Notifier
-from serve_app.console.webhook_address import BadAddress, pinned
 from serve_app.contracts.notices import CreateAlert, ListNotices
 from serve_app.launch.preflight import free_port
 from serve_app.settings import MailSettings
+from serve_app.webhook_address import BadAddress, pinned
 
 from .conftest import House, submit
 from .webhook_receiver import Receiver

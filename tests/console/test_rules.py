@@ -111,7 +111,7 @@ def test_the_table_lets_only_owners_and_members_at_keys_and_nobody_at_pages_of_p
             assert rule == {"owner", "member"}, route
         if any(name in route for name in ("/billing", "/statements", "/alerts")):
             assert rule == {"owner", "billing"}, route
-        if "/members" in route:
+        if "/members" in route or "/management-keys" in route:
             assert rule == {"owner"}, route
     assert RULES["POST /operator/accounts/{id}/credit"] == {"admin", "finance"}
     assert RULES["POST /operator/credits/{pending_id}/approve"] == {"admin", "finance"}

@@ -1,0 +1,88 @@
+"""An account's own endpoints, with a management key of it: what it has, what it used, and its requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from serve_app.admin import public, usage
+from serve_app.admin.accounts import Expiring, Limits, limits_of, states_of
+from serve_app.admin.endpoint import AdminServices, Endpoints
+from serve_app.admin.request_story import chat_id
+from serve_app.admin.usage import OwnFilters, RequestPage, RequestRecord
+from serve_app.admin.values import Count, Money, Reply, Time
+from serve_app.api import errors
+from serve_app.contracts import commands
+from serve_app.contracts.limiting import Identity
+
+TAG = "Account management"
+
+endpoint = Endpoints(TAG, "managementKey")
+
+
+class OwnAccount(Reply):
+    """The account that the management key belongs to."""
+
+    id: str = Field(validation_alias="account_id")
+    name: str
+    currency: str
+    balance: Money = Field(description="On the books.")
+    available: Money = Field(description="Without grants that have expired.")
+    granted: Money
+    topped_up: Money
+    expiring: list[Expiring]
+    held: Money = Field(description="Set aside for requests that run.")
+    open_requests: Count
+    limits: Limits
+    effective: Limits = Field(description="What pressure leaves of the limits.")
+    created_at: Time
+
+
+class OwnSumsQuery(public.OwnUsageQuery, OwnFilters):
+    """GET /account/usage."""
+
+
+class OwnRequestsQuery(usage.Page, OwnFilters):
+    """GET /account/requests."""
+
+
+@endpoint("GET", "/account", "The account, its balance and limits")
+async def show_own_account(admin: AdminServices, identity: Identity) -> OwnAccount:
+    [status] = await states_of(admin, (identity.account_id,))
+    # The ledger is read after the limiter: what is held no more is in the balance.
+    account = await admin.run(commands.GetAccount(identity.account_id))
+    now, (limits, effective) = admin.now(), limits_of(account, status)
+    shown: dict[str, Any] = {"held": status.held, "open_requests": status.open_requests}
+    return OwnAccount.from_fields(
+        account,
+        **shown,
+        balance=account.balance,
+        available=account.available(now),
+        expiring=[{"expires_at": at, "left": left} for at, left in account.expiring if at > now],
+        limits=limits,
+        effective=effective,
+    )
+
+
+@endpoint("GET", "/account/usage", "The account's usage by group")
+async def sum_own_usage(admin: AdminServices, query: OwnSumsQuery, identity: Identity) -> public.UsageList:
+    groups = tuple(query.group_by)
+    return await public.usage_of(
+        admin, commands.SumUsage(identity.account_id, query.key, query.model, query.first, query.last, groups)
+    )
+
+
+@endpoint("GET", "/account/requests", "The account's requests as billed")
+async def list_own_requests(admin: AdminServices, query: OwnRequestsQuery, identity: Identity) -> RequestPage:
+    span = usage.span(query)
+    wanted = commands.ListUsage(identity.account_id, query.key, query.model, *span, query.after, query.limit)
+    return await usage.page_of(admin, wanted)
+
+
+@endpoint("GET", "/account/requests/{request_id}", "One request as billed")
+async def show_own_request(admin: AdminServices, request_id: str, identity: Identity) -> RequestRecord:
+    record = await admin.run(commands.FindRequest(chat_id(request_id)))
+    if record is None or record.account_id != identity.account_id:
+        raise errors.not_found("this account has no such request, it is not billed yet, or its month is archived")
+    return RequestRecord.from_record(record)

@@ -1,0 +1,90 @@
+"""An account's own alerts, with a management key of it."""
+
+from __future__ import annotations
+
+import base64
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from serve_app.admin.endpoint import AdminServices, Endpoints
+from serve_app.admin.once import Once
+from serve_app.admin.own_account import TAG
+from serve_app.admin.values import Amount, Body, Money, Reply, Time, amount_of
+from serve_app.api import errors
+from serve_app.contracts import notices
+from serve_app.contracts.books import Audit
+from serve_app.contracts.limiting import Identity
+from serve_app.webhook_address import BadAddress, pinned
+
+endpoint = Endpoints(TAG, "managementKey")
+
+AlertKind = Literal["balance", "day", "month", "unusual"]
+
+
+class Alert(Reply):
+    """What is reported, when, and to whom."""
+
+    id: str = Field(validation_alias="alert_id")
+    kind: AlertKind = Field(description="; ".join(f"`{kind}`: {what}" for kind, what in notices.KINDS.items()) + ".")
+    threshold: Money
+    target: str = Field(description="An e-mail address, or the address of a webhook.")
+    state: str = Field(description="Why it was reported last: a day, a month, or `low`; empty while it may be again.")
+    created_at: Time
+
+
+class NewAlert(Alert):
+    """An alert that was just made."""
+
+    secret: str | None = Field(description="What a webhook's messages are signed with; shown this once.")
+
+
+class AlertList(Reply):
+    """All alerts of the account."""
+
+    data: list[Alert]
+
+
+class CreateAlert(Body):
+    """POST /account/alerts."""
+
+    kind: AlertKind
+    threshold: Amount
+    target: Annotated[
+        str, Field(min_length=3, max_length=500, description="The https address of a webhook, or an e-mail address.")
+    ]
+
+
+@endpoint("GET", "/account/alerts", "List the account's alerts")
+async def list_alerts(admin: AdminServices, identity: Identity) -> AlertList:
+    found = await admin.run(notices.ListAlerts(identity.account_id))
+    return AlertList(data=[Alert.from_fields(one) for one in found])
+
+
+@endpoint("POST", "/account/alerts", "Create an alert", status=201)
+async def create_alert(
+    admin: AdminServices, body: CreateAlert, identity: Identity, audit: Audit, once: Once
+) -> NewAlert:
+    is_webhook = "://" in body.target
+    if is_webhook:
+        try:
+            await pinned(body.target, private=admin.private_webhooks)
+        except BadAddress as error:
+            raise errors.invalid_parameters(f"target: {error}", param="target") from None
+    elif not admin.alert_mail:
+        raise errors.invalid_parameters(
+            "target: this service sends no e-mail: give the https address of a webhook", param="target"
+        )
+    threshold, alert_id = amount_of(body.threshold, "threshold"), f"alert_{once.bits('alert'):064x}"[:32]
+    secret = f"whsec_{base64.b64encode(once.bits('secret').to_bytes(32)).decode()}" if is_webhook else ""
+    command = notices.CreateAlert(identity.account_id, body.kind, threshold, body.target, secret, audit, alert_id)
+    return NewAlert.from_fields(await admin.run(command), secret=secret or None)
+
+
+@endpoint("DELETE", "/account/alerts/{alert_id}", "Remove an alert")
+async def remove_alert(admin: AdminServices, alert_id: str, identity: Identity, audit: Audit) -> Alert:
+    for one in await admin.run(notices.ListAlerts(identity.account_id)):
+        if one.alert_id == alert_id:
+            await admin.run(notices.RemoveAlert(identity.account_id, alert_id, audit))
+            return Alert.from_fields(one)
+    raise errors.not_found("this account has no such alert: list its alerts to see the ids that exist")

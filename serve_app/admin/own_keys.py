@@ -1,0 +1,95 @@
+"""An account's own API keys, with a management key of it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from serve_app.admin.endpoint import AdminServices, Endpoints
+from serve_app.admin.keys import CreateKey, Key, KeyChanges, KeyList, NewKey, terms_of
+from serve_app.admin.once import Once
+from serve_app.admin.own_account import TAG
+from serve_app.admin.values import Body
+from serve_app.api import errors
+from serve_app.contracts import commands
+from serve_app.contracts.books import Audit, KeySnapshot
+from serve_app.contracts.errors import KeyNotFound
+from serve_app.contracts.key_format import digest, hint, new_key
+from serve_app.contracts.limiting import Identity
+
+endpoint = Endpoints(TAG, "managementKey")
+
+ONE = "/account/keys/{key_id}"
+
+
+class RotateKey(Body):
+    """POST /account/keys/{id}/rotate."""
+
+    overlap_hours: Annotated[int, Field(ge=0, le=168, description="How long the old key still works.")] = 24
+
+
+@endpoint("GET", "/account/keys", "List the account's API keys")
+async def list_own_keys(admin: AdminServices, identity: Identity) -> KeyList:
+    keys = await admin.run(commands.ListKeys(identity.account_id))
+    return KeyList(data=[Key.from_snapshot(admin.now(), key) for key in keys])
+
+
+@endpoint("POST", "/account/keys", "Create an API key", status=201)
+async def create_own_key(admin: AdminServices, body: CreateKey, identity: Identity, audit: Audit, once: Once) -> NewKey:
+    terms = terms_of(admin, body)
+    terms.pop("name", None)
+    key = new_key(bits=once.bits("key"))
+    command = commands.CreateKey(identity.account_id, body.name, digest(key, admin.key_secret), hint(key), terms, audit)
+    return NewKey.from_snapshot(admin.now(), await admin.run(command), key=key)
+
+
+@endpoint("GET", ONE, "Show an API key")
+async def show_own_key(admin: AdminServices, key_id: str, identity: Identity) -> Key:
+    found, _ = await _own(admin, identity, key_id)
+    return Key.from_snapshot(admin.now(), found)
+
+
+@endpoint("PATCH", ONE, "Change what an API key may do")
+async def update_own_key(admin: AdminServices, key_id: str, body: KeyChanges, identity: Identity, audit: Audit) -> Key:
+    await _own(admin, identity, key_id)
+    changed = await admin.run(commands.UpdateKey(key_id, terms_of(admin, body), audit))
+    return Key.from_snapshot(admin.now(), changed)
+
+
+@endpoint("DELETE", ONE, "Revoke an API key")
+async def revoke_own_key(admin: AdminServices, key_id: str, identity: Identity, audit: Audit) -> Key:
+    await _own(admin, identity, key_id)
+    return Key.from_snapshot(admin.now(), await admin.run(commands.RevokeKey(key_id, audit)))
+
+
+@endpoint("POST", f"{ONE}/rotate", "Replace an API key by one of the same terms", status=201)
+async def rotate_own_key(
+    admin: AdminServices, key_id: str, body: RotateKey, identity: Identity, audit: Audit, once: Once
+) -> NewKey:
+    """The new key has no expiry; the old one ends after the overlap, or at its own time."""
+    old, keys = await _own(admin, identity, key_id)
+    key = new_key(bits=once.bits(f"rotate {key_id}"))
+    found = digest(key, admin.key_secret)
+    is_repetition = found in {one.digest for one in keys}
+    if not (old.active or is_repetition):
+        raise errors.invalid_parameters(f"{key_id} is revoked: create a new key")
+    now, overlap_s = admin.now(), body.overlap_hours * 3600.0
+    until = min(now + overlap_s, old.expires_at or now + overlap_s)
+    terms = {"models": old.models, "budget": old.budget, "budget_period": old.budget_period, **old.limits}
+    command = commands.CreateKey(identity.account_id, old.name, found, hint(key), terms, audit)
+    made = await admin.run(command)
+    if until > now:
+        await admin.run(commands.UpdateKey(key_id, {"expires_at": until}, audit))
+    else:
+        await admin.run(commands.RevokeKey(key_id, audit))
+    return NewKey.from_snapshot(now, made, key=key)
+
+
+async def _own(admin: AdminServices, identity: Identity, key_id: str) -> tuple[KeySnapshot, list[KeySnapshot]]:
+    """The key, and all of the account. Raises 404, also for a key of another account."""
+    keys = await admin.run(commands.ListKeys(identity.account_id))
+    for key in keys:
+        if key.key_id == key_id:
+            return key, keys
+    raise errors.not_found(str(KeyNotFound(key_id)))

@@ -1,0 +1,66 @@
+"""Management keys of accounts and the operations on them, one command each, as in `contracts.commands`.
+
+A management key opens the account's own endpoints (`/account/...`) and no chat. The ledger has its digest and hint
+alone (`contracts.key_format`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from serve_app.contracts.books import AccountSnapshot, Audit
+from serve_app.contracts.commands import Command
+
+MOST_KEYS: Final = 20  # of an account, that are not revoked
+
+
+@dataclass(frozen=True, slots=True)
+class ManagementKey:
+    """A management key as committed."""
+
+    key_id: str
+    account_id: str
+    name: str
+    hint: str
+    created_at: float
+    expires_at: float | None = None
+    revoked_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CreateManagementKey(Command[ManagementKey]):
+    """Stores a management key by its digest and hint; the same digest and name return the same key.
+
+    Raises AccountNotFound, InvalidValue, and Conflict also when the account has its most.
+    """
+
+    account_id: str
+    name: str
+    digest: str = field(repr=False)
+    hint: str
+    expires_at: float | None = None
+    audit: Audit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ListManagementKeys(Command[list[ManagementKey]]):
+    """Oldest first, revoked ones included. Raises AccountNotFound."""
+
+    account_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeManagementKey(Command[ManagementKey]):
+    """Ends a key for good; harmless to repeat. Raises KeyNotFound, also for a key of another account."""
+
+    account_id: str
+    key_id: str
+    audit: Audit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FindManagementKey(Command[tuple[ManagementKey, AccountSnapshot] | None]):
+    """The key with this digest and its account, whether they are active or not; None: there is no such key."""
+
+    digest: str = field(repr=False)
