@@ -103,7 +103,7 @@ class GatewaySettings(_Strict):
     # Bytes of all bodies that are being read and parsed. One key may have an eighth, or one body of the longest.
     bodies_max_bytes: Annotated[int, Field(ge=1024 * 1024)] = 128 * 1024 * 1024
     spool_max_bytes: Annotated[int, Field(ge=4096)] = 64 * 1024 * 1024
-    # Of one key to /models, /user and /account, in each gateway; an account has four times as many. Chat is not counted.
+    # Of one key to /models, /user and /account, in each gateway; an account has four times as many. Chat isn't counted.
     queries_per_minute: Annotated[int, Field(ge=1)] = 60
     # Of traces: the share that is kept, and from how long on a request is slow, so that its trace is kept in any case.
     trace_share: Annotated[float, Field(ge=0, le=1)] = 0.01

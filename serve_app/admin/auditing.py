@@ -24,9 +24,10 @@ TRIES: Final = 120
 
 
 class FailedLogins:
-    """Counts wrong operator and management keys, so that guessing can't fill the ledger.
+    """Counts wrong operator and management keys: one record for each address and window.
 
-    There is one record for each address and window. A record is written when its window ends, with the number of tries in it. The first try is also in the log.
+    So guessing can't fill the ledger. A record is written when its window ends, with the number of tries in it. The
+    first try is also in the log.
     """
 
     def __init__(self, books: BooksPort, *, window_s: float = WINDOW_S) -> None:

@@ -19,6 +19,7 @@ from serve_app.contracts.books import Audit, Settled, StoredReply
 from serve_app.contracts.commands import HoldLease, PostHolds, ReleaseLease
 from serve_app.contracts.errors import Conflict, LedgerError, SchemaMismatch
 from serve_app.contracts.limiting import OpenHold
+from serve_app.contracts.management import CreateManagementKey, ListManagementKeys
 
 from . import first_release
 from .backups import back_up, change_manifest, restored
@@ -43,6 +44,7 @@ def test_every_row_comes_back_and_the_books_go_on(books: Books, url: str, new_ur
     ledger, account_id = books.ledger, books.account_id
     books.new_key(budget=10**9, budget_period="day")
     ledger.credit(account_id, 500, "grant", audit=Audit("me"))
+    management = ledger.run(CreateManagementKey(account_id, "robot", "0" * 64, "mk-…"))
     reply = StoredReply("key", "fingerprint", b"\x00body")
     ledger.settle(
         [books.settlement("r1", reply=reply), books.settlement("r2"), books.settlement("r3", cached_tokens=9)]
@@ -56,6 +58,7 @@ def test_every_row_comes_back_and_the_books_go_on(books: Books, url: str, new_ur
     )
     assert schema(new) == schema(url)
     with Ledger(new) as again:
+        assert again.run(ListManagementKeys(account_id)) == [management]
         assert again.get_account(account_id).balance == ledger.get_account(account_id).balance
         [repeated, fresh] = again.settle([books.settlement("r2"), books.settlement("r4")])
         assert isinstance(repeated, Settled)
