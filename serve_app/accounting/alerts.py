@@ -12,8 +12,9 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
 from serve_app.accounting.audit_log import write_audit
+from serve_app.accounting.console_tables import alerts, notices
 from serve_app.accounting.database import Transaction
-from serve_app.accounting.schema import accounts, alerts, notices, usage_daily
+from serve_app.accounting.schema import accounts, usage_daily
 from serve_app.accounting.snapshots import read_account
 from serve_app.accounting.validation import check_name, check_page, equals, is_text
 from serve_app.contracts.errors import Conflict, InvalidValue

@@ -7,9 +7,9 @@ from typing import Any
 from sqlalchemy import Connection, Row, insert, select, update
 
 from serve_app.accounting.audit_log import write_audit
+from serve_app.accounting.console_tables import sessions, users
 from serve_app.accounting.database import Transaction
 from serve_app.accounting.people import read_person
-from serve_app.accounting.schema import sessions, users
 from serve_app.accounting.validation import equals
 from serve_app.contracts.errors import InvalidValue
 from serve_app.contracts.key_format import new_id

@@ -8,8 +8,8 @@ from sqlalchemy import Connection, Row, func, insert, select, update
 
 from serve_app.accounting.api_keys import check_digest
 from serve_app.accounting.audit_log import write_audit
+from serve_app.accounting.console_tables import management_keys
 from serve_app.accounting.database import Transaction
-from serve_app.accounting.management_tables import management_keys
 from serve_app.accounting.snapshots import read_account
 from serve_app.accounting.validation import check_name, check_time, equals
 from serve_app.contracts.books import AccountSnapshot

@@ -5,9 +5,9 @@ from __future__ import annotations
 from sqlalchemy import Connection, delete, insert, select, update
 
 from serve_app.accounting.audit_log import write_audit
+from serve_app.accounting.console_tables import invitations, memberships
 from serve_app.accounting.database import Transaction
 from serve_app.accounting.people import find_invitation, read_person
-from serve_app.accounting.schema import invitations, memberships
 from serve_app.accounting.validation import equals
 from serve_app.contracts.books import Audit
 from serve_app.contracts.errors import Conflict, InvalidValue

@@ -7,10 +7,10 @@ from typing import Any
 from sqlalchemy import Connection, Row, delete, insert, select, update
 
 from serve_app.accounting.audit_log import write_audit
+from serve_app.accounting.console_tables import operator_roles, pending_credits
 from serve_app.accounting.database import Transaction
 from serve_app.accounting.funds import add_credit
 from serve_app.accounting.people import end_sessions, find_person, read_person
-from serve_app.accounting.schema import operator_roles, pending_credits
 from serve_app.accounting.snapshots import read_account
 from serve_app.accounting.validation import check_name, equals
 from serve_app.contracts.commands import AddCredit

@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, insert, select, update
 
 from serve_app.accounting.audit_log import write_audit
+from serve_app.accounting.console_tables import invitations, memberships, operator_roles, sessions, users
 from serve_app.accounting.database import Transaction
-from serve_app.accounting.schema import invitations, memberships, operator_roles, sessions, users
 from serve_app.accounting.snapshots import read_account
 from serve_app.accounting.validation import check_fields, check_name, equals, is_text
 from serve_app.contracts.books import Audit

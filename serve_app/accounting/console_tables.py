@@ -1,0 +1,143 @@
+"""The tables of the console: people, what they are told, what waits for two of them, and their management keys."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    Table,
+    Text,
+    text,
+)
+
+from serve_app.accounting.schema import metadata
+
+users = Table(
+    "users",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("email", Text, nullable=False, unique=True),  # in small letters
+    Column("name", Text, nullable=False),
+    Column("password", Text, nullable=False),  # argon2
+    Column("totp_secret", Text),
+    Column("totp_step", BigInteger, nullable=False),  # of the last code that was taken
+    Column("suspended", Boolean, nullable=False),
+    Column("created_at", Double, nullable=False),
+)
+
+memberships = Table(
+    "memberships",
+    metadata,
+    Column("user_id", Text, ForeignKey("users.id"), primary_key=True),
+    Column("account_id", Text, ForeignKey("accounts.id"), primary_key=True),
+    Column("role", Text, nullable=False),
+    CheckConstraint("role IN ('owner', 'member', 'billing')", name="role"),
+    Index("ix_memberships_account_id", "account_id"),
+)
+
+operator_roles = Table(
+    "operator_roles",
+    metadata,
+    Column("user_id", Text, ForeignKey("users.id"), primary_key=True),
+    Column("role", Text, nullable=False),
+    CheckConstraint("role IN ('admin', 'support', 'finance', 'read-only')", name="role"),
+)
+
+invitations = Table(
+    "invitations",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("digest", Text, nullable=False, unique=True),
+    Column("email", Text, nullable=False),
+    Column("account_id", Text, ForeignKey("accounts.id"), nullable=False),
+    Column("role", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    Column("used_at", Double),
+    Column("revoked_at", Double),
+    Index("ix_invitations_account_id", "account_id"),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("digest", Text, nullable=False, unique=True),
+    Column("user_id", Text, ForeignKey("users.id"), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("seen_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    Column("revoked_at", Double),
+    Index("ix_sessions_user_id", "user_id"),
+)
+
+alerts = Table(
+    "alerts",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("account_id", Text, ForeignKey("accounts.id"), nullable=False, index=True),
+    Column("kind", Text, nullable=False),
+    Column("threshold", BigInteger, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("secret", Text, nullable=False),  # readable: messages to a webhook are signed with it
+    Column("state", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+)
+
+notices = Table(
+    "notices",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("account_id", Text, ForeignKey("accounts.id"), nullable=False),
+    Column("kind", Text, nullable=False),  # of the alert, which may be gone, as the next four
+    Column("threshold", BigInteger, nullable=False),
+    Column("value", BigInteger, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("secret", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("next_at", Double),  # null: delivered, or given up
+    Column("delivered_at", Double),
+    Column("error", Text, nullable=False),  # of the last attempt
+    Index("ix_notices_account_id_created_at", "account_id", "created_at"),
+)
+Index(
+    "ix_notices_due",
+    notices.c.next_at,
+    sqlite_where=text("next_at IS NOT NULL"),
+    postgresql_where=text("next_at IS NOT NULL"),
+)
+
+pending_credits = Table(
+    "pending_credits",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("account_id", Text, ForeignKey("accounts.id"), nullable=False),
+    Column("amount", BigInteger, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("memo", Text, nullable=False),
+    Column("asked_by", Text, nullable=False),
+    Column("asked_at", Double, nullable=False),
+    Column("decided_by", Text),
+    Column("decided_at", Double),  # null: it waits
+    Column("approved", Boolean),
+)
+
+management_keys = Table(
+    "management_keys",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("account_id", Text, ForeignKey("accounts.id"), nullable=False, index=True),
+    Column("name", Text, nullable=False),
+    Column("digest", Text, nullable=False, unique=True),
+    Column("hint", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double),
+    Column("revoked_at", Double),
+)
