@@ -26,7 +26,27 @@ from bench.harness.servers import Launched, ServerError, shipped_config
 PASSWORD: Final = "a password of the benchmark"
 EMAIL: Final = "reader@example.org"
 READS_S: Final = 10.0  # a page, on average
-PAGES: Final = ("", "/keys", "/usage", "/usage?days=90&by=key", "/requests", "/billing", "/alerts", "/members")
+PAGES: Final = (
+    "",
+    "/keys",
+    "/usage",
+    "/usage?span=90+days&by=key",
+    "/usage?span=24+hours",
+    "/requests",
+    "/billing",
+    "/alerts",
+    "/members",
+)
+    "",
+    "/keys",
+    "/usage",
+    "/usage?span=90+days&by=key",
+    "/usage?span=24+hours",
+    "/requests",
+    "/billing",
+    "/alerts",
+    "/members",
+)
 REST_S: Final = 2.0
 _CSRF: Final = re.compile(r'name="csrf" value="([0-9a-f]{64})"')
 

@@ -59,6 +59,7 @@ READS: dict[type[Command[Any]], Callable[[Connection, Any, float], Any]] = {
     commands.FindKeys: snapshots.find_keys,
     commands.ReadChanges: snapshots.read_changes,
     commands.SumUsage: usage.sum_usage,
+    commands.SumHours: usage.sum_hours,
     commands.ListUsage: usage.list_usage,
     commands.PricedModels: usage.priced_models,
     commands.ShowStatement: statements.show_statement,

@@ -5,16 +5,17 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import fields
+from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Table, func, select, tuple_
+from sqlalchemy import BigInteger, ColumnElement, Connection, Table, cast, func, select, tuple_
 
 from serve_app.accounting.schema import price_versions, usage_daily
 from serve_app.accounting.schema import usage as usage_rows
 from serve_app.accounting.snapshots import read_account
 from serve_app.accounting.validation import check_day, check_page, equals
 from serve_app.contracts.books import AccountSnapshot, Outcome, UsagePage, UsageRecord, UsageRow
-from serve_app.contracts.commands import FindRequest, ListUsage, PricedModels, ShowAccount, SumUsage
+from serve_app.contracts.commands import FindRequest, ListUsage, PricedModels, ShowAccount, SumHours, SumUsage
 from serve_app.contracts.errors import InvalidValue
 from serve_app.contracts.money import Price
 
@@ -49,6 +50,28 @@ def sum_usage(connection: Connection, wanted: SumUsage, _now: float) -> list[Usa
         UsageRow(**dict(row._mapping) | {name: int(row._mapping[name]) for name in _SUMS})
         for row in connection.execute(query)
         if row.requests
+    ]
+
+
+def sum_hours(connection: Connection, wanted: SumHours, _now: float) -> list[UsageRow]:
+    rows = usage_rows.c
+    # PostgreSQL rounds where SQLite cuts off; SQLite has no `floor` everywhere.
+    hours = rows.finished_at / 3600
+    hour = cast(hours if connection.dialect.name == "sqlite" else func.floor(hours), BigInteger).label("hour")
+    group = rows.key_id if wanted.by == "key" else rows.model
+    sums = [func.sum(rows[name]).label(name) for name in _SUMS if name != "requests"]
+    query = select(hour, group, func.count().label("requests"), *sums).where(
+        equals(rows.account_id, wanted.account_id),
+        rows.finished_at >= wanted.time_from,
+        rows.finished_at < wanted.time_to,
+    )
+    return [
+        UsageRow(
+            **{name: int(row._mapping[name]) for name in _SUMS},
+            **{str(group.name): row._mapping[group.name]},
+            day=datetime.fromtimestamp(row.hour * 3600, UTC).isoformat()[:13],
+        )
+        for row in connection.execute(query.group_by(hour, group).order_by(hour, group))
     ]
 
 

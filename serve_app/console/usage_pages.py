@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Iterable
 from dataclasses import replace
-from typing import Final
+from datetime import UTC, datetime
+from typing import Final, Literal
 
 from fastapi.responses import Response, StreamingResponse
 
 from serve_app.console.chart import stacked
 from serve_app.console.web import Refused, Visit
 from serve_app.contracts import commands
+from serve_app.contracts.books import UsageRow
 from serve_app.contracts.exports import REQUEST_COLUMNS, Csv, Row, request_row
 from serve_app.contracts.periods import Period, month_named, period_at
 
 _DAY_S: Final = 86400.0
-SPANS: Final = ("30", "7", "90")  # days; of each of these the first is the default
+_HOUR_S: Final = 3600.0
+HOURS: Final = "24 hours"
+SPANS: Final = {"30 days": 30, HOURS: 1, "7 days": 7, "90 days": 90}  # of each choice the first is the default
 GROUPS: Final = {"model": "model", "key": "key_id"}
 MEASURES: Final = {"cost": "charged", "requests": "requests", "tokens": "tokens"}
+COUNTS: Final = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "charged")
 PAGE: Final = 100
 FILE_PAGE: Final = 1000
 _DAY: Final = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
@@ -26,12 +31,16 @@ _DAY: Final = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 
 async def usage(visit: Visit) -> Response:
     run, account_id = visit.console.books.run, visit.request.path_params["account_id"]
-    span, group, measure = _choice(visit, "days", SPANS), _choice(visit, "by", GROUPS), _choice(visit, "of", MEASURES)
+    span, group, measure = _choice(visit, "span", SPANS), _choice(visit, "by", GROUPS), _choice(visit, "of", MEASURES)
     now = visit.console.now()
-    days = [period_at("day", now - back * _DAY_S).name for back in range(int(span) - 1, -1, -1)]
     account = await run(commands.GetAccount(account_id))
-    by_day = await run(commands.SumUsage(account_id, day_from=days[0], group_by=("day", _group(group))))
-    totals = await run(commands.SumUsage(account_id, day_from=days[0], group_by=(_group(group),)))
+    if span == HOURS:
+        first = now // _HOUR_S * _HOUR_S - 23 * _HOUR_S
+        days = [_hour(first + number * _HOUR_S) for number in range(24)]
+        by_day = await run(commands.SumHours(account_id, first, now + _HOUR_S, _group(group)))
+    else:
+        days = [period_at("day", now - back * _DAY_S).name for back in range(SPANS[span] - 1, -1, -1)]
+        by_day = await run(commands.SumUsage(account_id, day_from=days[0], group_by=("day", _group(group))))
     names = {key.key_id: key.name for key in await run(commands.ListKeys(account_id))} if group == "key" else {}
     values: dict[tuple[str, str], int] = {}
     for row in by_day:
@@ -39,16 +48,18 @@ async def usage(visit: Visit) -> Response:
         tokens = row.prompt_tokens + row.completion_tokens
         values[row.day or "", name] = tokens if measure == "tokens" else getattr(row, MEASURES[measure])
     chart = stacked(days, values)
+    totals = _by_name(by_day, GROUPS[group])
     return visit.page(
         "usage.html",
         account=account,
         days=days,
         chart=chart,
         labels=[names.get(name, name) for name in chart.names],
-        totals=[(names.get(name := str(getattr(row, GROUPS[group])), name), row) for row in totals],
+        totals=[(names.get(name, name), row) for name, row in totals.items()],
         by_day={day: [row for row in by_day if row.day == day] for day in reversed(days)},
-        chosen={"days": span, "by": group, "of": measure},
-        choices={"days": SPANS, "by": GROUPS, "of": MEASURES},
+        chosen={"span": span, "by": group, "of": measure},
+        choices={"span": SPANS, "by": GROUPS, "of": MEASURES},
+        unit="hour" if span == HOURS else "day",
         month=period_at("month", now).name,
     )
 
@@ -91,7 +102,21 @@ def named_month(visit: Visit, name: str) -> Period:
         raise Refused(404, "There is no such month.") from None
 
 
-def _group(name: str) -> commands.Group:
+def _hour(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat()[:13]
+
+
+def _by_name(rows: Iterable[UsageRow], field: str) -> dict[str, UsageRow]:
+    """The sums of each model or key, by name."""
+    sums: dict[str, UsageRow] = {}
+    for row in rows:
+        name = str(getattr(row, field))
+        before = sums.get(name, UsageRow(0, 0, 0, 0, 0))
+        sums[name] = UsageRow(*(getattr(before, one) + getattr(row, one) for one in COUNTS))
+    return dict(sorted(sums.items()))
+
+
+def _group(name: str) -> Literal["model", "key"]:
     return "key" if name == "key" else "model"
 
 

@@ -149,7 +149,7 @@ class UsageRow:
     account_id: str | None = None
     key_id: str | None = None
     model: str | None = None
-    day: str | None = None  # YYYY-MM-DD, UTC
+    day: str | None = None  # YYYY-MM-DD, UTC; of SumHours with the hour behind it, YYYY-MM-DDTHH
 
 
 @dataclass(frozen=True, slots=True)

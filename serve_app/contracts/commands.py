@@ -247,6 +247,19 @@ class SumUsage(Command[list[UsageRow]]):
 
 
 @dataclass(frozen=True, slots=True)
+class SumHours(Command[list[UsageRow]]):
+    """As SumUsage, of the hours of UTC between two Unix times: a row for each hour and model or key with a request.
+
+    It reads single requests, so the times should not be far apart; what is archived is not in it.
+    """
+
+    account_id: str
+    time_from: float
+    time_to: float
+    by: Literal["model", "key"] = "model"
+
+
+@dataclass(frozen=True, slots=True)
 class ShowStatement(Command[Statement]):
     """Of an account's month, YYYY-MM in UTC, archived or not. Raises AccountNotFound, InvalidValue."""
 

@@ -47,12 +47,31 @@ def test_usage_is_shown_by_model_by_key_and_by_day(house: House) -> None:
     assert ["svc-chat", "2", "20", "4", "8", "0.000000092"] in rows
     assert ["svc-coder", "1", "10", "2", "4", "0.000000046"] in rows
     assert rows.index([TODAY, "2", "28", "0.000000092"]) < rows.index([YESTERDAY, "1", "14", "0.000000046"])
-    by_key = browser.get(path, params={"by": "key", "of": "requests", "days": "90"}).text
+    by_key = browser.get(path, params={"by": "key", "of": "requests", "span": "90 days"}).text
     assert ["key of old", "1", "10", "2", "4", "0.000000046"] in cells(by_key)
     assert by_key.count("<rect class") == 3 + 3  # bars, and the legend
     assert "The highest bar is 2 requests" in by_key
     for wrong in ("8", "-1", "", "<script>", "30' --"):
-        assert browser.get(path, params={"days": wrong, "by": wrong, "of": wrong}).status_code == 200
+        assert browser.get(path, params={"span": wrong, "by": wrong, "of": wrong}).status_code == 200
+
+
+def test_the_last_day_is_shown_by_hour(house: House) -> None:
+    use(house, "r1", "r2")
+    use(house, "r3", at=NOON - 3600, model="svc-coder")  # the first moment of its hour
+    use(house, "r4", at=NOON - 23 * 3600)
+    use(house, "r5", at=NOON - 24 * 3600)
+    path, browser = f"/console/accounts/{house.account_id}/usage", house.member()
+    page = browser.get(path, params={"span": "24 hours", "of": "requests"}).text
+    rows = cells(page)
+    assert [row for row in rows if ":00" in row[0]] == [
+        [f"{TODAY} 11:00", "3", "42", "0.000000138"],
+        [f"{YESTERDAY} 13:00", "1", "14", "0.000000046"],
+    ]
+    assert ["svc-chat", "3", "30", "6", "12", "0.000000138"] in rows
+    assert f'/requests?day={YESTERDAY}">' in page
+    assert "for each hour of 24" in page
+    by_key = cells(browser.get(path, params={"span": "24 hours", "by": "key"}).text)
+    assert ["key of r3", "1", "10", "2", "4", "0.000000046"] in by_key
 
 
 def test_single_requests_of_a_day_go_page_by_page(house: House) -> None:
