@@ -13,7 +13,7 @@ WORKERS ?= 2
 # pytest's status for a folder without tests of one half.
 MAY_BE_EMPTY := || [ $$? = 5 ]
 
-.PHONY: help setup serve observe engine-vllm test test-slow test-fast test-vllm faults lint bench-ledger bench-engine bench-engine-peers bench-gateway bench-gateway-peer bench-quality bench-limits bench-console bench-pressure bench-overload bench-routing attack chaos drill clean bench-autoscaling healthy
+.PHONY: help setup serve observe engine-vllm test test-slow test-fast test-vllm faults lint bench-ledger bench-engine bench-engine-peers bench-gateway bench-gateway-peer bench-quality bench-limits pictures bench-console bench-pressure bench-overload bench-routing attack chaos drill clean bench-autoscaling healthy
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -74,6 +74,9 @@ bench-gateway-peer: $(VENV)/.base ## install the LiteLLM proxy that bench-gatewa
 
 bench-quality: $(VENV)/.base ## compare the perplexity of int8 and float32
 	@$(BIN)/python -m bench.perplexity $(ARGS)
+
+pictures: $(VENV)/.test $(NODE)/.installed ## make the pictures of the console in README.md, from its test in a browser (needs chromium and chromium-driver)
+	@SERVE_APP_PICTURES=docs/console $(BIN)/python -m pytest -q tests/service/test_console.py
 
 bench-console: $(VENV)/.base ## measure what 50 people who browse the console cost those who chat, six minutes (ARGS='--rounds 2')
 	@$(BIN)/python -m bench.console $(ARGS)

@@ -37,16 +37,6 @@ PAGES: Final = (
     "/alerts",
     "/members",
 )
-    "",
-    "/keys",
-    "/usage",
-    "/usage?span=90+days&by=key",
-    "/usage?span=24+hours",
-    "/requests",
-    "/billing",
-    "/alerts",
-    "/members",
-)
 REST_S: Final = 2.0
 _CSRF: Final = re.compile(r'name="csrf" value="([0-9a-f]{64})"')
 

@@ -65,14 +65,12 @@ def sum_hours(connection: Connection, wanted: SumHours, _now: float) -> list[Usa
         rows.finished_at >= wanted.time_from,
         rows.finished_at < wanted.time_to,
     )
-    return [
-        UsageRow(
-            **{name: int(row._mapping[name]) for name in _SUMS},
-            **{str(group.name): row._mapping[group.name]},
-            day=datetime.fromtimestamp(row.hour * 3600, UTC).isoformat()[:13],
-        )
-        for row in connection.execute(query.group_by(hour, group).order_by(hour, group))
-    ]
+    found = []
+    for row in connection.execute(query.group_by(hour, group).order_by(hour, group)):
+        values: dict[str, Any] = {name: int(row._mapping[name]) for name in _SUMS}
+        values |= {group.name: row._mapping[group.name]}
+        found.append(UsageRow(**values, day=datetime.fromtimestamp(row.hour * 3600, UTC).isoformat()[:13]))
+    return found
 
 
 def show_account(connection: Connection, wanted: ShowAccount, now: float) -> tuple[AccountSnapshot, UsageRow]:

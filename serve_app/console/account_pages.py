@@ -11,7 +11,7 @@ from serve_app.console.web import Refused, Visit
 from serve_app.contracts import commands
 from serve_app.contracts.books import KeySnapshot, Outcome
 from serve_app.contracts.key_format import digest, hint, new_key
-from serve_app.contracts.limits import KEY_LIMITS, Contract
+from serve_app.contracts.limits import ACCOUNT_LIMITS, KEY_LIMITS
 from serve_app.contracts.money import parse_amount
 from serve_app.contracts.periods import period_at
 
@@ -49,7 +49,7 @@ async def overview(visit: Visit) -> Response:
         today=next((row for row in days if row.day == today.name), None),
         errors=sum(row.outcome is Outcome.FAILED for row in recent.rows),
         more=recent.next is not None,
-        limits=[(name, account.limits.get(name)) for name in Contract.__dataclass_fields__],
+        limits=[(name, account.limits.get(name)) for name in ACCOUNT_LIMITS],
     )
 
 

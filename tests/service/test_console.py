@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from selenium.common.exceptions import TimeoutException
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
@@ -78,7 +79,11 @@ def fill(browser: Chrome, **fields: str) -> None:
 
 
 def titled(browser: Chrome, title: str) -> None:
-    WebDriverWait(browser, PATIENCE_S).until(lambda _: browser.title == title)
+    try:
+        WebDriverWait(browser, PATIENCE_S).until(lambda _: browser.title == title)
+    except TimeoutException:
+        text = browser.find_element(By.TAG_NAME, "body").text
+        raise AssertionError(f"waited for {title}, and there is {browser.title}: {text[:500]}") from None
 
 
 def shown(browser: Chrome) -> dict[str, str]:
