@@ -167,7 +167,7 @@ class Gateway:
     async def live(self) -> dict[str, Any]:
         """What goes on now, for the console's operators."""
         try:
-            return (await live(self._admin, LiveQuery())).model_dump()
+            return (await live(self._admin, LiveQuery.model_validate({}))).model_dump()
         except ApiError as error:
             raise Unavailable(error.message) from None
 
