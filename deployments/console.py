@@ -62,6 +62,7 @@ class ConsoleIngress:
             self._console.books,
             args.mail,
             self._console.now,
+            key_secret=keys.key_secret,
             password=os.environ.get("SERVE_APP_SMTP_PASSWORD", ""),
             private_webhooks=args.private_webhooks,
         )

@@ -15,6 +15,7 @@ from serve_app.api import errors
 from serve_app.contracts import notices
 from serve_app.contracts.books import Audit
 from serve_app.contracts.limiting import Identity
+from serve_app.contracts.sealed import of_webhooks, seal
 from serve_app.webhook_address import BadAddress, pinned
 
 endpoint = Endpoints(TAG, "managementKey")
@@ -77,7 +78,8 @@ async def create_alert(
         )
     threshold, alert_id = amount_of(body.threshold, "threshold"), f"alert_{once.bits('alert'):064x}"[:32]
     secret = f"whsec_{base64.b64encode(once.bits('secret').to_bytes(32)).decode()}" if is_webhook else ""
-    command = notices.CreateAlert(identity.account_id, body.kind, threshold, body.target, secret, audit, alert_id)
+    stored = seal(secret, admin.key_secret, of_webhooks(identity.account_id)) if is_webhook else ""
+    command = notices.CreateAlert(identity.account_id, body.kind, threshold, body.target, stored, audit, alert_id)
     return NewAlert.from_fields(await admin.run(command), secret=secret or None)
 
 

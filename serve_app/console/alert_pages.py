@@ -12,6 +12,7 @@ from serve_app.console.notifier import words
 from serve_app.console.web import Refused, Visit
 from serve_app.contracts import notices
 from serve_app.contracts.money import parse_amount
+from serve_app.contracts.sealed import of_webhooks, seal
 from serve_app.webhook_address import BadAddress, pinned
 
 LATEST: Final = 50
@@ -42,7 +43,8 @@ async def create(visit: Visit) -> Response:
     secret = f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}"
     threshold = parse_amount(visit.form.get("threshold", "").strip())
     kind = visit.form.get("kind", "")
-    command = notices.CreateAlert(account_id, kind, threshold, target, secret if is_webhook else "", visit.audit)
+    stored = seal(secret, visit.console.key_secret, of_webhooks(account_id)) if is_webhook else ""
+    command = notices.CreateAlert(account_id, kind, threshold, target, stored, visit.audit)
     made = await visit.console.books.run(command)
     if is_webhook:
         return visit.page("webhook_made.html", 201, alert=made, secret=secret)

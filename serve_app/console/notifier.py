@@ -24,6 +24,7 @@ from serve_app.contracts.errors import LedgerError
 from serve_app.contracts.money import format_amount
 from serve_app.contracts.notices import ListNotices, Notice, RaiseAlarm, RecordAttempt, WatchAlerts
 from serve_app.contracts.ports import BooksPort
+from serve_app.contracts.sealed import of_webhooks, unseal
 from serve_app.settings import MailSettings
 from serve_app.webhook_address import BadAddress, pinned
 
@@ -57,12 +58,14 @@ class Notifier:
         mail: MailSettings | None,
         now: Callable[[], float],
         *,
+        key_secret: bytes,
         password: str = "",
         private_webhooks: bool = False,
     ) -> None:
         self._books = books
         self._mail = mail
         self._now = now
+        self._key_secret = key_secret
         self._password = password
         self._private = private_webhooks
 
@@ -107,13 +110,14 @@ class Notifier:
         await self._books.run(RecordAttempt(notice.notice_id, error, again))
 
     async def _post(self, notice: Notice) -> None:
+        secret = unseal(notice.secret, self._key_secret, of_webhooks(notice.account_id))
         body = json.dumps(document(notice), separators=(",", ":"))
         at = datetime.fromtimestamp(self._now(), UTC)
         headers = {
             "content-type": "application/json",
             "webhook-id": notice.notice_id,
             "webhook-timestamp": str(int(at.timestamp())),
-            "webhook-signature": Webhook(notice.secret).sign(notice.notice_id, at, body),
+            "webhook-signature": Webhook(secret).sign(notice.notice_id, at, body),
         }
         address = await pinned(notice.target, private=self._private)
         async with httpx.AsyncClient(timeout=TIMEOUT_S, follow_redirects=False, trust_env=False) as http:

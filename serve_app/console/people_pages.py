@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 from typing import Final
@@ -14,6 +15,9 @@ from serve_app.console.web import COOKIE, SESSION_S, Refused, Visit
 from serve_app.contracts import people
 from serve_app.contracts.books import Audit
 from serve_app.contracts.errors import InvalidValue
+from serve_app.contracts.sealed import of_totp, seal, unseal
+
+logger = logging.getLogger("ray.serve")
 
 _SECRET: Final = re.compile(r"[A-Z2-7]{32}")
 WRONG: Final = "E-mail, password or code is wrong."
@@ -55,8 +59,8 @@ async def sign_in(visit: Visit) -> Response:
     person = await console.books.run(people.FindPerson(email))
     right = await is_right(None if person is None else person.password, visit.form.get("password", ""))
     step = None
-    if person is not None and person.totp_secret is not None:
-        step = step_of(person.totp_secret, visit.form.get("code", ""), console.now())
+    if right and person is not None and person.totp_secret is not None:
+        step = step_of(_totp_secret(visit, person), visit.form.get("code", ""), console.now())
         right = right and step is not None
     if person is None or not right:
         return visit.page("sign_in.html", 403, email=email, error=WRONG)
@@ -92,7 +96,8 @@ async def totp_on(visit: Visit) -> Response:
     secret = visit.form.get("secret", "")
     if not _SECRET.fullmatch(secret) or step_of(secret, visit.form.get("code", ""), visit.console.now()) is None:
         raise Refused(422, "The code is wrong: add the secret to your app again, and type what it shows.")
-    return await _change(visit, {"totp_secret": secret})
+    sealed = seal(secret, visit.console.key_secret, of_totp(visit.me.user_id))
+    return await _change(visit, {"totp_secret": sealed})
 
 
 async def totp_off(visit: Visit) -> Response:
@@ -119,6 +124,16 @@ def _new_password(visit: Visit) -> str:
     if not LEAST <= len(password) <= MOST:
         raise Refused(422, f"A password has {LEAST} to {MOST} characters.")
     return password
+
+
+def _totp_secret(visit: Visit, person: people.Person) -> str:
+    """Raises Refused."""
+    assert person.totp_secret is not None
+    try:
+        return unseal(person.totp_secret, visit.console.key_secret, of_totp(person.user_id))
+    except ValueError as error:
+        logger.error("%s can't sign in: %s", person.email, error)
+        raise Refused(503, "One-time codes can't be checked: ask the operator of this service.") from None
 
 
 async def _check_password(visit: Visit) -> None:

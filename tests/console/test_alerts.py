@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Iterator
 from email.message import EmailMessage
 from email.parser import BytesParser
 from email.policy import default
+from pathlib import Path
 from typing import Any
 
+import pyotp
 import pytest
 from aiosmtpd.controller import Controller
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from serve_app.console.notifier import AGAIN_S, Notifier
 from serve_app.contracts.notices import CreateAlert, ListNotices
+from serve_app.contracts.sealed import of_webhooks, seal
 from serve_app.launch.preflight import free_port
 from serve_app.settings import MailSettings
 from serve_app.webhook_address import BadAddress, pinned
+from tests.accounting.books import NOON
 
-from .conftest import House, submit
+from .conftest import PASSWORD, House, submit
 from .webhook_receiver import Receiver
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -51,7 +56,8 @@ def mailbox() -> Iterator[tuple[MailSettings, list[tuple[str, EmailMessage]]]]:
 
 
 def notifier(house: House, mail: MailSettings | None = None, *, private: bool = True) -> Notifier:
-    return Notifier(house.console.books, mail, house.clock, private_webhooks=private)
+    key_secret = house.console.key_secret
+    return Notifier(house.console.books, mail, house.clock, key_secret=key_secret, private_webhooks=private)
 
 
 def alert(house: House, target: str, secret: str = "") -> None:
@@ -139,17 +145,45 @@ async def test_a_public_address_is_asked_under_its_name(monkeypatch: pytest.Monk
     assert (address.headers, address.extensions) == ({"host": "example.org:8443"}, {"sni_hostname": "example.org"})
 
 
+def test_secrets_are_not_readable_in_the_database(house: House, receiver: Receiver, tmp_path: Path) -> None:
+    house.console.private_webhooks = True
+    browser, path = house.member(), f"/console/accounts/{house.account_id}/alerts"
+    made = submit(browser, path, path, kind="day", threshold="6", target=receiver.url).text
+    webhook = re.search(r"whsec_([A-Za-z0-9+/=]+)", made)
+    assert webhook is not None
+    totp = pyotp.random_base32()
+    fields = {"secret": totp, "code": pyotp.TOTP(totp).at(house.clock.now), "password": PASSWORD}
+    assert submit(browser, "/console/profile", "/console/profile/totp", **fields).status_code == 303
+    stored = b"".join(one.read_bytes() for one in tmp_path.glob("ledger.db*"))
+    assert receiver.url.encode() in stored
+    assert not any(secret.encode() in stored for secret in (webhook[1], totp))
+
+
+async def test_a_webhook_whose_secret_does_not_open_is_told_on_the_page(house: House, receiver: Receiver) -> None:
+    alert(house, receiver.url, seal(SECRET, b"another key secret", of_webhooks(house.account_id)))
+    await notifier(house).turn()
+    assert receiver.came == []
+    [notice] = house.ledger.run(ListNotices(house.account_id))
+    assert "SERVE_APP_KEY_SECRET" in notice.error
+
+
 def test_the_page_shows_a_secret_once_and_what_was_told(house: House, receiver: Receiver) -> None:
     house.console.private_webhooks = True
     browser, path = house.member(role="billing"), f"/console/accounts/{house.account_id}/alerts"
     made = submit(browser, path, path, kind="balance", threshold="6", target=receiver.url)
     assert made.status_code == 201
     assert "whsec_" in made.text
+    secret = re.search(r"whsec_[A-Za-z0-9+/=]+", made.text)
+    assert secret is not None
+    house.clock.now = time.time()  # who verifies compares it
     asyncio.run(notifier(house).turn())
+    [(headers, body)] = receiver.came
+    assert Webhook(secret[0]).verify(body, headers)["type"] == "balance.low"
+    delivered, house.clock.now = time.gmtime(house.clock.now), NOON
     page = browser.get(path).text
     assert "whsec_" not in page
     assert "The balance is 5.00 USD, below 6.00." in page
-    assert "delivered 2026-06-01 12:00 UTC" in page
+    assert time.strftime("delivered %Y-%m-%d %H:%M UTC", delivered) in page
     [remove] = {part for part in page.split('"') if part.endswith("/remove")}
     assert submit(browser, path, remove).status_code == 303
     assert "None yet." in browser.get(path).text

@@ -80,6 +80,8 @@ def test_with_codes_on_a_password_alone_does_not_open_and_no_code_opens_twice(ho
     assert sign_in(house, house.browser(), code="ü").status_code == 403
     assert sign_in(house, house.browser(), code=code).status_code == 303
     assert sign_in(house, house.browser(), code=code).status_code == 403
+    house.console.key_secret = b"another key secret"
+    assert sign_in(house, house.browser(), code=code).status_code == 503
 
 
 def test_a_new_password_ends_the_other_sessions(house: House) -> None:

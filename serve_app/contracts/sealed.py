@@ -1,0 +1,50 @@
+"""Secrets that the service must read again, sealed for the ledger: who has only the database learns nothing.
+
+AES-256-GCM under a key that follows from the service's key secret. `purpose` says whose it is, and what for: what was
+copied to another row does not open there.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from typing import Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+_MARK: Final = "sealed:"
+_NONCE: Final = 12
+
+
+def seal(secret: str, key_secret: bytes, purpose: str) -> str:
+    nonce = secrets.token_bytes(_NONCE)
+    sealed = nonce + _cipher(key_secret).encrypt(nonce, secret.encode(), purpose.encode())
+    return _MARK + base64.b64encode(sealed).decode()
+
+
+def unseal(stored: str, key_secret: bytes, purpose: str) -> str:
+    """What was stored before secrets were sealed comes back as it is. Raises ValueError for what does not open."""
+    if not stored.startswith(_MARK):
+        return stored
+    sealed = base64.b64decode(stored.removeprefix(_MARK))
+    try:
+        return _cipher(key_secret).decrypt(sealed[:_NONCE], sealed[_NONCE:], purpose.encode()).decode()
+    except InvalidTag:
+        raise ValueError("a stored secret does not open: it was sealed under another SERVE_APP_KEY_SECRET") from None
+
+
+def of_totp(user_id: str) -> str:
+    """The purpose of a person's secret of one-time codes."""
+    return f"one-time codes of {user_id}"
+
+
+def of_webhooks(account_id: str) -> str:
+    """The purpose of the secrets that an account's webhooks are signed with."""
+    return f"webhooks of {account_id}"
+
+
+def _cipher(key_secret: bytes) -> AESGCM:
+    return AESGCM(HKDF(SHA256(), 32, salt=None, info=b"serve-app: secrets in the ledger").derive(key_secret))
