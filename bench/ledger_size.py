@@ -3,12 +3,14 @@
 Measures, in this order: settlements per second on the empty ledger; after filling it; a full check and one from the
 last checkpoint, both while another thread settles; questions about usage; archiving the first month while settling.
 The requests are written by the server itself, as settlements would have left them: the check proves it. They span
-three months that end today.
+three months that end today. With `--pages` only the console's pages are measured, whole, of an account that has an
+equal part of the requests: `--pages --accounts 1` gives one account all of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import itertools
 import json
 import statistics
@@ -24,17 +26,23 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.testclient import TestClient
 
 from serve_app.accounting.archive import archive_months
 from serve_app.accounting.database import Database
 from serve_app.accounting.ledger import Ledger
+from serve_app.console.app import build_console
+from serve_app.console.web import Console
 from serve_app.contracts import key_format as keys
 from serve_app.contracts.books import Outcome, Settled, Settlement
-from serve_app.contracts.commands import AddCredit, CheckBooks, CreateAccount, CreateKey, ListUsage, SumUsage
+from serve_app.contracts.commands import AddCredit, CheckBooks, Command, CreateAccount, CreateKey, ListUsage, SumUsage
 from serve_app.contracts.money import Price
+from serve_app.contracts.people import InvitePerson
 
 PRICE = Price(270, 70, 1100)
-ACCOUNTS = 1000
+PAGES = ("", "/usage", "/usage?span=90+days&by=key", "/usage?span=24+hours", "/requests", "/billing")
 DAYS = 92
 BATCH = 500_000
 
@@ -77,12 +85,13 @@ UPDATE ledger_head SET entry = (SELECT coalesce(max(entry_id), entry) FROM made)
 
 
 class World:
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, accounts: int) -> None:
         self.ledger = ledger
+        self.accounts = accounts
         self.run = uuid.uuid4().hex
         self.numbers = itertools.count()
         self.owners: list[tuple[str, str]] = []
-        for number in range(ACCOUNTS):
+        for number in range(accounts):
             account_id = ledger.run(CreateAccount(f"bench {number}")).account_id
             ledger.run(AddCredit(account_id, 10**15))
             key = keys.new_key()
@@ -91,7 +100,7 @@ class World:
 
     def settlement(self) -> Settlement:
         number, now = next(self.numbers), time.time()
-        account_id, key_id = self.owners[number * 7 % ACCOUNTS]
+        account_id, key_id = self.owners[number * 7 % self.accounts]
         model = "svc-chat" if number % 3 else "svc-coder"
         request_id = f"chatcmpl-{int(now * 1000):012x}{uuid.uuid4().hex[:20]}"
         return Settlement(
@@ -144,7 +153,7 @@ class World:
             connection.commit()
             for first in range(1, requests + 1, BATCH):
                 last = min(first + BATCH - 1, requests)
-                values = {"first": first, "last": last, "accounts": ACCOUNTS, "base": base} | times
+                values = {"first": first, "last": last, "accounts": self.accounts, "base": base} | times
                 for statement in FILL.split(";\n"):
                     if statement.strip():
                         names = {name: value for name, value in values.items() if f"%({name})s" in statement}
@@ -182,6 +191,32 @@ def archive(url: str, world: World, per_second: float) -> dict[str, Any]:
     return {"usage_rows": made["usage_rows"], "seconds": seconds, "MB": size // 10**6, "settlement p99, ms": p99}
 
 
+def pages(world: World) -> dict[str, float]:
+    """Milliseconds of each page of usage, from the request to its last byte."""
+    ledger, account_id = world.ledger, world.owners[0][0]
+
+    class Port:
+        async def run(self, command: Command[Any]) -> Any:
+            return await asyncio.to_thread(ledger.run, command)
+
+    async def nothing() -> Any:
+        return []
+
+    console = Console(Port(), b"bench", nothing, nothing)
+    digest, expires_at = console.digest("bench"), time.time() + 3600
+    ledger.run(InvitePerson(account_id, f"{uuid.uuid4().hex}@example.org", "owner", digest, expires_at))
+    app = Starlette(routes=[Mount("/console", build_console(console))])
+    with TestClient(app, base_url="https://console.test") as browser:
+        form = browser.get("/console/invitations/bench").text
+        fields = {"csrf": form.split('name="csrf" value="')[1][:64], "name": "B", "new_password": uuid.uuid4().hex}
+        browser.post("/console/invitations/bench", data=fields).raise_for_status()
+
+        def load(page: str) -> float:
+            return took(lambda: browser.get(f"/console/accounts/{account_id}{page}").raise_for_status())
+
+        return {page or "/": load(page) for page in PAGES}
+
+
 def took(action: Any) -> float:
     """Milliseconds, the middle of five."""
     times = []
@@ -197,6 +232,8 @@ def main() -> None:
     parser.add_argument("url")
     parser.add_argument("--requests", type=int, default=1_000_000)
     parser.add_argument("--seconds", type=float, default=8.0, help="of each rate")
+    parser.add_argument("--accounts", type=int, default=1000, help="that share the requests; default: 1000")
+    parser.add_argument("--pages", action="store_true", help="measure the console's pages alone")
     parser.add_argument("--per-second", type=float, default=300.0, help="settlements beside the checks")
     options = parser.parse_args()
     found: dict[str, Any] = {"requests": options.requests}
@@ -206,12 +243,15 @@ def main() -> None:
         print(f"{name}: {value}", flush=True)
 
     with Ledger(options.url) as ledger:
-        world = World(ledger)
+        world = World(ledger, options.accounts)
         world.rate(2)
         report("settlements/s, empty", round(world.rate(options.seconds)))
         began = time.perf_counter()
         world.fill(options.url, options.requests)
         report("fill, s", round(time.perf_counter() - began, 1))
+        if options.pages:
+            report("pages, ms", pages(world))
+            return
         world.rate(2)
         report("settlements/s, full", round(world.rate(options.seconds)))
         for name, full in (("full check", True), ("check from the checkpoint", False)):
@@ -224,7 +264,7 @@ def main() -> None:
             report(f"{name}: settlement p50, p99, most in ms", [
                 round(1000 * waits[int(len(waits) * part)], 1) for part in (0.5, 0.99, 0.9999)
             ])  # fmt: skip
-        account_id = world.owners[7][0]
+        account_id = world.owners[7 % options.accounts][0]
         report("usage of an account by day, ms", took(lambda: ledger.run(SumUsage(account_id, group_by=("day",)))))
         report("page of its requests, ms", took(lambda: ledger.run(ListUsage(account_id, limit=1000))))
         today = datetime.now(UTC).date().isoformat()
