@@ -19,6 +19,7 @@ from serve_app.console.payments import PaymentProvider
 from serve_app.console.web import Console
 from serve_app.contracts.accounting_shards import AccountingShards
 from serve_app.contracts.calls import shard_name
+from serve_app.contracts.limiting import AccountStatus
 from serve_app.contracts.money import parse_amount
 from serve_app.settings import ConsoleArgs
 
@@ -46,12 +47,14 @@ class ConsoleIngress:
         shards = [_handle(shard_name("Accounting", index)) for index in range(args.accounting_shards)]
         gateway = _handle("Gateway")
         self._identifiers = gateway.options(method_name="identifiers", **PICKLED)
+        self._gateway_status = gateway.options(method_name="status_of", **PICKLED)
         self._gateway_live = gateway.options(method_name="live", **PICKLED)
         self._console = Console(
             AccountingShards([AccountingHandle(shard) for shard in shards]),
             keys.key_secret,
             self._models,
             self._live,
+            self._status_of,
             trusted_proxies=args.trusted_proxies,
             has_mail=args.mail is not None,
             private_webhooks=args.private_webhooks,
@@ -69,6 +72,10 @@ class ConsoleIngress:
 
     async def _models(self) -> list[str]:
         found: list[str] = await answer_of(self._identifiers.remote())
+        return found
+
+    async def _status_of(self, account_id: str) -> AccountStatus:
+        found: AccountStatus = await answer_of(self._gateway_status.remote(account_id))
         return found
 
     async def _live(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from deployments.handles import AccountingHandle, BackendHandles, LimiterHandle
 from deployments.metrics import RayMetrics
 from deployments.priority import yield_to_models
 from serve_app import secret_files
+from serve_app.admin.accounts import states_of
 from serve_app.admin.auditing import record_prices
 from serve_app.admin.endpoint import AdminServices
 from serve_app.admin.live import LiveQuery, live
@@ -25,6 +26,7 @@ from serve_app.contracts import calls, metrics
 from serve_app.contracts.accounting_shards import AccountingShards
 from serve_app.contracts.books import Settlement
 from serve_app.contracts.calls import Unavailable
+from serve_app.contracts.limiting import AccountStatus
 from serve_app.contracts.request_log import FOLDER, RequestLog, find_lines
 from serve_app.contracts.spans import SpanExport
 from serve_app.contracts.spool import ORPHANS, Spool
@@ -170,6 +172,14 @@ class Gateway:
             return (await live(self._admin, LiveQuery.model_validate({}))).model_dump()
         except ApiError as error:
             raise Unavailable(error.message) from None
+
+    async def status_of(self, account_id: str) -> AccountStatus:
+        """An account's limits and what it holds now, for the console."""
+        try:
+            [status] = await states_of(self._admin, (account_id,))
+        except ApiError as error:
+            raise Unavailable(error.message) from None
+        return status
 
     def check_health(self) -> None:
         """Fails for a gateway without models to serve."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -10,13 +11,16 @@ from fastapi.responses import Response
 from serve_app.console.web import Refused, Visit
 from serve_app.contracts import commands
 from serve_app.contracts.books import KeySnapshot, Outcome
+from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.key_format import digest, hint, new_key
+from serve_app.contracts.limiting import AccountStatus
 from serve_app.contracts.limits import ACCOUNT_LIMITS, KEY_LIMITS
 from serve_app.contracts.money import parse_amount
 from serve_app.contracts.periods import period_at
 
 _DAY_S: Final = 86400.0
 _BURN_DAYS: Final = 7
+STATUS_S: Final = 2.0
 #: How long a key that is replaced still works, in seconds.
 OVERLAPS: Final = {"1 day": _DAY_S, "1 hour": 3600.0, "7 days": 7 * _DAY_S, "no time": 0.0}
 
@@ -38,6 +42,7 @@ async def overview(visit: Visit) -> Response:
     account = await run(commands.GetAccount(account_id))
     days = await run(commands.SumUsage(account_id, day_from=first, group_by=("day",)))
     recent = await run(commands.ListUsage(account_id, time_from=today.begins))
+    status = await _status(visit, account_id)
     burn = sum(row.charged for row in days) // _BURN_DAYS
     balance = account.available(now)
     return visit.page(
@@ -49,8 +54,22 @@ async def overview(visit: Visit) -> Response:
         today=next((row for row in days if row.day == today.name), None),
         errors=sum(row.outcome is Outcome.FAILED for row in recent.rows),
         more=recent.next is not None,
-        limits=[(name, account.limits.get(name)) for name in ACCOUNT_LIMITS],
+        held=None if status is None else status.held,
+        limits=[
+            (name, account.limits.get(name, None if status is None else getattr(status.contract, name)))
+            for name in ACCOUNT_LIMITS
+        ],
+        pressed=() if status is None else status.pressed,
     )
+
+
+async def _status(visit: Visit, account_id: str) -> AccountStatus | None:
+    """None while the limiter does not answer: the page has the rest."""
+    try:
+        async with asyncio.timeout(STATUS_S):
+            return await visit.console.status_of(account_id)
+    except (Unavailable, TimeoutError):
+        return None
 
 
 async def keys(visit: Visit) -> Response:

@@ -22,6 +22,7 @@ from serve_app.console.rules import ANYONE, OPERATORS, PROVIDER, RULES, SIGNED_I
 from serve_app.contracts.books import Audit
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.errors import LedgerError, LedgerUnavailable
+from serve_app.contracts.limiting import AccountStatus
 from serve_app.contracts.money import NANO_PER_UNIT, format_amount
 from serve_app.contracts.people import FindSession, Person, SignedIn, TouchSession, token_digest
 from serve_app.contracts.ports import BooksPort
@@ -81,6 +82,7 @@ class Console:
     key_secret: bytes = field(repr=False)
     models: Callable[[], Awaitable[list[str]]]
     live: Callable[[], Awaitable[dict[str, Any]]]  # what goes on now, as `GET /admin/live` has it; raises Unavailable
+    status_of: Callable[[str], Awaitable[AccountStatus]]  # by account; raises Unavailable
     now: Callable[[], float] = time.time
     trusted_proxies: int = 0
     has_mail: bool = False

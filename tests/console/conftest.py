@@ -17,7 +17,9 @@ from starlette.testclient import TestClient
 from serve_app.console.app import build_console
 from serve_app.console.web import Console
 from serve_app.contracts import people
+from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.commands import Command
+from serve_app.contracts.limiting import AccountStatus
 from tests.accounting.books import NOON, Clock, Ledger
 
 SECRET = b"key secret of the tests"
@@ -39,9 +41,10 @@ class House:
     def __init__(self, ledger: Ledger, clock: Clock) -> None:
         self.ledger, self.clock = ledger, clock
         self.live: dict[str, Any]
+        self.status: AccountStatus | None = None
         self.live = {"open_requests": 2, "held": "0.50", "currency": "EUR", "limiters": [{"admits": True}]}
         self.live |= {"backends": [], "models": [], "accounts": []}
-        self.console = Console(LedgerPort(ledger), SECRET, self._models, self._live, now=clock)
+        self.console = Console(LedgerPort(ledger), SECRET, self._models, self._live, self._status_of, now=clock)
         self.pages = build_console(self.console)
         self.app = Starlette(routes=[Mount("/console", self.pages)])
         self.account_id = ledger.create_account("Ada's").account_id
@@ -49,6 +52,11 @@ class House:
 
     async def _models(self) -> list[str]:
         return ["svc-chat", "svc-coder"]
+
+    async def _status_of(self, account_id: str) -> AccountStatus:
+        if self.status is None:
+            raise Unavailable("the limiter is restarting")
+        return self.status
 
     async def _live(self) -> dict[str, Any]:
         return self.live

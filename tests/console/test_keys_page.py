@@ -9,6 +9,8 @@ import re
 import pytest
 
 from serve_app.contracts.key_format import digest
+from serve_app.contracts.limiting import AccountStatus
+from serve_app.contracts.limits import Contract
 from serve_app.contracts.people import FindPerson
 from tests.accounting.books import settlement
 
@@ -107,3 +109,17 @@ def test_the_playground_has_one_key_a_person_for_an_hour(house: House) -> None:
     other = house.ledger.create_account("Bob's").account_id
     stranger = house.member("bob@example.org", account_id=other)
     assert stranger.get(f"/console/accounts/{other}/playground/requests/chatcmpl-1").status_code == 404
+
+
+def test_the_overview_shows_the_limits_that_apply_and_why_they_are_lower_now(house: House) -> None:
+    browser, path = house.member(), f"/console/accounts/{house.account_id}"
+    page = browser.get(path).text
+    assert "rpm: the service&#39;s default" in page or "rpm: the service's default" in page
+    assert "Set aside" not in page
+    house.ledger.set_limits(house.account_id, tpm=7)
+    contract = Contract(rpm=11, tpm=22, concurrency=33)
+    house.status = AccountStatus(house.account_id, 250_000_000, 2, contract, pressed=(("smollm2", 5),))
+    page = browser.get(path).text
+    assert [f"{name}</li>" in page for name in ("rpm: 11", "tpm: 7", "concurrency: 33")] == [True] * 3
+    assert "0.25" in page
+    assert "may use 5 tokens a minute there" in page
