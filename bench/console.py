@@ -50,8 +50,8 @@ class WithConsole(Launched):
 
     def config(self) -> dict[str, Any]:
         config = shipped_config()
-        path = {"name": "console", "route_prefix": "/console", "import_path": "deployments.apps:console"}
-        path["args"] = {"trusted_proxies": 1}
+        args = {"trusted_proxies": 1}
+        path = {"name": "console", "route_prefix": "/console", "import_path": "deployments.apps:console", "args": args}
         config["applications"].append(path)
         return config
 
