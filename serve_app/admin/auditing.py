@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from serve_app.contracts.books import Audit
@@ -30,9 +30,9 @@ class FailedLogins:
     first try is also in the log.
     """
 
-    def __init__(self, books: BooksPort, *, window_s: float = WINDOW_S) -> None:
+    def __init__(self, books: BooksPort, *, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:
         self._books = books
-        self._window_s = window_s
+        self._sleep = sleep
         self._tries: dict[str, int] = {}
 
     def count(self, address: str) -> None:
@@ -46,7 +46,7 @@ class FailedLogins:
         self._tries[address] += 1
 
     async def _record(self, address: str) -> None:
-        await asyncio.sleep(self._window_s)
+        await self._sleep(WINDOW_S)
         tries = self._tries.pop(address)
         audit = Audit("unknown", address=address)
         await run_at_last(self._books, RecordAudit(audit, "failed_login", "service", detail={"tries": tries}))

@@ -59,7 +59,8 @@ async def test_a_read_that_was_refused_leaves_none(world: World, admin: httpx.As
 
 async def test_wrong_operator_keys_of_an_address_share_a_record(world: World, admin: httpx.AsyncClient) -> None:
     world.authenticator.trusted_proxies = 1
-    world.admin.failed_logins = FailedLogins(world.admin.accounting, window_s=0.5)
+    window_has_ended = asyncio.Event()
+    world.admin.failed_logins = FailedLogins(world.admin.accounting, sleep=lambda _: window_has_ended.wait())
 
     async def attempt(address: str, authorization: str) -> None:
         headers = {"authorization": authorization, "x-forwarded-for": address}
@@ -69,6 +70,7 @@ async def test_wrong_operator_keys_of_an_address_share_a_record(world: World, ad
     await attempt("203.0.113.10", "Bearer guess")
     await admin.get("/admin/accounts", headers={"authorization": ""})  # no key, no try
     assert world.ledger.audit_log() == []
+    window_has_ended.set()
     await until(lambda: len(world.ledger.audit_log()) == 2)
     records = {record.address: record for record in world.ledger.audit_log()}
     assert records["203.0.113.9"].detail == {"tries": 30}
@@ -96,7 +98,7 @@ class Books:
 async def test_many_addresses_cannot_fill_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serve_app.admin.auditing.RETRY_S", 0.001)
     books = Books(away=50)
-    failed = FailedLogins(books, window_s=0.02)
+    failed = FailedLogins(books, sleep=lambda _: asyncio.sleep(0))
     for number in range(10 * MOST_ADDRESSES):
         failed.count(f"10.0.{number // 256}.{number % 256}")
     await until(lambda: len(books.commands) == MOST_ADDRESSES + 1)
