@@ -15,6 +15,7 @@ from deployments.priority import yield_to_models
 from serve_app import secret_files
 from serve_app.console.app import build_console
 from serve_app.console.notifier import Notifier
+from serve_app.console.openid import OpenId
 from serve_app.console.payments import PaymentProvider
 from serve_app.console.web import Console
 from serve_app.contracts.accounting_shards import AccountingShards
@@ -61,6 +62,9 @@ class ConsoleIngress:
             payments=_payments(),
             credit_alone=parse_amount(args.credit_alone),
         )
+        if args.openid is not None:
+            secret = os.environ.get("SERVE_APP_OIDC_SECRET", "")
+            self._console.openid = OpenId(args.openid, secret, self._console.now)
         self._notifier = Notifier(
             self._console.books,
             args.mail,

@@ -192,6 +192,14 @@ class MailSettings(_Strict):
     user: str = ""  # empty: without logging in
 
 
+class OpenIdSettings(_Strict):
+    """An OpenID Connect provider where people of the console sign in. Its secret is in SERVE_APP_OIDC_SECRET."""
+
+    issuer: Annotated[str, Field(pattern=r"^(https://[^\s?#]+|http://127\.0\.0\.1(:\d+)?[^\s?#]*)$")]
+    client_id: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, Field(min_length=1, max_length=60)] = "single sign-on"  # as the pages call it
+
+
 class ConsoleArgs(_Strict):
     """`args` of the console's application. `home` and `accounting_shards` must be those of the gateway's."""
 
@@ -202,6 +210,7 @@ class ConsoleArgs(_Strict):
     # Credit that one operator may give alone, in units of the currency; more needs a second one.
     credit_alone: str = "100.00"
     private_webhooks: bool = False  # alerts may go to http and to addresses that are not public
+    openid: OpenIdSettings | None = None  # None: people sign in with passwords alone
 
     @field_validator("credit_alone")
     @classmethod

@@ -24,7 +24,7 @@ users = Table(
     Column("id", Text, primary_key=True),
     Column("email", Text, nullable=False, unique=True),  # in small letters
     Column("name", Text, nullable=False),
-    Column("password", Text, nullable=False),  # argon2
+    Column("password", Text, nullable=False),  # argon2; empty: the person signs in with an identity
     Column("totp_secret", Text),
     Column("totp_step", BigInteger, nullable=False),  # of the last code that was taken
     Column("suspended", Boolean, nullable=False),
@@ -39,6 +39,15 @@ memberships = Table(
     Column("role", Text, nullable=False),
     CheckConstraint("role IN ('owner', 'member', 'billing')", name="role"),
     Index("ix_memberships_account_id", "account_id"),
+)
+
+identities = Table(  # at an OpenID Connect provider
+    "identities",
+    metadata,
+    Column("issuer", Text, primary_key=True),
+    Column("subject", Text, primary_key=True),
+    Column("user_id", Text, ForeignKey("users.id"), nullable=False, index=True),
+    Column("created_at", Double, nullable=False),
 )
 
 operator_roles = Table(

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, insert, select, update
 
 from serve_app.accounting.audit_log import write_audit
-from serve_app.accounting.console_tables import invitations, memberships, operator_roles, sessions, users
+from serve_app.accounting.console_tables import identities, invitations, memberships, operator_roles, sessions, users
 from serve_app.accounting.database import Transaction
 from serve_app.accounting.snapshots import read_account
 from serve_app.accounting.validation import check_fields, check_name, equals, is_text
@@ -21,6 +21,7 @@ from serve_app.contracts.people import (
     ChangePerson,
     FindInvitation,
     FindPerson,
+    Identity,
     Invitation,
     InvitePerson,
     ListPeople,
@@ -30,6 +31,7 @@ from serve_app.contracts.people import (
 )
 
 _EMAIL = re.compile(r"[^@\s<>\"]+@[^@\s<>\"]+")
+_LONGEST = 500  # of an issuer or a subject; OpenID Connect has 255 for the latter
 _OPEN = (invitations.c.used_at.is_(None), invitations.c.revoked_at.is_(None))
 
 
@@ -82,6 +84,10 @@ def accept_invitation(transaction: Transaction, wanted: AcceptInvitation, now: f
     user_id = new_id("user_")
     given = {"id": user_id, "email": invitation.email, "name": wanted.name, "password": wanted.password}
     connection.execute(insert(users).values(**given, totp_step=0, suspended=False, created_at=now))
+    if wanted.identity is not None:
+        add_identity(connection, user_id, wanted.identity, now)
+    elif not wanted.password:
+        raise InvalidValue("give a password")
     member = {"user_id": user_id, "account_id": invitation.account_id, "role": invitation.role}
     connection.execute(insert(memberships).values(member))
     used = update(invitations).where(invitations.c.id == invitation.invitation_id).values(used_at=now)
@@ -134,6 +140,23 @@ def change_person(transaction: Transaction, wanted: ChangePerson, now: float) ->
     return read_person(connection, wanted.user_id)
 
 
+def add_identity(connection: Connection, user_id: str, identity: Identity, now: float) -> None:
+    """Raises InvalidValue, and Conflict for one that is somebody's."""
+    if not (is_text(identity.issuer, _LONGEST) and is_text(identity.subject, _LONGEST)):
+        raise InvalidValue("the provider's name for this person can't be kept")
+    if owner_of(connection, identity) is not None:
+        raise Conflict("you can sign in here already: do, and open the invitation again")
+    row = {"issuer": identity.issuer, "subject": identity.subject, "user_id": user_id, "created_at": now}
+    connection.execute(insert(identities).values(row))
+
+
+def owner_of(connection: Connection, identity: Identity) -> str | None:
+    """The id of the person who has it."""
+    one = (equals(identities.c.issuer, identity.issuer), equals(identities.c.subject, identity.subject))
+    found: str | None = connection.execute(select(identities.c.user_id).where(*one)).scalar_one_or_none()
+    return found
+
+
 def end_sessions(connection: Connection, user_id: str, keep: str, now: float) -> None:
     """All of a person but the one with the id `keep`."""
     mine = update(sessions).where(sessions.c.user_id == user_id, sessions.c.id != keep)
@@ -151,12 +174,14 @@ def read_person(connection: Connection, user_id: str) -> Person:
 def _person(connection: Connection, row: Row[Any]) -> Person:
     roles = select(memberships).where(memberships.c.user_id == row.id).order_by(memberships.c.account_id)
     operator = select(operator_roles.c.role).where(operator_roles.c.user_id == row.id)
+    linked = select(identities.c.issuer).where(identities.c.user_id == row.id).distinct()
     values = {**row._mapping, "user_id": row.id}
     del values["id"]
     return Person(
         **values,
         roles={one.account_id: one.role for one in connection.execute(roles)},
         operator_role=connection.execute(operator).scalar_one_or_none(),
+        issuers=tuple(connection.execute(linked.order_by(identities.c.issuer)).scalars()),
     )
 
 

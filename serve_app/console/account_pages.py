@@ -130,7 +130,7 @@ async def _make_key(visit: Visit, name: str, terms: dict[str, Any], old_until: f
     command = commands.CreateKey(account_id, name, digest(key, console.key_secret), hint(key), terms, visit.audit)
     await console.books.run(command)
     model = (terms.get("models") or await console.models() or ["MODEL"])[0]
-    base = f"{visit.request.url.scheme}://{visit.request.url.netloc}/v1"
+    base = f"{visit.origin}/v1"
     return visit.page("key_made.html", 201, key=key, name=name, model=model, base=base, old_until=old_until)
 
 

@@ -25,10 +25,10 @@ async def hashed(password: str) -> str:
 
 
 async def is_right(stored: str | None, password: str) -> bool:
-    """Whether this is the password; None is nobody's."""
+    """Whether this is the password; None is nobody's, and so is the empty one of people with an identity."""
     async with _turns:
         found = await asyncio.to_thread(_verify, stored or _NOBODYS, password[:MOST])
-    return found and stored is not None
+    return found and bool(stored)
 
 
 def step_of(secret: str, code: str, now: float) -> int | None:

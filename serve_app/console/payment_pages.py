@@ -21,8 +21,7 @@ async def add_funds(visit: Visit) -> Response:
         raise Refused(404, "This service takes no payments here: ask its operator.")
     account = await visit.console.books.run(GetAccount(account_id))
     amount = parse_amount(visit.form.get("amount", "").strip())
-    url = visit.request.url
-    back = f"{url.scheme}://{url.netloc}{visit.root}/accounts/{account_id}/billing"
+    back = f"{visit.origin}{visit.root}/accounts/{account_id}/billing"
     try:
         return RedirectResponse(await provider.checkout(account_id, amount, account.currency, back), 303)
     except PaymentError as error:

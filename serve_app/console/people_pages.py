@@ -24,21 +24,21 @@ WRONG: Final = "E-mail, password or code is wrong."
 
 
 async def show_invitation(visit: Visit) -> Response:
-    email = (await _invitation(visit)).email
+    email = (await find_invitation(visit, visit.request.path_params["token"])).email
     known = await visit.console.books.run(people.FindPerson(email))
     token = visit.request.path_params["token"]
     return visit.page("join.html" if known else "invitation.html", email=email, least=LEAST, token=token)
 
 
 async def accept(visit: Visit) -> Response:
-    invitation = await _invitation(visit)
+    invitation = await find_invitation(visit, visit.request.path_params["token"])
     password = _new_password(visit)
     console, digest = visit.console, visit.console.digest(visit.request.path_params["token"])
     name = visit.form.get("name", "").strip()
     command = people.AcceptInvitation(digest, name, await hashed(password), visit.address)
     person = await console.books.run(command)
     assert person.email == invitation.email
-    return await _open(visit, person, None)
+    return await open_session(visit, person, None)
 
 
 async def join(visit: Visit) -> Response:
@@ -65,7 +65,7 @@ async def sign_in(visit: Visit) -> Response:
     if person is None or not right:
         return visit.page("sign_in.html", 403, email=email, error=WRONG)
     try:
-        response = await _open(visit, person, step)
+        response = await open_session(visit, person, step)
     except InvalidValue:  # suspended, or a code that was used
         return visit.page("sign_in.html", 403, email=email, error=WRONG)
     console.attempts.succeeded(email)
@@ -87,12 +87,12 @@ async def profile(visit: Visit) -> Response:
 
 
 async def change_password(visit: Visit) -> Response:
-    await _check_password(visit)
+    await check_password(visit)
     return await _change(visit, {"password": await hashed(_new_password(visit))})
 
 
 async def totp_on(visit: Visit) -> Response:
-    await _check_password(visit)
+    await check_password(visit)
     secret = visit.form.get("secret", "")
     if not _SECRET.fullmatch(secret) or step_of(secret, visit.form.get("code", ""), visit.console.now()) is None:
         raise Refused(422, "The code is wrong: add the secret to your app again, and type what it shows.")
@@ -101,7 +101,7 @@ async def totp_on(visit: Visit) -> Response:
 
 
 async def totp_off(visit: Visit) -> Response:
-    await _check_password(visit)
+    await check_password(visit)
     return await _change(visit, {"totp_secret": None})
 
 
@@ -111,8 +111,8 @@ async def end_session(visit: Visit) -> Response:
     return visit.go("/profile")
 
 
-async def _invitation(visit: Visit) -> people.Invitation:
-    token = visit.request.path_params["token"]
+async def find_invitation(visit: Visit, token: str) -> people.Invitation:
+    """Raises Refused."""
     found = await visit.console.books.run(people.FindInvitation(visit.console.digest(token)))
     if found is None:
         raise Refused(404, "This invitation is used, revoked or over: ask for a new one.")
@@ -136,7 +136,7 @@ def _totp_secret(visit: Visit, person: people.Person) -> str:
         raise Refused(503, "One-time codes can't be checked: ask the operator of this service.") from None
 
 
-async def _check_password(visit: Visit) -> None:
+async def check_password(visit: Visit) -> None:
     """Raises Refused. A session that was left open must not be enough to take a person over."""
     if not visit.console.attempts.begin(visit.address, visit.me.email):
         raise Refused(429, "Too many attempts: try again in 15 minutes.")
@@ -152,7 +152,7 @@ async def _change(visit: Visit, changes: dict[str, str | None]) -> Response:
     return visit.go("/profile")
 
 
-async def _open(visit: Visit, person: people.Person, step: int | None) -> Response:
+async def open_session(visit: Visit, person: people.Person, step: int | None) -> Response:
     """A session with a new token, whatever the browser had before."""
     console, token = visit.console, secrets.token_urlsafe(32)
     audit = Audit(person.email, address=visit.address)

@@ -16,6 +16,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from serve_app.console.attempts import Attempts
+from serve_app.console.openid import OpenId
 from serve_app.console.payments import PaymentProvider
 from serve_app.console.pressure import Pressure
 from serve_app.console.rules import ANYONE, OPERATORS, PROVIDER, RULES, SIGNED_IN
@@ -89,6 +90,7 @@ class Console:
     private_webhooks: bool = False  # as in ConsoleArgs
     payments: PaymentProvider | None = None
     credit_alone: int = 100 * NANO_PER_UNIT  # above it, two operators must agree
+    openid: OpenId | None = None
     attempts: Attempts = field(init=False)
     pressure: Pressure = field(init=False)
 
@@ -124,6 +126,15 @@ class Visit:
         return client_address(peer, self.request.headers.getlist("x-forwarded-for"), self.console.trusted_proxies)
 
     @property
+    def is_secure(self) -> bool:
+        return self.request.headers.get("x-forwarded-proto", self.request.url.scheme) == "https"
+
+    @property
+    def origin(self) -> str:
+        """Of the service, as the browser has it."""
+        return f"{'https' if self.is_secure else 'http'}://{self.request.url.netloc}"
+
+    @property
     def me(self) -> Person:
         assert self.person is not None
         return self.person
@@ -143,6 +154,7 @@ class Visit:
             path: name for path, name in SECTIONS.items() if role in RULES[f"GET /accounts/{{account_id}}{path}"]
         }
         shared = {"root": self.root, "csrf": self.csrf, "me": self.person, "account_id": account_id, "error": ""}
+        shared["openid"] = None if self.console.openid is None else self.console.openid.settings
         shared |= {"sections": sections, "operator_sections": OPERATOR_SECTIONS, "once": secrets.token_hex(16)}
         shared["operator"] = self.person is not None and self.request.url.path.startswith(f"{self.root}/operator/")
         return HTMLResponse(TEMPLATES.get_template(template).render(shared | values), status)
@@ -152,9 +164,7 @@ class Visit:
         return RedirectResponse(self.root + path, 303)
 
     def set_cookie(self, response: Response, name: str, token: str) -> None:
-        forwarded = self.request.headers.get("x-forwarded-proto", "")
-        secure = self.request.url.scheme == "https" or forwarded == "https"
-        response.set_cookie(name, token, path=self.root or "/", httponly=True, samesite="lax", secure=secure)
+        response.set_cookie(name, token, path=self.root or "/", httponly=True, samesite="lax", secure=self.is_secure)
 
 
 Handler = Callable[[Visit], Awaitable[Response]]

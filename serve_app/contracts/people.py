@@ -24,6 +24,14 @@ def token_digest(token: str, secret: str | bytes) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Identity:
+    """Somebody as an OpenID Connect provider knows them. The subject is the provider's, and never changes."""
+
+    issuer: str
+    subject: str
+
+
+@dataclass(frozen=True, slots=True)
 class Person:
     """Somebody who may sign in. `roles` by account."""
 
@@ -34,9 +42,10 @@ class Person:
     created_at: float
     roles: Mapping[str, str] = field(default_factory=dict)
     operator_role: str | None = None
-    password: str = field(default="", repr=False)  # an argon2 hash
+    password: str = field(default="", repr=False)  # an argon2 hash; empty: none
     totp_secret: str | None = field(default=None, repr=False)
     totp_step: int = 0  # of the last code that was taken: none is taken twice
+    issuers: tuple[str, ...] = ()  # of the person's identities
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +105,15 @@ class RevokeInvitation(Command[Invitation]):
 class AcceptInvitation(Command[Person]):
     """Makes the person and uses the invitation up. The audit log has it under the person's address.
 
-    Raises InvalidValue for an invitation that can't be accepted, and Conflict for an address that is taken.
+    Without a password the person has the identity. Raises InvalidValue for an invitation that can't be accepted, and
+    Conflict for an address or an identity that is taken.
     """
 
     digest: str = field(repr=False)
     name: str
     password: str = field(repr=False)
     address: str | None = None
+    identity: Identity | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +143,31 @@ class FindPerson(Command[Person | None]):
     """By e-mail address, in any case."""
 
     email: str
+
+
+@dataclass(frozen=True, slots=True)
+class FindIdentity(Command[Person | None]):
+    """Whose it is."""
+
+    identity: Identity
+
+
+@dataclass(frozen=True, slots=True)
+class LinkIdentity(Command[Person]):
+    """The person signs in with it from now on. Harmless to repeat. Raises Conflict for one of somebody else."""
+
+    user_id: str
+    identity: Identity
+    audit: Audit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnlinkIdentities(Command[Person]):
+    """Takes away those of an issuer. Raises InvalidValue for a person without a password."""
+
+    user_id: str
+    issuer: str
+    audit: Audit | None = None
 
 
 @dataclass(frozen=True, slots=True)

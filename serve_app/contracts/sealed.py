@@ -7,6 +7,7 @@ copied to another row does not open there.
 from __future__ import annotations
 
 import base64
+import binascii
 import secrets
 from typing import Final
 
@@ -29,10 +30,15 @@ def unseal(stored: str, key_secret: bytes, purpose: str) -> str:
     """What was stored before secrets were sealed comes back as it is. Raises ValueError for what does not open."""
     if not stored.startswith(_MARK):
         return stored
-    sealed = base64.b64decode(stored.removeprefix(_MARK))
+    return open_sealed(stored, key_secret, purpose)
+
+
+def open_sealed(text: str, key_secret: bytes, purpose: str) -> str:
+    """What `seal` made, and nothing else. Raises ValueError."""
     try:
+        sealed = base64.b64decode(text.removeprefix(_MARK), validate=True)
         return _cipher(key_secret).decrypt(sealed[:_NONCE], sealed[_NONCE:], purpose.encode()).decode()
-    except InvalidTag:
+    except (InvalidTag, binascii.Error):
         raise ValueError("a stored secret does not open: it was sealed under another SERVE_APP_KEY_SECRET") from None
 
 

@@ -101,8 +101,11 @@ def test_the_table_lets_only_owners_and_members_at_keys_and_nobody_at_pages_of_p
         "GET /static/playground.js",
         "GET /sign-in",
         "POST /sign-in",
+        "GET /sign-in/openid",
+        "GET /sign-in/openid/return",
         "GET /invitations/{token}",
         "POST /invitations/{token}",
+        "POST /invitations/{token}/openid",
     }
     for route, rule in RULES.items():
         assert ("{account_id}" in route) == (rule <= {*ROLES}), route

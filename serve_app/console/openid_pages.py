@@ -1,0 +1,128 @@
+"""Signing in through a provider, accepting an invitation so, and linking a person to it.
+
+An identity is never found by its e-mail address: somebody links it while they are signed in, or with an invitation.
+What the browser brings back is sealed for its own session, so no other browser can end what this one began.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import secrets
+from typing import Final
+
+from fastapi.responses import Response
+
+from serve_app.console.openid import OpenId, ProviderAway, SignInRefused
+from serve_app.console.people_pages import check_password, find_invitation, open_session
+from serve_app.console.web import Refused, Visit
+from serve_app.contracts import people
+from serve_app.contracts.errors import InvalidValue
+from serve_app.contracts.sealed import open_sealed, seal
+
+logger = logging.getLogger("ray.serve")
+
+BACK: Final = "/sign-in/openid/return"
+TRY_S: Final = 600.0
+SIGN_IN, LINK, ACCEPT = "sign in", "link", "accept"
+
+
+async def begin_sign_in(visit: Visit) -> Response:
+    return await _leave(visit, SIGN_IN)
+
+
+async def begin_link(visit: Visit) -> Response:
+    if visit.me.password:
+        await check_password(visit)
+    return await _leave(visit, LINK)
+
+
+async def begin_accept(visit: Visit) -> Response:
+    await find_invitation(visit, visit.request.path_params["token"])
+    return await _leave(visit, ACCEPT, visit.request.path_params["token"])
+
+
+async def unlink(visit: Visit) -> Response:
+    await check_password(visit)
+    issuer = _provider(visit).settings.issuer
+    await visit.console.books.run(people.UnlinkIdentities(visit.me.user_id, issuer, visit.audit))
+    return visit.go("/profile")
+
+
+async def come_back(visit: Visit) -> Response:
+    provider, query = _provider(visit), visit.request.query_params
+    purpose, invited = _opened(visit, query.get("state", ""))
+    if not visit.console.attempts.begin(visit.address, f"openid {query['state'][-200:]}"):
+        raise Refused(429, "Too many attempts: try again in 15 minutes.")
+    if "code" not in query:
+        raise Refused(403, f"You have not signed in with {provider.settings.name}.")
+    nonce, verifier = _derived(visit, query["state"])
+    try:
+        identity, name = await provider.finish(query["code"], nonce, verifier, visit.origin + visit.root + BACK)
+    except (SignInRefused, ProviderAway) as error:
+        raise _refused(provider, error) from error
+    run = visit.console.books.run
+    if purpose == LINK:
+        if visit.person is None:
+            raise Refused(403, "Your session is over: sign in, and link again.")
+        await run(people.LinkIdentity(visit.me.user_id, identity, visit.audit))
+        return visit.go("/profile")
+    person = await run(people.FindIdentity(identity))
+    if purpose == ACCEPT and person is None:
+        invitation = await find_invitation(visit, invited)
+        name = name.strip()[:100] if name.strip() and name.isprintable() else invitation.email
+        command = people.AcceptInvitation(visit.console.digest(invited), name, "", visit.address, identity)
+        person = await run(command)
+    elif purpose == ACCEPT:
+        raise Refused(409, "You can sign in here already: do, and open the invitation again.")
+    if person is None:
+        raise Refused(403, "Nobody here has this identity: link it on your profile, or accept an invitation with it.")
+    try:
+        return await open_session(visit, person, None)
+    except InvalidValue:
+        raise Refused(403, "You can't sign in here any more: ask the operator of this service.") from None
+
+
+async def _leave(visit: Visit, purpose: str, invited: str = "") -> Response:
+    """A page that leads on: a redirect would be held to the form's policy, at each further address too."""
+    provider, now = _provider(visit), visit.console.now()
+    text = json.dumps([purpose, invited, now, secrets.token_hex(16)])
+    state = seal(text, visit.console.key_secret, f"openid {visit.token}")
+    nonce, verifier = _derived(visit, state)
+    try:
+        address = await provider.begin(state, nonce, verifier, visit.origin + visit.root + BACK)
+    except (SignInRefused, ProviderAway) as error:
+        raise _refused(provider, error) from error
+    return visit.page("leave.html", address=address, provider=provider.settings.name)
+
+
+def _opened(visit: Visit, state: str) -> tuple[str, str]:
+    """The purpose and the invitation. Raises Refused."""
+    try:
+        purpose, invited, at, _ = json.loads(open_sealed(state, visit.console.key_secret, f"openid {visit.token}"))
+    except ValueError:
+        raise Refused(403, "This sign-in was not begun here: begin again.") from None
+    if not 0 <= visit.console.now() - at <= TRY_S:
+        raise Refused(403, "This sign-in took too long: begin again.")
+    return purpose, invited
+
+
+def _derived(visit: Visit, state: str) -> tuple[str, str]:
+    """Nonce and PKCE verifier of a sign-in: nothing is kept between its two requests."""
+    key = visit.console.key_secret
+    return tuple(hmac.digest(key, f"openid {name} {state}".encode(), "sha256").hex() for name in ("nonce", "verifier"))  # type: ignore[return-value]
+
+
+def _provider(visit: Visit) -> OpenId:
+    """Raises Refused."""
+    if visit.console.openid is None:
+        raise Refused(404, "This service has no such sign-in.")
+    return visit.console.openid
+
+
+def _refused(provider: OpenId, error: SignInRefused | ProviderAway) -> Refused:
+    logger.warning("a sign-in with %s failed: %s", provider.settings.issuer, error)
+    if isinstance(error, ProviderAway):
+        return Refused(503, f"{provider.settings.name} does not answer: try again in a moment.")
+    return Refused(403, f"The sign-in with {provider.settings.name} failed: try again.")
