@@ -84,6 +84,23 @@ class LiveLimiter(Reply):
     held: Money
 
 
+class LiveSpool(Reply):
+    """What waits in a gateway's spool for the ledger, spools that it took over included."""
+
+    settlements: Count
+    bytes: Count
+    age_s: Positive = Field(description="Since the end of the request that waits longest.")
+    ledger_away: bool = Field(description="Settlements go to the spool until the ledger takes them again.")
+
+
+class LiveGateway(Reply):
+    """A gateway, by its last heartbeat."""
+
+    holder: str = Field(description="The name of its process in metrics and logs.")
+    open_requests: Count
+    spool: LiveSpool | None = Field(description="null: not measured yet.")
+
+
 class Live(Reply):
     """What goes on now. Figures of gateways, such as requests per second, are in the metrics."""
 
@@ -92,6 +109,7 @@ class Live(Reply):
     open_requests: Count
     held: Money
     limiters: list[LiveLimiter]
+    gateways: list[LiveGateway]
     models: list[LiveModel]
     backends: list[LiveBackend]
     accounts: list[LiveAccount] = Field(description="Those with the most open requests first.")
@@ -116,6 +134,7 @@ async def live(admin: AdminServices, query: LiveQuery) -> Live:
             "open_requests": sum(report.open_requests for report in reports),
             "held": sum(report.held for report in reports),
             "limiters": [_limiter(*one) for one in enumerate(answers)],
+            "gateways": _gateways(reports),
             "models": _models(admin),
             "backends": await _backends(admin, reports),
             "accounts": [
@@ -132,6 +151,15 @@ def _limiter(shard: int, report: LiveReport | None) -> LiveLimiter:
     if report is None:
         return LiveLimiter.model_validate({"shard": shard, "admits": None, "open_requests": 0, "held": 0})
     return LiveLimiter.from_fields(report, shard=shard)
+
+
+def _gateways(reports: Iterable[LiveReport]) -> list[LiveGateway]:
+    """Gateways report to every shard: one that has just begun to may be known to some of them alone."""
+    found = {one.holder: one for report in reports for one in report.gateways}
+    return [
+        LiveGateway.from_fields(one, spool=None if one.spool is None else LiveSpool.from_fields(one.spool))
+        for _, one in sorted(found.items())
+    ]
 
 
 def _models(admin: AdminServices) -> list[LiveModel]:

@@ -9,6 +9,7 @@ from fastapi.responses import Response
 
 from serve_app.console.web import Refused, Visit
 from serve_app.contracts import commands, operators
+from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.limits import ACCOUNT_LIMITS
 from serve_app.contracts.money import format_amount, parse_amount
 
@@ -104,7 +105,11 @@ async def audit(visit: Visit) -> Response:
 
 
 async def books(visit: Visit) -> Response:
-    """The result of a look at what changed since the last full proof; not a whole check."""
+    """The result of a look at what changed since the last full proof, not a whole check; and what is not booked yet."""
     report = await visit.console.books.run(commands.CheckBooks())
     stuck = await visit.console.books.run(commands.ListStuck())
-    return visit.page("operator_books.html", report=report, stuck=stuck)
+    try:
+        gateways = (await visit.console.live())["gateways"]
+    except Unavailable:
+        gateways = None
+    return visit.page("operator_books.html", report=report, stuck=stuck, gateways=gateways)

@@ -163,6 +163,16 @@ class OpenHold:
 
 
 @dataclass(frozen=True, slots=True)
+class SpoolState:
+    """What a gateway has in its spool, spools that it took over included."""
+
+    settlements: int
+    bytes: int
+    age_s: float  # since the end of the request that waits longest; 0 when none waits
+    ledger_away: bool  # settlements go to the spool at once
+
+
+@dataclass(frozen=True, slots=True)
 class Renew:
     """A gateway's heartbeat: these holds are alive. A holder that stops renewing loses its holds.
 
@@ -173,6 +183,7 @@ class Renew:
     request_ids: tuple[str, ...]
     shards: int = 1  # limiter shards that the gateway is configured with
     open_requests: int = 0  # of the gateway, in all shards
+    spool: SpoolState | None = None  # None: not measured yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,14 +303,24 @@ class BusyAccount:
 
 
 @dataclass(frozen=True, slots=True)
+class LiveGateway:
+    """A gateway by its last heartbeat."""
+
+    holder: str
+    open_requests: int
+    spool: SpoolState | None
+
+
+@dataclass(frozen=True, slots=True)
 class LiveReport:
-    """What one limiter shard sees. Replicas report to every shard, so `backends` are alike in all of them."""
+    """What one limiter shard sees. Replicas and gateways report to every shard: `backends` and `gateways` are alike."""
 
     admits: bool
     open_requests: int
     held: int  # nano-units
     backends: tuple[BackendLoad, ...]
     accounts: tuple[BusyAccount, ...]  # those with the most open requests, then with the most held, first
+    gateways: tuple[LiveGateway, ...] = ()
 
 
 Ask = Admit | Adjust | Release | Renew | Announce | Identify | Status | Live | PressureReport

@@ -33,6 +33,7 @@ from serve_app.contracts.limiting import (
     Release,
     Renew,
     ShardsDiffer,
+    SpoolState,
     Status,
     UnknownKey,
     owner_of,
@@ -56,7 +57,7 @@ class LimiterClient:
     looks it up once; whether the key is still good is decided by the shard.
 
     `holder` names the lease that this gateway's holds live under. `admit_timeout_s`: how long a limiter that is
-    restarting is waited for; may be set at any time.
+    restarting is waited for. `spool`: what the heartbeats report of this gateway's. Both may be set at any time.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class LimiterClient:
     ) -> None:
         self.holder = holder
         self.admit_timeout_s = admit_timeout_s
+        self.spool: SpoolState | None = None
         self.accounting = accounting
         self._most_keys = most_keys
         self._accounts: OrderedDict[str, str] = OrderedDict()  # key digest -> account, the longest unused first
@@ -327,8 +329,9 @@ class _Shard:
 
     async def _renew(self) -> bool:
         """Renews all holds, and announces those that the limiter does not know. Returns whether it admits."""
-        holder = self._client.holder
-        answer = await self._asks.submit(Renew(holder, tuple(self.open), self._shards, self._client.open_requests))
+        client, holder = self._client, self._client.holder
+        beat = Renew(holder, tuple(self.open), self._shards, client.open_requests, client.spool)
+        answer = await self._asks.submit(beat)
         if isinstance(answer, ShardsDiffer):
             self._disagree(answer)
             return True

@@ -26,7 +26,7 @@ from serve_app.contracts.books import Outcome, Refusal, Settled, Settlement, Set
 from serve_app.contracts.calls import Coalescer, Unavailable, detached, shard_of
 from serve_app.contracts.commands import FindReply
 from serve_app.contracts.errors import LedgerUnavailable, SpoolFull
-from serve_app.contracts.limiting import OpenHold, Release
+from serve_app.contracts.limiting import OpenHold, Release, SpoolState
 from serve_app.contracts.metric import Metrics
 from serve_app.contracts.ports import SettleAnswer
 from serve_app.contracts.spool import Spool, measure
@@ -226,6 +226,7 @@ class Settlements:
         self._metrics.set(metrics.SPOOL_SETTLEMENTS, waiting, "gateway")
         self._metrics.set(metrics.SPOOL_BYTES, size, "gateway")
         self._metrics.set(metrics.SPOOL_AGE, age_s, "gateway")
+        self._limiter.spool = SpoolState(waiting, size, age_s, self._is_away)
 
     async def _settle_unkept(self) -> None:
         while self._unkept:

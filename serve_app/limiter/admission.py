@@ -34,7 +34,7 @@ from serve_app.limiter import refusals
 from serve_app.limiter.accounts import Key, Registry, tightest
 from serve_app.limiter.checks import check_limits, learn_output, output_budget, token_charge
 from serve_app.limiter.holds import Charge, Hold, OpenHolds
-from serve_app.limiter.live import backend_loads, busiest
+from serve_app.limiter.live import Gateways, backend_loads, busiest
 from serve_app.limiter.pressure import Tuning
 from serve_app.limiter.shares import Shares
 
@@ -75,6 +75,7 @@ class Admission:
         self._accounts = self._registry.accounts
         self._keys = self._registry.keys
         self._open_holds = OpenHolds(lease_s)
+        self._gateways = Gateways(clock, lease_s)
         self._recovery_s = recovery_s
         self.epoch = 0  # of the lease that this limiter holds, if it needs one
         self.admits_until = inf  # on `clock`
@@ -231,6 +232,7 @@ class Admission:
 
     def renew(self, beat: Renew) -> tuple[str, ...]:
         """Renews leases. Returns the requests that are not open here, which the gateway announces again."""
+        self._gateways.heard(beat)
         return self._open_holds.renew(beat.holder, beat.request_ids, self._clock())
 
     def announce(self, open_hold: OpenHold, holder: str) -> None:
@@ -328,6 +330,7 @@ class Admission:
             *self.held(),
             backend_loads(self.shares, now),
             busiest(self._open_holds, self.shares, ask.top, now),
+            self._gateways.alive(),
         )
 
     def _authenticate(self, request_id: str, key_digest: str) -> Key | Refusal | UnknownKey:

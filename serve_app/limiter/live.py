@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from heapq import nsmallest
 
-from serve_app.contracts.limiting import BackendLoad, BusyAccount
+from serve_app.contracts.limiting import BackendLoad, BusyAccount, LiveGateway, Renew
 from serve_app.limiter.accounts import Account, tightest
 from serve_app.limiter.holds import Hold
 from serve_app.limiter.shares import Shares
+
+
+class Gateways:
+    """The gateways whose heartbeats come. One that has sent none for `lease_s` is gone, and its holds with it."""
+
+    def __init__(self, clock: Callable[[], float], lease_s: float) -> None:
+        self._clock = clock
+        self._lease_s = lease_s
+        self._last: dict[str, tuple[float, LiveGateway]] = {}  # by holder, the longest silent first
+
+    def heard(self, beat: Renew) -> None:
+        now = self._clock()
+        self._last.pop(beat.holder, None)
+        self._last[beat.holder] = now, LiveGateway(beat.holder, beat.open_requests, beat.spool)
+        while (first := next(iter(self._last.items())))[1][0] <= now - self._lease_s:
+            del self._last[first[0]]
+
+    def alive(self) -> tuple[LiveGateway, ...]:
+        """By their names."""
+        since = self._clock() - self._lease_s
+        return tuple(sorted((one for at, one in self._last.values() if at > since), key=lambda one: one.holder))
 
 
 def backend_loads(shares: Shares, now: float) -> tuple[BackendLoad, ...]:

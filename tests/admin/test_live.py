@@ -18,6 +18,7 @@ from serve_app.contracts.limiting import Admit, Grant, PressureReport
 from serve_app.contracts.money import format_amount
 from serve_app.settings import GatewaySettings
 from tests.gateway.answers import refused
+from tests.gateway.connections import Call
 from tests.gateway.world import FULL_SETTINGS, OPERATOR, PRICE_IN, PRICE_OUT, SECRET, World, price
 
 SHARDS = 3
@@ -161,6 +162,31 @@ async def test_watching_leaves_no_audit_record_and_asks_nothing_of_the_ledger(wo
         await live(world)
     assert world.accounting.called == before
     assert world.ledger.audit_log() == []
+
+
+async def test_what_waits_in_a_gateways_spool_is_shown(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serve_app.gateway.limiter_client.HEARTBEAT_S", 0.02)
+
+    async def until(is_as_wanted: Callable[[Any], bool]) -> Any:
+        async with asyncio.timeout(20):
+            while True:
+                gateways = (await live(world))["gateways"]
+                if gateways and is_as_wanted(gateways[0]["spool"]):
+                    return gateways[0]
+                await asyncio.sleep(0.02)
+
+    world.limiter_client.start()
+    assert (await until(lambda spool: spool is None))["holder"] == world.name
+    world.settlements.settle_timeout_s = 0.05
+    world.accounting.wire_settle.down()
+    world.settlements.start()
+    assert (await Call(world).done()).status == 200
+    spool = (await until(lambda spool: spool is not None and spool["settlements"] == 1))["spool"]
+    assert spool["ledger_away"]
+    assert spool["bytes"] > 0
+    world.accounting.wire_settle.up()
+    empty = {"settlements": 0, "bytes": 0, "age_s": 0, "ledger_away": False}
+    await until(lambda spool: spool == empty)
 
 
 async def test_the_answer_is_as_the_document_says(world: World) -> None:

@@ -25,6 +25,14 @@ LIVE: dict[str, Any] = {
         {"shard": 0, "admits": True, "open_requests": 15, "held": "0.0123"},
         {"shard": 1, "admits": None, "open_requests": 0, "held": "0.00"},
     ],
+    "gateways": [
+        {
+            "holder": "gateway-1",
+            "open_requests": 15,
+            "spool": {"settlements": 1200, "bytes": 400_000, "age_s": 9.5, "ledger_away": True},
+        },
+        {"holder": "gateway-2", "open_requests": 0, "spool": None},
+    ],
     "models": [
         {
             "id": "svc-chat",

@@ -40,10 +40,10 @@ class House:
 
     def __init__(self, ledger: Ledger, clock: Clock) -> None:
         self.ledger, self.clock = ledger, clock
-        self.live: dict[str, Any]
+        self.live: dict[str, Any] | None
         self.status: AccountStatus | None = None
         self.live = {"open_requests": 2, "held": "0.50", "currency": "EUR", "limiters": [{"admits": True}]}
-        self.live |= {"backends": [], "models": [], "accounts": []}
+        self.live |= {"backends": [], "models": [], "accounts": [], "gateways": []}
         self.console = Console(LedgerPort(ledger), SECRET, self._models, self._live, self._status_of, now=clock)
         self.pages = build_console(self.console)
         self.app = Starlette(routes=[Mount("/console", self.pages)])
@@ -59,6 +59,8 @@ class House:
         return self.status
 
     async def _live(self) -> dict[str, Any]:
+        if self.live is None:
+            raise Unavailable("the limiter is restarting")
         return self.live
 
     def browser(self, scheme: str = "http") -> TestClient:

@@ -6,6 +6,7 @@ import re
 
 from starlette.testclient import TestClient
 
+from serve_app.contracts.books import SettlementRejected
 from serve_app.contracts.operators import SetOperatorRole
 from tests.accounting.books import NOON, settlement
 
@@ -112,6 +113,28 @@ def test_the_books_are_shown(house: House) -> None:
     with house.ledger._database.transaction() as transaction:
         transaction.connection.exec_driver_sql("UPDATE accounts SET topped_up = topped_up + 1")
     assert "No difference found." not in browser.get("/console/operator/books").text
+
+
+def test_what_waits_for_the_ledger_is_shown_with_the_books(house: House) -> None:
+    browser, path = operator(house, "read-only", "ann@example.org"), "/console/operator/books"
+    spool = {"settlements": 3, "bytes": 900, "age_s": 12.53, "ledger_away": True}
+    house.live["gateways"] = [
+        {"holder": "gateway-1", "open_requests": 7, "spool": spool},
+        {"holder": "gateway-2", "open_requests": 0, "spool": None},
+    ]
+    page = browser.get(path).text
+    assert "gateway-1</th><td>7</td><td>3</td><td>900</td><td>12.5</td><td>away</td>" in page
+    assert 'gateway-2</th><td>0</td><td colspan="4">not reported yet</td>' in page
+    stray = settlement("r9", "acct_none", "key_none")
+    [answer] = house.ledger.settle([stray])
+    assert isinstance(answer, SettlementRejected)
+    house.ledger.keep_stuck([(stray, answer)])
+    page = browser.get(path).text
+    assert "r9 of acct_none, 1 tries" in page
+    house.live = None
+    page = browser.get(path).text
+    assert "No limiter answers now" in page
+    assert "No difference found." in page
 
 
 def test_a_role_that_is_taken_away_ends_the_sessions(house: House) -> None:

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from serve_app.contracts.limiting import BackendLoad, Live, LiveReport, OpenHold, PressureReport
+from serve_app.contracts.limiting import BackendLoad, Live, LiveReport, OpenHold, PressureReport, Renew, SpoolState
 from serve_app.contracts.ports import BooksPort
 from serve_app.limiter.limiter_service import LimiterService
 from tests.limiter.world import CONTRACT, World, account_snapshot, key_snapshot
@@ -144,3 +144,17 @@ async def test_the_limiters_process_answers(world: Watched) -> None:
     service = LimiterService(world.admission, cast(BooksPort, object()), clock=lambda: world.now)
     [report] = await service.ask([Live(3)])
     assert report == world.live(3)
+
+
+def test_gateways_are_shown_by_their_last_heartbeat_until_their_holds_would_end(world: Watched) -> None:
+    spool = SpoolState(3, 900, 12.5, ledger_away=True)
+    world.admission.renew(Renew("g-2", (), 1, 4, spool))
+    world.admission.renew(Renew("g-1", ()))
+    world.wait(1)
+    world.admission.renew(Renew("g-1", (), 1, 7))
+    shown = [(one.holder, one.open_requests, one.spool) for one in world.live().gateways]
+    assert shown == [("g-1", 7, None), ("g-2", 4, spool)]
+    world.wait(world.admission.lease_s - 1)
+    assert [one.holder for one in world.live().gateways] == ["g-1"]
+    world.wait(1)
+    assert world.live().gateways == ()

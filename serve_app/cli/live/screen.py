@@ -57,6 +57,9 @@ def _head(frame: Json, url: str) -> list[Text]:
         listed = ", ".join(f"{reason} {_rate(rate)}" for reason, rate in reasons.items())
         lines.append(Text(_printable(f"refused/s by reason: {listed}")))
     warnings = [f"limiter shards that do not admit: {', '.join(silent)}"] if silent else []
+    waiting = sum(one["spool"]["settlements"] for one in frame.get("gateways", []) if one["spool"] is not None)
+    if waiting:
+        warnings.append(f"settlements that wait for the ledger in gateways' spools: {waiting:,}")
     if frame["problem"]:
         warnings.append(f"this is what there was at {frame['at'][11:19]} UTC: {frame['problem']}")
     lines += [Text(_printable(warning), style="red") for warning in warnings]
