@@ -13,7 +13,7 @@ WORKERS ?= 2
 # pytest's status for a folder without tests of one half.
 MAY_BE_EMPTY := || [ $$? = 5 ]
 
-.PHONY: help setup serve observe engine-vllm test test-slow test-fast test-vllm faults lint bench-ledger bench-engine bench-engine-peers bench-gateway bench-gateway-peer bench-quality bench-limits pictures bench-console bench-pressure bench-overload bench-routing attack chaos drill clean bench-autoscaling healthy
+.PHONY: help setup serve observe engine-vllm test test-slow test-fast test-vllm faults lint bench-ledger bench-engine bench-engine-peers bench-gateway bench-gateway-peer bench-quality bench-limits pictures bench-console bench-paint bench-pressure bench-overload bench-routing attack chaos drill clean bench-autoscaling healthy
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -81,6 +81,9 @@ pictures: $(VENV)/.test $(NODE)/.installed ## make the pictures of the console i
 bench-console: $(VENV)/.base ## measure what 50 people who browse the console cost those who chat, six minutes (ARGS='--rounds 2')
 	@$(BIN)/python -m bench.console $(ARGS)
 
+bench-paint: $(VENV)/.test ## measure how soon a browser shows the console's pages, a minute (needs chromium and chromium-driver)
+	@$(BIN)/python -m bench.paint $(ARGS)
+
 bench-limits: $(VENV)/.base ## measure the cost of one admission
 	$(BIN)/python bench/limits.py
 
@@ -95,6 +98,7 @@ bench-overload: $(VENV)/.bench ## measure the service with the bundled model at 
 
 bench-routing: $(VENV)/.bench ## compare how calls are divided among two replicas, on conversations, 20 minutes; stop other programs first
 	@$(BIN)/python -m bench.routing --json .bench/routing.json $(ARGS)
+
 healthy: $(VENV)/.test $(VENV)/.bench ## send ordinary traffic for ten minutes and fail if an alert fires (ARGS='--minutes 2 --pictures FOLDER'; needs prometheus)
 	@$(BIN)/python -m bench.healthy $(ARGS)
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from fastapi.responses import Response
 
-from serve_app.console.web import Refused, Visit
+from serve_app.console.web import WITH_COPY, Refused, Visit
 from serve_app.contracts import commands
 from serve_app.contracts.books import KeySnapshot, Outcome
 from serve_app.contracts.calls import Unavailable
@@ -61,6 +61,16 @@ async def overview(visit: Visit) -> Response:
         ],
         pressed=() if status is None else status.pressed,
     )
+
+
+async def docs(visit: Visit) -> Response:
+    """How to begin, with the address that the visitor has."""
+    try:
+        models = await visit.console.models()
+    except Unavailable:
+        models = []
+    model, base = next(iter(models), "MODEL"), f"{visit.origin}/v1"
+    return visit.page("docs.html", allowed=WITH_COPY, models=models, model=model, base=base, key="YOUR_KEY")
 
 
 async def _status(visit: Visit, account_id: str) -> AccountStatus | None:
@@ -131,7 +141,8 @@ async def _make_key(visit: Visit, name: str, terms: dict[str, Any], old_until: f
     await console.books.run(command)
     model = (terms.get("models") or await console.models() or ["MODEL"])[0]
     base = f"{visit.origin}/v1"
-    return visit.page("key_made.html", 201, key=key, name=name, model=model, base=base, old_until=old_until)
+    page = {"key": key, "name": name, "model": model, "base": base}
+    return visit.page("key_made.html", 201, allowed=WITH_COPY, old_until=old_until, **page)
 
 
 async def _terms(visit: Visit) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Final
 from fastapi.responses import Response
 
 from serve_app.console.notifier import words
-from serve_app.console.web import Refused, Visit
+from serve_app.console.web import WITH_COPY, Refused, Visit
 from serve_app.contracts import notices
 from serve_app.contracts.money import parse_amount
 from serve_app.contracts.sealed import of_webhooks, seal
@@ -47,7 +47,7 @@ async def create(visit: Visit) -> Response:
     command = notices.CreateAlert(account_id, kind, threshold, target, stored, visit.audit)
     made = await visit.console.books.run(command)
     if is_webhook:
-        return visit.page("webhook_made.html", 201, alert=made, secret=secret)
+        return visit.page("webhook_made.html", 201, allowed=WITH_COPY, alert=made, secret=secret)
     return visit.go(f"/accounts/{account_id}/alerts")
 
 

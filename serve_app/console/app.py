@@ -35,6 +35,7 @@ def static(name: str) -> Handler:
 PAGES: Final[dict[str, Handler]] = {
     "GET /static/console.css": static("console.css"),
     "GET /static/playground.js": static("playground.js"),
+    "GET /static/copy.js": static("copy.js"),
     "GET /sign-in": people_pages.show_sign_in,
     "POST /sign-in": people_pages.sign_in,
     "GET /sign-in/openid": openid_pages.begin_sign_in,
@@ -65,6 +66,7 @@ PAGES: Final[dict[str, Handler]] = {
     "GET /operator/books": operator_pages.books,
     "GET /operator/live": live_pages.show,
     "GET /accounts/{account_id}": account_pages.overview,
+    "GET /accounts/{account_id}/docs": account_pages.docs,
     "GET /accounts/{account_id}/keys": account_pages.keys,
     "POST /accounts/{account_id}/keys": account_pages.create_key,
     "POST /accounts/{account_id}/keys/{key_id}/revoke": account_pages.revoke_key,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi.responses import Response
 
 from serve_app.console.account_pages import last_moment
-from serve_app.console.web import Refused, Visit
+from serve_app.console.web import WITH_COPY, Refused, Visit
 from serve_app.contracts import management
 from serve_app.contracts.key_format import MANAGEMENT, digest, hint, new_key
 
@@ -22,8 +22,8 @@ async def create(visit: Visit) -> Response:
     expires_at, found = last_moment(visit.form.get("expires", "")), digest(key, console.key_secret)
     command = management.CreateManagementKey(account_id, name, found, hint(key), expires_at, visit.audit)
     await console.books.run(command)
-    base = f"{visit.request.url.scheme}://{visit.request.url.netloc}/v1"
-    return visit.page("management_key_made.html", 201, key=key, name=name, base=base)
+    base = f"{visit.origin}/v1"
+    return visit.page("management_key_made.html", 201, allowed=WITH_COPY, key=key, name=name, base=base)
 
 
 async def revoke(visit: Visit) -> Response:

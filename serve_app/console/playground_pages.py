@@ -6,20 +6,18 @@ from typing import Final
 
 from fastapi.responses import JSONResponse, Response
 
-from serve_app.console.web import HEADERS, Refused, Visit
+from serve_app.console.web import Refused, Visit
 from serve_app.contracts import commands
 from serve_app.contracts.key_format import digest, hint, new_key
 from serve_app.contracts.money import format_amount
 
 KEY_S: Final = 3600.0
-#: The only page with a script. It talks to the service's own API, as any client does.
-_POLICY: Final = HEADERS["content-security-policy"] + "; script-src 'self'; connect-src 'self'"
+#: Its script talks to the service's own API, as any client does.
+_ALLOWED: Final = "script-src 'self'; connect-src 'self'"
 
 
 async def playground(visit: Visit) -> Response:
-    page = visit.page("playground.html", models=await visit.console.models())
-    page.headers["content-security-policy"] = _POLICY
-    return page
+    return visit.page("playground.html", allowed=_ALLOWED, models=await visit.console.models())
 
 
 async def make_key(visit: Visit) -> Response:

@@ -21,6 +21,7 @@ FINANCE: Final = frozenset({"admin", "finance"})
 RULES: Final = {
     "GET /static/console.css": ANYONE,
     "GET /static/playground.js": ANYONE,
+    "GET /static/copy.js": ANYONE,
     "GET /sign-in": ANYONE,
     "POST /sign-in": ANYONE,
     "GET /sign-in/openid": ANYONE,
@@ -51,6 +52,7 @@ RULES: Final = {
     "GET /operator/books": OPERATORS,
     "GET /operator/live": OPERATORS,
     "GET /accounts/{account_id}": EVERY_MEMBER,
+    "GET /accounts/{account_id}/docs": EVERY_MEMBER,
     "GET /accounts/{account_id}/keys": KEY_HOLDERS,
     "POST /accounts/{account_id}/keys": KEY_HOLDERS,
     "POST /accounts/{account_id}/keys/{key_id}/revoke": KEY_HOLDERS,

@@ -47,6 +47,8 @@ TEMPLATES: Final = Environment(
 TEMPLATES.filters["money"] = format_amount
 TEMPLATES.filters["time"] = lambda at: time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
 TEMPLATES.filters["clock"] = lambda at: time.strftime("%H:%M:%S", time.gmtime(at))
+#: Of the pages that have a script: what it may do besides.
+WITH_COPY: Final = "script-src 'self'"
 OPERATOR_SECTIONS: Final = {
     "/accounts": "Accounts",
     "/credits": "Credits",
@@ -64,6 +66,7 @@ SECTIONS: Final = {
     "/alerts": "Alerts",
     "/members": "Members",
     "/management-keys": "API",
+    "/docs": "Docs",
 }
 
 
@@ -147,7 +150,8 @@ class Visit:
     def csrf(self) -> str:
         return hmac.digest(self.console.key_secret, f"form {self.token}".encode(), "sha256").hex()
 
-    def page(self, template: str, status: int = 200, **values: Any) -> Response:
+    def page(self, template: str, status: int = 200, *, allowed: str = "", **values: Any) -> Response:
+        """`allowed`: what its Content-Security-Policy lets besides that of all pages."""
         account_id = self.request.path_params.get("account_id")
         role = self.person.roles.get(account_id, "") if self.person is not None and account_id is not None else ""
         sections = {
@@ -157,7 +161,10 @@ class Visit:
         shared["openid"] = None if self.console.openid is None else self.console.openid.settings
         shared |= {"sections": sections, "operator_sections": OPERATOR_SECTIONS, "once": secrets.token_hex(16)}
         shared["operator"] = self.person is not None and self.request.url.path.startswith(f"{self.root}/operator/")
-        return HTMLResponse(TEMPLATES.get_template(template).render(shared | values), status)
+        response = HTMLResponse(TEMPLATES.get_template(template).render(shared | values), status)
+        if allowed:
+            response.headers["content-security-policy"] = f"{HEADERS['content-security-policy']}; {allowed}"
+        return response
 
     def go(self, path: str) -> Response:
         """To a page of the console; never to what a request names."""

@@ -27,6 +27,10 @@ PASSWORD = "a long enough password"
 CSRF = re.compile(r'name="csrf" value="([0-9a-f]{64})"')
 
 
+#: A script of another source than the console's own files, or one that stands in the page.
+STRAY_SCRIPT = re.compile(r'<script(?! src="/console/static/\w+\.js" defer></script>)')
+
+
 class LedgerPort:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

@@ -8,13 +8,14 @@ import re
 
 import pytest
 
+from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.key_format import digest
 from serve_app.contracts.limiting import AccountStatus
 from serve_app.contracts.limits import Contract
 from serve_app.contracts.people import FindPerson
 from tests.accounting.books import settlement
 
-from .conftest import PASSWORD, SECRET, House, submit
+from .conftest import PASSWORD, SECRET, STRAY_SCRIPT, House, submit
 
 SCRIPT = "<script>alert(1)</script>\"'"
 
@@ -69,7 +70,7 @@ def test_what_people_type_is_text_on_every_page(house: House) -> None:
     assert sum("&lt;script&gt;" in page.text for page in pages[-8:]) == 7
     pages.append(submit(house.browser(), "/console/sign-in", "/console/sign-in", email=SCRIPT, password=SCRIPT))
     for page in pages:
-        assert "<script" not in page.text
+        assert not STRAY_SCRIPT.search(page.text)
         assert "'unsafe" not in page.headers["content-security-policy"]
         assert page.headers["cache-control"] == "no-store"
 
@@ -123,3 +124,25 @@ def test_the_overview_shows_the_limits_that_apply_and_why_they_are_lower_now(hou
     assert [f"{name}</li>" in page for name in ("rpm: 11", "tpm: 7", "concurrency: 33")] == [True] * 3
     assert "0.25" in page
     assert "may use 5 tokens a minute there" in page
+
+
+@pytest.mark.parametrize("role", ["owner", "member", "billing"])
+def test_the_quick_start_has_the_visitors_own_address_and_only_links_that_open(house: House, role: str) -> None:
+    browser = house.member(role=role)
+    root = f"/console/accounts/{house.account_id}"
+    page = browser.get(f"{root}/docs", headers={"host": "api.example.org", "x-forwarded-proto": "https"})
+    assert page.text.count("https://api.example.org/v1") >= 5
+    assert "svc-chat or svc-coder" in page.text
+    links = re.findall(rf'href="({root}[^"]*)"', page.text)
+    assert [browser.get(link).status_code for link in links] == [200] * len(links)
+    assert (f"{root}/keys" in links) == (role != "billing")
+    assert (f"{root}/management-keys" in links) == (role == "owner")
+
+
+def test_the_quick_start_is_there_while_the_gateway_is_not(house: House) -> None:
+    async def away() -> list[str]:
+        raise Unavailable("the gateway restarts")
+
+    house.console.models = away
+    page = house.member().get(f"/console/accounts/{house.account_id}/docs")
+    assert (page.status_code, "none is served now" in page.text) == (200, True)

@@ -99,6 +99,7 @@ def test_the_table_lets_only_owners_and_members_at_keys_and_nobody_at_pages_of_p
     assert {route for route, rule in RULES.items() if rule is ANYONE} == {
         "GET /static/console.css",
         "GET /static/playground.js",
+        "GET /static/copy.js",
         "GET /sign-in",
         "POST /sign-in",
         "GET /sign-in/openid",

@@ -22,6 +22,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 from standardwebhooks import Webhook
 from stripe import WebhookSignature
 
+from serve_app.console.rules import RULES
 from tests.console.webhook_receiver import Receiver
 from tests.service.harness import FRANCE, Account, Service, until
 from tests.service.started import started
@@ -156,7 +157,13 @@ def test_from_the_invitation_to_a_request_that_the_overview_shows(
     fill(browser, name="laptop")
     titled(browser, "Your new key")
     expect_usable(browser)
+    assert len(browser.find_elements(By.XPATH, "//pre/following-sibling::button[text()='Copy']")) == 4
+    origin = {"origin": service.base_url, "permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
+    browser.execute_cdp_cmd("Browser.grantPermissions", origin)
+    browser.find_element(By.XPATH, "//button[text()='Copy']").click()
+    WebDriverWait(browser, PATIENCE_S).until(lambda _: browser.find_elements(By.XPATH, "//button[text()='Copied']"))
     key = browser.find_element(By.ID, "key").text
+    assert browser.execute_async_script("navigator.clipboard.readText().then(arguments[0])") == key
     base = re.search(r'base_url="([^"]+)"', browser.find_element(By.TAG_NAME, "body").text)
     assert base is not None
     stream = service.client(key, base_url=base[1]).chat.completions.create(
@@ -238,6 +245,32 @@ def test_from_the_invitation_to_a_request_that_the_overview_shows(
     titled(browser, "Ada's")
 
 
+def test_every_page_is_usable(service: Service, browser: Chrome) -> None:
+    """All that the table of rules has, so that a new page is among them."""
+    account = service.account("Eve's")
+    invite = ("people", "invite")
+    browser.get(service.cli(*invite, "eve@example.org", account.id)["link"])
+    fill(browser, name="Eve", new_password=PASSWORD)
+    titled(browser, "Eve's")
+    service.cli("people", "operator", "eve@example.org", "--role", "admin")
+    browser.get(f"{service.base_url}/console/sign-in")
+    fill(browser, email="eve@example.org", password=PASSWORD)
+    titled(browser, "Eve's")
+    assert service.chat(account.key, FRANCE, max_tokens=1).status_code == 200
+    values = {"account_id": account.id, "id": account.id, "month": time.strftime("%Y-%m", time.gmtime())}
+    values["token"] = service.cli(*invite, "fay@example.org", account.id)["link"].rsplit("/", 1)[1]
+    no_pages = ("/static/", ".csv", "/openid", "{request_id}")
+    paths = [route.split()[1] for route in RULES if route.startswith("GET ")]
+    pages = [path.format(**values) for path in paths if not any(part in path for part in no_pages)]
+    assert len(pages) >= 20
+    for page in pages:
+        browser.get(f"{service.base_url}/console{page}")
+        assert "/sign-in" not in browser.current_url or page == "/sign-in", page
+        assert browser.find_elements(By.TAG_NAME, "h1"), page
+        assert not [one.text for one in browser.find_elements(By.CSS_SELECTOR, "[role=alert]") if one.is_displayed()]
+        expect_usable(browser)
+
+
 def test_the_keyboard_alone_suffices(service: Service, browser: Chrome) -> None:
     account = service.account("Kay's")
 
@@ -256,7 +289,7 @@ def test_the_keyboard_alone_suffices(service: Service, browser: Chrome) -> None:
     tab_to(browser, browser.find_element(By.XPATH, "//button[text()='Create the key']"))
     press(Keys.SPACE)
     titled(browser, "Your new key")
-    for section in ("Playground", "Usage", "Billing", "Alerts", "Members", "Profile"):
+    for section in ("Playground", "Usage", "Billing", "Alerts", "Members", "API", "Docs", "Profile"):
         tab_to(browser, browser.find_element(By.LINK_TEXT, section))
         press(Keys.ENTER)
         WebDriverWait(browser, PATIENCE_S).until(lambda _, section=section: section in browser.title)
