@@ -13,7 +13,8 @@ from serve_app.accounting.audit_log import changed, value_of, write_audit
 from serve_app.accounting.database import Transaction
 from serve_app.accounting.schema import api_keys
 from serve_app.accounting.snapshots import read_account, read_key
-from serve_app.accounting.validation import check_fields, check_limit, check_name, check_time
+from serve_app.accounting.validation import check_fields, check_limit, check_name, check_time, is_text
+from serve_app.contracts.addresses import network_in
 from serve_app.contracts.books import KeySnapshot
 from serve_app.contracts.commands import CreateKey, RevokeKey, UpdateKey
 from serve_app.contracts.errors import Conflict, InvalidValue
@@ -22,7 +23,10 @@ from serve_app.contracts.limits import KEY_LIMITS
 from serve_app.contracts.money import MAX_BALANCE
 
 MAX_MODELS = 100
-TERMS = ("models", *KEY_LIMITS, "budget", "budget_period", "expires_at")
+MAX_TAGS = 10
+LONGEST_TAG = 40
+MAX_ADDRESSES = 50
+TERMS = ("models", *KEY_LIMITS, "budget", "budget_period", "expires_at", "tags", "addresses")
 
 
 def create_key(transaction: Transaction, wanted: CreateKey, now: float) -> KeySnapshot:
@@ -104,6 +108,10 @@ def _checked(given: Mapping[str, Any], now: float) -> dict[str, Any]:
         check_limit(name, values.get(name))
     if values.get("models") is not None:
         values["models"] = _checked_models(values["models"])
+    if values.get("tags") is not None:
+        values["tags"] = _checked_tags(values["tags"])
+    if values.get("addresses") is not None:
+        values["addresses"] = _checked_addresses(values["addresses"])
     budget = values.get("budget")
     if budget is not None and (type(budget) is not int or not 0 < budget <= MAX_BALANCE):
         raise InvalidValue(f"budget {budget!r}: give nano-units from 1 to {MAX_BALANCE}, or None for none")
@@ -124,12 +132,32 @@ def _checked_models(models: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(models))
 
 
+def _checked_tags(tags: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(tags, str) or not 1 <= len(tags) <= MAX_TAGS:
+        raise InvalidValue(f"tags {tags!r}: give 1 to {MAX_TAGS} tags, or None for none")
+    for tag in tags:
+        if not is_text(tag, LONGEST_TAG) or "," in tag or tag != tag.strip():
+            raise InvalidValue(
+                f"tags: {tag!r} must have 1 to {LONGEST_TAG} printable characters, no comma, and no space at its ends"
+            )
+    return tuple(dict.fromkeys(tags))
+
+
+def _checked_addresses(addresses: Sequence[str]) -> tuple[str, ...]:
+    """In their canonical text."""
+    if isinstance(addresses, str) or not 1 <= len(addresses) <= MAX_ADDRESSES:
+        raise InvalidValue(f"addresses: give 1 to {MAX_ADDRESSES} addresses or networks, or None to allow all")
+    try:
+        return tuple(dict.fromkeys(str(network_in(address)) for address in addresses))
+    except ValueError as error:
+        raise InvalidValue(f"addresses: {error}") from None
+
+
 def _check_budget(budget: int | None, period: str | None) -> None:
     if (budget is None) != (period is None):
         raise InvalidValue("a budget and its period go together: give both budget and budget_period, or neither")
 
 
 def _stored(values: Mapping[str, Any]) -> dict[str, Any]:
-    if values.get("models") is None:
-        return dict(values)
-    return {**values, "models": json.dumps(values["models"], ensure_ascii=False)}
+    lists = {name: values[name] for name in ("models", "tags", "addresses") if values.get(name) is not None}
+    return dict(values) | {name: json.dumps(texts, ensure_ascii=False) for name, texts in lists.items()}

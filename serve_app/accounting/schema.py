@@ -93,6 +93,8 @@ api_keys = Table(
     Column("budget", BigInteger),  # nano-units a period
     Column("budget_period", Text),  # "day" or "month", null where the budget is
     Column("expires_at", Double),
+    Column("tags", Text),  # a JSON array of texts; null: none
+    Column("addresses", Text),  # a JSON array of CIDR networks; null: any
 )
 
 # What a key with a budget has been charged in a period of its kind, YYYY-MM-DD or YYYY-MM: always the sum of its usage

@@ -131,7 +131,7 @@ def _keys(connection: Connection, query: Select[Any], now: float) -> list[KeySna
             key_id=row.id,
             **_stored(row, "account_id", "name", "digest", "hint", "active", "version", "created_at", "revoked_at"),
             **_stored(row, "budget", "budget_period", "expires_at"),
-            models=None if row.models is None else tuple(json.loads(row.models)),
+            **{name: _listed(row._mapping[name]) for name in ("models", "tags", "addresses")},
             limits=_own_limits(row, KEY_LIMITS),
             spent=spend.get((row.id, periods.get(row.id, "")), 0),
             spent_period=periods.get(row.id, ""),
@@ -143,6 +143,10 @@ def _keys(connection: Connection, query: Select[Any], now: float) -> list[KeySna
 
 def _stored(row: Row[Any], *names: str) -> dict[str, Any]:
     return {name: row._mapping[name] for name in names}
+
+
+def _listed(stored: str | None) -> tuple[str, ...] | None:
+    return None if stored is None else tuple(json.loads(stored))
 
 
 def _own_limits(row: Row[Any], names: Iterable[str]) -> dict[str, int]:

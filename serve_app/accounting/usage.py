@@ -8,9 +8,9 @@ from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, Connection, Table, cast, func, select, tuple_
+from sqlalchemy import JSON, BigInteger, ColumnElement, Connection, Subquery, Table, cast, func, select, true, tuple_
 
-from serve_app.accounting.schema import price_versions, usage_daily
+from serve_app.accounting.schema import api_keys, price_versions, usage_daily
 from serve_app.accounting.schema import usage as usage_rows
 from serve_app.accounting.snapshots import read_account
 from serve_app.accounting.validation import check_day, check_page, equals
@@ -34,17 +34,22 @@ _RECORDS = select(
 
 
 def sum_usage(connection: Connection, wanted: SumUsage, _now: float) -> list[UsageRow]:
-    unknown = [name for name in wanted.group_by if name not in _GROUPS]
+    known = (*_GROUPS, "tag")
+    unknown = [name for name in wanted.group_by if name not in known]
     if unknown:
-        raise InvalidValue(f"cannot group by {', '.join(map(repr, unknown))}: use any of {', '.join(_GROUPS)}")
-    matching = _matching(usage_daily, wanted)
+        raise InvalidValue(f"cannot group by {', '.join(map(repr, unknown))}: use any of {', '.join(known)}")
+    matching = _matching(connection, usage_daily, wanted)
     if wanted.day_from is not None:
         matching.append(usage_daily.c.day >= check_day(wanted.day_from))
     if wanted.day_to is not None:
         matching.append(usage_daily.c.day <= check_day(wanted.day_to))
-    groups = [_GROUPS[name] for name in dict.fromkeys(wanted.group_by)]
+    tagged = _tagged(connection, wanted.account_id)
+    columns = _GROUPS | {"tag": func.coalesce(tagged.c.tag, "").label("tag")}
+    groups = [columns[name] for name in dict.fromkeys(wanted.group_by)]
     sums = [func.coalesce(func.sum(usage_daily.c[name]), 0).label(name) for name in _SUMS]
     query = select(*groups, *sums).where(*matching).group_by(*groups).order_by(*groups)
+    if "tag" in wanted.group_by:
+        query = query.select_from(usage_daily.outerjoin(tagged, usage_daily.c.key_id == tagged.c.key_id))
     return [
         # PostgreSQL sums 64-bit numbers to decimals.
         UsageRow(**dict(row._mapping) | {name: int(row._mapping[name]) for name in _SUMS})
@@ -58,13 +63,17 @@ def sum_hours(connection: Connection, wanted: SumHours, _now: float) -> list[Usa
     # PostgreSQL rounds where SQLite cuts off; SQLite has no `floor` everywhere.
     hours = rows.finished_at / 3600
     hour = cast(hours if connection.dialect.name == "sqlite" else func.floor(hours), BigInteger).label("hour")
-    group = rows.key_id if wanted.by == "key" else rows.model
+    tagged = _tagged(connection, wanted.account_id)
+    by_tag: ColumnElement[str] = func.coalesce(tagged.c.tag, "").label("tag")
+    group = {"model": rows.model, "key": rows.key_id, "tag": by_tag}[wanted.by]
     sums = [func.sum(rows[name]).label(name) for name in _SUMS if name != "requests"]
     query = select(hour, group, func.count().label("requests"), *sums).where(
         equals(rows.account_id, wanted.account_id),
         rows.finished_at >= wanted.time_from,
         rows.finished_at < wanted.time_to,
     )
+    if wanted.by == "tag":
+        query = query.select_from(usage_rows.outerjoin(tagged, rows.key_id == tagged.c.key_id))
     found = []
     for row in connection.execute(query.group_by(hour, group).order_by(hour, group)):
         values: dict[str, Any] = {name: int(row._mapping[name]) for name in _SUMS}
@@ -81,7 +90,7 @@ def show_account(connection: Connection, wanted: ShowAccount, now: float) -> tup
 
 def list_usage(connection: Connection, wanted: ListUsage, _now: float) -> UsagePage:
     rows = usage_rows.c
-    matching = _matching(usage_rows, wanted)
+    matching = _matching(connection, usage_rows, wanted)
     if wanted.time_from is not None:
         matching.append(rows.finished_at >= wanted.time_from)
     if wanted.time_to is not None:
@@ -111,9 +120,28 @@ def priced_models(connection: Connection, _wanted: PricedModels, _now: float) ->
     return [row.model for row in connection.execute(select(price_versions.c.model).distinct())]
 
 
-def _matching(table: Table, wanted: SumUsage | ListUsage) -> list[ColumnElement[bool]]:
+def _matching(connection: Connection, table: Table, wanted: SumUsage | ListUsage) -> list[ColumnElement[bool]]:
     texts = {"account_id": wanted.account_id, "key_id": wanted.key_id, "model": wanted.model}
-    return [equals(table.c[name], text) for name, text in texts.items() if text is not None]
+    matching = [equals(table.c[name], text) for name, text in texts.items() if text is not None]
+    if wanted.tag == "":
+        matching.append(table.c.key_id.in_(select(api_keys.c.id).where(api_keys.c.tags.is_(None))))
+    elif wanted.tag is not None:
+        tagged = _tagged(connection, wanted.account_id)
+        matching.append(table.c.key_id.in_(select(tagged.c.key_id).where(equals(tagged.c.tag, wanted.tag))))
+    return matching
+
+
+def _tagged(connection: Connection, account_id: str | None) -> Subquery:
+    """A row for each tag of each key, `key_id` and `tag`, of one account or all."""
+    if connection.dialect.name == "sqlite":
+        tags = func.json_each(api_keys.c.tags).table_valued("value")
+    else:
+        tags = func.json_array_elements_text(cast(api_keys.c.tags, JSON)).table_valued("value")
+    query = select(api_keys.c.id.label("key_id"), tags.c.value.label("tag"))
+    query = query.select_from(api_keys.join(tags, true())).where(api_keys.c.tags.is_not(None))
+    if account_id is not None:
+        query = query.where(equals(api_keys.c.account_id, account_id))
+    return query.subquery("tagged")
 
 
 def _cursor(last: UsageRecord) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from serve_app.contracts.messages import set_state
 from serve_app.contracts.money import Price
 from serve_app.contracts.periods import BudgetPeriod, Period
 
@@ -123,6 +124,16 @@ class KeySnapshot:
     spent_period: str = ""  # the period at the time of reading, "2026-11-21" or "2026-11"
     spent_version: int = 0  # with a budget: the account's version in the same snapshot, as in Settled.version
     expires_at: float | None = None
+    tags: tuple[str, ...] | None = None  # by which its usage is summed; None: none
+    addresses: tuple[str, ...] | None = None  # the networks that it may be used from, as CIDR; None: anywhere
+
+    __setstate__ = set_state
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """What a key that replaces it has too, as CreateKey takes it: all of its terms but the expiry."""
+        named = ("models", "tags", "addresses", "budget", "budget_period")
+        return {name: getattr(self, name) for name in named} | dict(self.limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +161,9 @@ class UsageRow:
     key_id: str | None = None
     model: str | None = None
     day: str | None = None  # YYYY-MM-DD, UTC; of SumHours with the hour behind it, YYYY-MM-DDTHH
+    tag: str | None = None  # empty: of keys without a tag
+
+    __setstate__ = set_state
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,12 +28,13 @@ from serve_app.contracts.books import (
     UsageRow,
 )
 from serve_app.contracts.limiting import OpenHold
+from serve_app.contracts.messages import set_state
 from serve_app.contracts.money import Price
 
 MOST_RETRIED = 100  # stuck settlements of one command
 
 Answer = TypeVar("Answer")
-Group = Literal["day", "model", "key", "account"]
+Group = Literal["day", "model", "key", "account", "tag"]
 
 
 class Command(Generic[Answer]):
@@ -170,7 +171,8 @@ class CreateKey(Command[KeySnapshot]):
     """Stores a key by its digest and hint (`contracts.key_format`); the same digest and name return the same key.
 
     `terms` are fields of KeySnapshot: `models` that it may use, limits of its own, a `budget` in nano-units per
-    `budget_period`, `expires_at`. Terms that are left out set no bound. Raises AccountNotFound, InvalidValue, Conflict.
+    `budget_period`, `expires_at`, `addresses` that it may be used from, and `tags`. Terms that are left out set no
+    bound. Raises AccountNotFound, InvalidValue, Conflict.
     """
 
     account_id: str
@@ -235,7 +237,8 @@ class ReadChanges(Command[Changes]):
 class SumUsage(Command[list[UsageRow]]):
     """Sums over requests, one row per group, sorted by the groups; no row where there was no request.
 
-    Days are YYYY-MM-DD in UTC, of the requests' ends, both included. Raises InvalidValue.
+    Days are YYYY-MM-DD in UTC, of the requests' ends, both included. Tags are those that the keys have now: a key with
+    several counts in the row of each, and one without has the tag "". Raises InvalidValue.
     """
 
     account_id: str | None = None
@@ -244,11 +247,14 @@ class SumUsage(Command[list[UsageRow]]):
     day_from: str | None = None
     day_to: str | None = None
     group_by: tuple[Group, ...] = ()
+    tag: str | None = None
+
+    __setstate__ = set_state
 
 
 @dataclass(frozen=True, slots=True)
 class SumHours(Command[list[UsageRow]]):
-    """As SumUsage, of the hours of UTC between two Unix times: a row for each hour and model or key with a request.
+    """As SumUsage, of the hours of UTC between two Unix times: a row for each hour and model, key or tag with a request.
 
     It reads single requests, so the times should not be far apart; what is archived is not in it.
     """
@@ -256,7 +262,7 @@ class SumHours(Command[list[UsageRow]]):
     account_id: str
     time_from: float
     time_to: float
-    by: Literal["model", "key"] = "model"
+    by: Literal["model", "key", "tag"] = "model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +288,9 @@ class ListUsage(Command[UsagePage]):
     time_to: float | None = None
     after: str | None = None
     limit: int = 1000
+    tag: str | None = None  # as in SumUsage
+
+    __setstate__ = set_state
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
+from serve_app.contracts.messages import set_state
 from serve_app.contracts.money import Price
 from serve_app.contracts.trace_context import TraceCall
-
-
-def _set_state(message: Any, state: list[Any]) -> None:
-    """Unpickles a message; one of an earlier release has the defaults of the fields that it lacks."""
-    for number, field in enumerate(fields(message)):
-        value = state[number] if number < len(state) else field.default
-        if value is MISSING:
-            raise TypeError(f"{type(message).__name__} comes without {field.name}")
-        object.__setattr__(message, field.name, value)
 
 
 class FinishReason(StrEnum):
@@ -123,7 +115,7 @@ class SamplingParams:
     grammar: Grammar | None = None
     token_ids: bool = False  # deltas carry them, so that the reply can be continued elsewhere
 
-    __setstate__ = _set_state
+    __setstate__ = set_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +129,7 @@ class Started:
     said: int = 0  # tokens of the reply that the request brought and that are continued
     said_text: str = ""  # their text, as far as it is certain; it stays in the replica
 
-    __setstate__ = _set_state
+    __setstate__ = set_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +162,7 @@ class Delta:
     token_ids: tuple[int, ...] = ()
     is_last: bool = False
 
-    __setstate__ = _set_state
+    __setstate__ = set_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +266,7 @@ class GenerateCall:
     said: tuple[int, ...] = ()  # tokens of a reply that another replica has begun; only the rest is sent
     reply_id: str = ""  # with `said`, the id that the reply began under
 
-    __setstate__ = _set_state
+    __setstate__ = set_state
 
 
 class Rejection(StrEnum):
@@ -311,7 +303,7 @@ class ReplyParts:
     token_ids: tuple[int, ...] = ()
     is_last: bool = False
 
-    __setstate__ = _set_state
+    __setstate__ = set_state
 
 
 @dataclass(frozen=True, slots=True)

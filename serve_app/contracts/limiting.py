@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from serve_app.contracts.limits import Contract
+from serve_app.contracts.messages import set_state
 
 MAX_RETRY_AFTER_S: Final = 60.0  # client libraries do not wait much longer
 HEARTBEAT_S: Final = 0.5  # between a gateway's renewals of its holds
@@ -44,6 +45,9 @@ class Admit:
     backend: str = ""  # the application that will run it
     idempotency_key: str | None = None
     look_up: bool = True  # False: UnknownKey for a key that is not known yet, without asking the ledger
+    address: str = ""  # that the request comes from, not parsed yet; a key with allowed addresses needs it
+
+    __setstate__ = set_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,9 @@ class Grant:
     tentative: bool = False
     weight: int = 100  # of the account, for the model's queue
     epoch: int = 0  # of the limiter's lease; 0: it needs none
+    from_anywhere: bool = True  # False: the key has allowed addresses, and each request must be asked about
+
+    __setstate__ = set_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +113,8 @@ class Refusal:
     """The request may not run and has consumed nothing."""
 
     request_id: str
-    status: int  # 401, 402, 409, 422, 429 or 503
-    # invalid_api_key; model_not_found; idempotency_in_progress; insufficient_balance, budget_exceeded; requests,
+    status: int  # 401, 402, 403, 409, 422, 429 or 503
+    # invalid_api_key; address_not_allowed; model_not_found; idempotency_in_progress; insufficient_balance, budget_exceeded; requests,
     # tokens, concurrency; overloaded
     code: str
     message: str  # says what to change
@@ -117,6 +124,9 @@ class Refusal:
     # Of a key that is known: for logs.
     account_id: str = ""
     key_id: str = ""
+    from_anywhere: bool = True  # as in Grant
+
+    __setstate__ = set_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +214,13 @@ class ShardsDiffer:
 
 @dataclass(frozen=True, slots=True)
 class Identify:
-    """Asks whose key this is, without admitting anything. Returns Identity, a Refusal with 401, or as Admit."""
+    """Asks whose key this is, without admitting anything. Returns Identity, a Refusal with 401 or 403, or as Admit."""
 
     key_digest: str
     look_up: bool = True  # as with Admit
+    address: str = ""  # as with Admit
+
+    __setstate__ = set_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +229,9 @@ class Identity:
 
     account_id: str
     key_id: str
+    from_anywhere: bool = True  # as in Grant
+
+    __setstate__ = set_state
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,12 @@ from serve_app.contracts.metric import Metric
 
 # The codes of a refused chat request (docs/api.md), and the statuses of all answers; 499: the client went away.
 REFUSAL_CODES: Final = (
-    "body_timeout", "budget_exceeded", "concurrency", "context_length_exceeded", "idempotency_in_progress",
-    "idempotency_key_reused", "insufficient_balance", "invalid_api_key", "invalid_format", "invalid_parameter",
-    "model_not_found", "overloaded_error", "requests", "server_error", "tokens", "wrong_keys",
+    "address_not_allowed", "body_timeout", "budget_exceeded", "concurrency", "context_length_exceeded",
+    "idempotency_in_progress", "idempotency_key_reused", "insufficient_balance", "invalid_api_key",
+    "invalid_format", "invalid_parameter", "model_not_found", "overloaded_error", "requests", "server_error",
+    "tokens", "wrong_keys",
 )  # fmt: skip
-STATUSES: Final = ("200", "400", "401", "402", "408", "409", "422", "429", "499", "500", "503")
+STATUSES: Final = ("200", "400", "401", "402", "403", "408", "409", "422", "429", "499", "500", "503")
 # Refusals that more capacity, or higher limits, would have served.
 DEMAND_CODES: Final = ("concurrency", "overloaded_error", "requests", "tokens")
 NONE: Final = "none"  # `model` and `backend` of a request that is refused before they are known

@@ -19,7 +19,7 @@ from serve_app.accounting.schema import head, metadata
 from .books import NOON, Books, Clock, Ledger
 
 #: The everyday suite runs these on PostgreSQL too, the slow suite all others.
-CORE = ("test_settle", "test_check", "test_migrations", "test_shards", "test_backup")
+CORE = ("test_settle", "test_check", "test_migrations", "test_shards", "test_backup", "test_tags")
 
 _numbers = itertools.count()
 

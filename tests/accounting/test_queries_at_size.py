@@ -24,6 +24,8 @@ def url(sqlite_template: Any) -> str:
         (PruneReplies(), "replies"),
         (SumUsage(day_from="2026-11-01", group_by=("day", "model")), "usage_daily"),
         (SumUsage("acct_a", group_by=("day",)), "usage_daily"),
+        (SumUsage("acct_a", group_by=("day", "tag"), tag="ci"), "usage_daily"),
+        (SumUsage("acct_a", group_by=("tag",)), "api_keys"),
         (ListUsage("acct_a", time_from=1.0), "usage"),
         (FindRequest("chatcmpl-1"), "usage"),
     ],

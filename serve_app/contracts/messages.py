@@ -1,0 +1,18 @@
+"""How a message is read that a process of an earlier release has sent."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+from typing import Any
+
+
+def set_state(message: Any, state: list[Any]) -> None:
+    """Unpickles a message; one of an earlier release has the defaults of the fields that it lacks.
+
+    It is the `__setstate__` of a frozen dataclass with slots, whose new fields come last.
+    """
+    for number, field in enumerate(fields(message)):
+        value = state[number] if number < len(state) else field.default
+        if value is MISSING:
+            raise TypeError(f"{type(message).__name__} comes without {field.name}")
+        object.__setattr__(message, field.name, value)
