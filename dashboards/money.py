@@ -170,7 +170,7 @@ LIMITS = [
         "Which limits refuse requests?", {"{{reason}} {{model}}": rate_of(metrics.REFUSALS, "reason, model")}, "reqps",
         good="requests, tokens, concurrency in proportion to traffic.",
         otherwise="insufficient_balance, budget_exceeded: customers who want to pay more. invalid_api_key, wrong_keys: "
-        "somebody tries keys.",
+        "somebody tries keys. address_not_allowed: a key is used from elsewhere.",
         then=Board.USERS,
     ),
     graph(

@@ -261,7 +261,7 @@ def _chat() -> Schema:
                 }
             },
         },
-        "responses": {"200": reply, **responses.errors(400, 401, 402, 408, 409, 422, 429, 500, 503)},
+        "responses": {"200": reply, **responses.errors(400, 401, 402, 403, 408, 409, 422, 429, 500, 503)},
     }
 
 

@@ -136,6 +136,8 @@ class Endpoint:
         found = {500, *self.more_errors}
         if self.key is not None:
             found |= {401, 429, 503}
+        if self.key == "apiKey":
+            found |= {403}
         if "{" in self.path:
             found |= {404}
         if "query" in self.types or self.method != "GET":

@@ -35,6 +35,12 @@ _ERRORS: Final[Mapping[int, _Error]] = {
         ["insufficient_balance", "budget_exceeded"],
         "Insufficient Balance: nothing left, not enough for this prompt and one token, or the key's budget is spent.",
     ),
+    403: _Error(
+        "AddressNotAllowed",
+        ["address_not_allowed"],
+        "Address Not Allowed: the key may be used from some addresses alone, and this is none of them. The message "
+        "names the address that the service has seen.",
+    ),
     404: _Error("NotFound", ["not_found"], "There is no such thing."),
     405: _Error("MethodNotAllowed", ["method_not_allowed"], "The path exists, the method does not. On any path."),
     408: _Error("BodyTimeout", ["body_timeout"], "The body was not complete in time."),

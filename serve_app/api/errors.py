@@ -12,6 +12,7 @@ ERROR_TYPES: Final[Mapping[int, str]] = {
     400: "invalid_request_error",
     401: "authentication_error",
     402: "insufficient_balance",
+    403: "permission_error",
     404: "invalid_request_error",
     405: "invalid_request_error",
     408: "invalid_request_error",
@@ -82,6 +83,11 @@ def authentication(message: str) -> ApiError:
 def insufficient_balance(message: str, *, code: str = "insufficient_balance") -> ApiError:
     """402. `code` is insufficient_balance (the account's) or budget_exceeded (the key's)."""
     return ApiError(402, message, code)
+
+
+def forbidden(message: str, *, code: str) -> ApiError:
+    """403: the key is right and may not be used like this. `code` is address_not_allowed."""
+    return ApiError(403, message, code)
 
 
 def not_found(message: str) -> ApiError:

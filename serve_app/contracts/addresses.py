@@ -32,7 +32,7 @@ def address_in(text: str) -> Address | None:
 
 
 def network_in(text: Any) -> Network:
-    """The network that somebody has written: an address, or a CIDR network. Raises ValueError, which says what to do."""
+    """The network that somebody has written: an address, or a CIDR network. Raises ValueError with what to write."""
     try:
         if not isinstance(text, str) or "%" in text:
             raise ValueError
@@ -43,9 +43,7 @@ def network_in(text: Any) -> Network:
         ) from None
     address = ip_interface(text).ip
     if address != network.network_address:
-        raise ValueError(
-            f"{text!r} names an address within a network: write {network} to allow all of it, or {address}"
-        )
+        raise ValueError(f"{text!r} is an address within a network: write {network} to allow all of it, or {address}")
     if isinstance(network, IPv6Network) and network.subnet_of(_MAPPED):
         return IPv4Network((int(network.network_address) & 0xFFFFFFFF, network.prefixlen - _MAPPED.prefixlen))
     return network

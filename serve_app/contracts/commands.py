@@ -254,7 +254,7 @@ class SumUsage(Command[list[UsageRow]]):
 
 @dataclass(frozen=True, slots=True)
 class SumHours(Command[list[UsageRow]]):
-    """As SumUsage, of the hours of UTC between two Unix times: a row for each hour and model, key or tag with a request.
+    """As SumUsage, of the hours of UTC between two Unix times: a row for each hour and group with a request.
 
     It reads single requests, so the times should not be far apart; what is archived is not in it.
     """

@@ -114,8 +114,8 @@ class Refusal:
 
     request_id: str
     status: int  # 401, 402, 403, 409, 422, 429 or 503
-    # invalid_api_key; address_not_allowed; model_not_found; idempotency_in_progress; insufficient_balance, budget_exceeded; requests,
-    # tokens, concurrency; overloaded
+    # invalid_api_key; address_not_allowed; model_not_found; idempotency_in_progress; insufficient_balance,
+    # budget_exceeded; requests, tokens, concurrency; overloaded
     code: str
     message: str  # says what to change
     retry_after_s: float | None = None  # with 409, 429 and 503, at most 60

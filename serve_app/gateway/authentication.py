@@ -19,7 +19,7 @@ from serve_app.contracts.key_format import MANAGEMENT, digest, well_formed
 from serve_app.contracts.limiting import Admit, Grant, Identify, Identity, Refusal, UnknownKey
 from serve_app.gateway.limiter_client import LimiterClient
 from serve_app.gateway.refusal_errors import refusal_error, restarting
-from serve_app.gateway.wrong_keys import BEAT_S, Verdict, WrongKeys, client_address
+from serve_app.gateway.wrong_keys import BEAT_S, Verdict, WrongKeys, client_address, client_host
 
 NOT_WELL_FORMED = "the API key is not well-formed: check that it was copied completely"
 NOT_FOR_CHAT = "a management key opens /account alone: send an API key"
@@ -33,14 +33,23 @@ _EXPECTED: Final = 'Send the header "Authorization: Bearer <your API key>".'
 
 
 class Caller:
-    """The sender of one request: the digest of its key, and its address."""
+    """The sender of one request: the digest of its key, and its address.
 
-    __slots__ = ("_authenticator", "_request", "digest")
+    `account_and_key` are their ids, once the limiter has said them: also of a key that was refused.
+    """
+
+    __slots__ = ("_authenticator", "_request", "account_and_key", "digest")
 
     def __init__(self, authenticator: Authenticator, request: Request, digest: str) -> None:
         self._authenticator = authenticator
         self._request = request
         self.digest = digest
+        self.account_and_key = "", ""
+
+    @property
+    def host(self) -> str:
+        """See `Authenticator.host_of`."""
+        return self._authenticator.host_of(self._request)
 
     @property
     def address(self) -> str:
@@ -63,11 +72,16 @@ class Caller:
         return answer
 
     async def identify(self) -> Identity:
-        """The account of an active key. Raises ApiError: 401, 429 for too many wrong keys, 503 without a limiter."""
+        """The account of an active key.
+
+        Raises ApiError: 401, 403 from an address that the key does not allow, 429 for too many wrong keys, 503 without
+        a limiter.
+        """
         try:
-            answer = await self._authenticator.ask(Identify(self.digest, look_up=False), self._request)
+            answer = await self._authenticator.ask(Identify(self.digest, False, self.host), self._request)
         except Unavailable:
             raise restarting() from None
+        self.account_and_key = answer.account_id, answer.key_id
         if isinstance(answer, Refusal):
             raise refusal_error(answer)
         assert isinstance(answer, Identity)
@@ -143,10 +157,12 @@ class Authenticator:
 
     def _learn(self, digest: str, answer: Any) -> None:
         _, account_id = self._confirmed.pop(digest, NEVER)
-        if isinstance(answer, Refusal) and answer.status in (401, 503):
+        if isinstance(answer, Refusal) and (answer.status in (401, 403, 503) or answer.code == "wrong_keys"):
             return
         account_id = getattr(answer, "account_id", "") or account_id
-        self._confirmed[digest] = time.monotonic() + CONFIRMED_S, account_id
+        # Of a key with allowed addresses each request is asked about, before its body is read.
+        until = time.monotonic() + CONFIRMED_S if answer.from_anywhere else 0.0
+        self._confirmed[digest] = until, account_id
         if len(self._confirmed) > MOST_CONFIRMED:
             del self._confirmed[next(iter(self._confirmed))]
         if digest not in self.wrong_keys.right_keys:
@@ -157,8 +173,14 @@ class Authenticator:
         peer = request.client.host if request.client is not None else None
         return client_address(peer, request.headers.getlist("x-forwarded-for"), self.trusted_proxies)
 
+    def host_of(self, request: Request) -> str:
+        """See `client_host`. It is not parsed: of nearly all keys nothing depends on it."""
+        peer = request.client.host if request.client is not None else ""
+        forwarded_for = request.headers.getlist("x-forwarded-for")
+        return client_host(peer, forwarded_for, self.trusted_proxies) if forwarded_for else peer
+
     async def _look_up(self, digest: str, request: Request) -> Identity | Refusal:
-        """Whose key it is by the ledger; a Refusal with 401, or 429 for too many wrong keys. Raises Unavailable."""
+        """Whose key it is by the ledger; a Refusal with 401, 403, or 429 for many wrong keys. Raises Unavailable."""
         wrong_keys, address = self.wrong_keys, self.address_of(request)
         verdict = wrong_keys.verdict(address, digest)
         if verdict is not Verdict.WRONG:
@@ -168,7 +190,7 @@ class Authenticator:
             try:
                 if verdict is Verdict.LOOK_UP_AT_BEAT:
                     await self._next_beat()
-                answer = await self._limiter.ask(Identify(digest))
+                answer = await self._limiter.ask(Identify(digest, address=self.host_of(request)))
             finally:
                 self._waiting -= 1
             wrong = isinstance(answer, Refusal) and answer.status == 401

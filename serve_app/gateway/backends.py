@@ -149,6 +149,7 @@ def admit_for(
     *,
     holder: str,
     key_digest: str,
+    address: str,
     idempotency_key: str | None,
 ) -> Admit:
     """What the limiter is asked for a request, before anything of it is counted exactly."""
@@ -164,6 +165,7 @@ def admit_for(
         backend=application_of(backend),  # adapters of one model share its replicas' load
         idempotency_key=idempotency_key,
         look_up=False,
+        address=address,
     )
 
 

@@ -137,7 +137,11 @@ class ChatReply:
         of_one = max(settings.bodies_max_bytes // 8, settings.max_body_bytes)
         if not caller.is_confirmed:
             with Share(endpoint.unidentified, caller.address, of_one, of_one) as share:
-                await reader.read_while(caller.identify(), share)
+                try:
+                    await reader.read_while(caller.identify(), share)
+                except ApiError:
+                    self._record.admitted(*caller.account_and_key)
+                    raise
         self._request.state.identified = True
         try:
             with Share(endpoint.bodies, caller.digest, settings.bodies_max_bytes, of_one) as share:

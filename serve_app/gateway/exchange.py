@@ -115,6 +115,7 @@ class Exchange:
             identifier,
             holder=services.limiter.holder,
             key_digest=caller.digest,
+            address=caller.host,
             idempotency_key=None if retry is None else retry.idempotency_key,
         )
         record.wanted_tokens = self._admit.prompt_tokens + self._admit.max_tokens

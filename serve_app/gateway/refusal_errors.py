@@ -16,6 +16,8 @@ def refusal_error(refusal: Refusal) -> ApiError:
             return errors.authentication(message)
         case 402:
             return errors.insufficient_balance(message, code=code)
+        case 403:
+            return errors.forbidden(message, code=code)
         case 409:
             return errors.idempotency_in_progress(message, retry_after_s=refusal.retry_after_s or 1.0)
         case 422:

@@ -8,11 +8,12 @@ keys looked up at the next beat, all in one query, so that it can't choose how m
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
+from ipaddress import IPv4Address, ip_network
 from typing import Any, Final
 
+from serve_app.contracts.addresses import address_in
 from serve_app.contracts.rates import Bucket
 
 FREE: Final = 20  # wrong keys of one address in a minute that are answered with 401
@@ -20,6 +21,7 @@ BEAT_S: Final = 0.02
 WRONG_FOR_S: Final = 60.0  # a key that the ledger did not know is not looked up again for so long
 MOST_ADDRESSES: Final = 10_000
 MOST_KEYS: Final = 20_000  # of each kind: about 4 MB
+FORWARDED: Final = "forwarded"  # in place of an address that the client may have written itself
 _ROUNDING: Final = 1e-6  # of a key
 
 
@@ -103,7 +105,13 @@ def _remember_bounded(table: dict[str, Any], key: str, value: Any, most: int) ->
 
 
 def client_address(peer: str | None, forwarded_for: Iterable[str], trusted_proxies: int) -> str:
-    """Where a request comes from, as far as it can't be chosen by who sends it; IPv6 by its /64, which one client has.
+    """As `client_host`, with one text for each client: IPv6 by its /64, which one client has."""
+    host = client_host(peer, forwarded_for, trusted_proxies)
+    return host if host == FORWARDED else _network(host)
+
+
+def client_host(peer: str | None, forwarded_for: Iterable[str], trusted_proxies: int) -> str:
+    """Where a request comes from, as far as it can't be chosen by who sends it, as text that may have a port.
 
     `peer` is the connection's other end as the server sees it, `forwarded_for` the values of `x-forwarded-for` in
     their order. `trusted_proxies` is how many proxies before this process append to that header: the client is the
@@ -115,25 +123,16 @@ def client_address(peer: str | None, forwarded_for: Iterable[str], trusted_proxi
     """
     hops = [hop.strip() for value in forwarded_for for hop in value.split(",") if hop.strip()]
     if trusted_proxies and hops:
-        return _network(hops[max(0, len(hops) - trusted_proxies)])
-    if not peer:
-        return "unknown"
-    network = _network(peer)
-    return "forwarded" if any(_network(hop) == network for hop in hops) else network
+        return hops[max(0, len(hops) - trusted_proxies)]
+    if peer and hops:
+        network = _network(peer)
+        if any(_network(hop) == network for hop in hops):
+            return FORWARDED
+    return peer or ""
 
 
 def _network(text: str) -> str:
-    host = text.strip()
-    if host.startswith("["):
-        host = host[1:].partition("]")[0]
-    elif host.count(":") == 1:
-        host = host.partition(":")[0]
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
+    address = address_in(text)
+    if address is None:
         return "unknown"
-    if isinstance(address, ipaddress.IPv4Address):
-        return str(address)
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.ip_network((address, 64), strict=False))
+    return str(address) if isinstance(address, IPv4Address) else str(ip_network((address, 64), strict=False))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 
+from serve_app.contracts.addresses import Address, Network, allowed_networks
 from serve_app.contracts.books import AccountSnapshot, KeySnapshot
 from serve_app.contracts.limiting import Window
 from serve_app.contracts.limits import RATES, Contract, Unit
@@ -203,6 +204,7 @@ class Key:
     account: Account
     key_id: str
     snapshot: KeySnapshot | None = None  # the last one applied; until then holds count all the same
+    networks: tuple[Network, ...] | None = None  # that it may be used from; None: anywhere
     held: int = 0  # nano-units
     open: int = 0  # requests
     requests: tuple[LimitBucket, ...] = ()  # the account's, then those of limits of its own
@@ -226,11 +228,18 @@ class Key:
         if self.snapshot is not None and snapshot.version <= self.snapshot.version:
             return False
         self.snapshot = snapshot
+        self.networks = None if snapshot.addresses is None else allowed_networks(snapshot.addresses)
         self._limit(snapshot.limits, now)
         if snapshot.spent_version >= self.spent_version:
             self._spend(snapshot.spent, snapshot.spent_period, snapshot.spent_version)
         self._period = None
         return True
+
+    def allows(self, address: Address | None) -> bool:
+        """Whether the key may be used from there; None is an address that is not known."""
+        if self.networks is None:
+            return True
+        return address is not None and any(address in network for network in self.networks)
 
     def _limit(self, own: Mapping[str, int], now: float) -> None:
         """Sets the limits of its own. What is in use stays in use."""

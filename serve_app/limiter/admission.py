@@ -9,6 +9,7 @@ from math import inf
 from random import Random
 from typing import Final
 
+from serve_app.contracts.addresses import address_in
 from serve_app.contracts.books import AccountSnapshot, KeySnapshot
 from serve_app.contracts.limiting import (
     AccountStatus,
@@ -46,8 +47,9 @@ class Admission:
     """Decides over requests. Not thread-safe, does no I/O, and never waits.
 
     A refused request consumes nothing at all: every check comes before the first change. The order of the checks is
-    401 (key, account), 422 (model), 409 (idempotency key), 402 (balance, then the key's budget), 429 (concurrency,
-    requests, tokens; account and key each), 429 (the account's share of a backend under pressure), 503 (no capacity).
+    401 (key, account), 403 (address), 422 (model), 409 (idempotency key), 402 (balance, then the key's budget),
+    429 (concurrency, requests, tokens; account and key each), 429 (the account's share of a backend under pressure),
+    503 (no capacity).
 
     `clock` returns seconds of a clock that never runs backwards, `wall` Unix time, by which keys and grants expire and
     budgets renew; `rng` spreads the times to wait. A hold lives for `lease_s` unless it is renewed. For the first
@@ -102,16 +104,16 @@ class Admission:
 
     def knows(self, key_digest: str) -> bool:
         """Whether the key and its account need no look-up."""
-        return not isinstance(self._authenticate("", key_digest), UnknownKey)
+        return not isinstance(self._authenticate("", key_digest, ""), UnknownKey)
 
     def knows_account(self, account_id: str) -> bool:
         """Whether anything is known of the account, so that its changes and those of its keys must be applied."""
         return account_id in self._accounts
 
     def identify(self, ask: Identify) -> Identity | Refusal | UnknownKey:
-        """Whose key it is, without admitting anything: an active key of an active account, or 401."""
-        key = self._authenticate("", ask.key_digest)
-        return Identity(key.account.account_id, key.key_id) if isinstance(key, Key) else key
+        """Whose key it is, without admitting anything: an active key of an active account, or 401 or 403."""
+        key = self._authenticate("", ask.key_digest, ask.address)
+        return Identity(key.account.account_id, key.key_id, key.networks is None) if isinstance(key, Key) else key
 
     def admit(self, ask: Admit) -> Grant | Refusal | UnknownKey | Recovering:
         """Admits a request, or returns why not. Asked again for an open request, it returns the same grant."""
@@ -126,14 +128,14 @@ class Admission:
             return known.grant
         if now < self.recovering_until:
             return Recovering(request_id, self.recovering_until - now)
-        key = self._authenticate(request_id, ask.key_digest)
+        key = self._authenticate(request_id, ask.key_digest, ask.address)
         if not isinstance(key, Key):
             return key
         at = self._wall()
         account = key.account
         offer = check_limits(ask, key, now, at, self._rng)
         if isinstance(offer, Refusal):
-            return replace(offer, account_id=account.account_id, key_id=key.key_id)
+            return _of_key(offer, key)
         if isinstance(offer, Recovering):
             return offer
         verdict = self.shares.check_share(ask.backend, account.account_id, account.contract, now)
@@ -142,7 +144,7 @@ class Admission:
             self.shares.count_refused(ask.backend, account.account_id, account.contract, size, offer.charge, now)
             tokens = self._tokens(key, ask.backend, now)
             refusal = refusals.under_pressure(request_id, key, verdict, tokens, now, self._rng)
-            return replace(refusal, account_id=account.account_id, key_id=key.key_id)
+            return _of_key(refusal, key)
 
         hold = Hold(request_id, key, ask, ask.holder, offer.hold, opened_at=at, admitted_at=now)
         hold.requests = [Charge(bucket, now, 1) for bucket in key.requests]
@@ -333,7 +335,7 @@ class Admission:
             self._gateways.alive(),
         )
 
-    def _authenticate(self, request_id: str, key_digest: str) -> Key | Refusal | UnknownKey:
+    def _authenticate(self, request_id: str, key_digest: str, address: str) -> Key | Refusal | UnknownKey:
         key = self._keys.get(key_digest)
         if key is None or key.snapshot is None:
             return UnknownKey(request_id, key_digest)
@@ -346,6 +348,8 @@ class Admission:
             return UnknownKey(request_id, key_digest)
         if not account.snapshot.active:
             return refusals.suspended(request_id)
+        if key.networks is not None and not key.allows(seen := address_in(address)):
+            return refusals.address_not_allowed(request_id, key, seen)
         return key
 
     def _open(self, hold: Hold, max_tokens: int, now: float, tentative: bool) -> Grant:
@@ -383,9 +387,14 @@ class Admission:
             tentative,
             key.account.contract.weight,
             self.epoch,
+            key.networks is None,
         )
 
     def _tokens(self, key: Key, backend: str, now: float) -> Window:
         """Tokens per minute as the headers show them: by contract, or what pressure leaves of it."""
         account = key.account
         return self.shares.window(backend, account.account_id, account.contract, tightest(key.tokens, now), now)
+
+
+def _of_key(refusal: Refusal, key: Key) -> Refusal:
+    return replace(refusal, account_id=key.account.account_id, key_id=key.key_id, from_anywhere=key.networks is None)

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from math import ceil, inf
 from random import Random
 
+from serve_app.contracts.addresses import Address
 from serve_app.contracts.limiting import MAX_RETRY_AFTER_S, Refusal, Window
 from serve_app.contracts.money import format_amount
 from serve_app.limiter.accounts import Key, LimitBucket, tightest
@@ -31,6 +32,28 @@ def key_expired(request_id: str, expires_at: float) -> Refusal:
 def suspended(request_id: str) -> Refusal:
     message = "The account of this API key is suspended. Ask the operator of this service to reactivate it."
     return Refusal(request_id, 401, "invalid_api_key", message)
+
+
+def address_not_allowed(request_id: str, key: Key, seen: Address | None) -> Refusal:
+    if seen is None:
+        message = (
+            "This API key may be used from some addresses alone, and the service can't tell from which address this "
+            "request comes. Use another key, or ask the operator of this service to set `trusted_proxies`."
+        )
+    else:
+        message = (
+            f"This API key may not be used from the address {seen}. Send the request from an address that the key "
+            "allows, or add this one to them."
+        )
+    return Refusal(
+        request_id,
+        403,
+        "address_not_allowed",
+        message,
+        account_id=key.account.account_id,
+        key_id=key.key_id,
+        from_anywhere=False,
+    )
 
 
 def model_not_allowed(request_id: str, model: str, allowed: tuple[str, ...]) -> Refusal:

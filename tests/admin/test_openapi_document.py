@@ -26,6 +26,7 @@ ERRORS = [
     errors.authentication("m"),
     errors.insufficient_balance("m"),
     errors.insufficient_balance("m", code="budget_exceeded"),
+    errors.forbidden("m", code="address_not_allowed"),
     errors.not_found("m"),
     errors.method_not_allowed("PUT", "/", ["GET"]),
     errors.body_timeout(1),

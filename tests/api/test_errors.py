@@ -17,6 +17,7 @@ ROWS = [
     (errors.authentication("m"), 401, "authentication_error", "invalid_api_key", None),
     (errors.insufficient_balance("m"), 402, "insufficient_balance", "insufficient_balance", None),
     (errors.insufficient_balance("m", code="budget_exceeded"), 402, "insufficient_balance", "budget_exceeded", None),
+    (errors.forbidden("m", code="address_not_allowed"), 403, "permission_error", "address_not_allowed", None),
     (errors.not_found("m"), 404, "invalid_request_error", "not_found", None),
     (errors.method_not_allowed("PUT", "/models"), 405, "invalid_request_error", "method_not_allowed", None),
     (

@@ -24,6 +24,7 @@ RATE = {f"x-ratelimit-{part}-{of}" for part in ("limit", "remaining", "reset") f
         (Refusal("r", 401, "invalid_api_key", "m"), "authentication_error", None, {"www-authenticate"}),
         (Refusal("r", 402, "insufficient_balance", "m"), "insufficient_balance", None, set()),
         (Refusal("r", 402, "budget_exceeded", "m"), "insufficient_balance", None, set()),
+        (Refusal("r", 403, "address_not_allowed", "m"), "permission_error", None, set()),
         (Refusal("r", 409, "idempotency_in_progress", "m", 1.5), "invalid_request_error", "idempotency-key", RETRY),
         (Refusal("r", 422, "model_not_found", "m"), "invalid_request_error", "model", set()),
         (Refusal("r", 429, "requests", "m", 2.0, *WINDOWS), "rate_limit_error", None, RETRY | RATE),

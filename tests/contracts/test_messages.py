@@ -1,0 +1,42 @@
+"""A message of an earlier release has the defaults of the fields that it lacks."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from serve_app.contracts.books import KeySnapshot, UsageRow
+from serve_app.contracts.commands import ListUsage, SumUsage
+from serve_app.contracts.limiting import Admit, Grant, Identify, Identity, Refusal, Window
+
+WINDOW = Window(1, 1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("message", "new"),
+    [
+        (Admit("r", "g", "d", "m", 1, 1, 1, 1), {"address": ""}),
+        (Identify("d"), {"address": ""}),
+        (Identity("a", "k"), {"from_anywhere": True}),
+        (Grant("r", "a", "k", 1, 1, WINDOW, WINDOW), {"from_anywhere": True}),
+        (Refusal("r", 401, "invalid_api_key", "m"), {"from_anywhere": True}),
+        (KeySnapshot("k", "a", "n", "d", "h", True, 1, 0.0), {"tags": None, "addresses": None}),
+        (UsageRow(1, 1, 1, 1, 1), {"tag": None}),
+        (SumUsage("a"), {"tag": None}),
+        (ListUsage("a"), {"tag": None}),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, dict) else "",
+)
+def test_a_message_of_the_release_before_is_read(message: Any, new: dict[str, Any]) -> None:
+    earlier = object.__new__(type(message))
+    earlier.__setstate__(message.__getstate__()[: -len(new)])
+    assert earlier == message
+    assert {name: getattr(earlier, name) for name in new} == new
+    assert pickle.loads(pickle.dumps(message)) == message
+
+
+def test_a_message_without_a_field_that_it_must_have_is_an_error() -> None:
+    with pytest.raises(TypeError, match="key_id"):
+        object.__new__(Identity).__setstate__(["a"])
