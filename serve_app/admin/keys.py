@@ -18,6 +18,8 @@ from serve_app.contracts.periods import BudgetPeriod, period_at
 endpoint = Endpoints("Operator: Keys", "operatorKey")
 
 _Identifier = Annotated[str, Field(min_length=1, max_length=100)]
+_Tag = Annotated[str, Field(min_length=1, max_length=40, description="Printable, without a comma.")]
+_Network = Annotated[str, Field(min_length=1, max_length=50, description="Such as 203.0.113.7 or 10.0.0.0/8.")]
 _GivenLimits: Any = limits_in(Body, KEY_LIMITS)
 _OwnLimits: Any = limits_in(Reply, KEY_LIMITS)
 
@@ -35,6 +37,8 @@ class Key(Reply):
     hint: str = Field(description="Its readable start and end.")
     status: Literal["active", "revoked", "expired"]
     models: list[str] | None
+    tags: list[str] | None
+    addresses: list[str] | None = Field(description="The networks that it may be used from; null: any.")
     limits: OwnLimits
     budget: Money | None
     budget_period: BudgetPeriod | None
@@ -74,6 +78,8 @@ class KeyTerms(_GivenLimits):
     """What a key may do; null is no bound of its own."""
 
     models: Annotated[list[_Identifier], Field(min_length=1, max_length=100)] | None = None
+    tags: Annotated[list[_Tag], Field(min_length=1, max_length=10)] | None = None
+    addresses: Annotated[list[_Network], Field(min_length=1, max_length=50)] | None = None
     budget: Amount | None = None
     budget_period: BudgetPeriod | None = None
     expires_at: TimeToCome | None = None

@@ -67,16 +67,17 @@ async def show_own_account(admin: AdminServices, identity: Identity) -> OwnAccou
 
 @endpoint("GET", "/account/usage", "The account's usage by group")
 async def sum_own_usage(admin: AdminServices, query: OwnSumsQuery, identity: Identity) -> public.UsageList:
-    groups = tuple(query.group_by)
+    days, groups = (query.first, query.last), tuple(query.group_by)
     return await public.usage_of(
-        admin, commands.SumUsage(identity.account_id, query.key, query.model, query.first, query.last, groups)
+        admin,
+        commands.SumUsage(identity.account_id, query.key, query.model, *days, groups, query.tag),
     )
 
 
 @endpoint("GET", "/account/requests", "The account's requests as billed")
 async def list_own_requests(admin: AdminServices, query: OwnRequestsQuery, identity: Identity) -> RequestPage:
     span = usage.span(query)
-    wanted = commands.ListUsage(identity.account_id, query.key, query.model, *span, query.after, query.limit)
+    wanted = commands.ListUsage(identity.account_id, query.key, query.model, *span, query.after, query.limit, query.tag)
     return await usage.page_of(admin, wanted)
 
 

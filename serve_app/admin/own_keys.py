@@ -76,8 +76,7 @@ async def rotate_own_key(
         raise errors.invalid_parameters(f"{key_id} is revoked: create a new key")
     now, overlap_s = admin.now(), body.overlap_hours * 3600.0
     until = min(now + overlap_s, old.expires_at or now + overlap_s)
-    terms = {"models": old.models, "budget": old.budget, "budget_period": old.budget_period, **old.limits}
-    command = commands.CreateKey(identity.account_id, old.name, found, hint(key), terms, audit)
+    command = commands.CreateKey(identity.account_id, old.name, found, hint(key), old.terms, audit)
     made = await admin.run(command)
     if until > now:
         await admin.run(commands.UpdateKey(key_id, {"expires_at": until}, audit))

@@ -91,9 +91,9 @@ class UsageList(Reply):
 
 
 class OwnUsageQuery(Days):
-    group_by: Annotated[list[Literal["day", "model", "key"]], BeforeValidator(lambda text: listed(text or "day"))] = (
-        Field(["day"], description="With commas between.")
-    )
+    group_by: Annotated[
+        list[Literal["day", "model", "key", "tag"]], BeforeValidator(lambda text: listed(text or "day"))
+    ] = Field(["day"], description="With commas between. A key with several tags counts in each of them.")
 
 
 class Health(Reply):

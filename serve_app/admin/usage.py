@@ -32,6 +32,7 @@ class Groups(Reply):
     model: str | None = None
     account_id: str | None = None
     key_id: str | None = None
+    tag: str | None = Field(None, description="Empty: keys without a tag.")
 
 
 class TokenSums(Reply):
@@ -101,6 +102,7 @@ class RequestPage(Reply):
 class OwnFilters(Query):
     key: str | None = Field(None, description="Only this key.")
     model: str | None = Field(None, description="Only this model.")
+    tag: str | None = Field(None, description="Only keys that have this tag now; empty: those without a tag.")
 
 
 class Filters(OwnFilters):
@@ -122,7 +124,7 @@ class Days(Query):
 
 class SumQuery(Days, Filters):
     group_by: Annotated[list[commands.Group], BeforeValidator(listed)] = Field(
-        ["day"], description="With commas between."
+        ["day"], description="With commas between. A key with several tags counts in each of them."
     )
 
 
@@ -187,21 +189,25 @@ class Download(StreamingResponse):
 
 @endpoint("GET", "/admin/usage", "Usage by group")
 async def sum_usage(admin: AdminServices, query: SumQuery) -> AdminUsage:
+    groups = tuple(query.group_by)
     rows = await admin.run(
-        commands.SumUsage(query.account, query.key, query.model, query.first, query.last, tuple(query.group_by))
+        commands.SumUsage(query.account, query.key, query.model, query.first, query.last, groups, query.tag)
     )
     return AdminUsage(data=[AdminUsageSums.from_row(row) for row in rows])
 
 
 @endpoint("GET", "/admin/usage/requests", "Requests as billed", recorded="read_usage")
 async def list_requests(admin: AdminServices, query: RequestsQuery) -> RequestPage:
-    wanted = commands.ListUsage(query.account, query.key, query.model, *span(query), query.after, query.limit)
+    since, until = span(query)
+    wanted = commands.ListUsage(
+        query.account, query.key, query.model, since, until, query.after, query.limit, query.tag
+    )
     return await page_of(admin, wanted)
 
 
 @endpoint("GET", "/admin/usage/export", "All requests as billed, as one file", success=_FILE, recorded="export_usage")
 async def export_requests(admin: AdminServices, query: ExportQuery) -> Download:
-    wanted = commands.ListUsage(query.account, query.key, query.model, *span(query), None, PAGE)
+    wanted = commands.ListUsage(query.account, query.key, query.model, *span(query), None, PAGE, query.tag)
     pages = _pages(admin, wanted)
     first = await anext(pages)  # a failure of the first page still has its status
 

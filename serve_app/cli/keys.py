@@ -24,6 +24,13 @@ TERMS = {
     "model": Annotated[
         list[str] | None, typer.Option(metavar="MODEL|any", help="May use this model; repeat it for more.")
     ],
+    "tag": Annotated[
+        list[str] | None, typer.Option(metavar="TAG|none", help="Its usage is summed by this tag; repeat it for more.")
+    ],
+    "address": Annotated[
+        list[str] | None,
+        typer.Option(metavar="CIDR|any", help="May be used from this address or network; repeat it for more."),
+    ],
     **KEY_LIMIT_OPTIONS,
     "budget": Annotated[
         str | None, typer.Option(metavar="AMOUNT|none", help="What may be charged to the key in a day or month, UTC.")
@@ -43,6 +50,7 @@ Terms = Annotated[dict[str, Any], TERMS]
         "serve-app keys create ACCOUNT_ID --name laptop",
         "serve-app keys create ACCOUNT_ID --model svc-coder --rpm 30 --expires 30d",
         "serve-app keys create ACCOUNT_ID --name ci --budget 2.50 --per day",
+        "serve-app keys create ACCOUNT_ID --tag team-a --tag batch --address 10.0.0.0/8",
     ),
 )
 def create_key(session: Session, account_id: AccountId, terms: Terms) -> None:
@@ -65,7 +73,20 @@ def list_keys(session: Session, account_id: AccountId) -> None:
     keys = session.client.api_get("accounts", account_id, "keys")["data"]
     session.out.table(
         {"data": keys},
-        ("id", "name", "hint", "status", "models", "limits", "spent", "created", "expires", "revoked"),
+        (
+            "id",
+            "name",
+            "hint",
+            "status",
+            "models",
+            "tags",
+            "addresses",
+            "limits",
+            "spent",
+            "created",
+            "expires",
+            "revoked",
+        ),
         [_row(key) for key in keys],
         empty=f"No keys yet. Next: serve-app keys create {account_id}",
     )
@@ -77,7 +98,7 @@ def list_keys(session: Session, account_id: AccountId) -> None:
     examples=(
         "serve-app keys update KEY_ID --model svc-chat --model svc-coder --rpm 60",
         "serve-app keys update KEY_ID --budget 20 --per month",
-        "serve-app keys update KEY_ID --model any --budget none --expires never",
+        "serve-app keys update KEY_ID --model any --budget none --expires never --tag none --address any",
     ),
 )
 def change_key(session: Session, key_id: KeyId, terms: Terms) -> None:
@@ -103,10 +124,11 @@ def revoke_key(session: Session, key_id: KeyId) -> None:
 def _fields_of(terms: dict[str, Any]) -> dict[str, Any]:
     """The fields of the API's request; None takes a bound away. Raises UsageError."""
     fields: dict[str, Any] = {"name": terms["name"]} if "name" in terms else {}
-    if models := terms.get("model"):
-        if "any" in models and len(models) > 1:
-            raise UsageError("--model any and another --model contradict each other")
-        fields["models"] = None if models == ["any"] else models
+    for option, name, word in (("model", "models", "any"), ("tag", "tags", "none"), ("address", "addresses", "any")):
+        if values := terms.get(option):
+            if word in values and len(values) > 1:
+                raise UsageError(f"--{option} {word} and another --{option} contradict each other")
+            fields[name] = None if values == [word] else values
     fields |= parse_limits({limit: terms[limit] for limit in KEY_LIMITS if limit in terms}, word="none")
     budget, per, expires = terms.get("budget"), terms.get("per"), terms.get("expires")
     if per is not None and per not in PERIODS:
@@ -131,6 +153,8 @@ def _key_rows(key: dict[str, Any]) -> Iterator[tuple[str, object]]:
     yield "account", key["account_id"]
     yield "status", key.get("status")
     yield "models", ", ".join(key.get("models") or ()) or "any"
+    yield "tags", ", ".join(key.get("tags") or ()) or "none"
+    yield "addresses", ", ".join(key.get("addresses") or ()) or "any"
     for name in KEY_LIMITS:
         own = (key.get("limits") or {}).get(name)
         yield name, f"{own:,}" if own is not None else "the account's"
@@ -148,6 +172,8 @@ def _row(key: dict[str, Any]) -> tuple[object, ...]:
     return (
         *(key.get(field) for field in ("id", "name", "hint", "status")),
         ", ".join(key.get("models") or ()) or "any",
+        ", ".join(key.get("tags") or ()) or None,
+        ", ".join(key.get("addresses") or ()) or "any",
         limits or None,
         spent,
         *(key.get(field) for field in ("created_at", "expires_at", "revoked_at")),

@@ -12,7 +12,7 @@ from serve_app.cli.output import UsageError
 from serve_app.cli.values import parse_day
 
 # Option value -> the field that rows of the response carry.
-GROUPS = {"day": "day", "model": "model", "account": "account_id", "key": "key_id"}
+GROUPS = {"day": "day", "model": "model", "account": "account_id", "key": "key_id", "tag": "tag"}
 COUNTS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
 
 app = typer.Typer(name="usage", help="Show and export requests, tokens and charges.")
@@ -21,6 +21,9 @@ FILTERS = {
     "account": Annotated[str | None, typer.Option(metavar="ACCOUNT_ID", help="Of one account.")],
     "key": Annotated[str | None, typer.Option(metavar="KEY_ID", help="Of one API key.")],
     "model": Annotated[str | None, typer.Option(metavar="MODEL", help="Of one model identifier.")],
+    "tag": Annotated[
+        str | None, typer.Option(metavar="TAG", help="Of keys that have this tag now; empty: of those without a tag.")
+    ],
     "first": Annotated[str | None, typer.Option("--from", metavar="YYYY-MM-DD", help="First day, UTC.")],
     "last": Annotated[str | None, typer.Option("--to", metavar="YYYY-MM-DD", help="Last day, UTC.")],
 }
@@ -31,6 +34,7 @@ Filters = Annotated[dict[str, str], FILTERS]
     app,
     examples=(
         "serve-app usage --from 2026-11-01 --group-by account,model",
+        "serve-app usage --account ACCOUNT_ID --group-by tag",
         "serve-app usage export --from 2026-11-01 --to 2026-11-30 --output nov.csv",
     ),
 )
@@ -45,9 +49,9 @@ def show_usage(
     session.out.table(
         {"data": rows},
         (*groups, *(name.replace("_", " ") for name in COUNTS), "charged"),
-        [[row.get(name) for name in (*(GROUPS[group] for group in groups), *COUNTS, "charged")] for row in rows],
+        [[_cell(row, name) for name in (*(GROUPS[group] for group in groups), *COUNTS, "charged")] for row in rows],
         empty="Nothing was used.",
-        footer=_total(rows),
+        footer="A key with several tags counts in each of them." if "tag" in groups else _total(rows),
     )
 
 
@@ -65,7 +69,11 @@ def parse_filters(given: dict[str, str]) -> dict[str, str | None]:
     first, last = parse_day("--from", given.get("first")), parse_day("--to", given.get("last"))
     if first and last and first > last:
         raise UsageError(f"--from {first} is after --to {last}")
-    return {**{name: given.get(name) for name in ("account", "key", "model")}, "from": first, "to": last}
+    return {**{name: given.get(name) for name in ("account", "key", "model", "tag")}, "from": first, "to": last}
+
+
+def _cell(row: dict[str, Any], name: str) -> object:
+    return "no tag" if name == "tag" and row.get(name) == "" else row.get(name)
 
 
 def _total(rows: list[dict[str, Any]]) -> str:

@@ -111,8 +111,7 @@ async def rotate_key(visit: Visit) -> Response:
     if overlap is None or not old.active:
         raise Refused(422, "Choose a key that is active, and how long it still works.")
     until = min(now + overlap, old.expires_at or now + overlap)
-    terms = {"models": old.models, "budget": old.budget, "budget_period": old.budget_period, **old.limits}
-    answer = await _make_key(visit, old.name, terms, until)
+    answer = await _make_key(visit, old.name, old.terms, until)
     if until > now:
         await visit.console.books.run(commands.UpdateKey(old.key_id, {"expires_at": until}, visit.audit))
     else:
@@ -152,6 +151,10 @@ async def _terms(visit: Visit) -> dict[str, Any]:
         if not set(models) <= set(await visit.console.models()):
             raise Refused(422, "Choose models that are served.")
         terms["models"] = tuple(models)
+    if tags := [tag.strip() for tag in form.get("tags", "").split(",") if tag.strip()]:
+        terms["tags"] = tags
+    if addresses := form.get("addresses", "").replace(",", " ").split():
+        terms["addresses"] = addresses
     for name in KEY_LIMITS:
         if text := form.get(name, "").strip():
             if not (text.isascii() and text.isdigit() and len(text) <= 13):

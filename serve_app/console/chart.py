@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 SERIES: Final = 5  # with colours of their own; the rest is one more
@@ -32,8 +33,10 @@ class Chart:
     most: int
 
 
-def stacked(days: Sequence[str], values: Mapping[tuple[str, str], int]) -> Chart:
-    """Of values by day and series. Days that are not in `days` are left out."""
+def stacked(
+    days: Sequence[str], values: Mapping[tuple[str, str], int], labels: Mapping[str, str] = MappingProxyType({})
+) -> Chart:
+    """Of values by day and series, some of which are shown by a label. Days that are not in `days` are left out."""
     sums: dict[str, int] = {}
     for (day, name), value in values.items():
         if day in days:
@@ -52,6 +55,6 @@ def stacked(days: Sequence[str], values: Mapping[tuple[str, str], int]) -> Chart
             height = HEIGHT * value / most
             top -= height
             if value:
-                title = f"{day}, {names[series]}"
+                title = f"{day}, {labels.get(names[series], names[series])}"
                 bars.append(Bar(series, step * number + step * 0.1, top, step * 0.8, height, title))
     return Chart(bars, names, most)

@@ -21,7 +21,7 @@ _DAY_S: Final = 86400.0
 _HOUR_S: Final = 3600.0
 HOURS: Final = "24 hours"
 SPANS: Final = {"30 days": 30, HOURS: 1, "7 days": 7, "90 days": 90}  # of each choice the first is the default
-GROUPS: Final = {"model": "model", "key": "key_id"}
+GROUPS: Final = {"model": "model", "key": "key_id", "tag": "tag"}
 MEASURES: Final = {"cost": "charged", "requests": "requests", "tokens": "tokens"}
 COUNTS: Final = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "charged")
 PAGE: Final = 100
@@ -38,16 +38,22 @@ async def usage(visit: Visit) -> Response:
         first = now // _HOUR_S * _HOUR_S - 23 * _HOUR_S
         days = [_hour(first + number * _HOUR_S) for number in range(24)]
         by_day = await run(commands.SumHours(account_id, first, now + _HOUR_S, _group(group)))
+        whole = await run(commands.SumHours(account_id, first, now + _HOUR_S)) if group == "tag" else by_day
     else:
         days = [period_at("day", now - back * _DAY_S).name for back in range(SPANS[span] - 1, -1, -1)]
-        by_day = await run(commands.SumUsage(account_id, day_from=days[0], group_by=("day", _group(group))))
-    names = {key.key_id: key.name for key in await run(commands.ListKeys(account_id))} if group == "key" else {}
+        wanted = commands.SumUsage(account_id, day_from=days[0], group_by=("day", _group(group)))
+        by_day = await run(wanted)
+        # A key with several tags is in several rows: sums of days are of each request once.
+        whole = await run(replace(wanted, group_by=("day",))) if group == "tag" else by_day
+    names = {"": "no tag"}
+    if group == "key":
+        names = {key.key_id: key.name for key in await run(commands.ListKeys(account_id))}
     values: dict[tuple[str, str], int] = {}
     for row in by_day:
         name = str(getattr(row, GROUPS[group]))
         tokens = row.prompt_tokens + row.completion_tokens
         values[row.day or "", name] = tokens if measure == "tokens" else getattr(row, MEASURES[measure])
-    chart = stacked(days, values)
+    chart = stacked(days, values, names)
     totals = _by_name(by_day, GROUPS[group])
     return visit.page(
         "usage.html",
@@ -56,7 +62,7 @@ async def usage(visit: Visit) -> Response:
         chart=chart,
         labels=[names.get(name, name) for name in chart.names],
         totals=[(names.get(name, name), row) for name, row in totals.items()],
-        by_day={day: [row for row in by_day if row.day == day] for day in reversed(days)},
+        by_day={day: [row for row in whole if row.day == day] for day in reversed(days)},
         chosen={"span": span, "by": group, "of": measure},
         choices={"span": SPANS, "by": GROUPS, "of": MEASURES},
         unit="hour" if span == HOURS else "day",
@@ -107,7 +113,7 @@ def _hour(at: float) -> str:
 
 
 def _by_name(rows: Iterable[UsageRow], field: str) -> dict[str, UsageRow]:
-    """The sums of each model or key, by name."""
+    """The sums of each model, key or tag, by name."""
     sums: dict[str, UsageRow] = {}
     for row in rows:
         name = str(getattr(row, field))
@@ -116,8 +122,8 @@ def _by_name(rows: Iterable[UsageRow], field: str) -> dict[str, UsageRow]:
     return dict(sorted(sums.items()))
 
 
-def _group(name: str) -> Literal["model", "key"]:
-    return "key" if name == "key" else "model"
+def _group(name: str) -> Literal["model", "key", "tag"]:
+    return "key" if name == "key" else "tag" if name == "tag" else "model"
 
 
 def _choice(visit: Visit, name: str, known: Collection[str]) -> str:

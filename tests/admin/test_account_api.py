@@ -205,6 +205,25 @@ async def test_lists_and_sums_are_of_the_own_account_alone(world: World, robot: 
         ).json()
 
 
+async def test_sums_and_requests_by_tag_follow_the_keys_tags(world: World, robot: httpx.AsyncClient) -> None:
+    ids = [(await robot.post("/account/keys", json={"tags": tags})).json()["id"] for tags in (["a", "b"], ["b"], None)]
+    for number, key_id in enumerate([*ids, ids[0]]):
+        world.ledger.settle([settlement(f"r{number}", world.account_id, key_id)])
+
+    async def sums(**query: str) -> dict[str, int]:
+        rows = (await robot.get("/account/usage", params=query)).json()["data"]
+        return {row.get("tag", "all"): row["requests"] for row in rows}
+
+    assert await sums(group_by="tag") == {"": 1, "a": 2, "b": 3}
+    assert await sums(tag="b", group_by="model") == {"all": 3}
+    assert await sums(tag="", group_by="model") == {"all": 1}
+    assert await sums(group_by="tag", tag="a", key=ids[0]) == {"a": 2, "b": 2}
+    listed = (await robot.get("/account/requests", params={"tag": "a"})).json()["data"]
+    assert [row["key_id"] for row in listed] == [ids[0]] * 2
+    await robot.patch(f"/account/keys/{ids[0]}", json={"tags": None})
+    assert await sums(group_by="tag") == {"": 3, "b": 1}
+
+
 async def test_requests_come_page_by_page(world: World, robot: httpx.AsyncClient) -> None:
     [key] = world.ledger.list_keys(world.account_id)
     world.ledger.settle([settlement(f"r{number}", world.account_id, key.key_id) for number in range(5)])
@@ -247,11 +266,13 @@ async def test_a_key_is_rotated_as_on_the_console(
     now = float(int(world.admin.now()))
     world.admin.now = lambda: now
     terms = {"name": "ci", "models": ["svc-chat"], "rpm": 3, "budget": "2.50", "budget_period": "day"}
+    terms |= {"tags": ["ci", "lab"], "addresses": ["10.0.0.0/8", "2001:db8::/48"]}
     old = (await robot.post("/account/keys", json=terms)).json()
     answer = await robot.post(f"/account/keys/{old['id']}/rotate", json={"overlap_hours": hours})
     new = answer.json()
     assert (answer.status_code, new["id"] != old["id"], new["key"] != old["key"]) == (201, True, True)
-    for name in ("name", "models", "limits", "budget", "budget_period", "expires_at", "status"):
+    assert {name: new[name] for name in ("tags", "addresses")} == {name: terms[name] for name in ("tags", "addresses")}
+    for name in ("name", "models", "limits", "budget", "budget_period", "expires_at", "status", "tags", "addresses"):
         assert new[name] == old[name], name
     [ended] = [one for one in world.ledger.list_keys(world.account_id) if one.key_id == old["id"]]
     assert (ended.active, ended.expires_at) == ((False, None) if ends_in is None else (True, now + ends_in))
@@ -293,6 +314,8 @@ async def test_a_change_under_one_idempotency_key_happens_once(
     [
         ("POST /account/keys", {"models": ["gpt"]}, 422, "models"),
         ("POST /account/keys", {"rpm": 0}, 422, "rpm"),
+        ("POST /account/keys", {"addresses": ["10.0.0.5/8"]}, 422, "write 10.0.0.0/8"),
+        ("PATCH /account/keys/{key_id}", {"tags": ["a,b"]}, 422, "no comma"),
         ("POST /account/keys", {"account_id": "acct_other"}, 400, "account_id"),
         ("PATCH /account/keys/{key_id}", {"budget": "-1"}, 422, "budget"),
         ("POST /account/alerts", {"kind": "no"}, 422, "kind"),

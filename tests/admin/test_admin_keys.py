@@ -22,6 +22,8 @@ TERMS: dict[str, Any] = {
     "budget": "2.50",
     "budget_period": "day",
     "expires_at": IN_30_DAYS,
+    "tags": ["team-a", "batch"],
+    "addresses": ["10.0.0.0/8", "203.0.113.7/32"],
 }
 DAY_S = 86_400.0
 
@@ -46,6 +48,7 @@ async def test_a_key_is_shown_with_all_of_its_terms(world: World, admin: httpx.A
     assert (made["budget"], made["budget_period"], made["spent"]) == ("2.50", "day", "0.00")
     assert made["expires_at"] == IN_30_DAYS
     assert made["status"] == "active"
+    assert (made["tags"], made["addresses"]) == (TERMS["tags"], TERMS["addresses"])
     del made["key"]
     assert await shown(world, admin, made["id"]) == made
 
@@ -53,7 +56,17 @@ async def test_a_key_is_shown_with_all_of_its_terms(world: World, admin: httpx.A
 async def test_a_key_without_terms_has_none(world: World, admin: httpx.AsyncClient) -> None:
     made = await new_key(world, admin)
     assert made["limits"] == {"rpm": None, "tpm": None, "concurrency": None}
-    for field in ("models", "budget", "budget_period", "spent", "renews_at", "expires_at", "revoked_at"):
+    for field in (
+        "models",
+        "budget",
+        "budget_period",
+        "spent",
+        "renews_at",
+        "expires_at",
+        "revoked_at",
+        "tags",
+        "addresses",
+    ):
         assert made[field] is None
 
 
@@ -68,6 +81,10 @@ async def test_an_update_changes_what_it_names_and_null_takes_a_bound_away(
     freed = (await admin.patch(path, json={"models": None, "rpm": None, "budget": None, "expires_at": None})).json()
     assert (freed["models"], freed["budget"], freed["budget_period"], freed["expires_at"]) == (None,) * 4
     assert freed["limits"] == {"rpm": None, "tpm": 5000, "concurrency": 2}
+    assert (freed["tags"], freed["addresses"]) == (TERMS["tags"], TERMS["addresses"])
+    open_to_all = (await admin.patch(path, json={"tags": ["b"], "addresses": None})).json()
+    assert (open_to_all["tags"], open_to_all["addresses"]) == (["b"], None)
+    assert (await admin.patch(path, json={"tags": None})).json()["tags"] is None
 
 
 @pytest.mark.parametrize(
@@ -80,6 +97,15 @@ async def test_an_update_changes_what_it_names_and_null_takes_a_bound_away(
         ({"expires_at": "2020-01-01T00:00:00Z"}, 422, "expires_at"),
         ({"name": ""}, 422, "name"),
         ({"nmae": "x"}, 400, "nmae"),
+        ({"tags": []}, 422, "tags"),
+        ({"tags": ["x" * 41]}, 422, "tags"),
+        ({"tags": ["a,b"]}, 422, "no comma"),
+        ({"tags": "a"}, 400, "tags"),
+        ({"addresses": ["10.0.0.5/8"]}, 422, "write 10.0.0.0/8"),
+        ({"addresses": ["example.com"]}, 422, "no address or network"),
+        ({"addresses": ["10.0.0.1"] * 51}, 422, "addresses"),
+        ({"addresses": []}, 422, "addresses"),
+        ({"addresses": "10.0.0.1"}, 400, "addresses"),
         ({"models": "svc-chat"}, 400, "models"),
     ],
 )
@@ -130,3 +156,25 @@ async def test_a_key_is_active_then_expired_and_a_revoked_one_stays_revoked(
         world.admin.now = lambda later=later: now + later
         states.append([(await shown(world, admin, key["id"]))["status"] for key in (expiring, revoked)])
     assert states == [["active", "revoked"], ["expired", "revoked"]]
+
+
+async def test_usage_is_grouped_and_filtered_by_tag_over_all_accounts(world: World, admin: httpx.AsyncClient) -> None:
+    tagged = [await new_key(world, admin, tags=tags) for tags in (["a", "b"], ["b"])]
+    for key in (tagged[0]["key"], tagged[1]["key"], world.key, tagged[1]["key"]):
+        assert (await Call(world, key).done()).status == 200
+    query = {"group_by": "account,tag"}
+    rows = (await admin.get("/admin/usage", params=query)).json()["data"]
+    assert [(row["account_id"], row["tag"], row["requests"]) for row in rows] == [
+        (world.account_id, "", 1),
+        (world.account_id, "a", 1),
+        (world.account_id, "b", 3),
+    ]
+    for tag, requests in {"a": 1, "b": 3, "": 1, "c": 0}.items():
+        sums = (await admin.get("/admin/usage", params={"tag": tag})).json()["data"]
+        assert sum(row["requests"] for row in sums) == requests
+        assert all(row["tag"] is None for row in sums)
+        assert len((await admin.get("/admin/usage/requests", params={"tag": tag})).json()["data"]) == requests
+        file = (await admin.get("/admin/usage/export", params={"tag": tag, "format": "json"})).json()
+        assert len(file) == requests
+    [read, *_] = [one for one in world.ledger.audit_log() if one.action == "export_usage"]
+    assert read.detail["tag"] == "c"

@@ -51,12 +51,14 @@ def test_revoking_a_key(service: FakeService, run: Run, account: str) -> None:
 
 
 def test_usage_sends_every_filter(service: FakeService, run: Run) -> None:
-    options = "--account acct_1 --key key_1 --model svc-chat --from 2026-11-01 --to 2026-11-30 --group-by day,account"
+    options = "--account acct_1 --key key_1 --model svc-chat --tag ci"
+    options += " --from 2026-11-01 --to 2026-11-30 --group-by day,account"
     assert run("usage", *options.split(), "--json").json == {"data": service.usage}
     assert service.requests[-1].query == {
         "account": "acct_1",
         "key": "key_1",
         "model": "svc-chat",
+        "tag": "ci",
         "from": "2026-11-01",
         "to": "2026-11-30",
         "group_by": "day,account",

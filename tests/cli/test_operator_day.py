@@ -10,6 +10,7 @@ import pytest
 
 from serve_app.contracts.books import Outcome, Refusal, Settlement, SettlementRejected
 from serve_app.contracts.money import Price
+from tests.accounting.books import settlement
 from tests.gateway.world import NANO, OPERATOR
 
 from .conftest import Run
@@ -98,11 +99,13 @@ def test_corrections_take_and_give_with_a_memo(real: RealService, run: Run, acco
 
 def test_a_key_is_made_changed_and_freed_again(real: RealService, run: Run, account: str) -> None:
     terms = ["--model", "svc-coder", "--rpm", "30", "--budget", "2.50", "--per", "day", "--expires", "12h"]
+    terms += ["--tag", "team-a", "--tag", "batch", "--address", "10.0.0.0/8", "--address", "203.0.113.7"]
     made = run("keys", "create", account, "--name", "ci", *terms, "--json").json
     assert made["key"].startswith("sk-")
     assert (made["models"], made["limits"]["rpm"], made["budget"], made["budget_period"]) == (
         ["svc-coder"], 30, "2.50", "day",
     )  # fmt: skip
+    assert (made["tags"], made["addresses"]) == (["team-a", "batch"], ["10.0.0.0/8", "203.0.113.7/32"])
     assert days(made["expires_at"]) == pytest.approx(0.5, abs=0.01)
 
     changed = run("keys", "update", made["id"], "--model", "svc-chat", "--model", "svc-coder", "--tpm", "500", "--json")
@@ -110,18 +113,38 @@ def test_a_key_is_made_changed_and_freed_again(real: RealService, run: Run, acco
     assert changed.json["limits"] == {"rpm": 30, "tpm": 500, "concurrency": None}
     monthly = run("keys", "update", made["id"], "--budget", "20", "--per", "month", "--json").json
     assert (monthly["budget"], monthly["budget_period"]) == ("20.00", "month")
-    free = ["--model", "any", "--rpm", "none", "--tpm", "none", "--budget", "none", "--expires", "never"]
+    assert monthly["tags"] == ["team-a", "batch"]
+    retagged = run("keys", "update", made["id"], "--tag", "lab", "--address", "2001:db8::/48", "--json").json
+    assert (retagged["tags"], retagged["addresses"]) == (["lab"], ["2001:db8::/48"])
+    free = [
+        "--tag",
+        "none",
+        "--address",
+        "any",
+        "--model",
+        "any",
+        "--rpm",
+        "none",
+        "--tpm",
+        "none",
+        "--budget",
+        "none",
+        "--expires",
+        "never",
+    ]
     freed = run("keys", "update", made["id"], *free, "--json").json
     assert (freed["models"], freed["budget"], freed["budget_period"], freed["expires_at"]) == (None,) * 4
     assert set(freed["limits"].values()) == {None}
+    assert (freed["tags"], freed["addresses"]) == (None, None)
 
 
 def test_keys_for_people_show_terms_and_status(real: RealService, run: Run, account: str) -> None:
-    out = run("keys", "create", account, "--budget", "2.50", "--per", "day", "--model", "svc-chat").out
+    out = run("keys", "create", account, "--budget", "2.50", "--per", "day", "--model", "svc-chat", "--tag", "lab").out
     shown = lines(out)
     assert shown["budget"] == "2.50 a day"
     assert shown["spent"].startswith("0.00, renews at ")
     assert (shown["models"], shown["rpm"], shown["expires"]) == ("svc-chat", "the account's", "never")
+    assert (shown["tags"], shown["addresses"]) == ("lab", "any")
     run("keys", "revoke", shown["id"])
     table = run("keys", "list", account).out
     assert "0.00 of 2.50 a day" in table
@@ -139,6 +162,8 @@ def test_keys_for_people_show_terms_and_status(real: RealService, run: Run, acco
         (["--rpm", "0"], "--rpm"),
         (["--rpm", "default"], "none"),
         (["--model", "any", "--model", "svc-chat"], "contradict"),
+        (["--tag", "none", "--tag", "a"], "contradict"),
+        (["--address", "any", "--address", "10.0.0.1"], "contradict"),
         (["--expires", "tomorrow"], "--expires"),
         (["--expires", "2020-01-01"], "passed"),
     ],
@@ -161,6 +186,26 @@ def test_a_model_that_is_not_served_is_named_with_those_that_are(real: RealServi
     assert refused.code == 1
     assert "svc-chta" in refused.error_line
     assert "svc-chat, svc-coder" in refused.error_line
+
+
+def test_a_network_with_host_bits_is_refused_with_the_right_one(real: RealService, run: Run, account: str) -> None:
+    refused = run("keys", "create", account, "--address", "10.0.0.5/8")
+    assert refused.code == 1
+    assert "write 10.0.0.0/8 to allow all of it, or 10.0.0.5" in refused.error_line
+
+
+def test_usage_by_tag_shows_keys_without_one_and_no_total(real: RealService, run: Run, account: str) -> None:
+    for number, tags in enumerate(([], ["--tag", "a", "--tag", "b"])):
+        key = run("keys", "create", account, *tags, "--json").json
+        real.world.ledger.settle([settlement(f"r{number}", account, key["id"])])
+    out = run("usage", "--account", account, "--group-by", "tag").out
+    assert [line.split()[:2] for line in out.splitlines()[1:4]] == [["no", "tag"], ["a", "1"], ["b", "1"]]
+    assert "several tags" in out
+    assert "total" not in out
+    rows = run("usage", "--account", account, "--group-by", "tag", "--tag", "", "--json").json["data"]
+    assert [(row["tag"], row["requests"]) for row in rows] == [("", 1)]
+    file = run("usage", "export", "--account", account, "--group-by", "tag").out
+    assert [line.split(",")[0] for line in file.splitlines()] == ["tag", "", "a", "b"]
 
 
 def test_the_audit_log_names_who_did_what(

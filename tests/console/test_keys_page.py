@@ -24,12 +24,18 @@ def test_a_key_is_made_with_its_terms_shown_once_and_revoked(house: House, caplo
     caplog.set_level(logging.DEBUG)
     browser, path = house.member(), f"/console/accounts/{house.account_id}/keys"
     terms = {"model": "svc-chat", "rpm": "3", "budget": "2.50", "budget_period": "day", "expires": "2026-07-01"}
+    terms |= {"tags": " team-a, batch ,", "addresses": "203.0.113.7, 10.0.0.0/8  2001:db8::/48"}
     made = submit(browser, path, path, name="laptop", **terms)
     assert made.status_code == 201
     key = re.search(r"sk-[0-9A-Za-z]{49}", made.text)[0]  # type: ignore[index]
     found = house.ledger.find_key(digest(key, SECRET))
     assert found is not None
     assert (found[0].models, dict(found[0].limits), found[0].budget) == (("svc-chat",), {"rpm": 3}, 2_500_000_000)
+    assert found[0].tags == ("team-a", "batch")
+    assert found[0].addresses == ("203.0.113.7/32", "10.0.0.0/8", "2001:db8::/48")
+    page = browser.get(path).text
+    assert "tags team-a, batch" in page
+    assert "from 203.0.113.7/32, 10.0.0.0/8, 2001:db8::/48 alone" in page
     assert "no-store" in made.headers["cache-control"]
     assert key not in browser.get(path).text
     assert key not in caplog.text
@@ -56,18 +62,20 @@ def test_what_people_type_is_text_on_every_page(house: House) -> None:
     assert person.name == SCRIPT
     path = f"/console/accounts/{house.account_id}"
     pages = [submit(browser, f"{path}/keys", f"{path}/keys", name=SCRIPT)]
-    for field in ("model", "rpm", "budget", "budget_period", "expires"):
+    for field in ("model", "rpm", "budget", "budget_period", "expires", "addresses"):
         fields = {"name": "k", "budget": "1", field: SCRIPT}
         pages.append(submit(browser, f"{path}/keys", f"{path}/keys", **fields))
         assert pages[-1].status_code == 422, field
     key = house.ledger.list_keys(house.account_id)[0]
     assert key.name == SCRIPT
+    house.ledger.update_key(key.key_id, tags=[SCRIPT])
     house.ledger.settle([settlement("r1", house.account_id, key.key_id)])
     house.ledger.credit(house.account_id, 1, kind="grant", memo=SCRIPT)
     sections = ("", "/keys", "/usage?by=key", "/requests?day=2026-06-01", "/billing", "/statements/2026-06", "/members")
+    sections += ("/usage?by=tag",)
     pages += [browser.get(one) for one in (*(path + section for section in sections), "/console/profile")]
-    assert [page.status_code for page in pages[-8:]] == [200] * 8
-    assert sum("&lt;script&gt;" in page.text for page in pages[-8:]) == 7
+    assert [page.status_code for page in pages[-9:]] == [200] * 9
+    assert sum("&lt;script&gt;" in page.text for page in pages[-9:]) == 8
     pages.append(submit(house.browser(), "/console/sign-in", "/console/sign-in", email=SCRIPT, password=SCRIPT))
     for page in pages:
         assert not STRAY_SCRIPT.search(page.text)
@@ -79,6 +87,7 @@ def test_what_people_type_is_text_on_every_page(house: House) -> None:
 def test_a_key_is_rotated_and_the_old_one_ends_after_the_overlap(house: House, overlap: str, seconds: int) -> None:
     browser, path = house.member(), f"/console/accounts/{house.account_id}/keys"
     terms = {"model": "svc-chat", "rpm": "3", "budget": "2.50", "budget_period": "day"}
+    terms |= {"tags": "ci, lab", "addresses": "10.0.0.0/8"}
     assert submit(browser, path, path, name="laptop", **terms).status_code == 201
     [old] = house.ledger.list_keys(house.account_id)
     made = submit(browser, path, f"{path}/{old.key_id}/rotate", overlap=overlap)
@@ -86,7 +95,8 @@ def test_a_key_is_rotated_and_the_old_one_ends_after_the_overlap(house: House, o
     key = re.search(r"sk-[0-9A-Za-z]{49}", made.text)[0]  # type: ignore[index]
     found = house.ledger.find_key(digest(key, SECRET))
     assert found is not None
-    named = ("name", "models", "limits", "budget", "budget_period")
+    assert (found[0].tags, found[0].addresses) == (("ci", "lab"), ("10.0.0.0/8",))
+    named = ("name", "models", "limits", "budget", "budget_period", "tags", "addresses")
     assert [getattr(found[0], name) for name in named] == [getattr(old, name) for name in named]
     assert (found[0].expires_at, found[0].active) == (None, True)
     [after] = [one for one in house.ledger.list_keys(house.account_id) if one.key_id == old.key_id]

@@ -55,6 +55,25 @@ def test_usage_is_shown_by_model_by_key_and_by_day(house: House) -> None:
         assert browser.get(path, params={"span": wrong, "by": wrong, "of": wrong}).status_code == 200
 
 
+@pytest.mark.parametrize("span", ["30 days", "24 hours"])
+def test_usage_by_tag_counts_a_key_in_each_and_days_count_it_once(house: House, span: str) -> None:
+    house.ledger.update_key(use(house, "r1", "r2"), tags=["a", "b"])
+    house.ledger.update_key(use(house, "r3"), tags=["b"])
+    use(house, "r4")
+    path, browser = f"/console/accounts/{house.account_id}/usage", house.member()
+    page = browser.get(path, params={"span": span, "by": "tag", "of": "requests"}).text
+    rows = cells(page)
+    for name, requests in {"a": 2, "b": 3, "no tag": 1}.items():
+        assert [row[1] for row in rows if row[0] == name] == [str(requests)], name
+    moment = f"{TODAY} 11:00" if span == "24 hours" else TODAY
+    assert [moment, "4", "56", "0.000000184"] in rows
+    assert "The highest bar is 6 requests" in page
+    assert page.count("<title>2026-06-01") == 3
+    assert ", no tag</title>" in page
+    assert "counts in each of them" in page
+    assert "counts in each of them" not in browser.get(path).text
+
+
 def test_the_last_day_is_shown_by_hour(house: House) -> None:
     use(house, "r1", "r2")
     use(house, "r3", at=NOON - 3600, model="svc-coder")  # the first moment of its hour
