@@ -195,6 +195,8 @@ class Renew:
     open_requests: int = 0  # of the gateway, in all shards
     spool: SpoolState | None = None  # None: not measured yet
 
+    __setstate__ = set_state
+
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
@@ -337,6 +339,8 @@ class LiveReport:
     backends: tuple[BackendLoad, ...]
     accounts: tuple[BusyAccount, ...]  # those with the most open requests, then with the most held, first
     gateways: tuple[LiveGateway, ...] = ()
+
+    __setstate__ = set_state
 
 
 Ask = Admit | Adjust | Release | Renew | Announce | Identify | Status | Live | PressureReport

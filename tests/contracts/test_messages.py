@@ -9,7 +9,7 @@ import pytest
 
 from serve_app.contracts.books import KeySnapshot, UsageRow
 from serve_app.contracts.commands import ListUsage, SumUsage
-from serve_app.contracts.limiting import Admit, Grant, Identify, Identity, Refusal, Window
+from serve_app.contracts.limiting import Admit, Grant, Identify, Identity, LiveReport, Refusal, Renew, Window
 
 WINDOW = Window(1, 1, 1.0)
 
@@ -22,6 +22,8 @@ WINDOW = Window(1, 1, 1.0)
         (Identity("a", "k"), {"from_anywhere": True}),
         (Grant("r", "a", "k", 1, 1, WINDOW, WINDOW), {"from_anywhere": True}),
         (Refusal("r", 401, "invalid_api_key", "m"), {"from_anywhere": True}),
+        (Renew("g", ()), {"spool": None}),
+        (LiveReport(True, 0, 0, (), ()), {"gateways": ()}),
         (KeySnapshot("k", "a", "n", "d", "h", True, 1, 0.0), {"tags": None, "addresses": None}),
         (UsageRow(1, 1, 1, 1, 1), {"tag": None}),
         (SumUsage("a"), {"tag": None}),
