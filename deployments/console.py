@@ -17,6 +17,7 @@ from serve_app.console.app import build_console
 from serve_app.console.notifier import Notifier
 from serve_app.console.openid import OpenId
 from serve_app.console.payments import PaymentProvider
+from serve_app.console.resealing import Resealing
 from serve_app.console.web import Console
 from serve_app.contracts.accounting_shards import AccountingShards
 from serve_app.contracts.calls import shard_name
@@ -52,7 +53,7 @@ class ConsoleIngress:
         self._gateway_live = gateway.options(method_name="live", **PICKLED)
         self._console = Console(
             AccountingShards([AccountingHandle(shard) for shard in shards]),
-            keys.key_secret,
+            keys.key_secrets,
             self._models,
             self._live,
             self._status_of,
@@ -69,7 +70,7 @@ class ConsoleIngress:
             self._console.books,
             args.mail,
             self._console.now,
-            key_secret=keys.key_secret,
+            key_secrets=keys.key_secrets,
             password=os.environ.get("SERVE_APP_SMTP_PASSWORD", ""),
             private_webhooks=args.private_webhooks,
         )
@@ -88,7 +89,8 @@ class ConsoleIngress:
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called once by Serve, after the constructor."""
-        self._watching = [asyncio.create_task(one.run()) for one in (self._notifier, self._console.pressure)]
+        resealing = Resealing(self._console.books, self._console.key_secrets)
+        self._watching = [asyncio.create_task(one.run()) for one in (self._notifier, self._console.pressure, resealing)]
         return build_console(self._console)
 
 

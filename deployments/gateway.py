@@ -105,14 +105,14 @@ class Gateway:
         self._lifecycle = Lifecycle(
             self._services, ledger, BackendApplications(), self._metrics, changed=self._export_catalogue
         )
-        self._authenticator = Authenticator(limiter, key_secret=keys.key_secret, operator_keys=keys.operator_keys)
+        self._authenticator = Authenticator(limiter, key_secrets=keys.key_secrets, operator_keys=keys.operator_keys)
         self._admin = AdminServices(
             self._authenticator,
             ledger,
             limiter,
             backends,
             catalogue=lambda: self._services.catalogue,
-            key_secret=keys.key_secret,
+            key_secrets=keys.key_secrets,
             currency=args.currency,
             find_lines=partial(find_lines, args.state_dir() / FOLDER),
             alert_mail=args.alert_mail,

@@ -3,7 +3,8 @@
 On a cluster they come from the environment (SERVE_APP_OPERATOR_KEY, SERVE_APP_KEY_SECRET). On one machine
 (`settings.keeps_local_state`) they are files of the state folder with mode 0600, made on first use.
 
-While the operator key is replaced, the one before is valid too: SERVE_APP_OPERATOR_KEY_PREVIOUS, or a file.
+While one of them is replaced, the one before is valid too: SERVE_APP_OPERATOR_KEY_PREVIOUS and
+SERVE_APP_KEY_SECRET_PREVIOUS, or files.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from serve_app.contracts.key_format import KeySecrets
 from serve_app.settings import SettingsError, is_placeholder, keeps_local_state
 
 LEAST_LENGTH: Final = 16  # characters; those that are made here have 43
@@ -23,6 +25,7 @@ _VARIABLES: Final = (
     "SERVE_APP_OPERATOR_KEY",
     "SERVE_APP_OPERATOR_KEY_PREVIOUS",
     "SERVE_APP_KEY_SECRET",
+    "SERVE_APP_KEY_SECRET_PREVIOUS",
     "SERVE_APP_DATABASE_URL",
     "SERVE_APP_STRIPE_KEY",
     "SERVE_APP_STRIPE_WEBHOOK_SECRET",
@@ -36,7 +39,7 @@ class Secrets:
     """Without a repr, so that no log shows them."""
 
     operator_key: str
-    key_secret: bytes
+    key_secrets: KeySecrets
     previous_operator_key: str = ""  # empty: none
 
     @property
@@ -50,9 +53,16 @@ def load_secrets(home: Path) -> Secrets:
 
     Raises SettingsError for one that is missing elsewhere, and for one that anybody could guess.
     """
+    key_secret = _secret("SERVE_APP_KEY_SECRET", home, "key-secret")
+    former = _previous("SERVE_APP_KEY_SECRET_PREVIOUS", home, "key-secret.previous")
+    if former == key_secret:
+        raise SettingsError(
+            "SERVE_APP_KEY_SECRET_PREVIOUS, or secrets/key-secret.previous: the same as the present secret; give "
+            "SERVE_APP_KEY_SECRET, or secrets/key-secret, a new one, or remove the previous"
+        )
     return Secrets(
         operator_key=_secret("SERVE_APP_OPERATOR_KEY", home, "operator-key"),
-        key_secret=_secret("SERVE_APP_KEY_SECRET", home, "key-secret").encode(),
+        key_secrets=KeySecrets(key_secret.encode(), former.encode()),
         previous_operator_key=_previous("SERVE_APP_OPERATOR_KEY_PREVIOUS", home, "operator-key.previous"),
     )
 

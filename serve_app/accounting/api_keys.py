@@ -12,13 +12,13 @@ from serve_app.accounting import budgets
 from serve_app.accounting.audit_log import changed, value_of, write_audit
 from serve_app.accounting.database import Transaction
 from serve_app.accounting.schema import api_keys
-from serve_app.accounting.snapshots import read_account, read_key
+from serve_app.accounting.snapshots import has_digest, read_account, read_key
 from serve_app.accounting.validation import check_fields, check_limit, check_name, check_time, is_text
 from serve_app.contracts.addresses import network_in
 from serve_app.contracts.books import KeySnapshot
 from serve_app.contracts.commands import CreateKey, RevokeKey, UpdateKey
 from serve_app.contracts.errors import Conflict, InvalidValue
-from serve_app.contracts.key_format import new_id
+from serve_app.contracts.key_format import Hashed, new_id
 from serve_app.contracts.limits import KEY_LIMITS
 from serve_app.contracts.money import MAX_BALANCE
 
@@ -34,9 +34,9 @@ def create_key(transaction: Transaction, wanted: CreateKey, now: float) -> KeySn
     check_name(wanted.name)
     check_name(wanted.hint, "a hint", longest=40)
     check_fields(wanted.terms, TERMS)
-    check_digest(digest)
+    stored = stored_digests(digest, wanted.mark, wanted.before)
     read_account(connection, account_id)
-    earlier = connection.execute(select(api_keys).where(api_keys.c.digest == digest)).one_or_none()
+    earlier = connection.execute(select(api_keys).where(has_digest(api_keys, digests_in(stored)))).first()
     if earlier is not None:
         if (earlier.account_id, earlier.name) != (account_id, wanted.name):
             raise Conflict("this API key exists already: make a new one")
@@ -44,7 +44,7 @@ def create_key(transaction: Transaction, wanted: CreateKey, now: float) -> KeySn
     terms = {name: value for name, value in _checked(wanted.terms, now).items() if value is not None}
     _check_budget(terms.get("budget"), terms.get("budget_period"))
     key_id = new_id("key_")
-    given = {"account_id": account_id, "name": wanted.name, "digest": digest, "hint": wanted.hint} | _stored(terms)
+    given = {"account_id": account_id, "name": wanted.name, "hint": wanted.hint} | stored | _stored(terms)
     initial = {"id": key_id, "active": True, "version": transaction.next_version(), "created_at": now}
     connection.execute(insert(api_keys).values(given | initial))
     budgets.count_anew(connection, account_id, key_id, terms.get("budget_period"), now)
@@ -97,6 +97,20 @@ def check_digest(digest: str) -> None:
     """Raises InvalidValue."""
     if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
         raise InvalidValue("a digest is 64 hex digits: pass what key_format.digest returns, never the key itself")
+
+
+def stored_digests(digest: str, mark: str | None, before: Hashed | None) -> dict[str, str | None]:
+    """The columns of a new key; with `before` it is found by both digests from the beginning. Raises InvalidValue."""
+    check_digest(digest)
+    if before is None:
+        return {"digest": digest, "digest_mark": mark}
+    check_digest(before.digest)
+    return {"digest": before.digest, "digest_mark": before.mark, "moved_digest": digest, "moved_mark": mark}
+
+
+def digests_in(stored: Mapping[str, str | None]) -> list[str]:
+    """Those among the columns of `stored_digests`."""
+    return [digest for name in ("digest", "moved_digest") if (digest := stored.get(name)) is not None]
 
 
 def _checked(given: Mapping[str, Any], now: float) -> dict[str, Any]:

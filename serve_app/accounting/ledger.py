@@ -22,10 +22,12 @@ from serve_app.accounting import (
     limiter_leases,
     management_keys,
     memberships,
+    moved_keys,
     operators,
     people,
     replies,
     returned_payments,
+    sealed_secrets,
     served,
     served_backends,
     served_models,
@@ -39,6 +41,7 @@ from serve_app.accounting.currency import claim_currency
 from serve_app.accounting.database import Database, Transaction
 from serve_app.accounting.settle import settle
 from serve_app.contracts import commands, served_commands
+from serve_app.contracts import key_secrets as secret_commands
 from serve_app.contracts import management as management_commands
 from serve_app.contracts import notices as notice_commands
 from serve_app.contracts import operators as operator_commands
@@ -85,6 +88,8 @@ READS: dict[type[Command[Any]], Callable[[Connection, Any, float], Any]] = {
     operator_commands.ListPendingCredits: operators.list_pending_credits,
     notice_commands.WatchAlerts: alerts.watch_alerts,
     notice_commands.ListNotices: alerts.list_notices,
+    secret_commands.ListUnmoved: moved_keys.list_unmoved,
+    secret_commands.ListSealed: sealed_secrets.list_sealed,
 }
 # Seconds for those that look at many rows. A connection that hangs in one of them is noticed only then.
 LONG_READS: dict[type[Command[Any]], float] = {
@@ -94,6 +99,7 @@ LONG_READS: dict[type[Command[Any]], float] = {
     operator_commands.SearchAccounts: 60.0,
     commands.ListUsage: 60.0,
     commands.ListAudit: 60.0,
+    secret_commands.ListUnmoved: 60.0,
 }
 WRITES: dict[type[Command[Any]], Callable[[Transaction, Any, float], Any]] = {
     commands.CreateAccount: accounts.create_account,
@@ -142,6 +148,8 @@ WRITES: dict[type[Command[Any]], Callable[[Transaction, Any, float], Any]] = {
     notice_commands.RemoveAlert: alerts.remove_alert,
     notice_commands.RaiseAlarm: alerts.raise_alarm,
     notice_commands.RecordAttempt: alerts.record_attempt,
+    secret_commands.MoveKeys: moved_keys.move_keys,
+    secret_commands.Reseal: sealed_secrets.reseal,
 }
 # Several short transactions each.
 LONG: dict[type[Command[Any]], Callable[[Database, Any, float], Any]] = {commands.CheckBooks: checkpoints.check_books}

@@ -6,11 +6,11 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, insert, select, update
 
-from serve_app.accounting.api_keys import check_digest
+from serve_app.accounting.api_keys import digests_in, stored_digests
 from serve_app.accounting.audit_log import write_audit
 from serve_app.accounting.console_tables import management_keys
 from serve_app.accounting.database import Transaction
-from serve_app.accounting.snapshots import read_account
+from serve_app.accounting.snapshots import has_digest, read_account
 from serve_app.accounting.validation import check_name, check_time, equals
 from serve_app.contracts.books import AccountSnapshot
 from serve_app.contracts.errors import Conflict, InvalidValue, KeyNotFound
@@ -31,10 +31,10 @@ def create_management_key(transaction: Transaction, wanted: CreateManagementKey,
     connection, account_id = transaction.connection, wanted.account_id
     check_name(wanted.name)
     check_name(wanted.hint, "a hint", longest=40)
-    check_digest(wanted.digest)
+    stored = stored_digests(wanted.digest, wanted.mark, wanted.before)
     read_account(connection, account_id)
-    by_digest = select(management_keys).where(_COLUMNS.digest == wanted.digest)
-    earlier = connection.execute(by_digest).one_or_none()
+    by_digest = select(management_keys).where(has_digest(management_keys, digests_in(stored)))
+    earlier = connection.execute(by_digest).first()
     if earlier is not None:
         if (earlier.account_id, earlier.name) != (account_id, wanted.name):
             raise Conflict("this management key exists already: make a new one")
@@ -47,7 +47,7 @@ def create_management_key(transaction: Transaction, wanted: CreateManagementKey,
         raise Conflict(f"an account has at most {MOST_KEYS} management keys: revoke one")
     row = {"id": new_id("mkey_"), "account_id": account_id, "name": wanted.name, "hint": wanted.hint}
     times = {"created_at": now, "expires_at": expires_at}
-    connection.execute(insert(management_keys).values(**row, **times, digest=wanted.digest))
+    connection.execute(insert(management_keys).values(**row, **times, **stored))
     detail = {"name": wanted.name} | ({} if expires_at is None else {"expires_at": expires_at})
     write_audit(transaction, wanted.audit, "create_management_key", account_id, detail, now, subject=row["id"])
     return _key(connection.execute(by_digest).one())
@@ -75,9 +75,12 @@ def list_management_keys(connection: Connection, wanted: ListManagementKeys, _no
 def find_management_key(
     connection: Connection, wanted: FindManagementKey, _now: float
 ) -> tuple[ManagementKey, AccountSnapshot] | None:
-    row = connection.execute(select(management_keys).where(equals(_COLUMNS.digest, wanted.digest))).one_or_none()
+    digests = [one for one in (wanted.digest, wanted.before) if one is not None and one.isprintable()]  # see `equals`
+    row = connection.execute(select(management_keys).where(has_digest(management_keys, digests))).first()
     return None if row is None else (_key(row), read_account(connection, row.account_id))
 
 
 def _key(row: Row[Any]) -> ManagementKey:
-    return ManagementKey(row.id, row.account_id, row.name, row.hint, row.created_at, row.expires_at, row.revoked_at)
+    digests = tuple(digest for digest in (row.digest, row.moved_digest) if digest is not None)
+    times = (row.created_at, row.expires_at, row.revoked_at)
+    return ManagementKey(row.id, row.account_id, row.name, row.hint, *times, digests)

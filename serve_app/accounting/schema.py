@@ -95,6 +95,10 @@ api_keys = Table(
     Column("expires_at", Double),
     Column("tags", Text),  # a JSON array of texts; null: none
     Column("addresses", Text),  # a JSON array of CIDR networks; null: any
+    # A key is found by either digest: see `contracts/key_secrets.py`. Marks tell secrets apart; null: not written.
+    Column("moved_digest", Text, index=True, unique=True),
+    Column("digest_mark", Text),
+    Column("moved_mark", Text),
 )
 
 # What a key with a budget has been charged in a period of its kind, YYYY-MM-DD or YYYY-MM: always the sum of its usage

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Row, Select, Table, func, or_, select, tuple_
 
 from serve_app.accounting import budgets, grants
 from serve_app.accounting.currency import foreign_accounts
@@ -70,12 +70,17 @@ def list_keys(connection: Connection, wanted: ListKeys, now: float) -> list[KeyS
 
 
 def find_keys(connection: Connection, wanted: FindKeys, now: float) -> dict[str, tuple[KeySnapshot, AccountSnapshot]]:
-    digests = [digest for digest in wanted.digests if digest.isprintable()]  # see `equals`
-    keys = _keys(connection, _KEYS.where(api_keys.c.digest.in_(digests)), now) if digests else []
+    digests = {digest for digest in wanted.digests if digest.isprintable()}  # see `equals`
+    keys = _keys(connection, _KEYS.where(has_digest(api_keys, digests)), now) if digests else []
     owners = {key.account_id for key in keys}
     found = _accounts(connection, select(accounts).where(accounts.c.id.in_(owners))) if owners else []
     by_id = {account.account_id: account for account in _served(connection, found)}
-    return {key.digest: (key, by_id[key.account_id]) for key in keys}
+    return {digest: (key, by_id[key.account_id]) for key in keys for digest in key.digests if digest in digests}
+
+
+def has_digest(table: Table, digests: Collection[str]) -> ColumnElement[bool]:
+    """Whether a row of `api_keys` or `management_keys` has one of these, which must be printable."""
+    return or_(table.c.digest.in_(digests), table.c.moved_digest.in_(digests))
 
 
 def read_changes(connection: Connection, wanted: ReadChanges, now: float) -> Changes:
@@ -130,7 +135,7 @@ def _keys(connection: Connection, query: Select[Any], now: float) -> list[KeySna
         KeySnapshot(
             key_id=row.id,
             **_stored(row, "account_id", "name", "digest", "hint", "active", "version", "created_at", "revoked_at"),
-            **_stored(row, "budget", "budget_period", "expires_at"),
+            **_stored(row, "budget", "budget_period", "expires_at", "moved_digest"),
             models=_listed(row.models),
             tags=_listed(row.tags),
             addresses=_listed(row.addresses),

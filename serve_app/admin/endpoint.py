@@ -42,7 +42,7 @@ from serve_app.contracts.errors import (
     LedgerUnavailable,
     ModelNotFound,
 )
-from serve_app.contracts.key_format import digest
+from serve_app.contracts.key_format import KeySecrets, digest
 from serve_app.contracts.limiting import Identity
 from serve_app.contracts.ports import BackendPort, BackendUnavailable, BooksPort
 from serve_app.contracts.request_log import Found
@@ -70,7 +70,7 @@ class AdminServices:
     limiter: LimiterClient
     backends: BackendPort
     catalogue: Callable[[], Catalogue]  # the one of the present configuration
-    key_secret: bytes = field(repr=False)
+    key_secrets: KeySecrets
     currency: str = "USD"
     queries: QueryRates = field(default_factory=QueryRates)
     find_lines: Callable[[str], Found] = lambda _: Found([])  # in this gateway's log; it blocks
@@ -83,7 +83,7 @@ class AdminServices:
 
     def __post_init__(self) -> None:
         self.failed_logins = FailedLogins(self.accounting)
-        self.management = ManagementKeys(self.authenticator, self.run, self.key_secret, lambda: self.now())
+        self.management = ManagementKeys(self.authenticator, self.run, self.key_secrets, lambda: self.now())
 
     async def run(self, command: Command[Answer]) -> Answer:
         """The command's answer. Raises ApiError: 404, 422, or 503 when the ledger stays away."""
@@ -173,7 +173,7 @@ class Endpoint:
             given["idempotency_key"] = _idempotency_key(request) or uuid.uuid4().hex
         if "once" in self.types:
             key = bearer(request.headers.get("authorization"))
-            given["once"] = Once(admin.key_secret, key, _idempotency_key(request))
+            given["once"] = Once(admin.key_secrets, key, _idempotency_key(request))
         reply = await self.handler(admin, **given)
         if self.recorded:
             await admin.run(_record(self.recorded, _audit(admin, request, identity), given))
@@ -230,7 +230,7 @@ def _audit(admin: AdminServices, request: Request, identity: Identity | None) ->
     name = request.headers.get("x-operator", "").strip()
     if name and not _OPERATOR.fullmatch(name):
         raise errors.invalid_parameters("x-operator must be 1 to 100 printable ASCII characters", param="x-operator")
-    key = f"key:{digest(bearer(request.headers.get('authorization')), admin.key_secret)[:12]}"
+    key = f"key:{digest(bearer(request.headers.get('authorization')), admin.key_secrets.current)[:12]}"
     return Audit(f"{name} {key}" if name else key, request_id, address)
 
 

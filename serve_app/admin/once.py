@@ -1,7 +1,8 @@
 """What a change makes up, such as a key: the same again when the change is repeated under its idempotency key.
 
 It follows from the server's secret, the caller's own key and the idempotency key, and is stored nowhere. Who has only
-one of the two secrets learns nothing.
+one of the two secrets learns nothing. While two server secrets are valid, a repetition may be of a change that was made
+under the one before.
 """
 
 from __future__ import annotations
@@ -9,19 +10,20 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 
-from serve_app.contracts.key_format import digest
+from serve_app.contracts.key_format import KeySecrets, digest
 
 
 @dataclass(frozen=True, slots=True)
 class Once:
     """Of one request. Without an idempotency key, all that it makes up is random."""
 
-    secret: bytes = field(repr=False)
+    secrets: KeySecrets
     key: str = field(repr=False)
     idempotency_key: str | None = field(repr=False)
 
-    def bits(self, what: str) -> int:
-        """256 bits for `what` that nobody can guess."""
+    def bits(self, what: str) -> tuple[int, ...]:
+        """256 bits for `what` that nobody can guess; then those that the change got if it was made before."""
         if self.idempotency_key is None:
-            return secrets.randbits(256)
-        return int(digest("\0".join(("once", what, self.key, self.idempotency_key)), self.secret), 16)
+            return (secrets.randbits(256),)
+        text = "\0".join(("once", what, self.key, self.idempotency_key))
+        return tuple(int(digest(text, secret), 16) for secret in self.secrets.valid)

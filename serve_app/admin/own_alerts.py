@@ -76,9 +76,10 @@ async def create_alert(
         raise errors.invalid_parameters(
             "target: this service sends no e-mail: give the https address of a webhook", param="target"
         )
-    threshold, alert_id = amount_of(body.threshold, "threshold"), f"alert_{once.bits('alert'):064x}"[:32]
-    secret = f"whsec_{base64.b64encode(once.bits('secret').to_bytes(32)).decode()}" if is_webhook else ""
-    stored = seal(secret, admin.key_secret, of_webhooks(identity.account_id)) if is_webhook else ""
+    threshold = amount_of(body.threshold, "threshold")
+    alert_id, bits = await _made_up(admin, identity, once)
+    secret = f"whsec_{base64.b64encode(bits.to_bytes(32)).decode()}" if is_webhook else ""
+    stored = seal(secret, admin.key_secrets, of_webhooks(identity.account_id)) if is_webhook else ""
     command = notices.CreateAlert(identity.account_id, body.kind, threshold, body.target, stored, audit, alert_id)
     return NewAlert.from_fields(await admin.run(command), secret=secret or None)
 
@@ -90,3 +91,13 @@ async def remove_alert(admin: AdminServices, alert_id: str, identity: Identity, 
             await admin.run(notices.RemoveAlert(identity.account_id, alert_id, audit))
             return Alert.from_fields(one)
     raise errors.not_found("this account has no such alert: list its alerts to see the ids that exist")
+
+
+async def _made_up(admin: AdminServices, identity: Identity, once: Once) -> tuple[str, int]:
+    """The alert's id and the bits of its secret: those that a request makes, or has made already."""
+    ids = [f"alert_{bits:064x}"[:32] for bits in once.bits("alert")]
+    new, *before = zip(ids, once.bits("secret"), strict=True)
+    if before:
+        there = {alert.alert_id for alert in await admin.run(notices.ListAlerts(identity.account_id))}
+        return next((earlier for earlier in before if earlier[0] in there), new)
+    return new

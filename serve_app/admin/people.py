@@ -99,7 +99,7 @@ class Suspended(Reply):
 @endpoint("POST", "/admin/accounts/{account_id}/people", "Invite a person to the console", status=201)
 async def invite_person(admin: AdminServices, account_id: str, body: InvitePerson, audit: Audit) -> NewInvitation:
     token = secrets.token_urlsafe(32)
-    found = people.token_digest(token, admin.key_secret)
+    found = people.token_digest(token, admin.key_secrets.current)
     expires_at = admin.now() + body.hours * 3600
     made = await admin.run(people.InvitePerson(account_id, body.email, body.role, found, expires_at, audit))
     return NewInvitation.from_fields(made, path=f"/invitations/{token}")

@@ -12,7 +12,7 @@ from serve_app.console.web import WITH_COPY, Refused, Visit
 from serve_app.contracts import commands
 from serve_app.contracts.books import KeySnapshot, Outcome
 from serve_app.contracts.calls import Unavailable
-from serve_app.contracts.key_format import digest, hint, new_key
+from serve_app.contracts.key_format import hint, new_key
 from serve_app.contracts.limiting import AccountStatus
 from serve_app.contracts.limits import ACCOUNT_LIMITS, KEY_LIMITS
 from serve_app.contracts.money import parse_amount
@@ -136,7 +136,8 @@ async def _key(visit: Visit) -> KeySnapshot:
 async def _make_key(visit: Visit, name: str, terms: dict[str, Any], old_until: float | None = None) -> Response:
     """The page that shows it, once."""
     console, key, account_id = visit.console, new_key(), visit.request.path_params["account_id"]
-    command = commands.CreateKey(account_id, name, digest(key, console.key_secret), hint(key), terms, visit.audit)
+    found, before = console.key_secrets.hashed(key)
+    command = commands.CreateKey(account_id, name, found.digest, hint(key), terms, visit.audit, found.mark, before)
     await console.books.run(command)
     model = (terms.get("models") or await console.models() or ["MODEL"])[0]
     base = f"{visit.origin}/v1"

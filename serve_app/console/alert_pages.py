@@ -43,7 +43,7 @@ async def create(visit: Visit) -> Response:
     secret = f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}"
     threshold = parse_amount(visit.form.get("threshold", "").strip())
     kind = visit.form.get("kind", "")
-    stored = seal(secret, visit.console.key_secret, of_webhooks(account_id)) if is_webhook else ""
+    stored = seal(secret, visit.console.key_secrets, of_webhooks(account_id)) if is_webhook else ""
     command = notices.CreateAlert(account_id, kind, threshold, target, stored, visit.audit)
     made = await visit.console.books.run(command)
     if is_webhook:

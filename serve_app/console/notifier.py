@@ -21,6 +21,7 @@ from standardwebhooks import Webhook
 
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.errors import LedgerError
+from serve_app.contracts.key_format import KeySecrets
 from serve_app.contracts.money import format_amount
 from serve_app.contracts.notices import ListNotices, Notice, RaiseAlarm, RecordAttempt, WatchAlerts
 from serve_app.contracts.ports import BooksPort
@@ -58,14 +59,14 @@ class Notifier:
         mail: MailSettings | None,
         now: Callable[[], float],
         *,
-        key_secret: bytes,
+        key_secrets: KeySecrets,
         password: str = "",
         private_webhooks: bool = False,
     ) -> None:
         self._books = books
         self._mail = mail
         self._now = now
-        self._key_secret = key_secret
+        self._key_secrets = key_secrets
         self._password = password
         self._private = private_webhooks
 
@@ -110,7 +111,7 @@ class Notifier:
         await self._books.run(RecordAttempt(notice.notice_id, error, again))
 
     async def _post(self, notice: Notice) -> None:
-        secret = unseal(notice.secret, self._key_secret, of_webhooks(notice.account_id))
+        secret = unseal(notice.secret, self._key_secrets, of_webhooks(notice.account_id))
         body = json.dumps(document(notice), separators=(",", ":"))
         at = datetime.fromtimestamp(self._now(), UTC)
         headers = {

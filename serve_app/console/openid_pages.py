@@ -6,6 +6,7 @@ What the browser brings back is sealed for its own session, so no other browser 
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import logging
@@ -19,6 +20,7 @@ from serve_app.console.people_pages import check_password, find_invitation, open
 from serve_app.console.web import Refused, Visit
 from serve_app.contracts import people
 from serve_app.contracts.errors import InvalidValue
+from serve_app.contracts.key_format import KeySecrets
 from serve_app.contracts.sealed import open_sealed, seal
 
 logger = logging.getLogger("ray.serve")
@@ -52,12 +54,12 @@ async def unlink(visit: Visit) -> Response:
 
 async def come_back(visit: Visit) -> Response:
     provider, query = _provider(visit), visit.request.query_params
-    purpose, invited = _opened(visit, query.get("state", ""))
+    purpose, invited, secret = _opened(visit, query.get("state", ""))
     if not visit.console.attempts.begin(visit.address, f"openid {query['state'][-200:]}"):
         raise Refused(429, "Too many attempts: try again in 15 minutes.")
     if "code" not in query:
         raise Refused(403, f"You have not signed in with {provider.settings.name}.")
-    nonce, verifier = _derived(visit, query["state"])
+    nonce, verifier = _derived(secret, query["state"])
     try:
         identity, name = await provider.finish(query["code"], nonce, verifier, visit.origin + visit.root + BACK)
     except (SignInRefused, ProviderAway) as error:
@@ -70,9 +72,9 @@ async def come_back(visit: Visit) -> Response:
         return visit.go("/profile")
     person = await run(people.FindIdentity(identity))
     if purpose == ACCEPT and person is None:
-        invitation = await find_invitation(visit, invited)
+        invitation, digest = await find_invitation(visit, invited)
         name = name.strip()[:100] if name.strip() and name.isprintable() else invitation.email
-        command = people.AcceptInvitation(visit.console.digest(invited), name, "", visit.address, identity)
+        command = people.AcceptInvitation(digest, name, "", visit.address, identity)
         person = await run(command)
     elif purpose == ACCEPT:
         raise Refused(409, "You can sign in here already: do, and open the invitation again.")
@@ -88,8 +90,9 @@ async def _leave(visit: Visit, purpose: str, invited: str = "") -> Response:
     """A page that leads on: a redirect would be held to the form's policy, at each further address too."""
     provider, now = _provider(visit), visit.console.now()
     text = json.dumps([purpose, invited, now, secrets.token_hex(16)])
-    state = seal(text, visit.console.key_secret, f"openid {visit.token}")
-    nonce, verifier = _derived(visit, state)
+    secret = visit.console.key_secrets.current
+    state = seal(text, KeySecrets(secret), f"openid {visit.token}")
+    nonce, verifier = _derived(secret, state)
     try:
         address = await provider.begin(state, nonce, verifier, visit.origin + visit.root + BACK)
     except (SignInRefused, ProviderAway) as error:
@@ -97,21 +100,24 @@ async def _leave(visit: Visit, purpose: str, invited: str = "") -> Response:
     return visit.page("leave.html", address=address, provider=provider.settings.name)
 
 
-def _opened(visit: Visit, state: str) -> tuple[str, str]:
-    """The purpose and the invitation. Raises Refused."""
-    try:
-        purpose, invited, at, _ = json.loads(open_sealed(state, visit.console.key_secret, f"openid {visit.token}"))
-    except ValueError:
-        raise Refused(403, "This sign-in was not begun here: begin again.") from None
+def _opened(visit: Visit, state: str) -> tuple[str, str, bytes]:
+    """The purpose, the invitation, and the key secret under which the sign-in was begun. Raises Refused."""
+    for secret in visit.console.key_secrets.valid:
+        with contextlib.suppress(ValueError):
+            purpose, invited, at, _ = json.loads(open_sealed(state, KeySecrets(secret), f"openid {visit.token}"))
+            break
+    else:
+        raise Refused(403, "This sign-in was not begun here: begin again.")
     if not 0 <= visit.console.now() - at <= TRY_S:
         raise Refused(403, "This sign-in took too long: begin again.")
-    return purpose, invited
+    return purpose, invited, secret
 
 
-def _derived(visit: Visit, state: str) -> tuple[str, str]:
+def _derived(secret: bytes, state: str) -> tuple[str, str]:
     """Nonce and PKCE verifier of a sign-in: nothing is kept between its two requests."""
-    key = visit.console.key_secret
-    return tuple(hmac.digest(key, f"openid {name} {state}".encode(), "sha256").hex() for name in ("nonce", "verifier"))  # type: ignore[return-value]
+    return tuple(
+        hmac.digest(secret, f"openid {name} {state}".encode(), "sha256").hex() for name in ("nonce", "verifier")
+    )  # type: ignore[return-value]
 
 
 def _provider(visit: Visit) -> OpenId:

@@ -24,16 +24,16 @@ WRONG: Final = "E-mail, password or code is wrong."
 
 
 async def show_invitation(visit: Visit) -> Response:
-    email = (await find_invitation(visit, visit.request.path_params["token"])).email
+    email = (await find_invitation(visit, visit.request.path_params["token"]))[0].email
     known = await visit.console.books.run(people.FindPerson(email))
     token = visit.request.path_params["token"]
     return visit.page("join.html" if known else "invitation.html", email=email, least=LEAST, token=token)
 
 
 async def accept(visit: Visit) -> Response:
-    invitation = await find_invitation(visit, visit.request.path_params["token"])
+    invitation, digest = await find_invitation(visit, visit.request.path_params["token"])
     password = _new_password(visit)
-    console, digest = visit.console, visit.console.digest(visit.request.path_params["token"])
+    console = visit.console
     name = visit.form.get("name", "").strip()
     command = people.AcceptInvitation(digest, name, await hashed(password), visit.address)
     person = await console.books.run(command)
@@ -43,8 +43,10 @@ async def accept(visit: Visit) -> Response:
 
 async def join(visit: Visit) -> Response:
     """An invitation to a further account, of somebody who has one."""
-    digest = visit.console.digest(visit.request.path_params["token"])
-    await visit.console.books.run(people.JoinAccount(digest, visit.me.user_id, visit.address))
+    console, token = visit.console, visit.request.path_params["token"]
+    found = await console.find_invitation(token)
+    digest = console.digest(token) if found is None else found[1]
+    await console.books.run(people.JoinAccount(digest, visit.me.user_id, visit.address))
     return visit.go("/")
 
 
@@ -96,7 +98,7 @@ async def totp_on(visit: Visit) -> Response:
     secret = visit.form.get("secret", "")
     if not _SECRET.fullmatch(secret) or step_of(secret, visit.form.get("code", ""), visit.console.now()) is None:
         raise Refused(422, "The code is wrong: add the secret to your app again, and type what it shows.")
-    sealed = seal(secret, visit.console.key_secret, of_totp(visit.me.user_id))
+    sealed = seal(secret, visit.console.key_secrets, of_totp(visit.me.user_id))
     return await _change(visit, {"totp_secret": sealed})
 
 
@@ -111,9 +113,9 @@ async def end_session(visit: Visit) -> Response:
     return visit.go("/profile")
 
 
-async def find_invitation(visit: Visit, token: str) -> people.Invitation:
-    """Raises Refused."""
-    found = await visit.console.books.run(people.FindInvitation(visit.console.digest(token)))
+async def find_invitation(visit: Visit, token: str) -> tuple[people.Invitation, str]:
+    """With its digest. Raises Refused."""
+    found = await visit.console.find_invitation(token)
     if found is None:
         raise Refused(404, "This invitation is used, revoked or over: ask for a new one.")
     return found
@@ -130,7 +132,7 @@ def _totp_secret(visit: Visit, person: people.Person) -> str:
     """Raises Refused."""
     assert person.totp_secret is not None
     try:
-        return unseal(person.totp_secret, visit.console.key_secret, of_totp(person.user_id))
+        return unseal(person.totp_secret, visit.console.key_secrets, of_totp(person.user_id))
     except ValueError as error:
         logger.error("%s can't sign in: %s", person.email, error)
         raise Refused(503, "One-time codes can't be checked: ask the operator of this service.") from None

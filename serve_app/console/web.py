@@ -23,9 +23,18 @@ from serve_app.console.rules import ANYONE, OPERATORS, PROVIDER, RULES, SIGNED_I
 from serve_app.contracts.books import Audit
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.errors import LedgerError, LedgerUnavailable
+from serve_app.contracts.key_format import KeySecrets
 from serve_app.contracts.limiting import AccountStatus
 from serve_app.contracts.money import NANO_PER_UNIT, format_amount
-from serve_app.contracts.people import FindSession, Person, SignedIn, TouchSession, token_digest
+from serve_app.contracts.people import (
+    FindInvitation,
+    FindSession,
+    Invitation,
+    Person,
+    SignedIn,
+    TouchSession,
+    token_digest,
+)
 from serve_app.contracts.ports import BooksPort
 from serve_app.gateway.wrong_keys import client_address
 
@@ -83,7 +92,7 @@ class Console:
     """What all pages share. `models` returns the identifiers that are served."""
 
     books: BooksPort
-    key_secret: bytes = field(repr=False)
+    key_secrets: KeySecrets
     models: Callable[[], Awaitable[list[str]]]
     live: Callable[[], Awaitable[dict[str, Any]]]  # what goes on now, as `GET /admin/live` has it; raises Unavailable
     status_of: Callable[[str], Awaitable[AccountStatus]]  # by account; raises Unavailable
@@ -102,8 +111,26 @@ class Console:
         self.pressure = Pressure(self.live, self.now)
 
     def digest(self, token: str) -> str:
-        """Of a session's or invitation's token."""
-        return token_digest(token, self.key_secret)
+        """Of a session's or invitation's token that is made now."""
+        return token_digest(token, self.key_secrets.current)
+
+    def digests(self, token: str) -> list[str]:
+        """By which a session or invitation may be known: while two key secrets are valid, both."""
+        return [token_digest(token, secret) for secret in self.key_secrets.valid]
+
+    async def find_session(self, token: str) -> tuple[SignedIn, Person] | None:
+        """None: there is none, or it is over."""
+        for digest in self.digests(token):
+            if (found := await self.books.run(FindSession(digest))) is not None:
+                return found
+        return None
+
+    async def find_invitation(self, token: str) -> tuple[Invitation, str] | None:
+        """With the digest that it is known by; None: it can't be accepted."""
+        for digest in self.digests(token):
+            if (found := await self.books.run(FindInvitation(digest))) is not None:
+                return found, digest
+        return None
 
 
 @dataclass(slots=True)
@@ -148,7 +175,13 @@ class Visit:
 
     @property
     def csrf(self) -> str:
-        return hmac.digest(self.console.key_secret, f"form {self.token}".encode(), "sha256").hex()
+        return self.csrf_tokens[0]
+
+    @property
+    def csrf_tokens(self) -> list[str]:
+        """All that a form may have: the first is that of new ones."""
+        text = f"form {self.token}".encode()
+        return [hmac.digest(secret, text, "sha256").hex() for secret in self.console.key_secrets.valid]
 
     def page(self, template: str, status: int = 200, *, allowed: str = "", **values: Any) -> Response:
         """`allowed`: what its Content-Security-Policy lets besides that of all pages."""
@@ -206,7 +239,7 @@ async def _checked(visit: Visit, rule: frozenset[str], handler: Handler) -> Resp
     if rule is PROVIDER:
         await _read_body(visit)
         return await handler(visit)
-    found = await console.books.run(FindSession(console.digest(visit.token))) if COOKIE in request.cookies else None
+    found = await console.find_session(visit.token) if COOKIE in request.cookies else None
     if found is not None:
         visit.session, visit.person = found
         if console.now() - visit.session.seen_at >= TOUCH_S:
@@ -247,5 +280,6 @@ async def _read_form(visit: Visit) -> None:
     for name, value in pairs:
         lists.setdefault(name, []).append(value)
     visit.lists, visit.form = lists, {name: values[-1] for name, values in lists.items()}
-    if not hmac.compare_digest(visit.form.get("csrf", "").encode(), visit.csrf.encode()):
+    given = visit.form.get("csrf", "").encode()
+    if not any(hmac.compare_digest(given, token.encode()) for token in visit.csrf_tokens):
         raise Refused(403, "This form is out of date: open its page again.")

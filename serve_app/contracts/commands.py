@@ -27,6 +27,7 @@ from serve_app.contracts.books import (
     UsageRecord,
     UsageRow,
 )
+from serve_app.contracts.key_format import Hashed
 from serve_app.contracts.limiting import OpenHold
 from serve_app.contracts.messages import set_state
 from serve_app.contracts.money import Price
@@ -181,6 +182,8 @@ class CreateKey(Command[KeySnapshot]):
     hint: str
     terms: Mapping[str, Any] = field(default_factory=dict)
     audit: Audit | None = None
+    mark: str | None = None  # of the secret of `digest` (contracts.key_secrets)
+    before: Hashed | None = None  # under the secret before, while both are valid
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +218,8 @@ class ListKeys(Command[list[KeySnapshot]]):
 class FindKeys(Command[dict[str, tuple[KeySnapshot, AccountSnapshot]]]):
     """The keys with these digests and their accounts, active or not, by digest; without those that do not exist.
 
-    Hundreds cost about what one costs, so keys that nobody has can't use the ledger up.
+    A key that was moved to another secret is found by either digest. Hundreds cost about what one costs, so keys that
+    nobody has can't use the ledger up.
     """
 
     digests: tuple[str, ...]

@@ -13,7 +13,8 @@ import re
 import secrets
 import string
 import zlib
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Final, Literal
 
 Prefix = Literal["sk-", "mk-"]
 
@@ -23,6 +24,7 @@ _ALPHABET = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _BODY = 43  # 62**43 > 2**256
 _CHECKSUM = 6  # 62**6 > 2**32
 _FORM = re.compile(rf"(?:{PREFIX}|{MANAGEMENT})[0-9A-Za-z]{{{_BODY + _CHECKSUM}}}", re.ASCII)
+MARK_DIGITS: Final = 8
 _ID_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base32: no i, l, o, u to misread
 
 
@@ -46,6 +48,40 @@ def digest(key: str, secret: str | bytes) -> str:
         raise ValueError("the server secret for API keys is empty: set one, and keep it for as long as the keys live")
     raw = secret.encode() if isinstance(secret, str) else secret
     return hmac.digest(raw, key.encode(), "sha256").hex()
+
+
+def mark_of(secret: bytes) -> str:
+    """Tells secrets apart, and says nothing else of them."""
+    return digest("mark", secret)[:MARK_DIGITS]
+
+
+@dataclass(frozen=True, slots=True)
+class Hashed:
+    """A key's digest under a secret, and the mark of that secret."""
+
+    digest: str = field(repr=False)
+    mark: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class KeySecrets:
+    """The secret under which keys are hashed, and the one before it while both are valid.
+
+    Without a repr, so that no log shows them.
+    """
+
+    current: bytes
+    previous: bytes = b""  # empty: none
+
+    @property
+    def valid(self) -> tuple[bytes, ...]:
+        """The current one first."""
+        return (self.current, self.previous) if self.previous else (self.current,)
+
+    def hashed(self, key: str) -> tuple[Hashed, Hashed | None]:
+        """The key under the current secret, and under the one before."""
+        now = Hashed(digest(key, self.current), mark_of(self.current))
+        return now, Hashed(digest(key, self.previous), mark_of(self.previous)) if self.previous else None
 
 
 def hint(key: str) -> str:

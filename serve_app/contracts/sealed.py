@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import secrets
 from typing import Final
 
@@ -16,30 +17,43 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from serve_app.contracts.key_format import KeySecrets
+
 _MARK: Final = "sealed:"
+_SEPARATOR: Final = "."
+_MOST_PARTS: Final = 2
 _NONCE: Final = 12
 
 
-def seal(secret: str, key_secret: bytes, purpose: str) -> str:
-    nonce = secrets.token_bytes(_NONCE)
-    sealed = nonce + _cipher(key_secret).encrypt(nonce, secret.encode(), purpose.encode())
-    return _MARK + base64.b64encode(sealed).decode()
+def seal(secret: str, key_secrets: KeySecrets, purpose: str) -> str:
+    """Under each valid secret, the current one first: processes that know only one of them open it too."""
+    return _MARK + _SEPARATOR.join(_sealed(secret, one, purpose) for one in key_secrets.valid)
 
 
-def unseal(stored: str, key_secret: bytes, purpose: str) -> str:
+def unseal(stored: str, key_secrets: KeySecrets, purpose: str) -> str:
     """What was stored before secrets were sealed comes back as it is. Raises ValueError for what does not open."""
     if not stored.startswith(_MARK):
         return stored
-    return open_sealed(stored, key_secret, purpose)
+    return open_sealed(stored, key_secrets, purpose)
 
 
-def open_sealed(text: str, key_secret: bytes, purpose: str) -> str:
-    """What `seal` made, and nothing else. Raises ValueError."""
+def open_sealed(text: str, key_secrets: KeySecrets, purpose: str) -> str:
+    """What `seal` made under a valid secret, and nothing else. Raises ValueError."""
+    for part in text.removeprefix(_MARK).split(_SEPARATOR)[:_MOST_PARTS]:
+        for one in key_secrets.valid:
+            with contextlib.suppress(InvalidTag, binascii.Error, UnicodeDecodeError):
+                sealed = base64.b64decode(part, validate=True)
+                return _cipher(one).decrypt(sealed[:_NONCE], sealed[_NONCE:], purpose.encode()).decode()
+    raise ValueError("a stored secret does not open: it was sealed under another SERVE_APP_KEY_SECRET")
+
+
+def is_current(stored: str, key_secrets: KeySecrets, purpose: str) -> bool:
+    """Whether the current secret alone opens it."""
     try:
-        sealed = base64.b64decode(text.removeprefix(_MARK), validate=True)
-        return _cipher(key_secret).decrypt(sealed[:_NONCE], sealed[_NONCE:], purpose.encode()).decode()
-    except (InvalidTag, binascii.Error):
-        raise ValueError("a stored secret does not open: it was sealed under another SERVE_APP_KEY_SECRET") from None
+        unseal(stored, KeySecrets(key_secrets.current), purpose)
+    except ValueError:
+        return False
+    return True
 
 
 def of_totp(user_id: str) -> str:
@@ -50,6 +64,11 @@ def of_totp(user_id: str) -> str:
 def of_webhooks(account_id: str) -> str:
     """The purpose of the secrets that an account's webhooks are signed with."""
     return f"webhooks of {account_id}"
+
+
+def _sealed(secret: str, key_secret: bytes, purpose: str) -> str:
+    nonce = secrets.token_bytes(_NONCE)
+    return base64.b64encode(nonce + _cipher(key_secret).encrypt(nonce, secret.encode(), purpose.encode())).decode()
 
 
 def _cipher(key_secret: bytes) -> AESGCM:

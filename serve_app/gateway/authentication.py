@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -15,8 +16,9 @@ from starlette.requests import Request
 from serve_app.api import errors
 from serve_app.api.errors import ApiError
 from serve_app.contracts.calls import Unavailable
-from serve_app.contracts.key_format import MANAGEMENT, digest, well_formed
+from serve_app.contracts.key_format import MANAGEMENT, KeySecrets, digest, well_formed
 from serve_app.contracts.limiting import Admit, Grant, Identify, Identity, Refusal, UnknownKey
+from serve_app.gateway.key_moves import KeyMoves
 from serve_app.gateway.limiter_client import LimiterClient
 from serve_app.gateway.refusal_errors import refusal_error, restarting
 from serve_app.gateway.wrong_keys import BEAT_S, Verdict, WrongKeys, client_address, client_host
@@ -91,6 +93,9 @@ class Caller:
 class Authenticator:
     """Checks API keys against the limiter, and operator keys: while one replaces another, both are valid.
 
+    So are two key secrets. Everything here goes by a key's digest under the current one. A key that only has a digest
+    under the one before is found by that, and moved behind the request.
+
     `trusted_proxies` is explained at `client_address`; it may be set at any time.
     """
 
@@ -98,7 +103,7 @@ class Authenticator:
         self,
         limiter: LimiterClient,
         *,
-        key_secret: bytes,
+        key_secrets: KeySecrets,
         operator_keys: Sequence[str],
         trusted_proxies: int = 0,
         wrong_keys: WrongKeys | None = None,
@@ -106,7 +111,8 @@ class Authenticator:
         self.trusted_proxies = trusted_proxies
         self.beat_s = BEAT_S
         self._limiter = limiter
-        self._key_secret = key_secret
+        self._key_secrets = key_secrets
+        self.moves = KeyMoves(limiter.accounting)
         self._operator_keys = [key.encode() for key in operator_keys]
         self.wrong_keys = WrongKeys(time.monotonic) if wrong_keys is None else wrong_keys
         #: Key digest -> until when, and its account; the longest unconfirmed first.
@@ -119,7 +125,7 @@ class Authenticator:
         key = bearer(request.headers.get("authorization"))
         if not well_formed(key):
             raise self.wrong(request, NOT_FOR_CHAT if key.startswith(MANAGEMENT) else NOT_WELL_FORMED)
-        return Caller(self, request, digest(key, self._key_secret))
+        return Caller(self, request, digest(key, self._key_secrets.current))
 
     def check_operator(self, request: Request) -> None:
         """Raises ApiError unless the request carries an operator key: 401, 429 for too many wrong keys."""
@@ -134,18 +140,36 @@ class Authenticator:
         Raises Unavailable while the limiter or, for a key that it does not know, the ledger is away.
         """
         answer = await self._limiter.ask(ask)
-        if isinstance(answer, UnknownKey):
-            found = await self._look_up(ask.key_digest, request)
-            if isinstance(ask, Identify):
-                answer = found
-            elif isinstance(found, Refusal):
-                answer = replace(found, request_id=ask.request_id)
-            else:
-                answer = await self._limiter.ask(ask)
-            if isinstance(answer, UnknownKey):
-                raise Unavailable("the limiter has forgotten the key again")
+        if isinstance(answer, UnknownKey) and self._key_secrets.previous:
+            answer = await self._ask_by_both(ask, request)
+        elif isinstance(answer, UnknownKey):
+            answer, _ = await self._ask_ledger(ask, [ask.key_digest], request)
         self._learn(ask.key_digest, answer)
         return answer
+
+    async def _ask_by_both(self, ask: Admit | Identify, request: Request) -> Any:
+        """The answer for a key whose digest under the current secret the limiter does not know."""
+        now, before = self._key_secrets.hashed(bearer(request.headers.get("authorization")))
+        assert before is not None
+        found_by = before.digest
+        answer = await self._limiter.ask(replace(ask, key_digest=found_by))
+        if isinstance(answer, UnknownKey):
+            answer, found_by = await self._ask_ledger(ask, [now.digest, before.digest], request)
+        if found_by == before.digest and not _is_no_key(answer):
+            self.moves.move(before, now, partial(self._limiter.moved, before.digest, now.digest))
+        return answer
+
+    async def _ask_ledger(self, ask: Admit | Identify, digests: list[str], request: Request) -> tuple[Any, str]:
+        """The answer for a key that the limiter does not know, and by which of its digests the ledger has it."""
+        found, found_by = await self._look_up(digests, request)
+        if isinstance(ask, Identify):
+            return found, found_by
+        if isinstance(found, Refusal):
+            return replace(found, request_id=ask.request_id), found_by
+        answer = await self._limiter.ask(replace(ask, key_digest=found_by))
+        if isinstance(answer, UnknownKey):
+            raise Unavailable("the limiter has forgotten the key again")
+        return answer, found_by
 
     def is_confirmed(self, digest: str) -> bool:
         """Whether the key let a request in during the last CONFIRMED_S."""
@@ -157,7 +181,7 @@ class Authenticator:
 
     def _learn(self, digest: str, answer: Any) -> None:
         _, account_id = self._confirmed.pop(digest, NEVER)
-        if isinstance(answer, Refusal) and (answer.status in (401, 403, 503) or answer.code == "wrong_keys"):
+        if _is_no_key(answer):
             return
         account_id = getattr(answer, "account_id", "") or account_id
         # Of a key with allowed addresses each request is asked about, before its body is read.
@@ -179,9 +203,12 @@ class Authenticator:
         forwarded_for = request.headers.getlist("x-forwarded-for")
         return client_host(peer, forwarded_for, self.trusted_proxies) if forwarded_for else peer
 
-    async def _look_up(self, digest: str, request: Request) -> Identity | Refusal:
-        """Whose key it is by the ledger; a Refusal with 401, 403, or 429 for many wrong keys. Raises Unavailable."""
-        wrong_keys, address = self.wrong_keys, self.address_of(request)
+    async def _look_up(self, digests: list[str], request: Request) -> tuple[Identity | Refusal, str]:
+        """Whose key it is by the ledger, and by which digest; a Refusal with 401, 403, or 429 for many wrong keys.
+
+        All digests of one key are one look-up, in one query. Raises Unavailable.
+        """
+        wrong_keys, address, digest = self.wrong_keys, self.address_of(request), digests[0]
         verdict = wrong_keys.verdict(address, digest)
         if verdict is not Verdict.WRONG:
             if self._waiting >= MOST_WAITING:
@@ -190,16 +217,18 @@ class Authenticator:
             try:
                 if verdict is Verdict.LOOK_UP_AT_BEAT:
                     await self._next_beat()
-                answer = await self._limiter.ask(Identify(digest, address=self.host_of(request)))
+                host = self.host_of(request)
+                answers = await asyncio.gather(*(self._limiter.ask(Identify(one, address=host)) for one in digests))
             finally:
                 self._waiting -= 1
-            wrong = isinstance(answer, Refusal) and answer.status == 401
-            wrong_keys.looked_up(digest, wrong)
-            if not wrong:
-                assert isinstance(answer, Identity | Refusal)
-                return answer
+            wrong = [isinstance(answer, Refusal) and answer.status == 401 for answer in answers]
+            wrong_keys.looked_up(digest, all(wrong))
+            if not all(wrong):
+                right = wrong.index(False)
+                assert isinstance(answers[right], Identity | Refusal)
+                return answers[right], digests[right]
         wait_s = wrong_keys.count(address)
-        return _too_many("", wait_s) if wait_s else Refusal("", 401, "invalid_api_key", NOT_KNOWN)
+        return _too_many("", wait_s) if wait_s else Refusal("", 401, "invalid_api_key", NOT_KNOWN), digest
 
     async def _next_beat(self) -> None:
         if self._beat is None:
@@ -216,6 +245,11 @@ class Authenticator:
         """Counts a wrong key; a 401, or 429 when there were too many."""
         wait_s = self.wrong_keys.count(self.address_of(request))
         return refusal_error(_too_many("", wait_s)) if wait_s else errors.authentication(message)
+
+
+def _is_no_key(answer: Any) -> bool:
+    """Whether the answer does not confirm the key: it is wrong, revoked, from elsewhere, or that is unknown."""
+    return isinstance(answer, Refusal) and (answer.status in (401, 403, 503) or answer.code == "wrong_keys")
 
 
 def _too_many(request_id: str, wait_s: float) -> Refusal:

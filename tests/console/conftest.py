@@ -19,6 +19,7 @@ from serve_app.console.web import Console
 from serve_app.contracts import people
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.commands import Command
+from serve_app.contracts.key_format import KeySecrets
 from serve_app.contracts.limiting import AccountStatus
 from tests.accounting.books import NOON, Clock, Ledger
 
@@ -48,7 +49,9 @@ class House:
         self.status: AccountStatus | None = None
         self.live = {"open_requests": 2, "held": "0.50", "currency": "EUR", "limiters": [{"admits": True}]}
         self.live |= {"backends": [], "models": [], "accounts": [], "gateways": []}
-        self.console = Console(LedgerPort(ledger), SECRET, self._models, self._live, self._status_of, now=clock)
+        self.console = Console(
+            LedgerPort(ledger), KeySecrets(SECRET), self._models, self._live, self._status_of, now=clock
+        )
         self.pages = build_console(self.console)
         self.app = Starlette(routes=[Mount("/console", self.pages)])
         self.account_id = ledger.create_account("Ada's").account_id

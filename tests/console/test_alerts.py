@@ -19,6 +19,7 @@ from aiosmtpd.controller import Controller
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from serve_app.console.notifier import AGAIN_S, Notifier
+from serve_app.contracts.key_format import KeySecrets
 from serve_app.contracts.notices import CreateAlert, ListNotices
 from serve_app.contracts.sealed import of_webhooks, seal
 from serve_app.launch.preflight import free_port
@@ -56,8 +57,8 @@ def mailbox() -> Iterator[tuple[MailSettings, list[tuple[str, EmailMessage]]]]:
 
 
 def notifier(house: House, mail: MailSettings | None = None, *, private: bool = True) -> Notifier:
-    key_secret = house.console.key_secret
-    return Notifier(house.console.books, mail, house.clock, key_secret=key_secret, private_webhooks=private)
+    key_secrets = house.console.key_secrets
+    return Notifier(house.console.books, mail, house.clock, key_secrets=key_secrets, private_webhooks=private)
 
 
 def alert(house: House, target: str, secret: str = "") -> None:
@@ -160,7 +161,7 @@ def test_secrets_are_not_readable_in_the_database(house: House, receiver: Receiv
 
 
 async def test_a_webhook_whose_secret_does_not_open_is_told_on_the_page(house: House, receiver: Receiver) -> None:
-    alert(house, receiver.url, seal(SECRET, b"another key secret", of_webhooks(house.account_id)))
+    alert(house, receiver.url, seal(SECRET, KeySecrets(b"another key secret"), of_webhooks(house.account_id)))
     await notifier(house).turn()
     assert receiver.came == []
     [notice] = house.ledger.run(ListNotices(house.account_id))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from serve_app.contracts.key_format import KeySecrets
 from serve_app.contracts.sealed import of_totp, of_webhooks, seal, unseal
 
-KEY, OTHER = b"a key secret", b"another key secret"
+KEY, OTHER = KeySecrets(b"a key secret"), KeySecrets(b"another key secret")
 
 
 def test_a_secret_comes_back_and_looks_different_each_time() -> None:
@@ -19,7 +20,7 @@ def test_a_secret_comes_back_and_looks_different_each_time() -> None:
 @pytest.mark.parametrize(
     ("key", "purpose"), [(OTHER, of_totp("user_1")), (KEY, of_totp("user_2")), (KEY, of_webhooks("user_1"))]
 )
-def test_it_opens_nowhere_else(key: bytes, purpose: str) -> None:
+def test_it_opens_nowhere_else(key: KeySecrets, purpose: str) -> None:
     with pytest.raises(ValueError, match="SERVE_APP_KEY_SECRET"):
         unseal(seal("secret", KEY, of_totp("user_1")), key, purpose)
 

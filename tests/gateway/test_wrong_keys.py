@@ -137,7 +137,7 @@ async def test_an_operator_key_and_the_one_before_are_valid_and_no_other(
         assert (await ask(client, right, "/admin/accounts")).status_code == 200
         assert (await ask(client, right[:-1], "/admin/accounts")).status_code == 401
     world.admin.authenticator = authentication.Authenticator(
-        world.limiter_client, key_secret=SECRET, operator_keys=[OPERATOR]
+        world.limiter_client, key_secrets=keys.KeySecrets(SECRET), operator_keys=[OPERATOR]
     )
     assert (await ask(client, FORMER_OPERATOR, "/admin/accounts")).status_code == 401
     assert (await ask(client, OPERATOR, "/admin/accounts")).status_code == 200

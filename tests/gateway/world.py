@@ -232,6 +232,8 @@ class World:
         accounting_shards: int = 1,
         beside: World | None = None,
         limiters: list[LimiterService] | None = None,
+        key_secrets: keys.KeySecrets | None = None,
+        name: str = "",
         **settings: Any,
     ) -> None:
         # Long, so that a slow machine has no effect. Tests of a timeout set it.
@@ -239,6 +241,7 @@ class World:
         defaults = {**timeouts, "keep_alive_s": 60.0, "early_reply_s": 60.0, "queries_per_minute": 10**6}
         self.settings = GatewaySettings.model_validate({**FULL_SETTINGS, **defaults, **settings})
         self.folder = folder
+        self.key_secrets = key_secrets or keys.KeySecrets(SECRET)
         self.beside = beside
         self.is_dead = False
         self.later_s = 0.0  # how far the limiter's wall clock is ahead
@@ -262,7 +265,7 @@ class World:
         self.backends, self.metrics = FakeBackends(), Counts()
         self.records: list[RequestRecord] = []  # of the requests that have ended
         catalogue = Catalogue(self.settings)
-        self.name = "gateway-2" if beside else "gateway-1"
+        self.name = name or ("gateway-2" if beside else "gateway-1")
         self.spool = Spool(folder / "spool", self.name, max_bytes=self.settings.spool_max_bytes)
         self.limiter_client = LimiterClient(
             self.limiters, self.name, ledger_port, admit_timeout_s=self.settings.admit_timeout_s
@@ -286,7 +289,7 @@ class World:
         self.now = 0.0  # of the clock that wrong keys are counted by
         self.authenticator = Authenticator(
             self.limiter_client,
-            key_secret=SECRET,
+            key_secrets=self.key_secrets,
             operator_keys=[OPERATOR, FORMER_OPERATOR],
             trusted_proxies=self.settings.trusted_proxies,
             wrong_keys=WrongKeys(lambda: self.now),
@@ -298,7 +301,7 @@ class World:
             self.limiter_client,
             self.backends,
             catalogue=lambda: self.services.catalogue,
-            key_secret=SECRET,
+            key_secrets=self.key_secrets,
             queries=QueryRates(self.settings.queries_per_minute, self.clock),
         )
         self.account_id, self.key = "", ""

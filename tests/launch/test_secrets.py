@@ -91,7 +91,7 @@ def test_under_the_launcher_secrets_and_ledger_are_files(tmp_path: Path, monkeyp
         monkeypatch.setenv(variable, value)
     made = secret_files.load_secrets(tmp_path)
     again = secret_files.load_secrets(tmp_path)
-    assert (made.operator_key, made.key_secret) == (again.operator_key, again.key_secret)
+    assert (made.operator_key, made.key_secrets) == (again.operator_key, again.key_secrets)
     assert GatewayArgs().ledger_url() == f"sqlite:///{tmp_path / 'ledger.db'}"
 
 
