@@ -14,6 +14,7 @@ from serve_app import __version__
 from serve_app.admin import (
     accounts,
     backends,
+    key_secret,
     keys,
     live,
     models,
@@ -46,6 +47,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *public.of_service,
     *accounts.endpoint,
     *keys.endpoint,
+    *key_secret.endpoint,
     *people.endpoint,
     *usage.endpoint,
     *requests.endpoint,

@@ -125,7 +125,8 @@ def test_a_wrong_value_is_found(launcher: Document, path: str, value: object) ->
     assert launcher_problems(broken(launcher, path, value), flags()) != []
 
 
-PREVIOUS = "SERVE_APP_OPERATOR_KEY_PREVIOUS=the-key-before\n"  # while it is replaced
+# While they are replaced.
+PREVIOUS = "SERVE_APP_OPERATOR_KEY_PREVIOUS=the-key-before\nSERVE_APP_KEY_SECRET_PREVIOUS=the-secret-before\n"
 
 
 def started_with(launcher: Document, part: str, resources: str, home: Path) -> dict[str, str]:

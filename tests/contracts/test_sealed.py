@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from serve_app.contracts.key_format import KeySecrets
-from serve_app.contracts.sealed import of_totp, of_webhooks, seal, unseal
+from serve_app.contracts.sealed import is_current, of_totp, of_webhooks, seal, unseal
 
 KEY, OTHER = KeySecrets(b"a key secret"), KeySecrets(b"another key secret")
 
@@ -33,3 +33,19 @@ def test_one_changed_character_is_found() -> None:
 
 def test_what_was_stored_before_stays_as_it_is() -> None:
     assert unseal("JBSWY3DPEHPK3PXP", KEY, of_totp("user_1")) == "JBSWY3DPEHPK3PXP"
+
+
+def test_while_two_secrets_are_valid_a_secret_opens_under_either() -> None:
+    both = KeySecrets(OTHER.current, KEY.current)
+    before, now, after = seal("secret", KEY, ""), seal("secret", both, ""), seal("secret", OTHER, "")
+    assert [unseal(one, both, "") for one in (before, now, after)] == 3 * ["secret"]
+    assert [unseal(now, key, "") for key in (KEY, both, OTHER)] == 3 * ["secret"]
+    assert [is_current(one, both, "") for one in (before, now, after)] == [False, True, True]
+
+
+def test_what_is_sealed_under_two_secrets_opens_under_no_third() -> None:
+    both = KeySecrets(OTHER.current, KEY.current)
+    with pytest.raises(ValueError, match="does not open"):
+        unseal(seal("secret", both, ""), KeySecrets(b"a third key secret"), "")
+    with pytest.raises(ValueError, match="does not open"):
+        unseal(seal("secret", both, of_totp("user_1")), both, of_totp("user_2"))

@@ -10,6 +10,7 @@ import pytest
 
 from deployments.model import Model
 from serve_app import secret_files
+from serve_app.contracts.key_format import KeySecrets
 from serve_app.launch.driver import driver_environment
 from serve_app.launch.preflight import free_port
 from serve_app.settings import GatewayArgs, SettingsError
@@ -145,3 +146,38 @@ async def test_a_model_replica_forgets_the_secrets_of_its_machine_before_anythin
     with pytest.raises(Forgotten):
         await Model.func_or_class.__init__(MagicMock(), None)
     assert [variable for variable in (*VARIABLES, PREVIOUS) if variable in os.environ] == []
+
+
+FORMER = "the secret of last year, which is long"
+
+
+def test_a_key_secret_and_the_one_before_are_both_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert secret_files.load_secrets(tmp_path).key_secrets == KeySecrets(GOOD.encode())
+    monkeypatch.setenv("SERVE_APP_KEY_SECRET_PREVIOUS", FORMER)
+    loaded = secret_files.load_secrets(tmp_path)
+    assert loaded.key_secrets.valid == (GOOD.encode(), FORMER.encode())
+    assert FORMER not in repr((loaded, loaded.key_secrets))
+
+
+def test_on_one_machine_the_key_secret_before_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    former = tmp_path / "secrets" / "key-secret.previous"
+    former.parent.mkdir()
+    former.write_text(f"{FORMER}\n")
+    assert secret_files.load_secrets(tmp_path).key_secrets.previous == b""
+    monkeypatch.setenv("SERVE_APP_LOCAL_STATE", "1")
+    assert secret_files.load_secrets(tmp_path).key_secrets.previous == FORMER.encode()
+
+
+@pytest.mark.parametrize("value", ["REPLACE_ME_REPLACE_ME", "hunter2", GOOD])
+def test_a_key_secret_before_that_can_not_be_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("SERVE_APP_KEY_SECRET_PREVIOUS", value)
+    with pytest.raises(SettingsError, match="SERVE_APP_KEY_SECRET_PREVIOUS"):
+        load(tmp_path)
+
+
+def test_the_environment_forgets_both_key_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVE_APP_KEY_SECRET_PREVIOUS", FORMER)
+    secret_files.forget_environment()
+    assert not {"SERVE_APP_KEY_SECRET", "SERVE_APP_KEY_SECRET_PREVIOUS"} & set(os.environ)

@@ -1,12 +1,14 @@
 """Every secret that can be rotated is, under load: the clients' SDKs see no error, and the books add up.
 
-The processes with the new operator key and the new log-in to the database start beside those with the old ones.
+The processes with the new operator key, the new key secret and the new log-in to the database start beside those with
+the old ones; beside these, then, processes that know the new key secret alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 
 import httpx
 import psycopg
@@ -32,6 +34,27 @@ def status(stand: Stand, key: str) -> int:
     return httpx.get(f"{stand.base_url}/admin/accounts", headers=headers, trust_env=False, timeout=30).status_code
 
 
+def chat_status(stand: Stand, key: str) -> int:
+    """Of a client's request with this key."""
+    body = {"model": "svc-chat", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    headers = {"authorization": f"Bearer {key}"}
+    address = f"{stand.base_url}/v1/chat/completions"
+    return httpx.post(address, json=body, headers=headers, trust_env=False, timeout=30).status_code
+
+
+def unmoved(stand: Stand) -> dict[str, str]:
+    """Keys that the secret of these processes does not open, by id, with their accounts and names."""
+    rows = stand.admin("GET", "/admin/key-secret?limit=500")["data"]
+    return {key["id"]: f"{key['account_name']}: {key['name']}" for key in rows}
+
+
+async def until_unmoved(stand: Stand, wanted: set[str]) -> None:
+    deadline = time.monotonic() + 30
+    while (found := await asyncio.to_thread(unmoved, stand)).keys() != wanted:
+        assert time.monotonic() < deadline, f"not moved: {found}; to stay: {wanted}"
+        await asyncio.sleep(0.5)
+
+
 def operator_key(stand: Stand) -> str:
     return (stand.home / "secrets" / "operator-key").read_text().strip()
 
@@ -52,37 +75,51 @@ def logins(stand: Stand) -> set[str]:
         return {name for (name,) in rows}
 
 
-async def test_operator_key_api_key_and_login_are_rotated_without_a_rejected_request() -> None:
+async def test_each_secret_is_rotated_without_a_rejected_request() -> None:
     shape = Shape("postgresql", stub=True)
     with Stand(shape) as old:
         customer = await asyncio.to_thread(Customer, old, "with the SDK", MONEY)
+        idle = await asyncio.to_thread(Customer, old, "with a key that is not used", MONEY)
         clients = Clients(old, customer)
         await asyncio.to_thread(add_login, old)
-        new = Stand(shape, beside=old, login="ledger_b", operator_key=secrets.token_urlsafe(32))
+        new_secrets = {"operator_key": secrets.token_urlsafe(32), "key_secret": secrets.token_urlsafe(32)}
+        new = Stand(shape, beside=old, login="ledger_b", **new_secrets)
+        last = Stand(shape, beside=new, previous_key_secret="")
+
+        async def move(running: Session, stand: Stand) -> None:
+            running.load.move(stand.base_url)
+            clients.move(stand)
+            before = clients.complete
+            await asyncio.sleep(STAY_S)
+            assert clients.complete > before
 
         async def rotate(running: Session) -> None:
             async with asyncio.TaskGroup() as group:
                 group.create_task(clients.run())
                 await asyncio.to_thread(new.__enter__)
-                running.load.move(new.base_url)
-                clients.move(new)
-                key, _ = await asyncio.to_thread(customer.new_key)  # by the old service, whose load has gone
-                await asyncio.sleep(STAY_S)
+                key, _ = await asyncio.to_thread(customer.new_key)  # by the old service, under the old secret alone
+                await move(running, new)
                 clients.change_key(key)
                 await asyncio.sleep(STAY_S / 4)  # longer than a request and its retries take
                 await asyncio.to_thread(new.admin, "DELETE", f"/admin/keys/{customer.key_id}")
-                before = clients.complete
-                await asyncio.sleep(STAY_S / 2)
-                assert clients.complete > before
+                await until_unmoved(new, {idle.key_id})
+                assert await asyncio.to_thread(logins, old) == {"postgres", "ledger_b"}
+                assert [await asyncio.to_thread(chat_status, stand, key) for stand in (old, new)] == [200, 200]
+                await asyncio.to_thread(last.__enter__)
+                await move(running, last)
+                statuses = [await asyncio.to_thread(chat_status, stand, idle.key) for stand in (last, old)]
+                assert statuses == [401, 200]
                 clients.end()
-            assert await asyncio.to_thread(logins, old) == {"postgres", "ledger_b"}
             former = operator_key(old)
             assert [status(new, operator_key(new)), status(new, former)] == [200, 200]
             assert [status(old, operator_key(new)), status(old, former)] == [401, 200]
 
         try:
-            report = await session.run(old, rotate, mode="rotation", seed=9, clients=4, credit=MONEY, top_up=0)
+            report = await session.run(
+                old, rotate, mode="rotation", seed=9, clients=session.CUSTOMERS, credit=MONEY, top_up=0
+            )
         finally:
+            await asyncio.to_thread(last.stop)
             await asyncio.to_thread(new.stop)
         old.keep = bool(report.problems or clients.failures)
     assert clients.failures == []

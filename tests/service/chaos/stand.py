@@ -86,7 +86,8 @@ class Stand:
     """One running service. A context manager: everything has ended after it.
 
     `beside` is another one, whose ledger and secrets this one has, too. `login` is the database user that this one has
-    in place of the other's, and `operator_key` a new key: the other's is the one before it.
+    in place of the other's, and `operator_key` and `key_secret` are new ones: the other's are those before them. With
+    `previous_key_secret` "" a secret before that the other one has is not valid here.
     """
 
     def __init__(
@@ -97,11 +98,14 @@ class Stand:
         *,
         login: str = "",
         operator_key: str = "",
+        key_secret: str = "",
+        previous_key_secret: str | None = None,
     ) -> None:
         self.shape = shape
         self._beside = beside
         self._login = login
-        self._new_operator_key = operator_key
+        self._new = {"operator-key": operator_key, "key-secret": key_secret}
+        self._previous_key_secret = previous_key_secret
         self._say = say
         self.folder = Path(tempfile.mkdtemp(prefix="chaos-"))
         self.home = self.folder / "home"
@@ -143,10 +147,16 @@ class Stand:
         self.home.mkdir()
         if self._beside is not None:
             shutil.copytree(self._beside.home / "secrets", self.home / "secrets")
-            if self._new_operator_key:
-                key = self.home / "secrets" / "operator-key"
-                key.with_suffix(".previous").write_text(key.read_text())
-                key.write_text(self._new_operator_key)
+            for name, new in self._new.items():
+                if new:
+                    secret = self.home / "secrets" / name
+                    secret.with_suffix(".previous").write_text(secret.read_text())
+                    secret.write_text(new)
+            if self._previous_key_secret is not None:
+                previous = self.home / "secrets" / "key-secret.previous"
+                previous.unlink(missing_ok=True)
+                if self._previous_key_secret:
+                    previous.write_text(self._previous_key_secret)
         elif self.shape.database == "postgresql":
             self._say("starting PostgreSQL")
             self.postgres = Postgres()
