@@ -26,6 +26,7 @@ from serve_app.gateway.wrong_keys import BEAT_S, Verdict, WrongKeys, client_addr
 NOT_WELL_FORMED = "the API key is not well-formed: check that it was copied completely"
 NOT_FOR_CHAT = "a management key opens /account alone: send an API key"
 NOT_KNOWN = "the API key is not known here: check it or create a new one"
+TOO_MANY: Final = "wrong_keys"
 CONFIRMED_S: Final = 10.0
 MOST_CONFIRMED: Final = 10_000
 NEVER: Final = (0.0, "")
@@ -249,14 +250,14 @@ class Authenticator:
 
 def _is_no_key(answer: Any) -> bool:
     """Whether the answer does not confirm the key: it is wrong, revoked, from elsewhere, or that is unknown."""
-    return isinstance(answer, Refusal) and (answer.status in (401, 403, 503) or answer.code == "wrong_keys")
+    return isinstance(answer, Refusal) and (answer.status in (401, 403, 503) or answer.code == TOO_MANY)
 
 
 def _too_many(request_id: str, wait_s: float) -> Refusal:
     message = (
         f"Too many requests with wrong API keys came from this address. Check the key, and try again in {wait_s:.0f} s."
     )
-    return Refusal(request_id, 429, "wrong_keys", message, wait_s)
+    return Refusal(request_id, 429, TOO_MANY, message, wait_s)
 
 
 def bearer(authorization: str | None) -> str:

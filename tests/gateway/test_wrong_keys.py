@@ -101,6 +101,16 @@ async def test_a_guess_beyond_the_bound_is_429_with_the_time_to_wait(world: Worl
     assert (await chat(client, keys.new_key())).status_code == 401
 
 
+async def test_a_guess_that_gets_429_is_not_taken_for_a_right_key(world: World, client: httpx.AsyncClient) -> None:
+    for _ in range(FREE):
+        await ask(client, keys.new_key())
+    guess = keys.new_key()
+    assert (await ask(client, guess)).status_code == 429
+    digest = keys.digest(guess, SECRET)
+    assert not world.authenticator.is_confirmed(digest)
+    assert digest not in world.authenticator.wrong_keys.right_keys
+
+
 async def test_keys_with_a_typo_are_counted_and_never_looked_up(world: World, client: httpx.AsyncClient) -> None:
     statuses = [(await ask(client, "sk-nonsense")).status_code for _ in range(GUESSES)]
     assert statuses == [401] * FREE + [429] * (GUESSES - FREE)
