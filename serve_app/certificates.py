@@ -76,7 +76,10 @@ def read_signed(certificate: Path, key: Path) -> Signed:
     private = serialization.load_pem_private_key(key.read_bytes(), password=None)
     if not isinstance(private, ec.EllipticCurvePrivateKey):
         raise ValueError(f"{key} is not a key of an elliptic curve")
-    return Signed(x509.load_pem_x509_certificate(certificate.read_bytes()), private)
+    found = x509.load_pem_x509_certificate(certificate.read_bytes())
+    if found.public_key() != private.public_key():
+        raise ValueError(f"{key} is not the key of {certificate}")
+    return Signed(found, private)
 
 
 def ends_at(path: Path) -> datetime:

@@ -1,4 +1,4 @@
-"""`serve-app cluster certificates`: what Ray needs for TLS between the nodes of a cluster. It asks no service."""
+"""`serve-app cluster`: what Ray needs for TLS between the nodes of a cluster. It asks no service."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ app = typer.Typer(name="cluster", help="The machines of a cluster.")
         "serve-app cluster certificates --out tls head.example,10.0.0.2 gateway1.example,10.0.0.3",
         "serve-app cluster certificates --out tls model7.example,10.0.0.17     a node more, by the same authority",
         "serve-app cluster certificates --out tls --renew head.example,10.0.0.2",
+        "serve-app cluster certificates --out authority     the authority alone, for pods",
     ),
 )
 def certificates(
     session: Session,
-    nodes: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="NODE...", help="Names and addresses of one node, with commas. The first names its folder."
-        ),
-    ],
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Kept private: it has the authority's key.")],
+    nodes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NODE]...", help="Names and addresses of one node, with commas. The first names its folder."
+        ),
+    ] = None,
     renew: Annotated[bool, typer.Option("--renew", help="Replace the certificates of these nodes.")] = False,
     installed_at: Annotated[Path, typer.Option(metavar="FOLDER", help="Where a node will have its files.")] = Path(
         "/etc/serve-app/tls"
@@ -44,16 +45,16 @@ def certificates(
     """
     from serve_app.cli import node_certificates  # loads what makes certificates
 
-    hosts = [tuple(name for part in node.split(",") if (name := part.strip())) for node in nodes]
-    for given, node in zip(nodes, hosts, strict=True):
-        if not node or not all(node_certificates.is_host(name) for name in node):
-            raise UsageError(f"NODE {given!r}: must be names or addresses of a machine, as gateway1.example,10.0.0.3")
+    hosts = [_hosts(node) for node in nodes or []]
+    if renew and not hosts:
+        raise UsageError("--renew: name the NODEs whose certificates are replaced")
     if len({node[0] for node in hosts}) < len(hosts):
         raise UsageError("two NODEs begin with the same name, which is that of their folder")
     try:
         made = node_certificates.make(out, hosts, installed_at, renew=renew, now=datetime.now(UTC))
     except node_certificates.CertificatesError as error:
         raise CommandError(str(error), code="certificates") from None
+    key = made.authority.with_name(node_certificates.AUTHORITY_KEY)
     session.out.record(
         {
             "authority": str(made.authority),
@@ -65,6 +66,49 @@ def certificates(
             ("authority", made.authority),
             *((one.name, f"{one.folder}, until {one.ends:%Y-%m-%d}") for one in made.nodes),
         ],
-        note=f"\nCopy each folder to {installed_at} of its node, and keep {made.authority.with_name('ca-key.pem')} off "
-        "the nodes.",
+        note=f"\nCopy each folder to {installed_at} of its node, and keep {key} off the nodes."
+        if made.nodes
+        else f"\n{key} signs the certificates of all nodes: delete this folder once a Secret has both files.",
     )
+
+
+@command(
+    app,
+    "node-certificate",
+    examples=(
+        "serve-app cluster node-certificate --authority /etc/serve-app/authority --to /etc/serve-app/tls 10.0.0.7",
+    ),
+)
+def node_certificate(
+    session: Session,
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Names and addresses of this node, with commas.")],
+    authority: Annotated[
+        Path,
+        typer.Option("--authority", metavar="FOLDER", help="Has ca.pem and ca-key.pem. No other process needs it."),
+    ],
+    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Gets node.pem, node-key.pem and ca.pem.")],
+) -> None:
+    """Make the certificate of this node when it starts: a pod knows its address only then.
+
+    For an init container, before Ray. Files that are there are replaced. They are readable by this user alone, so Ray
+    must run as the same one.
+    """
+    from serve_app.cli import node_certificates
+
+    try:
+        made = node_certificates.make_own(authority, to, _hosts(node), datetime.now(UTC))
+    except node_certificates.CertificatesError as error:
+        raise CommandError(str(error), code="certificates") from None
+    session.out.record(
+        {"node": made.name, "folder": str(made.folder), "ends": made.ends.isoformat()},
+        [(made.name, f"{made.folder}, until {made.ends:%Y-%m-%d}")],
+    )
+
+
+def _hosts(node: str) -> tuple[str, ...]:
+    from serve_app.cli import node_certificates
+
+    hosts = tuple(name for part in node.split(",") if (name := part.strip()))
+    if not hosts or not all(node_certificates.is_host(name) for name in hosts):
+        raise UsageError(f"NODE {node!r}: must be names or addresses of a machine, as gateway1.example,10.0.0.3")
+    return hosts

@@ -146,7 +146,10 @@ def certificates_check(nodes: Sequence[Facts], now: float) -> Check:
                 expired.append(f"{name} of {node['name']} has expired {-days:.0f} days ago")
             elif days < SOON_DAYS:
                 soon.append(f"{name} of {node['name']} expires in {days:.0f} days")
-    hint = "`serve-app cluster certificates --renew`, copy the files, restart the node"
+    hint = (
+        "on machines: `serve-app cluster certificates --renew`, copy the files, restart the node; a pod makes its own "
+        "when it starts, so start a second cluster (cluster/README.md, Upgrade)"
+    )
     if missing or expired:
         return Check("certificates", "fail", "; ".join([*missing, *expired]), hint)
     if soon:

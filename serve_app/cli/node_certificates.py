@@ -1,4 +1,4 @@
-"""The files of `serve-app cluster certificates`."""
+"""The files of `serve-app cluster certificates` and `serve-app cluster node-certificate`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from pathlib import Path
 
 from serve_app.certificates import Signed, make_authority, make_certificate, read_signed, write_private
 
-LOOPBACK = ("localhost", "127.0.0.1")  # processes of one node also talk to each other
+LOOPBACK = ("localhost", "127.0.0.1", "::1")  # processes of one node also talk to each other
+AUTHORITY, AUTHORITY_KEY = "ca.pem", "ca-key.pem"
+#: What a node has, by Ray's variables.
+FILES = {"RAY_TLS_SERVER_CERT": "node.pem", "RAY_TLS_SERVER_KEY": "node-key.pem", "RAY_TLS_CA_CERT": AUTHORITY}
 _NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?)*", re.I)
 
 
@@ -56,15 +59,35 @@ def make(out: Path, nodes: Sequence[Sequence[str]], installed_at: Path, *, renew
         authority = _authority(out, now)
         made = []
         for folder, node in zip(folders, nodes, strict=True):
-            hosts = tuple(dict.fromkeys([*node, *LOOPBACK]))
-            made.append(_node(authority, folder, hosts, installed_at, now))
+            folder.mkdir(mode=0o700, exist_ok=True)
+            made.append(_node(authority, folder, node, now))
+            _write_variables(folder, installed_at)
     except OSError as error:
         raise CertificatesError(f"{error.filename or out}: {error.strerror}") from None
-    return Made(out / "ca.pem", tuple(made))
+    return Made(out / AUTHORITY, tuple(made))
+
+
+def make_own(authority: Path, to: Path, node: Sequence[str], now: datetime) -> NodeFiles:
+    """The files of one node, on the node. Those that are there are replaced: a pod that starts again has a new address.
+
+    Raises CertificatesError.
+    """
+    try:
+        for name in (AUTHORITY, AUTHORITY_KEY):
+            if not (authority / name).exists():
+                raise CertificatesError(
+                    f"{authority / name} is missing: mount the authority there, as `serve-app cluster certificates` "
+                    f"makes it ({AUTHORITY}, {AUTHORITY_KEY})"
+                )
+        found = _read_authority(authority, now)
+        to.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return _node(found, to, node, now)
+    except OSError as error:
+        raise CertificatesError(f"{error.filename or to}: {error.strerror}") from None
 
 
 def _authority(out: Path, now: datetime) -> Signed:
-    certificate, key = out / "ca.pem", out / "ca-key.pem"
+    certificate, key = out / AUTHORITY, out / AUTHORITY_KEY
     if certificate.exists() != key.exists():
         lost = key if certificate.exists() else certificate
         raise CertificatesError(f"{lost} is missing: restore it, or name a new folder and replace every node's files")
@@ -72,25 +95,29 @@ def _authority(out: Path, now: datetime) -> Signed:
         made = make_authority("serve-app cluster", now)
         write_private(key, made.key_pem)
         write_private(certificate, made.certificate_pem)
+    return _read_authority(out, now)
+
+
+def _read_authority(folder: Path, now: datetime) -> Signed:
     try:
-        found = read_signed(certificate, key)
+        found = read_signed(folder / AUTHORITY, folder / AUTHORITY_KEY)
     except ValueError as error:
-        raise CertificatesError(f"the authority in {out} can't be read: {error}") from None
+        raise CertificatesError(f"the authority in {folder} can't be read: {error}") from None
     if found.certificate.not_valid_after_utc <= now:
-        raise CertificatesError(f"the authority in {out} has ended: name a new folder and replace every node's files")
+        raise CertificatesError(
+            f"the authority in {folder} has ended: make a new one in a new folder, and replace every node's files"
+        )
     return found
 
 
-def _node(authority: Signed, folder: Path, hosts: Sequence[str], installed_at: Path, now: datetime) -> NodeFiles:
-    made = make_certificate(authority, hosts, now)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    write_private(folder / "ca.pem", authority.certificate_pem)
-    write_private(folder / "node.pem", made.certificate_pem)
-    write_private(folder / "node-key.pem", made.key_pem)
-    files = {"SERVER_CERT": "node.pem", "SERVER_KEY": "node-key.pem", "CA_CERT": "ca.pem"}
-    lines = [
-        "RAY_USE_TLS=1",
-        *(f"RAY_TLS_{name}={shlex.quote(str(installed_at / file))}" for name, file in files.items()),
-    ]
-    write_private(folder / "ray-tls.env", "\n".join([*lines, ""]).encode())
-    return NodeFiles(hosts[0], folder, made.certificate.not_valid_after_utc)
+def _node(authority: Signed, folder: Path, node: Sequence[str], now: datetime) -> NodeFiles:
+    made = make_certificate(authority, tuple(dict.fromkeys([*node, *LOOPBACK])), now)
+    contents = (made.certificate_pem, made.key_pem, authority.certificate_pem)
+    for file, content in zip(FILES.values(), contents, strict=True):
+        write_private(folder / file, content)
+    return NodeFiles(node[0], folder, made.certificate.not_valid_after_utc)
+
+
+def _write_variables(folder: Path, installed_at: Path) -> None:
+    lines = [f"{name}={shlex.quote(str(installed_at / file))}" for name, file in FILES.items()]
+    write_private(folder / "ray-tls.env", "\n".join(["RAY_USE_TLS=1", *lines, ""]).encode())

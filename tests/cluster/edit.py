@@ -50,6 +50,14 @@ class Edit:
     def container(self, name: str) -> Document:
         return self.pod(name)["containers"][0]
 
+    def certificate(self, name: str) -> Document:
+        """The init container that makes the certificate of a pod."""
+        return self.pod(name)["initContainers"][0]
+
+    def mount(self, name: str, volume: str) -> Document:
+        """Of Ray's container."""
+        return next(one for one in self.container(name)["volumeMounts"] if one["name"] == volume)
+
     def set_env(self, name: str, variable: str, value: str | None) -> None:
         """None removes it."""
         env = self.container(name)["env"]

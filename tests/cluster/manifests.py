@@ -57,6 +57,11 @@ class Pool:
         return self.spec["containers"][0]
 
     @property
+    def init_containers(self) -> list[Document]:
+        """Ours: KubeRay adds one behind them, which waits for the head."""
+        return self.spec.get("initContainers", [])
+
+    @property
     def env(self) -> dict[str, Document]:
         return {variable["name"]: variable for variable in self.container.get("env", [])}
 
@@ -67,9 +72,13 @@ class Pool:
 
     @property
     def mounts(self) -> dict[str, Document]:
+        """What Ray's container has, as in `mounts_of`."""
+        return self.mounts_of(self.container)
+
+    def mounts_of(self, container: Document) -> dict[str, Document]:
         """What is mounted, by path: the volume, and whether it is read-only."""
         volumes = {volume["name"]: volume for volume in self.spec.get("volumes", [])}
-        mounted = self.container.get("volumeMounts", [])
+        mounted = container.get("volumeMounts", [])
         return {one["mountPath"]: volumes.get(one["name"], {}) | {"mount": one} for one in mounted}
 
     def sources(self, kind: str) -> set[str]:

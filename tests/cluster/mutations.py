@@ -127,6 +127,121 @@ CONNECTIONS: dict[str, tuple[Change, str]] = {
         "RayService/serve-app: authOptions",
     ),
 }
+AUTHORITY = {"name": "authority", "mountPath": "/etc/serve-app/authority", "readOnly": True}
+SERVER_KEY = "RAY_TLS_SERVER_KEY"
+
+
+def autoscaler(edit: Edit) -> Any:
+    return edit.of("RayService")["spec"]["rayClusterConfig"]["autoscalerOptions"]
+
+
+CERTIFICATES: dict[str, tuple[Change, str]] = {
+    "a group without TLS": (lambda e: e.set_env("h100", "RAY_USE_TLS", None), "h100: RAY_USE_TLS is not 1"),
+    "TLS turned off": (lambda e: e.set_env("head", "RAY_USE_TLS", "0"), "head: RAY_USE_TLS is not 1"),
+    "TLS where the wait for the head does not see it": (
+        lambda e: (
+            e.set_env("l40s", "RAY_USE_TLS", None),
+            e.container("l40s").update(envFrom=[{"configMapRef": {"name": "tls"}}]),
+        ),
+        "l40s: RAY_USE_TLS is not 1",
+    ),
+    "no key": (
+        lambda e: e.set_env("gateway-b", SERVER_KEY, None),
+        "gateway-b: RAY_TLS_SERVER_KEY is not the node-key.pem of the pod's certificate",
+    ),
+    "a file that is not made": (
+        lambda e: e.set_env("accounting", SERVER_KEY, "/etc/serve-app/tls/tls.key"),
+        "accounting: RAY_TLS_SERVER_KEY is not the node-key.pem of the pod's certificate",
+    ),
+    "no authority to trust": (
+        lambda e: e.set_env("l40s", "RAY_TLS_CA_CERT", "/etc/ssl/cert.pem"),
+        "l40s: RAY_TLS_CA_CERT is not the ca.pem of the pod's certificate",
+    ),
+    "no certificate is made": (
+        lambda e: e.pod("h100").pop("initContainers"),
+        "h100: no init container makes the pod's certificate",
+    ),
+    "another command": (
+        lambda e: e.certificate("l40s").update(command=["serve-app", "doctor"]),
+        "l40s: no init container makes the pod's certificate",
+    ),
+    "an address of another kind": (
+        lambda e: e.certificate("gateway-a")["env"][0].update(valueFrom={"fieldRef": {"fieldPath": "status.hostIP"}}),
+        "gateway-a: the certificate is not for the pod's address",
+    ),
+    "an address that is written down": (
+        lambda e: e.certificate("gateway-a").update(args=["10.0.0.7"]),
+        "gateway-a: the certificate is not for the pod's address",
+    ),
+    "a head without its name": (
+        lambda e: e.certificate("head").update(args=["$(POD_IPS)"]),
+        "head: the certificate is not for the head's name",
+    ),
+    "a GPU pod with the head's name": (
+        lambda e: e.certificate("h100").update(args=["$(POD_IPS),$(FQ_RAY_IP)"]),
+        "h100: the certificate is for the head's name",
+    ),
+    "keys on a disk": (
+        lambda e: e.volume("head", "tls", {"emptyDir": {}}),
+        "head: the key of the pod's certificate is not in memory",
+    ),
+    "keys that Ray may replace": (
+        lambda e: e.mount("accounting", "tls").pop("readOnly"),
+        "accounting: the pod's certificate is writable to Ray",
+    ),
+    "keys in another volume": (
+        lambda e: e.certificate("l40s")["volumeMounts"][1].update(name="tmp"),
+        "l40s: the certificate is not written where Ray reads it",
+    ),
+    "the authority's key beside Ray": (
+        lambda e: e.container("h100")["volumeMounts"].append(AUTHORITY),
+        "h100: ray-worker has the key of the authority",
+    ),
+    "the authority's key in Ray's environment": (
+        lambda e: e.container("gateway-a")["envFrom"].append({"secretRef": {"name": "serve-app-node-authority"}}),
+        "gateway-a: ray-worker has the key of the authority",
+    ),
+    "the authority's key beside the autoscaler": (
+        lambda e: autoscaler(e)["volumeMounts"].append(AUTHORITY),
+        "RayService/serve-app autoscalerOptions: has a Secret",
+    ),
+    "the authority's key in another init container": (
+        lambda e: e.pod("head")["initContainers"].append(e.certificate("head") | {"name": "x", "command": ["true"]}),
+        "head: x has the key of the authority",
+    ),
+    "an authority from nowhere": (
+        lambda e: e.volume("accounting", "authority", {"emptyDir": {}}),
+        "accounting: --authority is no mounted Secret",
+    ),
+    "another authority for a group": (
+        lambda e: e.volume("l40s", "authority", {"secret": {"secretName": "serve-app-redis"}}),
+        "RayService/serve-app: pods of several authorities",
+    ),
+    "no Secret of the authority": (
+        lambda e: e.remove("Secret", "serve-app-node-authority"),
+        "Secret/serve-app-node-authority: must be in the template",
+    ),
+    "a Secret without the key": (
+        lambda e: e.of("Secret", "serve-app-node-authority")["stringData"].pop("ca-key.pem"),
+        "Secret/serve-app-node-authority: must be in the template",
+    ),
+    "an autoscaler without TLS": (
+        lambda e: autoscaler(e).pop("env"),
+        "RayService/serve-app autoscalerOptions: RAY_USE_TLS is not 1",
+    ),
+    "an autoscaler without its files": (
+        lambda e: autoscaler(e).pop("volumeMounts"),
+        "RayService/serve-app autoscalerOptions: the key of the pod's certificate is not in memory",
+    ),
+    "another image makes it": (
+        lambda e: e.certificate("h100").update(image="registry.example.com/tools:1"),
+        "h100: the certificate is made by another image",
+    ),
+    "root makes it": (
+        lambda e: e.certificate("gateway-b")["securityContext"].update(runAsUser=0),
+        "gateway-b: certificate may run as root",
+    ),
+}
 PLACES: dict[str, tuple[Change, str]] = {
     "a head with CPUs": (lambda e: e.group("head")["rayStartParams"].update({"num-cpus": "4"}), "head: num-cpus"),
     "a gateway on the head": (

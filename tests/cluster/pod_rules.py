@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from .certificate_rules import authority_of
 from .checks import DRAIN, FLAGS, flags
 from .manifests import Document, Manifests, Pool, selects
 
@@ -35,7 +36,15 @@ def flag_problems(pool: Pool) -> Iterator[str]:
 
 
 def security_problems(pool: Pool) -> Iterator[str]:
-    pod, own = pool.spec.get("securityContext", {}), pool.container.get("securityContext", {})
+    if "prometheus.io/scrape" in pool.template["metadata"].get("annotations", {}):
+        yield "Prometheus' operator ignores the annotation prometheus.io/scrape"
+    yield from _confinement_problems(pool, pool.container)
+    for one in pool.init_containers:
+        yield from (f"{one['name']} {problem}" for problem in _confinement_problems(pool, one))
+
+
+def _confinement_problems(pool: Pool, container: Document) -> Iterator[str]:
+    pod, own = pool.spec.get("securityContext", {}), container.get("securityContext", {})
     both: Document = pod | own
     if both.get("runAsNonRoot") is not True or both.get("runAsUser") == 0:
         yield "may run as root"
@@ -47,8 +56,6 @@ def security_problems(pool: Pool) -> Iterator[str]:
         yield "keeps capabilities"
     if own.get("readOnlyRootFilesystem") is not True:
         yield "the root file system is writable"
-    if "prometheus.io/scrape" in pool.template["metadata"].get("annotations", {}):
-        yield "Prometheus' operator ignores the annotation prometheus.io/scrape"
 
 
 def image_problems(pool: Pool) -> Iterator[str]:
@@ -64,9 +71,10 @@ def is_pinned(image: str) -> bool:
 
 
 def room_problems(pool: Pool) -> Iterator[str]:
-    resources = pool.container.get("resources", {})
-    for part in ("requests", "limits"):
-        yield from (f"no {part} of {name}" for name in ("cpu", "memory") if name not in resources.get(part, {}))
+    for container in (pool.container, *pool.init_containers):
+        resources = container.get("resources", {})
+        for part in ("requests", "limits"):
+            yield from (f"no {part} of {name}" for name in ("cpu", "memory") if name not in resources.get(part, {}))
     if pool.least > pool.most:
         yield f"minReplicas {pool.least} is above maxReplicas {pool.most}"
 
@@ -103,10 +111,10 @@ def volume_problems(pool: Pool) -> Iterator[str]:
 
 
 def secret_problems(pool: Pool, manifests: Manifests) -> Iterator[str]:
-    """A pod has the Secrets of the deployments that it runs, and no other."""
+    """A pod has the Secrets of the deployments that it runs, the authority of its certificate, and no other."""
     runs = {one["name"].partition("-")[0] for _, one in manifests.deployments() if pool in manifests.pools_of(one)}
     wanted = {secret for deployment, secret in SECRETS.items() if deployment in runs}
-    given = pool.sources("secret")
+    given = pool.sources("secret") - {authority_of(pool)}
     yield from (f"has the Secret {name}, which is for others" for name in sorted(given - wanted))
     yield from (f"lacks the Secret {name}" for name in sorted(wanted - given))
     for name in pool.env:

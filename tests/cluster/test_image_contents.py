@@ -16,6 +16,9 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
+from serve_app.cli.node_certificates import FILES
+
+from .certificate_rules import COMMAND
 from .checks import REPOSITORY
 from .test_images import ENGINE, STARTED, constraints, instructions
 
@@ -87,6 +90,12 @@ class Image:
         versions = {canonicalize_name(one["name"]): one["version"] for one in found}
         return {name: version for name, version in versions.items() if name not in ("pip", "setuptools", "serve-app")}
 
+    def make_certificate(self) -> None:
+        """As the init container of every pod."""
+        self.run("serve-app", "cluster", "certificates", "--out=authority")
+        self.run(*COMMAND, "--authority=authority", "--to=tls", "10.0.0.7")
+        assert {path.name for path in (self.elsewhere / "tls").iterdir()} == set(FILES.values())
+
 
 def pinned() -> dict[str, str]:
     return {canonicalize_name(name): version for name, version in constraints().items()}
@@ -100,6 +109,7 @@ def test_the_gateways_image_has_what_was_tested_no_torch_and_all_files(tmp_path:
     assert not [name for name in there if name.startswith(("nvidia", "triton"))]
     image.run("python", "-c", GATEWAY, ",".join(STARTED))
     assert "accounts" in image.run("serve-app", "--help")
+    image.make_certificate()
 
 
 def test_the_model_image_has_what_was_tested_and_replies(tmp_path: Path, model_path: Path) -> None:
@@ -108,3 +118,4 @@ def test_the_model_image_has_what_was_tested_and_replies(tmp_path: Path, model_p
     unknown = {name: version for name, version in there.items() if pinned().get(name) != version.partition("+")[0]}
     assert {name for name in unknown if not name.startswith(("nvidia", "triton"))} == set()
     image.run("python", "-c", MODEL, str(model_path))
+    image.make_certificate()

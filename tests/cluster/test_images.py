@@ -20,7 +20,7 @@ ENGINE = {"torch", "transformers", "accelerate", "gguf", "llguidance", "safetens
 STARTED = (
     "deployments.gateway", "deployments.limiter", "deployments.accounting", "deployments.apps",
     "deployments.applications", "deployments.autoscaling", "deployments.model", "deployments.routing",
-    "serve_app.cli.__main__",
+    "serve_app.cli.__main__", "serve_app.cli.node_certificates",
 )  # fmt: skip
 # Imports with only what the named distributions require, as if no other were installed.
 IMPORT = """

@@ -7,7 +7,7 @@ import pytest
 from .checks import DRAIN, HARD_STOP
 from .edit import Edit
 from .manifests import Manifests, read_set
-from .mutations import CONNECTIONS, PLACES, SECRETS, TIMES
+from .mutations import CERTIFICATES, CONNECTIONS, PLACES, SECRETS, TIMES
 from .mutations_of_pods import NETWORK, PODS
 from .validate import problems
 
@@ -18,6 +18,7 @@ MUTATIONS = {
         ("times", TIMES),
         ("secrets", SECRETS),
         ("connections", CONNECTIONS),
+        ("certificates", CERTIFICATES),
         ("places", PLACES),
         ("pods", PODS),
         ("network", NETWORK),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from .checks import CLUSTER, REPOSITORY
+from .manifests import read_all
 
 GUIDES = [CLUSTER / "README.md", CLUSTER / "bare-metal" / "README.md"]
 
@@ -35,3 +36,14 @@ def test_every_file_of_the_folder_is_in_a_guide() -> None:
     known = set(shown) | {f"serve-app-{role}.service" for role in ("head", "gateway", "accounting", "model")}
     known |= {f"{role}.env.template" for role in ("head", "gateway", "accounting", "model")}
     assert [path.name for path in here if path.name not in known] == []
+
+
+def test_a_command_makes_each_secret_of_the_template_with_all_of_its_keys() -> None:
+    made: dict[str, set[str]] = {}
+    for line in commands(CLUSTER / "README.md"):
+        if found := re.search(r"create secret generic (\S+)(.*)", line):
+            literals = re.findall(r"--from-literal=([\w.-]+)=", found[2])
+            files = re.findall(r"--from-file=\S*?([\w.-]+)\"?(?=\s|$)", found[2])
+            made[found[1]] = {*literals, *files}
+    wanted = {one["metadata"]["name"]: set(one["stringData"]) for one in read_all("secrets.template.yaml")}
+    assert made == wanted

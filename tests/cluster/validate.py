@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from . import crds
+from .certificate_rules import certificate_problems
 from .checks import Document, crd, kubernetes_problems, schema_problems, serve_problems
 from .manifests import Manifests, parsed
 from .network_rules import monitor_problems, policy_problems, route_problems
@@ -24,6 +25,7 @@ from .set_rules import (
 
 RULES = (
     pod_problems,
+    certificate_problems,
     version_problems,
     replica_problems,
     time_problems,
