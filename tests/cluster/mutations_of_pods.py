@@ -115,6 +115,18 @@ NETWORK: dict[str, tuple[Change, str]] = {
         lambda e: e.of("NetworkPolicy", "serve-app-head")["spec"]["egress"][0]["to"][1]["ipBlock"].pop("except"),
         "NetworkPolicy/serve-app-head: pods may ask 169.254.169.254",
     ),
+    "a console that sends nothing": (
+        lambda e: e.remove("NetworkPolicy", "serve-app-console"),
+        "NetworkPolicy/serve-app: gateway-b: the console can't reach public addresses at [443, 587]",
+    ),
+    "a console without mail": (
+        lambda e: e.of("NetworkPolicy", "serve-app-console")["spec"]["egress"][0]["ports"].pop(1),
+        "NetworkPolicy/serve-app: gateway-a: the console can't reach public addresses at [587]",
+    ),
+    "webhooks into the network": (
+        lambda e: e.of("NetworkPolicy", "serve-app-console")["spec"]["egress"][0]["to"][0]["ipBlock"]["except"].pop(1),
+        "NetworkPolicy/serve-app: gateway-a: a customer's webhook may lead to 172.16.0.1",
+    ),
     "an open port": (
         lambda e: policy(e, "ingress")[1]["ports"].append({"protocol": "TCP", "port": 6379}),
         "NetworkPolicy/serve-app: ports are open to others",

@@ -14,6 +14,8 @@ NODE_DNS = "169.254.20.10"  # where Kubernetes' cache of names listens on each n
 METADATA_SERVER = "169.254.169.254"  # credentials of the machine
 RAY_METRICS, HAPROXY_METRICS = 8080, 9101
 PUBLIC = {8000, 8080, 8265, 9101}
+CONSOLE = (443, 587)  # webhooks, payments and sign-in; mail
+ANYWHERE, INSIDE = "1.1.1.1", ("10.0.0.1", "172.16.0.1", "192.168.0.1", "100.64.0.1")
 
 
 def _peer(rule: Document, side: str, namespace: str | None, address: str | None) -> bool:
@@ -95,6 +97,11 @@ def _pod_problems(manifests: Manifests, pool: Pool) -> Iterator[str]:
         yield f"the head can't reach Redis at {redis}"
     if pool.role == "head" and not opened("to", 443, address="10.0.0.1"):
         yield "the autoscaler can't reach the Kubernetes API"
+    if any(one["name"] == "Console" and pool in manifests.pools_of(one) for _, one in manifests.deployments()):
+        if closed := [port for port in CONSOLE if not opened("to", port, address=ANYWHERE)]:
+            yield f"the console can't reach public addresses at {closed}"
+        if reached := [one for one in INSIDE if any(opened("to", port, address=one) for port in CONSOLE)]:
+            yield f"a customer's webhook may lead to {', '.join(reached)}"
 
 
 def route_problems(manifests: Manifests) -> Iterator[str]:

@@ -10,7 +10,7 @@ from .checks import DRAIN, FLAGS, flags
 from .manifests import Document, Manifests, Pool, selects
 
 # What the processes of a deployment need to know, and nobody else may.
-SECRETS = {"Gateway": "serve-app-gateway", "Accounting": "serve-app-database"}
+SECRETS = {"Gateway": "serve-app-gateway", "Console": "serve-app-gateway", "Accounting": "serve-app-database"}
 GPU = "nvidia.com/gpu"
 HOST = "kubernetes.io/hostname"
 
