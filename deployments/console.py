@@ -17,6 +17,8 @@ from serve_app.console.app import build_console
 from serve_app.console.notifier import Notifier
 from serve_app.console.openid import OpenId
 from serve_app.console.payments import PaymentProvider
+from serve_app.console.pressure import Pressure
+from serve_app.console.recharger import Recharger
 from serve_app.console.resealing import Resealing
 from serve_app.console.web import Console
 from serve_app.contracts.accounting_shards import AccountingShards
@@ -89,8 +91,11 @@ class ConsoleIngress:
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called once by Serve, after the constructor."""
-        resealing = Resealing(self._console.books, self._console.key_secrets)
-        self._watching = [asyncio.create_task(one.run()) for one in (self._notifier, self._console.pressure, resealing)]
+        watching: list[Notifier | Pressure | Recharger | Resealing] = [self._notifier, self._console.pressure]
+        watching.append(Resealing(self._console.books, self._console.key_secrets))
+        if self._console.payments is not None:
+            watching.append(Recharger(self._console.books, self._console.payments))
+        self._watching = [asyncio.create_task(one.run()) for one in watching]
         return build_console(self._console)
 
 

@@ -123,7 +123,7 @@ def list_notices(connection: Connection, wanted: ListNotices, now: float) -> lis
     return [
         Notice(
             row.id, row.account_id, row.name, row.currency, row.kind, row.threshold, row.value, row.target,
-            row.created_at, row.attempts, row.next_at, row.delivered_at, row.error, row.secret,
+            row.created_at, row.attempts, row.next_at, row.delivered_at, row.error, row.secret, row.detail,
         )
         for row in connection.execute(query)
     ]  # fmt: skip

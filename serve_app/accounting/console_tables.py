@@ -1,4 +1,4 @@
-"""The tables of the console: people, what they are told, what waits for two of them, and their management keys."""
+"""The tables of the console: people, what they are told, what waits for two of them, management keys, recharging."""
 
 from __future__ import annotations
 
@@ -114,6 +114,7 @@ notices = Table(
     Column("next_at", Double),  # null: delivered, or given up
     Column("delivered_at", Double),
     Column("error", Text, nullable=False),  # of the last attempt
+    Column("detail", Text, nullable=False, server_default=text("''")),  # why recharging is paused
     Index("ix_notices_account_id_created_at", "account_id", "created_at"),
 )
 Index(
@@ -152,4 +153,63 @@ management_keys = Table(
     Column("moved_digest", Text, index=True, unique=True),  # as those of api_keys
     Column("digest_mark", Text),
     Column("moved_mark", Text),
+)
+
+recharges = Table(
+    "recharges",
+    metadata,
+    Column("account_id", Text, ForeignKey("accounts.id"), primary_key=True),
+    Column("threshold", BigInteger, nullable=False),
+    Column("amount", BigInteger, nullable=False),
+    Column("monthly_cap", BigInteger, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("reason", Text, nullable=False),  # why it is paused
+    Column("provider", Text, nullable=False),  # of customer and method; empty before the first
+    Column("customer", Text),
+    Column("method", Text),  # never null while it is on
+    Column("setup_id", Text),  # of a method that somebody is about to save
+    Column("next_at", Double, nullable=False),  # no attempt begins before
+    CheckConstraint("state IN ('off', 'on', 'paused')", name="state"),
+    CheckConstraint("threshold >= 0", name="threshold_not_negative"),
+    CheckConstraint("0 < amount AND amount <= monthly_cap", name="amount_within_cap"),
+)
+Index(
+    "ix_recharges_on",
+    recharges.c.account_id,
+    sqlite_where=text("state = 'on'"),
+    postgresql_where=text("state = 'on'"),
+)
+
+recharge_attempts = Table(
+    "recharge_attempts",
+    metadata,
+    Column("id", Text, primary_key=True),  # also the idempotency key of its payment
+    Column("account_id", Text, ForeignKey("accounts.id"), nullable=False),
+    Column("amount", BigInteger, nullable=False),  # as it was when the attempt began, as the next four
+    Column("currency", Text, nullable=False),
+    Column("provider", Text, nullable=False),
+    Column("customer", Text, nullable=False),
+    Column("method", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("period", Text, nullable=False),  # YYYY-MM, to whose cap it counts
+    Column("state", Text, nullable=False),
+    Column("error", Text, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("next_at", Double),  # when an open one is looked at again
+    CheckConstraint("state IN ('open', 'succeeded', 'failed')", name="state"),
+    CheckConstraint("amount > 0", name="amount_positive"),
+    Index("ix_recharge_attempts_account_id_period_created_at", "account_id", "period", "created_at"),
+)
+Index(
+    "ix_recharge_attempts_open",
+    recharge_attempts.c.account_id,
+    unique=True,
+    sqlite_where=text("state = 'open'"),
+    postgresql_where=text("state = 'open'"),
+)
+Index(
+    "ix_recharge_attempts_due",
+    recharge_attempts.c.next_at,
+    sqlite_where=text("state = 'open'"),
+    postgresql_where=text("state = 'open'"),
 )

@@ -25,6 +25,8 @@ from serve_app.accounting import (
     moved_keys,
     operators,
     people,
+    recharge_attempts,
+    recharges,
     replies,
     returned_payments,
     sealed_secrets,
@@ -47,6 +49,7 @@ from serve_app.contracts import notices as notice_commands
 from serve_app.contracts import operators as operator_commands
 from serve_app.contracts import payments as payment_commands
 from serve_app.contracts import people as people_commands
+from serve_app.contracts import recharges as recharge_commands
 from serve_app.contracts.books import Refusal, Settled, Settlement, SettlementRejected, StuckSettlement
 from serve_app.contracts.commands import Answer, Command
 from serve_app.contracts.errors import LedgerUnavailable
@@ -90,6 +93,9 @@ READS: dict[type[Command[Any]], Callable[[Connection, Any, float], Any]] = {
     notice_commands.ListNotices: alerts.list_notices,
     secret_commands.ListUnmoved: moved_keys.list_unmoved,
     secret_commands.ListSealed: sealed_secrets.list_sealed,
+    recharge_commands.ShowRecharge: recharges.show_recharge,
+    recharge_commands.WatchRecharges: recharge_attempts.watch_recharges,
+    recharge_commands.ListDueAttempts: recharge_attempts.list_due_attempts,
 }
 # Seconds for those that look at many rows. A connection that hangs in one of them is noticed only then.
 LONG_READS: dict[type[Command[Any]], float] = {
@@ -145,6 +151,14 @@ WRITES: dict[type[Command[Any]], Callable[[Transaction, Any, float], Any]] = {
     operator_commands.AskCredit: operators.ask_credit,
     operator_commands.DecideCredit: operators.decide_credit,
     payment_commands.ReturnPayment: returned_payments.return_payment,
+    recharge_commands.SetRecharge: recharges.set_recharge,
+    recharge_commands.AskMethod: recharges.ask_method,
+    recharge_commands.SaveMethod: recharges.save_method,
+    recharge_commands.ResumeRecharge: recharges.resume_recharge,
+    recharge_commands.StopRecharge: recharges.stop_recharge,
+    recharge_commands.BeginRecharge: recharge_attempts.begin_recharge,
+    recharge_commands.ClaimAttempt: recharge_attempts.claim_attempt,
+    recharge_commands.RecordOutcome: recharge_attempts.record_outcome,
     notice_commands.RemoveAlert: alerts.remove_alert,
     notice_commands.RaiseAlarm: alerts.raise_alarm,
     notice_commands.RecordAttempt: alerts.record_attempt,

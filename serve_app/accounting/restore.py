@@ -21,6 +21,7 @@ from serve_app.accounting import postgres_tools
 from serve_app.accounting.backup import LONGEST_S, REVISION, count_rows
 from serve_app.accounting.backup_file import BackupFile, Manifest
 from serve_app.accounting.checkpoints import check_books
+from serve_app.accounting.console_tables import recharges
 from serve_app.accounting.database import Database, revisions
 from serve_app.accounting.schema import accounts, api_keys, head, limiter_holds, limiter_leases
 from serve_app.contracts.books import Difference
@@ -30,6 +31,7 @@ from serve_app.contracts.spool import flush_folder
 
 # More than a ledger gives out between a backup and its loss.
 AHEAD: Final = 10**12
+NO_RECHARGE_S: Final = 86400.0
 
 Progress = Callable[[str], None]
 
@@ -82,7 +84,7 @@ def _finish(database: Database, manifest: Manifest, now: float, progress: Progre
         off = sorted(name for name in found | manifest.rows if found.get(name) != manifest.rows.get(name))
         raise LedgerError(f"the restored ledger has other rows than the backup, in {', '.join(off)}: do not use it")
     with database.restored(manifest.revision) as connection:
-        _part_from_the_lost(connection)
+        _part_from_the_lost(connection, now)
     differences: dict[Difference, None] = {}
     check = CheckBooks(full=True)
     while True:
@@ -98,17 +100,19 @@ def _finish(database: Database, manifest: Manifest, now: float, progress: Progre
     return tuple(differences)
 
 
-def _part_from_the_lost(connection: Connection) -> None:
+def _part_from_the_lost(connection: Connection, now: float) -> None:
     """Nothing that a living process remembers of the lost ledger may pass for news of this one, nor the reverse.
 
     Versions and epochs go on far ahead, so all accounts and keys are news to whoever follows the changes. Leases are
     not released: should a limiter of the lost ledger still run, its successor waits it out. The holds that were posted
-    have ended with it; what they cost is in a spool, or lost.
+    have ended with it; what they cost is in a spool, or lost. No account is recharged for a day: what was paid after the
+    backup is not in this ledger until the provider reports it again.
     """
     for table in (accounts, api_keys, head):
         connection.execute(update(table).values(version=table.c.version + AHEAD))
     connection.execute(update(limiter_leases).values(epoch=limiter_leases.c.epoch + AHEAD, released=False))
     connection.execute(delete(limiter_holds))
+    connection.execute(update(recharges).values(next_at=now + NO_RECHARGE_S))
 
 
 def _expect_kind(manifest: Manifest, target: URL) -> None:

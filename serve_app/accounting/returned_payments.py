@@ -13,12 +13,14 @@ from serve_app.accounting.accounts import set_active
 from serve_app.accounting.audit_log import write_audit
 from serve_app.accounting.database import Transaction
 from serve_app.accounting.funds import correct_balance, earlier_entry
+from serve_app.accounting.recharges import pause_recharge, stop_recharge
 from serve_app.accounting.schema import audit_log
 from serve_app.accounting.snapshots import read_account
 from serve_app.contracts.commands import CorrectBalance, SetActive
 from serve_app.contracts.errors import InvalidAmount
 from serve_app.contracts.money import MAX_AMOUNT
 from serve_app.contracts.payments import ReturnPayment
+from serve_app.contracts.recharges import StopRecharge
 
 NOT_COVERED: Final = "return_not_covered"
 
@@ -37,6 +39,9 @@ def return_payment(transaction: Transaction, wanted: ReturnPayment, now: float) 
         correct_balance(transaction, correction, now)
     if wanted.is_chargeback:
         set_active(transaction, SetActive(account_id, False, wanted.audit), now)
+        stop_recharge(transaction, StopRecharge(account_id, wanted.audit), now)
+    else:
+        pause_recharge(transaction, account_id, "A payment was refunded.", wanted.audit, now)
     if lost := wanted.amount - taken:
         detail = {"amount": wanted.amount, "lost": lost, "memo": memo}
         write_audit(transaction, wanted.audit, NOT_COVERED, account_id, detail, now, subject=key)

@@ -20,6 +20,7 @@ from serve_app.console import (
     payment_pages,
     people_pages,
     playground_pages,
+    recharge_pages,
     usage_pages,
 )
 from serve_app.console.web import HEADERS, Console, Handler, Visit, responder
@@ -79,6 +80,10 @@ PAGES: Final[dict[str, Handler]] = {
     "GET /accounts/{account_id}/requests": usage_pages.requests,
     "GET /accounts/{account_id}/billing": billing_pages.billing,
     "POST /accounts/{account_id}/billing": payment_pages.add_funds,
+    "POST /accounts/{account_id}/billing/recharge": recharge_pages.change,
+    "POST /accounts/{account_id}/billing/recharge/method": recharge_pages.save_method,
+    "POST /accounts/{account_id}/billing/recharge/resume": recharge_pages.resume,
+    "POST /accounts/{account_id}/billing/recharge/off": recharge_pages.stop,
     "GET /accounts/{account_id}/statements/{month}": billing_pages.statement,
     "GET /accounts/{account_id}/alerts": alert_pages.show,
     "POST /accounts/{account_id}/alerts": alert_pages.create,

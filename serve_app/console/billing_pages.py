@@ -1,4 +1,4 @@
-"""What an account has paid, was given and owes nothing of: its grants, and a statement for each month."""
+"""What an account has paid, was given and owes nothing of: grants, recharging, and a statement for each month."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from serve_app.console.usage_pages import named_month
 from serve_app.console.web import HEADERS, Visit
 from serve_app.contracts import commands
 from serve_app.contracts.periods import period_at
+from serve_app.contracts.recharges import ShowRecharge
 
 MOST_MONTHS: Final = 36
 KINDS: Final = {"top_up": "Payment", "grant": "Credit given", "correction": "Correction", "expiry": "Expired credit"}
+OUTCOMES: Final = {"open": "not known yet", "succeeded": "paid", "failed": "failed"}
 
 
 async def billing(visit: Visit) -> Response:
@@ -27,6 +29,7 @@ async def billing(visit: Visit) -> Response:
         at = month.begins - 1
     months = months or [period_at("month", now).name]
     provider = visit.console.payments
+    recharge, attempts = (None, []) if provider is None else await run(ShowRecharge(account_id))
     page = visit.page(
         "billing.html",
         account=account,
@@ -37,6 +40,9 @@ async def billing(visit: Visit) -> Response:
         kinds=KINDS,
         now=now,
         provider=provider,
+        recharge=recharge,
+        attempts=attempts,
+        outcomes=OUTCOMES,
     )
     if provider is not None:  # browsers hold a form's redirect to the policy of its page
         policy = HEADERS["content-security-policy"].replace("form-action 'self'", f"form-action 'self' {provider.page}")

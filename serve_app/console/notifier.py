@@ -48,6 +48,10 @@ WORDS: Final = {
     "month": "This month's spending is {value} {currency} and has reached {threshold}.",
     "unusual": "Today's spending is {value} {currency}: three times what was usual in the last seven days, or more.",
 }
+PAUSED: Final = "recharge.paused"
+PAUSED_WORDS: Final = (
+    "Recharging is paused, and the balance is {value} {currency}: {detail} Resume it on the page Billing, or add funds."
+)
 
 
 class Notifier:
@@ -134,7 +138,7 @@ class Notifier:
         if self._mail is None:
             raise ValueError("this service has no settings for e-mail")
         message = EmailMessage()
-        message["Subject"] = f"{notice.account_name}: {TYPES[notice.kind].replace('.', ' ')}"
+        message["Subject"] = f"{notice.account_name}: {type_of(notice).replace('.', ' ')}"
         message["From"], message["To"] = self._mail.sender, notice.target
         message["Date"] = format_datetime(datetime.fromtimestamp(notice.created_at, UTC))
         message["Message-ID"] = make_msgid(notice.notice_id, self._mail.sender.rpartition("@")[2])
@@ -147,17 +151,22 @@ class Notifier:
             server.send_message(message)
 
 
+def type_of(notice: Notice) -> str:
+    return PAUSED if notice.detail else TYPES[notice.kind]
+
+
 def words(notice: Notice) -> str:
-    """One sentence."""
+    """One sentence, and why recharging is paused."""
     amounts = {"value": format_amount(notice.value), "threshold": format_amount(notice.threshold)}
-    return WORDS[notice.kind].format(**amounts, currency=notice.currency)
+    said = PAUSED_WORDS if notice.detail else WORDS[notice.kind]
+    return said.format(**amounts, currency=notice.currency, detail=notice.detail)
 
 
 def document(notice: Notice) -> dict[str, object]:
     """The body of a webhook's message."""
     at = datetime.fromtimestamp(notice.created_at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     return {
-        "type": TYPES[notice.kind],
+        "type": type_of(notice),
         "timestamp": at,
         "data": {
             "account_id": notice.account_id,

@@ -36,7 +36,7 @@ async def report(visit: Visit) -> Response:
     try:
         found = await provider.read(visit.body, visit.request.headers)
         if found is not None:
-            await book(visit.console.books, provider.name, found)
+            await book(visit.console.books, provider, found)
     except LedgerUnavailable:
         raise
     except (BadReport, LedgerError) as error:

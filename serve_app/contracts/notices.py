@@ -59,6 +59,7 @@ class Notice:
     delivered_at: float | None
     error: str
     secret: str = field(default="", repr=False)  # what a webhook's messages are signed with
+    detail: str = ""  # why recharging is paused; empty in a notice of an alert
 
 
 @dataclass(frozen=True, slots=True)

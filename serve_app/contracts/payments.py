@@ -16,6 +16,17 @@ class Paid:
     amount: int
     currency: str
     reference: str
+    attempt_id: str = ""  # of recharging; empty: a person has paid
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A payment method was saved for recharging. All but the account and its setup are the provider's ids."""
+
+    account_id: str
+    setup_id: str
+    customer: str
+    method: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +44,8 @@ class ReturnPayment(Command[int]):
     """Takes money that went back from what the account has paid in. Returns the nano-units that were spent already.
 
     The same idempotency key takes it once, and then returns 0 and changes nothing. A chargeback also suspends the
-    account. Raises AccountNotFound, InvalidAmount.
+    account and turns recharging off; a refund pauses recharging, which would take the money again at once. Raises
+    AccountNotFound, InvalidAmount.
     """
 
     account_id: str

@@ -1,18 +1,14 @@
 """Payments are booked once, refunds take what is left, a chargeback suspends; nobody else's report is believed.
 
-Reports are signed as Stripe signs them. Stripe's own API can't be had here: a stand-in answers the two questions that
-are asked.
+Reports are signed as Stripe signs them. Stripe's own API can't be had here: a stand-in answers.
 """
 
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs
 
 import httpx
 import pytest
@@ -21,53 +17,18 @@ from stripe import WebhookSignature
 from serve_app.console.stripe_payments import Stripe
 
 from .conftest import House, submit
+from .stripe_stand_in import SECRET, StandIn
+from .stripe_stand_in import SECRET, StandIn
 
-SECRET = "whsec_of_the_endpoint"
 HOOK = "/console/payments/stripe"
-
-
-class StandIn:
-    """Stripe's API: begins sessions, and knows one payment. `asked` has what it was sent."""
-
-    def __init__(self) -> None:
-        self.asked: list[dict[str, list[str]]] = []
-        self.status, self.account_id = 200, ""
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(handler) -> None:  # noqa: N805
-                body = handler.rfile.read(int(handler.headers["content-length"])).decode()
-                self.asked.append(parse_qs(body))
-                handler.reply({"id": "cs_1", "object": "checkout.session", "url": "https://checkout.stripe.com/c/cs_1"})
-
-            def do_GET(handler) -> None:  # noqa: N805
-                metadata = {"account_id": self.account_id}
-                handler.reply({"id": "pi_1", "object": "payment_intent", "metadata": metadata})
-
-            def reply(handler, document: dict[str, Any]) -> None:  # noqa: N805
-                if self.status != 200:
-                    document = {"error": {"type": "api_error", "message": "away"}}
-                body = json.dumps(document).encode()
-                handler.send_response(self.status)
-                handler.send_header("content-type", "application/json")
-                handler.send_header("content-length", str(len(body)))
-                handler.end_headers()
-                handler.wfile.write(body)
-
-            def log_message(handler, *_: Any) -> None:  # noqa: N805
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
 
 @pytest.fixture
 def api(house: House) -> Iterator[StandIn]:
-    made = StandIn()
-    made.account_id = house.account_id
-    house.console.payments = Stripe("sk_test_1", SECRET, f"http://127.0.0.1:{made.server.server_port}")
+    made = StandIn(house.account_id, house.clock)
+    house.console.payments = Stripe("sk_test_1", SECRET, made.url)
     yield made
-    made.server.shutdown()
-    made.server.server_close()
+    made.close()
 
 
 def event(kind: str, found: dict[str, Any], **data: Any) -> str:

@@ -1,0 +1,163 @@
+"""Payments by which accounts are recharged: when one begins, who looks after it, and what became of it.
+
+Watching reads. An attempt begins under the ledger's writer lock, with balance, cap and settings read under it: however
+many processes watch, an account has one open attempt, and the payments of a month stay within its cap. What is not
+known to have failed counts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row, exists, insert, literal_column, select, update
+
+from serve_app.accounting.audit_log import write_audit
+from serve_app.accounting.console_tables import recharge_attempts, recharges
+from serve_app.accounting.currency import foreign_accounts
+from serve_app.accounting.database import Transaction
+from serve_app.accounting.recharges import attempt_of, count_to_cap, pause_recharge, read_row
+from serve_app.accounting.schema import accounts
+from serve_app.accounting.snapshots import read_account
+from serve_app.accounting.validation import equals
+from serve_app.contracts.errors import InvalidValue
+from serve_app.contracts.key_format import new_id
+from serve_app.contracts.periods import period_at
+from serve_app.contracts.recharges import (
+    AGAIN_S,
+    BETWEEN_S,
+    ORDER_S,
+    Attempt,
+    BeginRecharge,
+    Claim,
+    ClaimAttempt,
+    ListDueAttempts,
+    RecordOutcome,
+    WatchRecharges,
+)
+
+BATCH: Final = 200
+MOST_DUE: Final = 100
+# As literals: by a parameter, no database finds the partial indexes.
+_ON: Final = recharges.c.state == literal_column("'on'")
+_OPEN: Final = recharge_attempts.c.state == literal_column("'open'")
+
+
+def watch_recharges(connection: Connection, wanted: WatchRecharges, now: float) -> tuple[list[str], str | None]:
+    has = recharges.c
+    is_open = exists().where(recharge_attempts.c.account_id == has.account_id, _OPEN)
+    may_be_low = (accounts.c.active, accounts.c.topped_up <= has.threshold)  # grants are compared below
+    query = (
+        select(recharges)
+        .join(accounts)
+        .where(_ON, has.account_id > wanted.after, has.provider == wanted.provider, has.next_at <= now)
+        .where(*may_be_low, ~is_open)
+        .order_by(has.account_id)
+        .limit(BATCH)
+    )
+    found = connection.execute(query).all()
+    return [row.account_id for row in found if _is_due(connection, row, now)], (
+        found[-1].account_id if len(found) == BATCH else None
+    )
+
+
+def begin_recharge(transaction: Transaction, wanted: BeginRecharge, now: float) -> Attempt | None:
+    connection, account_id = transaction.connection, wanted.account_id
+    row = read_row(connection, account_id)
+    if row is None or row.state != "on" or row.provider != wanted.provider or row.next_at > now:
+        return None
+    is_open = select(recharge_attempts.c.id).where(recharge_attempts.c.account_id == account_id, _OPEN)
+    if connection.execute(is_open).first() is not None or not _is_due(connection, row, now):
+        return None
+    values = {
+        "id": (attempt_id := new_id("recharge_")),
+        "account_id": account_id,
+        "amount": row.amount,
+        "currency": read_account(connection, account_id).currency,
+        "provider": row.provider,
+        "customer": row.customer,
+        "method": row.method,
+        "created_at": now,
+        "period": period_at("month", now).name,
+        "state": "open",
+        "error": "",
+        "tries": 1,
+        "next_at": now + AGAIN_S[0],
+    }
+    connection.execute(insert(recharge_attempts).values(values))
+    write_audit(
+        transaction, wanted.audit, "begin_recharge", account_id, {"amount": row.amount}, now, subject=attempt_id
+    )
+    return _read(connection, attempt_id)
+
+
+def list_due_attempts(connection: Connection, wanted: ListDueAttempts, now: float) -> list[Attempt]:
+    has = recharge_attempts.c
+    query = select(recharge_attempts).where(_OPEN, has.next_at <= now, has.provider == wanted.provider)
+    return [attempt_of(row) for row in connection.execute(query.order_by(has.next_at, has.id).limit(MOST_DUE))]
+
+
+def claim_attempt(transaction: Transaction, wanted: ClaimAttempt, now: float) -> Claim | None:
+    connection = transaction.connection
+    row = _find(connection, wanted.attempt_id)
+    if row is None or row.state != "open" or row.tries != wanted.tries:
+        return None
+    next_at = now + AGAIN_S[min(row.tries, len(AGAIN_S) - 1)]
+    mine = recharge_attempts.c.id == row.id
+    connection.execute(update(recharge_attempts).where(mine).values(tries=row.tries + 1, next_at=next_at))
+    return Claim(_read(connection, row.id), _refusal(connection, row, now))
+
+
+def record_outcome(transaction: Transaction, wanted: RecordOutcome, now: float) -> None:
+    connection, state, error = transaction.connection, wanted.state, wanted.error[:300]
+    if state not in ("open", "succeeded", "failed"):
+        raise InvalidValue(f"state {state!r}: an attempt is 'open', 'succeeded' or 'failed'")
+    row = _find(connection, wanted.attempt_id)
+    if row is None or row.state == "succeeded" or (row.state == "failed" and state != "succeeded"):
+        return
+    changes = {"state": state, "error": error, "next_at": row.next_at if state == "open" else None}
+    connection.execute(update(recharge_attempts).where(recharge_attempts.c.id == row.id).values(changes))
+    if state == "open":
+        return
+    account_id, detail = row.account_id, {"state": state, "amount": row.amount, "error": error}
+    write_audit(transaction, wanted.audit, "end_recharge", account_id, detail, now, subject=row.id)
+    settings = read_row(connection, account_id)
+    assert settings is not None
+    later = max(settings.next_at, now + BETWEEN_S)
+    connection.execute(update(recharges).where(recharges.c.account_id == account_id).values(next_at=later))
+    # A suspended account is not recharged anyway, and a method that was replaced says nothing about the new one.
+    if state == "failed" and settings.method == row.method and read_account(connection, account_id).active:
+        pause_recharge(transaction, account_id, error, wanted.audit, now)
+
+
+def _is_due(connection: Connection, row: Row[Any], now: float) -> bool:
+    """Whether an account whose recharging is on, without an open attempt, is to be recharged."""
+    account = read_account(connection, row.account_id)
+    if not account.active or account.available(now) > row.threshold:
+        return False
+    if foreign_accounts(connection, [account.account_id]):
+        return False  # it is not served, and could not be credited
+    counted = count_to_cap(connection, account.account_id, period_at("month", now).name)
+    return bool(counted + row.amount <= row.monthly_cap)
+
+
+def _refusal(connection: Connection, row: Row[Any], now: float) -> str:
+    """Why the attempt's payment is not ordered any more, if there is none yet."""
+    settings = read_row(connection, row.account_id)
+    if settings is None or settings.state != "on":
+        return "Recharging was turned off or paused."
+    if settings.method != row.method:
+        return "The payment method was replaced."
+    if not read_account(connection, row.account_id).active:
+        return "The account was suspended."
+    if now >= row.created_at + ORDER_S:
+        return "The payment could not be ordered for a day."
+    return ""
+
+
+def _find(connection: Connection, attempt_id: str) -> Row[Any] | None:
+    query = select(recharge_attempts).where(equals(recharge_attempts.c.id, attempt_id))
+    return connection.execute(query).one_or_none()
+
+
+def _read(connection: Connection, attempt_id: str) -> Attempt:
+    return attempt_of(connection.execute(select(recharge_attempts).where(recharge_attempts.c.id == attempt_id)).one())
