@@ -119,7 +119,8 @@ def pause_recharge(transaction: Transaction, account_id: str, reason: str, audit
         "detail": reason,
     }
     for target, secret in _targets(connection, account_id).items():
-        connection.execute(insert(notices).values(shared, id=new_id("notice_"), target=target, secret=secret))
+        row = shared | {"id": new_id("notice_"), "target": target, "secret": secret}
+        connection.execute(insert(notices).values(row))
 
 
 def show_recharge(connection: Connection, wanted: ShowRecharge, now: float) -> tuple[Recharge | None, list[Attempt]]:

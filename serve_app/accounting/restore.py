@@ -105,8 +105,8 @@ def _part_from_the_lost(connection: Connection, now: float) -> None:
 
     Versions and epochs go on far ahead, so all accounts and keys are news to whoever follows the changes. Leases are
     not released: should a limiter of the lost ledger still run, its successor waits it out. The holds that were posted
-    have ended with it; what they cost is in a spool, or lost. No account is recharged for a day: what was paid after the
-    backup is not in this ledger until the provider reports it again.
+    have ended with it; what they cost is in a spool, or lost. No account is recharged for a day: what was paid after
+    the backup is not in this ledger until the provider reports it again.
     """
     for table in (accounts, api_keys, head):
         connection.execute(update(table).values(version=table.c.version + AHEAD))

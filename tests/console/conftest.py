@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient
+from stripe import WebhookSignature
 
 from serve_app.console.app import build_console
+from serve_app.console.stripe_payments import Stripe
 from serve_app.console.web import Console
 from serve_app.contracts import people
 from serve_app.contracts.calls import Unavailable
@@ -22,6 +25,9 @@ from serve_app.contracts.commands import Command
 from serve_app.contracts.key_format import KeySecrets
 from serve_app.contracts.limiting import AccountStatus
 from tests.accounting.books import NOON, Clock, Ledger
+
+from . import stripe_stand_in
+from .stripe_stand_in import HOOK, StandIn
 
 SECRET = b"key secret of the tests"
 PASSWORD = "a long enough password"
@@ -98,8 +104,27 @@ def submit(browser: TestClient, page: str, action: str, **fields: Any) -> httpx.
     return browser.post(action, data={"csrf": found[1], **fields})
 
 
+def send(house: House, body: str, *, secret: str = stripe_stand_in.SECRET, at: float | None = None) -> httpx.Response:
+    """Sends a report, signed as Stripe signs it."""
+    signature = WebhookSignature.generate_signature_header(body, secret, int(at or time.time()))
+    return house.browser().post(HOOK, content=body, headers={"stripe-signature": signature})
+
+
+def balance(house: House) -> str:
+    return f"{house.ledger.get_account(house.account_id).balance / 10**9:.2f}"
+
+
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
     clock = Clock(NOON)
     with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}", now=clock) as ledger:
         yield House(ledger, clock)
+
+
+@pytest.fixture
+def api(house: House) -> Iterator[StandIn]:
+    """Stripe, with which the house's accounts pay."""
+    made = StandIn(house.account_id, house.clock)
+    house.console.payments = Stripe("sk_test_1", stripe_stand_in.SECRET, made.url)
+    yield made
+    made.close()

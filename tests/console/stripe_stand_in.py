@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 SECRET = "whsec_of_the_endpoint"
+HOOK = "/console/payments/stripe"
 Answer = tuple[int, dict[str, Any]]
 
 
@@ -130,3 +131,9 @@ class StandIn:
         error = {"type": "card_error", "code": self.card, "message": f"Your card was refused: {self.card}."}
         payment["last_payment_error"] = error
         return 402, {"error": error}
+
+
+def event(kind: str, found: dict[str, Any], **data: Any) -> str:
+    """A report of Stripe's."""
+    document = {"id": "evt_1", "object": "event", "api_version": "2026-01-01", "created": 1, "type": kind}
+    return json.dumps(document | {"data": {"object": found, **data}})

@@ -5,35 +5,14 @@ Reports are signed as Stripe signs them. Stripe's own API can't be had here: a s
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 from stripe import WebhookSignature
 
-from serve_app.console.stripe_payments import Stripe
-
-from .conftest import House, submit
-from .stripe_stand_in import SECRET, StandIn
-from .stripe_stand_in import SECRET, StandIn
-
-HOOK = "/console/payments/stripe"
-
-
-@pytest.fixture
-def api(house: House) -> Iterator[StandIn]:
-    made = StandIn(house.account_id, house.clock)
-    house.console.payments = Stripe("sk_test_1", SECRET, made.url)
-    yield made
-    made.close()
-
-
-def event(kind: str, found: dict[str, Any], **data: Any) -> str:
-    document = {"id": "evt_1", "object": "event", "api_version": "2026-01-01", "created": 1, "type": kind}
-    return json.dumps(document | {"data": {"object": found, **data}})
+from .conftest import House, balance, send, submit
+from .stripe_stand_in import HOOK, SECRET, StandIn, event
 
 
 def paid(house: House, cents: int = 2500, reference: str = "pi_1", **changed: Any) -> str:
@@ -54,15 +33,6 @@ def refunded(house: House, total: int, before: int = 0) -> str:
 def disputed(cents: int) -> str:
     dispute = {"id": "dp_1", "object": "dispute", "amount": cents, "payment_intent": "pi_1"}
     return event("charge.dispute.created", dispute)
-
-
-def send(house: House, body: str, *, secret: str = SECRET, at: float | None = None) -> httpx.Response:
-    signature = WebhookSignature.generate_signature_header(body, secret, int(at or time.time()))
-    return house.browser().post(HOOK, content=body, headers={"stripe-signature": signature})
-
-
-def balance(house: House) -> str:
-    return f"{house.ledger.get_account(house.account_id).balance / 10**9:.2f}"
 
 
 def test_a_payment_is_begun_at_stripe_and_booked_once_it_is_reported(house: House, api: StandIn) -> None:
