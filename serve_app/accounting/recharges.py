@@ -93,7 +93,8 @@ def stop_recharge(transaction: Transaction, wanted: StopRecharge, now: float) ->
     row = read_row(connection, account_id)
     if row is None or (row.state, row.setup_id) == ("off", None):
         return None
-    _change(connection, account_id, state="off", reason="", method=None, setup_id=None)
+    # Without the customer too: should the provider know it no longer, recharging can still be turned on again.
+    _change(connection, account_id, state="off", reason="", customer=None, method=None, setup_id=None)
     write_audit(transaction, wanted.audit, "recharge_off", account_id, {"method": row.method}, now)
     return None if row.method is None else str(row.method)
 
@@ -119,8 +120,8 @@ def pause_recharge(transaction: Transaction, account_id: str, reason: str, audit
         "detail": reason,
     }
     for target, secret in _targets(connection, account_id).items():
-        row = shared | {"id": new_id("notice_"), "target": target, "secret": secret}
-        connection.execute(insert(notices).values(row))
+        own = {"id": new_id("notice_"), "target": target, "secret": secret}
+        connection.execute(insert(notices).values(shared | own))
 
 
 def show_recharge(connection: Connection, wanted: ShowRecharge, now: float) -> tuple[Recharge | None, list[Attempt]]:

@@ -117,7 +117,7 @@ class ResumeRecharge(Command[Recharge]):
 
 @dataclass(frozen=True, slots=True)
 class StopRecharge(Command[str | None]):
-    """Turns recharging off and removes the method, which it returns. Harmless to repeat."""
+    """Turns recharging off and removes customer and method; it returns the method. Harmless to repeat."""
 
     account_id: str
     audit: Audit | None = None

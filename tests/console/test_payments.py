@@ -5,6 +5,8 @@ Reports are signed as Stripe signs them. Stripe's own API can't be had here: a s
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -123,3 +125,8 @@ def test_a_report_that_is_forged_old_or_of_another_currency_changes_nothing(hous
     ):
         assert send(house, harmless).status_code == 200
     assert (balance(house), house.ledger.audit_log()) == ("5.00", before)
+
+
+def test_the_console_without_payments_does_not_load_stripe() -> None:
+    script = "import serve_app.console.app, serve_app.console.recharger, sys; sys.exit('stripe' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -268,6 +268,9 @@ def test_turned_off_nothing_is_paid_and_the_card_is_gone(house: House, api: Stan
         house.clock.now += AGAIN_S[-1]
         turn(house)
     assert (api.payments, states(house), balance(house)) == ({}, ["failed"], "5.00")
+    # It begins anew with a customer of its own, should Stripe not know the first one any more.
+    assert submit(browser, path(house), f"{path(house)}/recharge/method").status_code == 303
+    assert "customer" not in api.asked[-1]
     # What was about to be saved when it was turned off does not turn it on again.
     setup_id = house.ledger.run(AskMethod(house.account_id)).setup_id
     assert submit(browser, path(house), f"{path(house)}/recharge/off").status_code == 303
