@@ -82,7 +82,7 @@ bench-console: $(VENV)/.base ## measure what 50 people who browse the console co
 	@$(BIN)/python -m bench.console $(ARGS)
 
 bench-paint: $(VENV)/.test ## measure how soon a browser shows the console's pages, a minute (needs chromium and chromium-driver)
-	@$(BIN)/python -m bench.paint $(ARGS)
+	@$(BIN)/python -m bench.console.paint $(ARGS)
 
 bench-limits: $(VENV)/.base ## measure the cost of one admission
 	$(BIN)/python bench/limits.py

@@ -10,7 +10,17 @@ from typing import Any, get_type_hints
 import pytest
 
 from serve_app.accounting.ledger import LONG, READS, WRITES
-from serve_app.contracts import commands, management, notices, operators, payments, people, recharges, served_commands
+from serve_app.contracts import (
+    commands,
+    key_secrets,
+    management,
+    notices,
+    operators,
+    payments,
+    people,
+    recharges,
+    served_commands,
+)
 from serve_app.contracts.commands import Command
 from serve_app.contracts.errors import AccountNotFound, InvalidValue, KeyNotFound
 
@@ -20,7 +30,7 @@ SQLITE_AND_POSTGRESQL_DIFFER = ["\0", "a\0b", "\ud800"]  # PostgreSQL takes none
 
 
 def test_each_command_has_one_function_that_is_named_after_it() -> None:
-    files = (commands, served_commands, people, management, notices, operators, payments, recharges)
+    files = (commands, served_commands, people, management, notices, operators, payments, recharges, key_secrets)
     declared = {name: value for file in files for name, value in vars(file).items()}
     classes = [value for value in declared.values() if isinstance(value, type) and issubclass(value, Command)]
     # A retry of what is stuck settles, like Ledger.settle, and is one of its methods.

@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import json
 import re
-import secrets
 import statistics
 import sys
 import time
@@ -20,44 +19,14 @@ from urllib.error import URLError
 
 import httpx
 
+from bench.console.service import EMAIL, PAGES, PASSWORD, WithConsole
 from bench.harness.command import PEERS, completed, say
 from bench.harness.machine import describe
-from bench.harness.servers import Launched, ServerError, shipped_config
+from bench.harness.servers import ServerError
 
-PASSWORD: Final = "a password of the benchmark"
-EMAIL: Final = f"reader-{secrets.token_hex(4)}@example.org"  # the benchmarks' ledger stays from run to run
 READS_S: Final = 10.0  # a page, on average
-PAGES: Final = (
-    "",
-    "/keys",
-    "/usage",
-    "/usage?span=90+days&by=key",
-    "/usage?span=24+hours",
-    "/requests",
-    "/billing",
-    "/alerts",
-    "/members",
-)
 REST_S: Final = 2.0
 _CSRF: Final = re.compile(r'name="csrf" value="([0-9a-f]{64})"')
-
-
-class WithConsole(Launched):
-    """config.yaml and the console."""
-
-    name = "console"
-    title = "serve-app"
-
-    def config(self) -> dict[str, Any]:
-        config = shipped_config()
-        args = {"trusted_proxies": 1}
-        path = {"name": "console", "route_prefix": "/console", "import_path": "deployments.apps:console", "args": args}
-        config["applications"].append(path)
-        return config
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {}
 
 
 class Readers:

@@ -19,7 +19,7 @@ from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-from bench.console import EMAIL, PAGES, PASSWORD, WithConsole
+from bench.console.service import EMAIL, PAGES, PASSWORD, WithConsole
 from bench.harness.command import PEERS, completed, say
 from bench.harness.machine import describe
 from bench.harness.servers import ServerError
@@ -63,7 +63,7 @@ def measure(server: WithConsole, times: int) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     """The exit status."""
-    parser = argparse.ArgumentParser(prog="python -m bench.paint", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.console.paint", description=__doc__)
     parser.add_argument("--times", type=int, default=7, help="that each page is opened; default: 7")
     options = parser.parse_args(arguments)
     server = WithConsole(PEERS)
