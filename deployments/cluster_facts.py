@@ -7,6 +7,7 @@ cluster; the reason is on standard error.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import logging
 import os
@@ -140,9 +141,12 @@ def _limiters(applications: dict[str, Any]) -> list[str]:
 
 
 def _limiter_error(name: str) -> str:
+    async def ask() -> None:
+        async with asyncio.timeout(LIMITER_S):
+            await DeploymentHandle(name, "gateway").address.remote()
+
     try:
-        handle = DeploymentHandle(name, "gateway")
-        handle.address.remote().result(timeout_s=LIMITER_S)
+        asyncio.run(ask())  # under the flags of a cluster, a handle works in an event loop alone
     except Exception as error:
         return (str(error).splitlines() or [""])[0] or type(error).__name__
     return ""
