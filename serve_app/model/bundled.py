@@ -38,7 +38,8 @@ def ensure_bundled_model(home: Path, progress: Callable[[str], None]) -> Path:
     Raises:
         ModelError: the file can't be fetched or is not the expected one; one line that says what to do.
     """
-    folder = home.expanduser().resolve() / "models" / NAME
+    # Of several state folders with links to one model, each finds what was made from it.
+    folder = (home.expanduser() / "models" / NAME).resolve()
     if _is_complete(folder):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)

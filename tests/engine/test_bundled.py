@@ -70,6 +70,14 @@ def test_set_up_leaves_nothing_for_the_first_start(
     assert len(tiny_one) == 1
 
 
+def test_state_folders_that_link_to_one_model_share_what_is_made_from_it(tmp_path: Path, tiny_one: list[Path]) -> None:
+    folder = bundled.ensure_bundled_model(tmp_path / "first", print)
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second" / "models").symlink_to(folder.parent)
+    assert bundled.ensure_bundled_model(tmp_path / "second", print) == folder
+    assert len(tiny_one) == 1
+
+
 def test_the_command_reports_a_problem_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
