@@ -1,4 +1,4 @@
-"""What the documents tell to run is there: commands of serve-app with their options, targets of make, modules."""
+"""What the documents name is there: commands of serve-app with their options, targets of make, modules, pages."""
 
 from __future__ import annotations
 
@@ -50,6 +50,24 @@ def test_a_target_is_in_the_makefile(target: str) -> None:
 @pytest.mark.parametrize("module", called(r"(?:\S+=\S+ )*(?:\S+/)?python -m (\S+)"))
 def test_a_module_is_there(module: str) -> None:
     assert find_spec(module) is not None
+
+
+def anchors(document: Path) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_link_leads_to_a_page_and_its_heading(document: Path) -> None:
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8")):
+        name, _, heading = link.partition("#")
+        target = document.parent / name if name else document
+        if "://" not in link and not (target.exists() and (not heading or heading in anchors(target))):
+            broken.append(link)
+    assert not broken
 
 
 def test_most_of_the_command_line_is_in_the_documents() -> None:
