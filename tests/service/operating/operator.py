@@ -36,7 +36,7 @@ class Operator(Stage):
     server: postgres.Server
 
     def sql(self, statement: str) -> Done:
-        return Done(statement, repr(self.server.run(statement)))
+        return Done(statement, repr(self.server.run(statement, "serve_app")))
 
     @property
     def ledger_url(self) -> str:

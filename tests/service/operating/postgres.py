@@ -36,9 +36,9 @@ class Server:
     def host(self) -> str:
         return str(self._server.get_postmaster_info().socket_dir)
 
-    def run(self, statement: str) -> list[tuple[Any, ...]]:
+    def run(self, statement: str, database: str = "postgres") -> list[tuple[Any, ...]]:
         """As the administrator."""
-        with psycopg.connect(self._server.get_uri(), autocommit=True) as connection:
+        with psycopg.connect(self._server.get_uri(database=database), autocommit=True) as connection:
             done = connection.execute(statement)
             return done.fetchall() if done.description else []
 
