@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import sqlite3
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -494,13 +493,15 @@ async def test_settlements_survive_a_postgresql_that_drops_every_connection(
     stop = threading.Event()
 
     def disturb() -> None:
+        """Again and again, at growing intervals: a busy machine may not connect and commit within the first ones."""
+        pause_s = 0.05
         with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
-            while not stop.is_set():
+            while not stop.wait(pause_s):
                 connection.execute(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
                     "WHERE datname = current_database() AND pid <> pg_backend_pid()"
                 )
-                time.sleep(0.05)
+                pause_s = min(1.2 * pause_s, 1.0)
 
     async def client(number: int) -> int:
         """Repeats its settlement until it is settled, as a gateway does."""
