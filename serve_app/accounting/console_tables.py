@@ -1,4 +1,4 @@
-"""The tables of the console: people, what they are told, what waits for two of them, management keys, recharging."""
+"""The tables of the console: people, their notices, what waits for two of them, management keys, recharging."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ class Stripe:
 
 
 def _charge(payment: Any) -> Charge:
-    """What became of an attempt's payment. One that waits for its customer waits for nobody: it has failed."""
+    """What became of an attempt's payment. One that needs its customer has failed: no customer is there."""
     status = payment["status"]
     if status == "succeeded":
         return Charge("succeeded", paid=_paid(payment))
