@@ -210,6 +210,10 @@ class Database:
                 f"the ledger's schema is at revision {current!r}, which this release does not know and does not run "
                 "on: run the newer release that migrated it"
             )
+        if current is not None and not is_sqlite:
+            # First, as every writer does: those that have begun end before tables are locked. Else each may wait for
+            # the other.
+            connection.execute(select(head.c.id).with_for_update())
         config = migration_config()
         config.attributes["connection"] = connection
         alembic.command.upgrade(config, revision)
