@@ -1,4 +1,4 @@
-"""How soon a browser shows the console's pages: `make bench-paint`, a minute. It needs Debian's chromium-driver.
+"""How soon a browser shows the console's pages: `make bench-paint`, some minutes. It needs Debian's chromium-driver.
 
 A headless Chromium signs in and opens each page some times; the figure is its own "first-contentful-paint", counted
 from the beginning of the request.
