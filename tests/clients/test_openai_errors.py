@@ -55,7 +55,7 @@ def make(service: Served) -> Iterator[Any]:
 
 
 def fields(**given: Any) -> dict[str, Any]:
-    return {"model": "svc-chat", "messages": QUESTION, "max_tokens": 2, **given}
+    return {"model": "svc-chat", "messages": QUESTION, "max_tokens": 2, "temperature": 0, **given}
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -257,12 +257,16 @@ def test_both_models_answer_under_both_addresses(client: OpenAI, service: Served
 
 
 def test_without_include_usage_no_chunk_has_any(client: OpenAI) -> None:
-    chunks = list(client.chat.completions.create(model="svc-chat", messages=QUESTION, max_tokens=2, stream=True))
+    chunks = list(
+        client.chat.completions.create(model="svc-chat", messages=QUESTION, max_tokens=2, temperature=0, stream=True)
+    )
     assert all(chunk.choices and chunk.usage is None for chunk in chunks)
 
 
 def test_the_first_and_the_last_chunk_have_no_text(client: OpenAI) -> None:
-    first, *_, last = client.chat.completions.create(model="svc-chat", messages=QUESTION, max_tokens=2, stream=True)
+    first, *_, last = client.chat.completions.create(
+        model="svc-chat", messages=QUESTION, max_tokens=2, temperature=0, stream=True
+    )
     assert (first.choices[0].delta.role, first.choices[0].delta.content) == ("assistant", "")
     assert last.choices[0].delta.model_dump(exclude_none=True) == {}
     assert last.choices[0].finish_reason == "length"
