@@ -81,7 +81,7 @@ pictures: $(VENV)/.test $(NODE)/.installed ## make the pictures of the console i
 bench-console: $(VENV)/.base ## measure what 50 people who browse the console cost those who chat, six minutes (ARGS='--rounds 2')
 	@$(BIN)/python -m bench.console $(ARGS)
 
-bench-paint: $(VENV)/.test ## measure how soon a browser shows the console's pages, some minutes (needs chromium and chromium-driver)
+bench-paint: $(VENV)/.test ## measure how soon a browser shows the console's pages, two minutes (needs chromium and chromium-driver)
 	@$(BIN)/python -m bench.console.paint $(ARGS)
 
 bench-limits: $(VENV)/.base ## measure the cost of one admission
