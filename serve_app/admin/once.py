@@ -22,7 +22,11 @@ class Once:
     idempotency_key: str | None = field(repr=False)
 
     def bits(self, what: str) -> tuple[int, ...]:
-        """256 bits for `what` that nobody can guess; then those that the change got if it was made before."""
+        """Numbers of 256 bits for `what` that can't be guessed.
+
+        Without an idempotency key one random number, else one for each valid secret, which follows from both. So a
+        repeated change gets what it got before: by the first number, or by the second if the secret was replaced.
+        """
         if self.idempotency_key is None:
             return (secrets.randbits(256),)
         text = "\0".join(("once", what, self.key, self.idempotency_key))

@@ -218,8 +218,8 @@ class ListKeys(Command[list[KeySnapshot]]):
 class FindKeys(Command[dict[str, tuple[KeySnapshot, AccountSnapshot]]]):
     """The keys with these digests and their accounts, active or not, by digest; without those that do not exist.
 
-    A key that was moved to another secret is found by either digest. Hundreds cost about what one costs, so keys that
-    nobody has can't use the ledger up.
+    A key that was moved to another secret is found by either digest. Hundreds cost about what one costs, so unknown
+    keys can't use the ledger up.
     """
 
     digests: tuple[str, ...]

@@ -131,8 +131,8 @@ def _has_body(scope: Scope) -> bool:
 class Bodies:
     """The bodies that are being read and parsed now, bounded by sender and in all.
 
-    So nobody fills the memory or the request slots, and who tries is refused alone. The first SMALL_BODY bytes of each
-    body count as nothing: a request of ordinary size is never refused for the bytes of others.
+    A client can fill neither memory nor request slots: only its own requests are refused. The first SMALL_BODY bytes of
+    each body count as nothing: a request of ordinary size is never refused for the bytes of others.
     """
 
     def __init__(self) -> None:
