@@ -20,7 +20,9 @@ def address_in(text: str) -> Address | None:
     """The address in the text of a connection or an `x-forwarded-for`, which may have a port or a zone; else None."""
     host = text.strip()
     if host.startswith("["):
-        host = host[1:].partition("]")[0]
+        host, closed, port = host[1:].partition("]")
+        if not closed or (port and not port.startswith(":")):
+            return None
     elif host.count(":") == 1:
         host = host.partition(":")[0]
     try:

@@ -118,17 +118,14 @@ def client_host(peer: str | None, forwarded_for: Iterable[str], trusted_proxies:
     entry which the outermost of them has written. Ray Serve's own HAProxy does not write it and is not counted; a
     Kubernetes ingress or a cloud balancer in front does.
 
-    Without trusted proxies the client writes the header as it likes, and uvicorn may have taken `peer` from it
-    (it does so for connections from this machine, HAProxy's among them). All such requests count as one address.
+    Without trusted proxies the client writes the header as it likes, and uvicorn may have taken `peer` from it (it does
+    so for connections from this machine, HAProxy's among them). All requests with the header count as one address:
+    whether `peer` is one of its entries can't be told, because uvicorn takes them apart in its own way.
     """
     hops = [hop.strip() for value in forwarded_for for hop in value.split(",") if hop.strip()]
-    if trusted_proxies and hops:
-        return hops[max(0, len(hops) - trusted_proxies)]
-    if peer and hops:
-        network = _network(peer)
-        if any(_network(hop) == network for hop in hops):
-            return FORWARDED
-    return peer or ""
+    if not hops:
+        return peer or ""
+    return hops[max(0, len(hops) - trusted_proxies)] if trusted_proxies else FORWARDED
 
 
 def _network(text: str) -> str:

@@ -130,7 +130,8 @@ async def test_a_client_can_not_choose_its_address(world: World, port: int) -> N
     """uvicorn takes the address from the header on connections from this machine, which a balancer's are."""
     _, key = new_key(world, addresses=[HERE])
     body = json.dumps(chat_body()).encode()
-    for forged in (HERE, f"{HERE}, {HERE}", f"{HERE}:1", f"::ffff:{HERE}"):
+    forms = (HERE, f"{HERE}, {HERE}", f"{HERE}:1", f"::ffff:{HERE}", f"[{HERE}]", f"[{HERE}]:x", f"[{HERE}:80]")
+    for forged in (*forms, f"[[{HERE}]", f"{HERE} :80", f"[ {HERE}]", f"[::ffff:{HERE}]", f"[[::ffff:{HERE}]"):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         heads = (f"content-length: {len(body)}", f"x-forwarded-for: {forged}", "connection: close")
         writer.write(http_request(world, body, *heads, key=key))

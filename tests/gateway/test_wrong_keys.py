@@ -295,8 +295,10 @@ async def test_behind_a_trusted_proxy_clients_are_distinguished(make_world: Call
     ("peer", "forwarded_for", "trusted", "address"),
     [
         ("192.0.2.1", [], 0, "192.0.2.1"),
-        ("192.0.2.1", ["198.51.100.1"], 0, "192.0.2.1"),  # any client can write this
+        ("192.0.2.1", [" , "], 0, "192.0.2.1"),
+        ("192.0.2.1", ["198.51.100.1"], 0, "forwarded"),  # any client can write this
         ("198.51.100.1", ["10.0.0.1, 198.51.100.1"], 0, "forwarded"),  # and the server took the address from it
+        ("198.51.100.1:80", ["[198.51.100.1:80]"], 0, "forwarded"),
         (None, [], 0, "unknown"),
         ("not an address", [], 0, "unknown"),
         ("10.0.0.9", [], 1, "10.0.0.9"),  # not through the proxy
