@@ -66,7 +66,7 @@ def measure(server: WithConsole, times: int) -> dict[str, Any]:
     try:
         browser.get(f"{server.base_url}/console{invited['path']}")
         fill(browser, name="Reader", new_password=PASSWORD)
-        server.admin("/admin/people/operator", {"email": EMAIL, "role": "admin"})
+        server.admin("/admin/people/operator", {"email": EMAIL, "role": "admin", "account_id": account_id})
         browser.get(f"{server.base_url}/console/sign-in")
         fill(browser, email=EMAIL, password=PASSWORD)
         for page, path in pages(server, account_id).items():

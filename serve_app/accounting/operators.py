@@ -37,6 +37,12 @@ def set_operator_role(transaction: Transaction, wanted: SetOperatorRole, now: fl
         raise InvalidValue(
             f"nobody has the address {wanted.email!r} yet: invite the person first; the invitation must be accepted"
         )
+    if wanted.role is not None and wanted.account_id not in before.roles:
+        raise InvalidValue(
+            f"{before.email} is no member of {wanted.account_id or 'an account that you name'}, and others may have "
+            "accepted an invitation of this address: invite the person to an account of your staff's, and name that "
+            "when they have joined it"
+        )
     if before.operator_role != wanted.role:
         connection.execute(delete(operator_roles).where(operator_roles.c.user_id == before.user_id))
         if wanted.role is not None:

@@ -73,6 +73,9 @@ class SetOperatorRole(Body):
 
     email: Email
     role: Literal["admin", "support", "finance", "read-only"] | None = Field(description="null takes it away.")
+    account_id: Annotated[str, Field(min_length=1, max_length=100)] | None = Field(
+        None, description="An account of the staff's, which the person has joined. Needed to give a role."
+    )
 
 
 class OperatorRole(Reply):
@@ -127,5 +130,5 @@ async def suspend_person(admin: AdminServices, body: SuspendPerson, audit: Audit
 
 @endpoint("POST", "/admin/people/operator", "Let a person onto the operators' pages, or no longer")
 async def set_operator_role(admin: AdminServices, body: SetOperatorRole, audit: Audit) -> OperatorRole:
-    person = await admin.run(operators.SetOperatorRole(body.email, body.role, audit))
+    person = await admin.run(operators.SetOperatorRole(body.email, body.role, body.account_id, audit))
     return OperatorRole.from_fields(person, role=person.operator_role)

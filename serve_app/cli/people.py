@@ -96,7 +96,7 @@ def suspend(
     app,
     "operator",
     examples=(
-        "serve-app people operator ada@example.org --role finance",
+        "serve-app people operator ada@example.org --role finance --account acct_…",
         "serve-app people operator ada@example.org --none",
     ),
 )
@@ -106,12 +106,15 @@ def operator(
     role: Annotated[
         str | None, typer.Option(metavar="admin|support|finance|read-only", help="What they may do there.")
     ] = None,
+    account: Annotated[
+        str | None, typer.Option(metavar="ID", help="An account of your staff's, which the person has joined.")
+    ] = None,
     none: Annotated[bool, typer.Option("--none", help="Take the role away.")] = False,
 ) -> None:
     """Let a person onto the operators' pages of the console, or no longer. They sign in again after it."""
-    if (role is None) != none:
-        raise UsageError("give --role ROLE, or --none")
+    if (role is None) != none or (account is None) != none:
+        raise UsageError("give --role ROLE with --account ID, or --none")
     if role is not None and role not in OPERATOR_ROLES:
         raise UsageError(f"--role {role}: must be one of {', '.join(OPERATOR_ROLES)}")
-    found = session.client.api_post("people", "operator", body={"email": email, "role": role})
+    found = session.client.api_post("people", "operator", body={"email": email, "role": role, "account_id": account})
     session.out.record(found, [("email", found["email"]), ("role", found["role"] or "none")])

@@ -27,10 +27,16 @@ class PendingCredit:
 
 @dataclass(frozen=True, slots=True)
 class SetOperatorRole(Command[Person]):
-    """None takes the role away. All sessions of the person end. Raises InvalidValue for an unknown address or role."""
+    """None takes the role away. All sessions of the person end.
+
+    A role is given to a member of `account_id`, an account of the staff's. The address alone proves nothing: who
+    manages an account can invite any address and accept the invitation. Raises InvalidValue for an unknown address or
+    role, and for a person who is no member.
+    """
 
     email: str
     role: str | None
+    account_id: str | None = None
     audit: Audit | None = None
 
 

@@ -14,7 +14,7 @@ from serve_app.contracts.operators import (
     SearchAccounts,
     SetOperatorRole,
 )
-from serve_app.contracts.payments import ReturnPayment
+from serve_app.contracts.people import AcceptInvitation, FindPerson, InvitePerson, JoinAccount
 
 from .books import Books
 
@@ -73,35 +73,23 @@ def test_what_could_not_be_booked_is_not_asked_for(books: Books) -> None:
         books.ledger.run(AskCredit("acct_none", 1, "grant", "", FAY))
     with pytest.raises(InvalidValue):
         books.ledger.run(AskCredit(books.account_id, 1, "other", "", FAY))  # type: ignore[arg-type]
-    with pytest.raises(InvalidValue):
-        books.ledger.run(SetOperatorRole("nobody@example.org", "admin"))
+    with pytest.raises(InvalidValue, match="nobody has the address"):
+        books.ledger.run(SetOperatorRole("nobody@example.org", "admin", books.account_id))
 
 
-def test_a_return_takes_what_was_paid_and_is_left_and_never_a_grant(books: Books) -> None:
+def test_an_address_that_a_customer_has_invited_gets_no_role(books: Books) -> None:
+    """Whoever manages an account can invite any address, and accept the invitation in its name."""
     run = books.ledger.run
-    account_id = books.ledger.create_account("Bob").account_id
-    books.ledger.credit(account_id, 100)
-    books.ledger.credit(account_id, 50, kind="grant")
-    assert run(ReturnPayment(account_id, 60, "stripe r1", FAY)) == 0
-    assert run(ReturnPayment(account_id, 60, "stripe r1", FAY)) == 0
-    assert run(ReturnPayment(account_id, 60, "stripe r2", FAY, is_chargeback=True)) == 20
-    account = books.ledger.get_account(account_id)
-    assert (account.topped_up, account.granted, account.active) == (0, 50, False)
-    assert books.ledger.check().ok
-    for amount in (0, -1):
-        with pytest.raises(InvalidAmount):
-            run(ReturnPayment(account_id, amount, "stripe r3", FAY))
-
-
-def test_a_return_of_what_was_all_spent_is_known_when_it_is_reported_again(books: Books) -> None:
-    run = books.ledger.run
-    account_id = books.ledger.create_account("Bob").account_id
-    wanted = ReturnPayment(account_id, 60, "stripe r1", FAY, is_chargeback=True)
-    assert run(wanted) == 60
-    books.ledger.set_active(account_id, True)
-    books.ledger.credit(account_id, 100)
-    before = books.ledger.audit_log(account_id)
-    assert run(wanted) == 0
-    account = books.ledger.get_account(account_id)
-    assert (account.topped_up, account.active) == (100, True)
-    assert books.ledger.audit_log(account_id) == before
+    run(InvitePerson(books.account_id, "ada@example.org", "member", "digest", 4e9))
+    run(AcceptInvitation("digest", "Ada", "a hash"))
+    staff = books.ledger.create_account("Staff").account_id
+    run(InvitePerson(staff, "ada@example.org", "member", "the staff's digest", 4e9))
+    for account_id in (staff, None, "acct_none"):
+        with pytest.raises(InvalidValue, match="is no member of"):
+            run(SetOperatorRole("ada@example.org", "admin", account_id))
+    person = run(FindPerson("ada@example.org"))
+    assert person is not None
+    assert person.operator_role is None
+    run(JoinAccount("the staff's digest", person.user_id))
+    assert run(SetOperatorRole("ada@example.org", "admin", staff)).operator_role == "admin"
+    assert run(SetOperatorRole("ada@example.org", None)).operator_role is None

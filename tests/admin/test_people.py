@@ -79,14 +79,16 @@ async def test_a_role_of_operators_is_given_and_taken_and_ends_the_sessions(
     person = world.ledger.run(AcceptInvitation(digest(made), "Ada", "a hash"))
     for role in ("read-only", None):
         world.ledger.run(OpenSession(person.user_id, f"session before {role}", 4e9))
-        answer = await admin.post("/admin/people/operator", json={"email": ADA.upper(), "role": role})
+        asked = {"email": ADA.upper(), "role": role, "account_id": role and world.account_id}
+        answer = await admin.post("/admin/people/operator", json=asked)
         assert answer.json() == {"email": ADA, "role": role}
         assert world.ledger.run(people.FindSession(f"session before {role}")) is None
         found = world.ledger.run(FindPerson(ADA))
         assert found is not None
         assert found.operator_role == role
     assert (await actions(admin)).count("set_operator_role") == 2
-    for wrong in ({"email": ADA}, {"email": ADA, "role": "king"}, {"email": "nobody@example.org", "role": "admin"}):
+    known, unknown = {"email": ADA, "account_id": world.account_id}, {"email": "nobody@example.org"}
+    for wrong in (known, {**known, "role": "king"}, {**unknown, "role": "admin"}, {"email": ADA, "role": "admin"}):
         assert (await admin.post("/admin/people/operator", json=wrong)).status_code in (400, 422)
 
 

@@ -30,15 +30,18 @@ def test_a_person_gets_a_role_of_operators_and_loses_it(real: RealService, run: 
     made = run("people", "invite", "olga@example.org", real.world.account_id, "--json").json
     digest = people.token_digest(made["link"].rpartition("/")[2], SECRET)
     real.world.ledger.run(people.AcceptInvitation(digest, "Olga", "a hash"))
-    given = run("people", "operator", "olga@example.org", "--role", "finance", "--json").json
+    account = ("--account", real.world.account_id)
+    given = run("people", "operator", "olga@example.org", "--role", "finance", *account, "--json").json
     assert given == {"email": "olga@example.org", "role": "finance"}
     person = real.world.ledger.run(people.FindPerson("olga@example.org"))
     assert person is not None
     assert person.operator_role == "finance"
     assert run("people", "operator", "olga@example.org", "--none", "--json").json["role"] is None
-    assert "give --role ROLE, or --none" in run("people", "operator", "olga@example.org").error_line
-    assert "must be one of admin" in run("people", "operator", "olga@example.org", "--role", "king").error_line
-    assert "nobody has the address" in run("people", "operator", "no@example.org", "--role", "admin").error_line
+    assert "give --role ROLE with --account ID, or --none" in run("people", "operator", "olga@example.org").error_line
+    wrong = run("people", "operator", "olga@example.org", "--role", "king", *account).error_line
+    assert "must be one of admin" in wrong
+    unknown = run("people", "operator", "no@example.org", "--role", "admin", *account).error_line
+    assert "nobody has the address" in unknown
 
 
 def test_an_invitation_is_revoked(real: RealService, run: Run) -> None:

@@ -15,8 +15,9 @@ from .conftest import PASSWORD, House, submit
 
 def operator(house: House, role: str | None, email: str) -> TestClient:
     """A browser of an operator who has signed in."""
-    house.member(email, account_id=house.ledger.create_account("Staff").account_id)
-    house.ledger.run(SetOperatorRole(email, role))
+    staff = house.ledger.create_account("Staff").account_id
+    house.member(email, account_id=staff)
+    house.ledger.run(SetOperatorRole(email, role, staff))
     browser = house.browser()
     answer = submit(browser, "/console/sign-in", "/console/sign-in", email=email, password=PASSWORD)
     assert answer.status_code == 303

@@ -53,7 +53,7 @@ def test_each_route_is_open_to_whom_its_rule_names(house: House, who: str) -> No
         role = who if who in ROLES else "owner"
         browser = house.member("one@example.org", role, house.account_id if who in ROLES else other)
     if who in OPERATORS:
-        house.ledger.run(SetOperatorRole("one@example.org", who))
+        house.ledger.run(SetOperatorRole("one@example.org", who, other))
         fields = {"email": "one@example.org", "password": PASSWORD}
         assert submit(browser, "/console/sign-in", "/console/sign-in", **fields).status_code == 303
     for route in sorted(routes(house.pages) - {"POST /sign-out"}):
@@ -77,7 +77,7 @@ def test_each_route_is_open_to_whom_its_rule_names(house: House, who: str) -> No
 @pytest.mark.parametrize("token", [None, "", "0" * 64, "ü", "another's"])
 def test_no_form_is_taken_without_its_own_token(house: House, token: str | None) -> None:
     browser = house.member()
-    house.ledger.run(SetOperatorRole("ada@example.org", "admin"))
+    house.ledger.run(SetOperatorRole("ada@example.org", "admin", house.account_id))
     fields = {"email": "ada@example.org", "password": PASSWORD}
     assert submit(browser, "/console/sign-in", "/console/sign-in", **fields).status_code == 303
     if token == "another's":

@@ -252,7 +252,7 @@ def test_every_page_is_usable(service: Service, browser: Chrome) -> None:
     browser.get(service.cli(*invite, "eve@example.org", account.id)["link"])
     fill(browser, name="Eve", new_password=PASSWORD)
     titled(browser, "Eve's")
-    service.cli("people", "operator", "eve@example.org", "--role", "admin")
+    service.cli("people", "operator", "eve@example.org", "--role", "admin", "--account", account.id)
     browser.get(f"{service.base_url}/console/sign-in")
     fill(browser, email="eve@example.org", password=PASSWORD)
     titled(browser, "Eve's")
@@ -310,7 +310,7 @@ def test_operators_limit_suspend_and_give_credit_that_a_second_one_approves(serv
         browser.get(service.cli("people", "invite", email, staff.id)["link"])
         fill(browser, name=email, new_password=PASSWORD)
         titled(browser, "Staff")
-        service.cli("people", "operator", email, "--role", "admin")
+        service.cli("people", "operator", email, "--role", "admin", "--account", staff.id)
 
     def sign_in(email: str) -> None:
         browser.delete_all_cookies()
