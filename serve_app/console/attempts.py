@@ -9,29 +9,38 @@ from typing import Final
 WINDOW_S: Final = 900.0
 OF_EMAIL: Final = 5
 OF_ADDRESS: Final = 30
-MOST_KEPT: Final = 10_000
+MOST_KEPT: Final = 10_000  # of each
 
 
 class Attempts:
-    """`clock` returns seconds. An attempt counts when it begins, so that many at once count too."""
+    """`clock` returns seconds. An attempt counts when it begins, so that many at once count too.
+
+    Only attempts that are allowed are kept, the latest ones: each takes the time of a password's check, so a name is
+    not pushed out by thousands of others within its window.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._began: OrderedDict[str, list[float]] = OrderedDict()
+        self._of_addresses: OrderedDict[str, list[float]] = OrderedDict()
+        self._of_emails: OrderedDict[str, list[float]] = OrderedDict()
 
     def begin(self, address: str, email: str) -> bool:
         """Counts an attempt; False: it is one too many, and must not be made."""
-        bounds = {f"address {address}": OF_ADDRESS, f"email {email.strip().lower()[:200]}": OF_EMAIL}
-        since = self._clock() - WINDOW_S
-        for name in bounds:
-            self._began[name] = [at for at in self._began.pop(name, []) if at > since]
-        if any(len(self._began[name]) >= most for name, most in bounds.items()):
+        counted = ((self._of_addresses, address, OF_ADDRESS), (self._of_emails, _normal(email), OF_EMAIL))
+        now = self._clock()
+        recent = [[at for at in table.get(name, ()) if at > now - WINDOW_S] for table, name, _ in counted]
+        if any(len(times) >= most for times, (_, _, most) in zip(recent, counted, strict=True)):
             return False
-        for name in bounds:
-            self._began[name].append(self._clock())
-        while len(self._began) > MOST_KEPT:
-            self._began.popitem(last=False)
+        for times, (table, name, _) in zip(recent, counted, strict=True):
+            table[name] = [*times, now]
+            table.move_to_end(name)
+            if len(table) > MOST_KEPT:
+                table.popitem(last=False)
         return True
 
     def succeeded(self, email: str) -> None:
-        self._began.pop(f"email {email.strip().lower()[:200]}", None)
+        self._of_emails.pop(_normal(email), None)
+
+
+def _normal(email: str) -> str:
+    return email.strip().lower()[:200]
