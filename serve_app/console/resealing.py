@@ -1,4 +1,4 @@
-"""Seals anew what the current key secret does not open, so that the one before can be removed."""
+"""Seals anew what the current key secret does not open, or one that is gone still does."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ AGAIN_S: Final = 300.0  # processes that know the secret before alone may still 
 
 
 class Resealing:
-    """Of a console that knows two key secrets. What neither opens is left as it is, and logged."""
+    """What no valid secret opens is left as it is, and logged."""
 
     def __init__(self, books: BooksPort, key_secrets: KeySecrets) -> None:
         self._books = books
         self._key_secrets = key_secrets
 
     async def run(self) -> None:
-        """Until it is cancelled; returns at once without a secret before."""
-        while self._key_secrets.previous:
+        """Until it is cancelled; without a secret before, it returns after one turn."""
+        while True:
             wait_s = AGAIN_S
             try:
                 if resealed := await self.turn():
                     logger.info("%d secrets are sealed under the present key secret now", resealed)
+                if not self._key_secrets.previous:
+                    return
             except (Unavailable, LedgerError) as error:
                 logger.warning("sealed secrets wait for the ledger: %s", error)
                 wait_s = RETRY_S

@@ -48,12 +48,15 @@ def open_sealed(text: str, key_secrets: KeySecrets, purpose: str) -> str:
 
 
 def is_current(stored: str, key_secrets: KeySecrets, purpose: str) -> bool:
-    """Whether the current secret alone opens it."""
+    """Whether the current secret opens it and, when no other one is valid, no other can.
+
+    What was sealed while a secret before was valid stays open to that one until it is sealed again.
+    """
     try:
         unseal(stored, KeySecrets(key_secrets.current), purpose)
     except ValueError:
         return False
-    return True
+    return bool(key_secrets.previous) or _SEPARATOR not in stored or not stored.startswith(_MARK)
 
 
 def of_totp(user_id: str) -> str:

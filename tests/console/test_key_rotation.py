@@ -126,5 +126,12 @@ async def test_what_neither_secret_opens_is_left_as_it_is(house: House, caplog: 
     assert "SERVE_APP_KEY_SECRET" in caplog.text
 
 
-async def test_a_console_of_one_secret_seals_nothing_anew(house: House) -> None:
-    await Resealing(house.console.books, OLD).run()
+async def test_what_was_sealed_under_two_secrets_is_sealed_under_the_one_that_is_left(house: House) -> None:
+    """Who has the secret before, and reads a later copy of the ledger, opens nothing."""
+    webhook = seal("whsec", BOTH, of_webhooks(house.account_id))
+    house.ledger.run(CreateAlert(house.account_id, "day", 1, "https://example.org", webhook))
+    await Resealing(house.console.books, NEW).run()
+    [listed], _ = house.ledger.run(ListSealed())
+    assert unseal(listed.stored, NEW, listed.purpose) == "whsec"
+    with pytest.raises(ValueError, match="does not open"):
+        unseal(listed.stored, OLD, listed.purpose)

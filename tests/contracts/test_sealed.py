@@ -43,6 +43,11 @@ def test_while_two_secrets_are_valid_a_secret_opens_under_either() -> None:
     assert [is_current(one, both, "") for one in (before, now, after)] == [False, True, True]
 
 
+def test_what_the_secret_before_opens_is_not_current_when_that_is_gone() -> None:
+    now, after = seal("secret", KeySecrets(OTHER.current, KEY.current), ""), seal("secret", OTHER, "")
+    assert [is_current(one, OTHER, "") for one in (now, after, "JBSW.Y3DP")] == [False, True, True]
+
+
 def test_what_is_sealed_under_two_secrets_opens_under_no_third() -> None:
     both = KeySecrets(OTHER.current, KEY.current)
     with pytest.raises(ValueError, match="does not open"):
