@@ -32,6 +32,10 @@ def open_session(transaction: Transaction, wanted: OpenSession, now: float) -> S
     person = read_person(connection, wanted.user_id)
     if person.suspended:
         raise InvalidValue("this person is suspended")
+    if wanted.password is not None:
+        needs_code = person.totp_secret is not None and wanted.totp_step is None
+        if needs_code or person.password != wanted.password:
+            raise InvalidValue("password or codes were changed meanwhile: sign in again")
     if wanted.totp_step is not None:
         if wanted.totp_step <= person.totp_step:
             raise InvalidValue("this code has been used: wait for the next one")

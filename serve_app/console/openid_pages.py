@@ -81,7 +81,7 @@ async def come_back(visit: Visit) -> Response:
     if person is None:
         raise Refused(403, "Nobody here has this identity: link it on your profile, or accept an invitation with it.")
     try:
-        return await open_session(visit, person, None)
+        return await open_session(visit, person)
     except InvalidValue:
         raise Refused(403, "You can't sign in here any more: ask the operator of this service.") from None
 

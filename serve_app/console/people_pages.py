@@ -38,7 +38,7 @@ async def accept(visit: Visit) -> Response:
     command = people.AcceptInvitation(digest, name, await hashed(password), visit.address)
     person = await console.books.run(command)
     assert person.email == invitation.email
-    return await open_session(visit, person, None)
+    return await open_session(visit, person)
 
 
 async def join(visit: Visit) -> Response:
@@ -67,8 +67,8 @@ async def sign_in(visit: Visit) -> Response:
     if person is None or not right:
         return visit.page("sign_in.html", 403, email=email, error=WRONG)
     try:
-        response = await open_session(visit, person, step)
-    except InvalidValue:  # suspended, or a code that was used
+        response = await open_session(visit, person, step, person.password)
+    except InvalidValue:  # suspended, a code that was used, or changed since it was checked
         return visit.page("sign_in.html", 403, email=email, error=WRONG)
     console.attempts.succeeded(email)
     return response
@@ -154,12 +154,15 @@ async def _change(visit: Visit, changes: dict[str, str | None]) -> Response:
     return visit.go("/profile")
 
 
-async def open_session(visit: Visit, person: people.Person, step: int | None) -> Response:
-    """A session with a new token, whatever the browser had before."""
+async def open_session(
+    visit: Visit, person: people.Person, step: int | None = None, password: str | None = None
+) -> Response:
+    """A session with a new token, whatever the browser had before. `step` and `password` are as in `OpenSession`."""
     console, token = visit.console, secrets.token_urlsafe(32)
     audit = Audit(person.email, address=visit.address)
     expires_at = console.now() + SESSION_S
-    await console.books.run(people.OpenSession(person.user_id, console.digest(token), expires_at, step, audit))
+    opened = people.OpenSession(person.user_id, console.digest(token), expires_at, step, audit, password)
+    await console.books.run(opened)
     response = visit.go("/")
     visit.set_cookie(response, COOKIE, token)
     return response

@@ -198,13 +198,17 @@ class ChangePerson(Command[Person]):
 
 @dataclass(frozen=True, slots=True)
 class OpenSession(Command[SignedIn]):
-    """Raises InvalidValue for a suspended person, and for a code whose `totp_step` has been used."""
+    """Raises InvalidValue for a suspended person, and for a code whose `totp_step` has been used.
+
+    With `password`, the stored one that was checked: also when that was changed meanwhile, or codes were turned on.
+    """
 
     user_id: str
     digest: str = field(repr=False)
     expires_at: float
     totp_step: int | None = None
     audit: Audit | None = None
+    password: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

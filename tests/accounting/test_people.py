@@ -40,6 +40,30 @@ def test_an_invitation_makes_one_person_once(timed: Books) -> None:
     assert timed.ledger.run(people.FindInvitation("d1")) is None
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"password": "another hash"}, {"totp_secret": "sealed:x"}, {"password": "another hash", "totp_secret": "s"}],
+)
+def test_a_sign_in_that_was_checked_before_a_change_opens_nothing(timed: Books, changes: dict[str, str]) -> None:
+    """Its password was right when it began; the check takes time."""
+    invite(timed)
+    person = accept(timed)
+    timed.ledger.run(people.ChangePerson(person.user_id, changes, ""))
+    late = people.OpenSession(person.user_id, "late", NOON + HOUR, password=person.password)
+    with pytest.raises(InvalidValue, match="changed meanwhile"):
+        timed.ledger.run(late)
+    assert timed.ledger.run(people.FindSession("late")) is None
+
+
+def test_a_sign_in_with_the_present_password_opens_a_session(timed: Books) -> None:
+    invite(timed)
+    person = accept(timed)
+    timed.ledger.run(people.OpenSession(person.user_id, "now", NOON + HOUR, password=person.password))
+    timed.ledger.run(people.ChangePerson(person.user_id, {"totp_secret": "sealed:x"}, ""))
+    timed.ledger.run(people.OpenSession(person.user_id, "coded", NOON + HOUR, 7, password=person.password))
+    assert timed.ledger.run(people.FindSession("coded")) is not None
+
+
 def test_an_invitation_that_is_over_or_revoked_makes_nobody(timed: Books, clock: Clock) -> None:
     revoked = invite(timed)
     timed.ledger.run(people.RevokeInvitation(revoked.invitation_id, OPERATOR))
