@@ -188,7 +188,7 @@ class MailSettings(_Strict):
     host: str
     port: Annotated[int, Field(ge=1, le=65535)] = 587
     sender: Annotated[str, Field(pattern=r"^[^@\s<>]+@[^@\s<>]+$")]  # the address that it comes from
-    starttls: bool = True
+    starttls: bool = True  # with a certificate that this machine trusts, or one of SSL_CERT_FILE
     user: str = ""  # empty: without logging in
 
 

@@ -14,6 +14,19 @@ from typing import Final
 import httpx
 
 _PORTS: Final = {"https": 443, "http": 80}
+_UNICAST: Final = ipaddress.IPv6Network("2000::/3")  # outside of it nothing is for the public
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+# Python counts these as public, but they lead to machines of the provider or of the network itself.
+_SPECIAL: Final = [
+    ipaddress.ip_network(network)
+    for network in (
+        "192.0.0.0/24",  # protocols of the network; 192.0.0.192 has Oracle's metadata
+        "168.63.129.16/32",  # Azure's agent
+        "192.88.99.0/24",  # relays of 6to4
+        "2001::/23",  # protocols of the network
+        "3fff::/20",  # for documentation
+    )
+]
 
 
 class BadAddress(Exception):
@@ -33,24 +46,30 @@ async def pinned(target: str, *, private: bool) -> Address:
     """Raises BadAddress. `private` allows http and addresses that are not public."""
     try:
         url = httpx.URL(target)
-    except httpx.InvalidURL as error:
+        host = url.host
+    except (httpx.InvalidURL, UnicodeError) as error:
         raise BadAddress(f"{target!r} is no address: {error}") from None
-    if url.scheme not in _PORTS or not url.host or url.userinfo:
+    if url.scheme not in _PORTS or not host or url.userinfo:
         raise BadAddress(f"{target!r}: give an https address without a user's name")
     if url.scheme != "https" and not private:
         raise BadAddress(f"{target!r}: give an https address")
     port = url.port or _PORTS[url.scheme]
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(url.host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise BadAddress(f"{url.host} can't be resolved: {error}") from None
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise BadAddress(f"{host} can't be resolved: {error}") from None
     addresses = [str(one[4][0]) for one in found]
     if not private and (hidden := [one for one in addresses if not _is_public(one)]):
-        raise BadAddress(f"{url.host} leads to {hidden[0]}, which is not public")
-    return Address(url.copy_with(host=addresses[0]), {"host": url.netloc.decode()}, {"sni_hostname": url.host})
+        raise BadAddress(f"{host} leads to {hidden[0]}, which is not public")
+    return Address(url.copy_with(host=addresses[0]), {"host": url.netloc.decode()}, {"sni_hostname": host})
 
 
 def _is_public(address: str) -> bool:
     found = ipaddress.ip_address(address.partition("%")[0])
-    inner = getattr(found, "ipv4_mapped", None) or getattr(found, "sixtofour", None)
-    return found.is_global and not found.is_multicast and (inner is None or inner.is_global)
+    if isinstance(found, ipaddress.IPv6Address):
+        if found in _NAT64:  # as a name server of a network without IPv4 answers
+            return _is_public(str(ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)))
+        if found not in _UNICAST or (found.sixtofour and not _is_public(str(found.sixtofour))):
+            return False
+    special = any(found in network for network in _SPECIAL)
+    return found.is_global and not (special or found.is_multicast)

@@ -6,7 +6,6 @@ that two processes which watch make one notice.
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final
 
 from sqlalchemy import Connection, Row, delete, func, insert, select, update
@@ -22,6 +21,7 @@ from serve_app.contracts.key_format import new_id
 from serve_app.contracts.money import MAX_BALANCE
 from serve_app.contracts.notices import (
     KINDS,
+    MOST_A_DAY,
     MOST_ALERTS,
     Alarm,
     Alert,
@@ -33,6 +33,8 @@ from serve_app.contracts.notices import (
     RecordAttempt,
     RemoveAlert,
     WatchAlerts,
+    is_email,
+    is_webhook,
 )
 from serve_app.contracts.periods import period_at
 
@@ -41,8 +43,10 @@ LOW: Final = "low"
 UNUSUAL: Final = 3  # times the mean of
 DAYS_BEFORE: Final = 7
 _DAY_S: Final = 86400.0
+ENOUGH: Final = (
+    f"not sent: an account gets {MOST_A_DAY} notices of its alerts in a day (UTC), and no more until the next"
+)
 _SAME = ("account_id", "kind", "threshold", "target")
-_TARGET = re.compile(r"https?://[^\s]+|[^@\s<>\"]+@[^@\s<>\"]+")
 
 
 def create_alert(transaction: Transaction, wanted: CreateAlert, now: float) -> Alert:
@@ -52,7 +56,7 @@ def create_alert(transaction: Transaction, wanted: CreateAlert, now: float) -> A
         raise InvalidValue(f"kind {wanted.kind!r}: give one of {', '.join(KINDS)}")
     if type(wanted.threshold) is not int or not 0 < wanted.threshold <= MAX_BALANCE:
         raise InvalidValue("the amount must be more than 0")
-    if not is_text(wanted.target, 500) or not _TARGET.fullmatch(wanted.target):
+    if not _is_target(wanted.target):
         raise InvalidValue(f"{wanted.target!r}: give an e-mail address, or the https address of a webhook")
     if wanted.alert_id is not None:
         check_name(wanted.alert_id, "an alert's id")
@@ -109,14 +113,19 @@ def raise_alarm(transaction: Transaction, wanted: RaiseAlarm, now: float) -> boo
     if alarm.state:
         names = ("account_id", "kind", "threshold", "target", "secret")
         row = {name: getattr(alert, name) for name in names} | {"id": new_id("notice_"), "value": alarm.value}
-        connection.execute(insert(notices).values(**row, created_at=now, attempts=0, next_at=now, error=""))
+        made = _made_today(connection, alert.account_id, now)
+        if made <= MOST_A_DAY:
+            sending = {"next_at": None, "error": ENOUGH} if made == MOST_A_DAY else {"next_at": now, "error": ""}
+            connection.execute(insert(notices).values(**row, **sending, created_at=now, attempts=0))
     return True
 
 
 def list_notices(connection: Connection, wanted: ListNotices, now: float) -> list[Notice]:
     query = select(notices, accounts.c.name, accounts.c.currency).join(accounts).limit(check_page(wanted.limit))
     if wanted.account_id is None:
-        query = query.where(notices.c.next_at <= now).order_by(notices.c.next_at, notices.c.id)
+        place = func.row_number().over(partition_by=notices.c.account_id, order_by=(notices.c.next_at, notices.c.id))
+        due = select(notices.c.id, place.label("place")).where(notices.c.next_at <= now).subquery()
+        query = query.join(due, due.c.id == notices.c.id).order_by(due.c.place, notices.c.next_at, notices.c.id)
     else:
         query = query.where(equals(notices.c.account_id, wanted.account_id))
         query = query.order_by(notices.c.created_at.desc(), notices.c.id)
@@ -131,9 +140,26 @@ def list_notices(connection: Connection, wanted: ListNotices, now: float) -> lis
 
 def record_attempt(transaction: Transaction, wanted: RecordAttempt, now: float) -> None:
     delivered = {} if wanted.error else {"delivered_at": now}
-    changed = {"attempts": notices.c.attempts + 1, "error": wanted.error[:300], "next_at": wanted.next_at}
+    # What a receiver has said may hold anything, and PostgreSQL takes no NUL: the notice would stay due for good.
+    error = "".join(one if one.isprintable() else " " for one in wanted.error[:300])
+    changed = {"attempts": notices.c.attempts + 1, "error": error, "next_at": wanted.next_at}
     mine = equals(notices.c.id, wanted.notice_id)
     transaction.connection.execute(update(notices).where(mine).values(**changed, **delivered))
+
+
+def _is_target(target: str) -> bool:
+    if not is_text(target, 500):
+        return False
+    if is_webhook(target):
+        return " " not in target and not target.endswith("://")
+    return is_email(target)
+
+
+def _made_today(connection: Connection, account_id: str, now: float) -> int:
+    """Notices of alerts. That recharging is paused counts apart, because it must be told."""
+    has, day = notices.c, period_at("day", now)
+    mine = (has.account_id == account_id, has.created_at >= day.begins, has.detail == "")
+    return int(connection.execute(select(func.count()).select_from(notices).where(*mine)).scalar_one())
 
 
 def _state(connection: Connection, alert: Row[Any], now: float) -> tuple[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, insert, select, update
@@ -15,6 +14,7 @@ from serve_app.accounting.validation import check_fields, check_name, equals, is
 from serve_app.contracts.books import Audit
 from serve_app.contracts.errors import Conflict, InvalidValue
 from serve_app.contracts.key_format import new_id
+from serve_app.contracts.notices import is_email
 from serve_app.contracts.people import (
     ROLES,
     AcceptInvitation,
@@ -30,7 +30,6 @@ from serve_app.contracts.people import (
     SuspendPerson,
 )
 
-_EMAIL = re.compile(r"[^@\s<>\"]+@[^@\s<>\"]+")
 _LONGEST = 500  # of an issuer or a subject; OpenID Connect has 255 for the latter
 _OPEN = (invitations.c.used_at.is_(None), invitations.c.revoked_at.is_(None))
 
@@ -38,7 +37,7 @@ _OPEN = (invitations.c.used_at.is_(None), invitations.c.revoked_at.is_(None))
 def invite_person(transaction: Transaction, wanted: InvitePerson, now: float) -> Invitation:
     connection, email = transaction.connection, wanted.email.strip().lower()
     read_account(connection, wanted.account_id)
-    if not is_text(email, 200) or not _EMAIL.fullmatch(email):
+    if not is_text(email, 200) or not is_email(email):
         raise InvalidValue(f"{wanted.email!r} is no e-mail address")
     if wanted.role not in ROLES:
         raise InvalidValue(f"role {wanted.role!r}: give one of {', '.join(ROLES)}")

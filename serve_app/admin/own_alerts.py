@@ -66,7 +66,7 @@ async def list_alerts(admin: AdminServices, identity: Identity) -> AlertList:
 async def create_alert(
     admin: AdminServices, body: CreateAlert, identity: Identity, audit: Audit, once: Once
 ) -> NewAlert:
-    is_webhook = "://" in body.target
+    is_webhook = notices.is_webhook(body.target)
     if is_webhook:
         try:
             await pinned(body.target, private=admin.private_webhooks)

@@ -32,7 +32,7 @@ async def show(visit: Visit) -> Response:
 
 async def create(visit: Visit) -> Response:
     account_id, target = visit.request.path_params["account_id"], visit.form.get("target", "").strip()
-    is_webhook = "://" in target
+    is_webhook = notices.is_webhook(target)
     if is_webhook:
         try:
             await pinned(target, private=visit.console.private_webhooks)

@@ -1,7 +1,8 @@
 """Watches the accounts' alerts, and sends notices by e-mail or signed webhook.
 
 A notice is sent at least once. A webhook's `webhook-id` is that of the notice, so that a receiver can pass over one
-that comes twice (Standard Webhooks). After a failure it is tried again, at growing intervals, for about a day.
+that comes twice (Standard Webhooks). After a failure of any kind it is tried again, at growing intervals, for about
+a day. All that is due is sent at once, each within a bound, so slow receivers hold a turn for half a minute at most.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import asyncio
 import json
 import logging
 import smtplib
+import ssl
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from email.utils import format_datetime, make_msgid
@@ -23,17 +26,19 @@ from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.errors import LedgerError
 from serve_app.contracts.key_format import KeySecrets
 from serve_app.contracts.money import format_amount
-from serve_app.contracts.notices import ListNotices, Notice, RaiseAlarm, RecordAttempt, WatchAlerts
+from serve_app.contracts.notices import ListNotices, Notice, RaiseAlarm, RecordAttempt, WatchAlerts, is_webhook
 from serve_app.contracts.ports import BooksPort
 from serve_app.contracts.sealed import of_webhooks, unseal
 from serve_app.settings import MailSettings
-from serve_app.webhook_address import BadAddress, pinned
+from serve_app.webhook_address import pinned
 
 logger = logging.getLogger("ray.serve")
 
 EVERY_S: Final = 5.0
-TIMEOUT_S: Final = 15.0
-AT_ONCE: Final = 8
+WEBHOOK_S: Final = 15.0  # for a whole request
+MAIL_S: Final = 30.0  # for a whole e-mail, and its wait for a thread
+RELAY_S: Final = 15.0  # for each answer of the mail relay
+MAILS_AT_ONCE: Final = 8
 #: Seconds until the next attempt, after each that failed.
 AGAIN_S: Final = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0)
 TYPES: Final = {
@@ -73,6 +78,8 @@ class Notifier:
         self._key_secrets = key_secrets
         self._password = password
         self._private = private_webhooks
+        # Their own: a relay that hangs keeps its thread after `MAIL_S`, and must not keep those of other work.
+        self._threads = ThreadPoolExecutor(MAILS_AT_ONCE, "mail")
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -93,23 +100,21 @@ class Notifier:
             for alarm in alarms:
                 await self._books.run(RaiseAlarm(alarm))
         due = await self._books.run(ListNotices())
-        slots = asyncio.Semaphore(AT_ONCE)
-
-        async def tell(notice: Notice) -> None:
-            async with slots:
-                await self._tell(notice)
-
-        await asyncio.gather(*map(tell, due))
+        # All are waited for, also after an error of the ledger: the next turn would send the others beside this one.
+        for outcome in await asyncio.gather(*map(self._tell, due), return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     async def _tell(self, notice: Notice) -> None:
+        bound, error = WEBHOOK_S if is_webhook(notice.target) else MAIL_S, ""
         try:
-            if "://" in notice.target:
-                await self._post(notice)
-            else:
-                await asyncio.to_thread(self._send, notice)
-            error = ""
-        except (httpx.HTTPError, BadAddress, OSError, smtplib.SMTPException, ValueError) as failure:
-            error = f"{type(failure).__name__}: {failure}"
+            async with asyncio.timeout(bound):
+                if is_webhook(notice.target):
+                    await self._post(notice)
+                else:
+                    await asyncio.get_running_loop().run_in_executor(self._threads, self._send, notice)
+        except Exception as failure:  # what is not recorded stays due, before all that is due later
+            error = f"{type(failure).__name__}: {str(failure) or f'not done within {bound:g} s'}"
             logger.warning("notice %s was not delivered: %s", notice.notice_id, error)
         again = self._now() + AGAIN_S[notice.attempts] if error and notice.attempts < len(AGAIN_S) else None
         await self._books.run(RecordAttempt(notice.notice_id, error, again))
@@ -125,7 +130,7 @@ class Notifier:
             "webhook-signature": Webhook(secret).sign(notice.notice_id, at, body),
         }
         address = await pinned(notice.target, private=self._private)
-        async with httpx.AsyncClient(timeout=TIMEOUT_S, follow_redirects=False, trust_env=False) as http:
+        async with httpx.AsyncClient(timeout=None, follow_redirects=False, trust_env=False) as http:
             request = http.build_request(
                 "POST", address.url, content=body, headers=headers | address.headers, extensions=address.extensions
             )
@@ -143,12 +148,12 @@ class Notifier:
         message["Date"] = format_datetime(datetime.fromtimestamp(notice.created_at, UTC))
         message["Message-ID"] = make_msgid(notice.notice_id, self._mail.sender.rpartition("@")[2])
         message.set_content(f"{words(notice)}\n\nAccount: {notice.account_name}, {notice.account_id}\n")
-        with smtplib.SMTP(self._mail.host, self._mail.port, timeout=TIMEOUT_S) as server:
+        with smtplib.SMTP(self._mail.host, self._mail.port, timeout=RELAY_S) as server:
             if self._mail.starttls:
-                server.starttls()
+                server.starttls(context=ssl.create_default_context())
             if self._mail.user:
                 server.login(self._mail.user, self._password)
-            server.send_message(message)
+            server.send_message(message, to_addrs=[notice.target])
 
 
 def type_of(notice: Notice) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,6 +17,19 @@ KINDS: Final = {
     "unusual": "a day's spending reaches it, and three times the mean of the seven days before",
 }
 MOST_ALERTS: Final = 20  # of an account
+MOST_A_DAY: Final = 50  # notices of an account's alerts in a day of UTC
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+#: What browsers accept as an e-mail address, without `=?`: a mail program may read that as another, encoded address.
+_EMAIL = re.compile(rf"(?!.*=\?)[A-Za-z0-9.!#$%&'*+/=?^_`{{|}}~-]+@{_LABEL}(?:\.{_LABEL})*")
+
+
+def is_webhook(target: str) -> bool:
+    """Whether a target is the address of a webhook. All others get e-mail."""
+    return target.partition("://")[0].lower() in ("https", "http")
+
+
+def is_email(text: str) -> bool:
+    return _EMAIL.fullmatch(text) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +116,19 @@ class WatchAlerts(Command[tuple[list[Alarm], str | None]]):
 
 @dataclass(frozen=True, slots=True)
 class RaiseAlarm(Command[bool]):
-    """Changes the alert's state, unless somebody else has, and makes the notice. Whether it did."""
+    """Changes the alert's state, unless somebody else has, and makes the notice. Whether it changed the state.
+
+    After `MOST_A_DAY` notices one more is made that is not sent and says why, then none until the next day.
+    """
 
     alarm: Alarm
 
 
 @dataclass(frozen=True, slots=True)
 class ListNotices(Command[list[Notice]]):
-    """The latest of an account first; without an account, up to 100 that are due, the oldest first."""
+    """The latest of an account first; without an account, those that are due: each account's oldest, then each one's
+    second, and so on, so that one with many does not keep the others waiting.
+    """
 
     account_id: str | None = None
     limit: int = 100

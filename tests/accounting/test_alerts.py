@@ -6,19 +6,25 @@ from typing import Any
 
 import pytest
 
+from serve_app.accounting.alerts import ENOUGH
+from serve_app.contracts.books import Audit
 from serve_app.contracts.errors import AccountNotFound, Conflict, InvalidValue
+from serve_app.contracts.money import MAX_BALANCE
 from serve_app.contracts.notices import (
     KINDS,
+    MOST_A_DAY,
     MOST_ALERTS,
     Alarm,
     CreateAlert,
     ListAlerts,
     ListNotices,
+    Notice,
     RaiseAlarm,
     RecordAttempt,
     RemoveAlert,
     WatchAlerts,
 )
+from serve_app.contracts.recharges import AskMethod, BeginRecharge, RecordOutcome, SaveMethod, SetRecharge
 
 from .books import COST, NOON, Books, Clock
 
@@ -41,6 +47,18 @@ def watch(books: Books) -> list[tuple[str, int]]:
         assert not run(RaiseAlarm(alarm)), "a second watcher made it too"
     made = [notice for notice in run(ListNotices(books.account_id)) if notice.notice_id not in before]
     return [(notice.kind, notice.value) for notice in made]
+
+
+def fire(books: Books, count: int) -> None:
+    """Makes that many notices, as somebody does who removes alerts and creates them anew."""
+    for _ in range(count):
+        made = alert(books, "balance", MAX_BALANCE)
+        assert books.ledger.run(RaiseAlarm(Alarm(made, "", "low", 0)))
+        books.ledger.run(RemoveAlert(books.account_id, made))
+
+
+def due(books: Books, limit: int = 100) -> list[Notice]:
+    return books.ledger.run(ListNotices(limit=limit))
 
 
 def use(books: Books, clock: Clock, *names: str, at: float | None = None) -> None:
@@ -118,6 +136,56 @@ def test_notices_are_due_until_they_are_delivered_or_given_up(timed: Books, cloc
     assert (notice.attempts, notice.delivered_at, notice.error) == (2, NOON + 5, "")
 
 
+def test_an_account_with_many_notices_keeps_no_other_waiting(timed: Books, clock: Clock) -> None:
+    fire(timed, 5)
+    clock.now += 1
+    others = [Books(timed.ledger, name=name) for name in ("Ben", "Cleo")]
+    for other in others:
+        fire(other, 2)
+    everyone = [timed.account_id, *sorted(other.account_id for other in others)]
+    listed = [one.account_id for one in due(timed)]
+    assert [listed[0], *sorted(listed[1:3])] == [listed[3], *sorted(listed[4:6])] == everyone
+    assert listed[6:] == [timed.account_id] * 3
+    assert {one.account_id for one in due(timed, limit=3)} == set(everyone)
+
+
+def test_an_account_has_not_more_than_its_most_notices_in_a_day(timed: Books, clock: Clock) -> None:
+    other = Books(timed.ledger, name="Ben")
+    clock.now = NOON + 0.4 * DAY
+    fire(timed, MOST_A_DAY + 5)
+    assert len(due(timed)) == MOST_A_DAY
+    told = timed.ledger.run(ListNotices(timed.account_id))
+    [last] = [one for one in told if one.next_at is None]
+    assert len(told) == MOST_A_DAY + 1
+    assert (last.error, last.delivered_at) == (ENOUGH, None)
+    fire(other, 1)
+    clock.now = NOON + 0.5 * DAY  # midnight
+    fire(timed, 1)
+    assert len(due(timed)) == MOST_A_DAY + 2
+
+
+def test_that_recharging_is_paused_is_told_beyond_the_most_of_a_day(timed: Books) -> None:
+    run, account_id = timed.ledger.run, timed.account_id
+    alert(timed, "balance", 1)
+    run(SetRecharge(account_id, 10, 25, 100))
+    setup_id = run(AskMethod(account_id)).setup_id or ""
+    run(SaveMethod(account_id, setup_id, "stripe", "cus_1", "pm_1", Audit("stripe")))
+    fire(timed, MOST_A_DAY + 1)
+    attempt = run(BeginRecharge(account_id, "stripe", Audit("recharge")))
+    assert attempt is not None
+    run(RecordOutcome(attempt.attempt_id, "failed", "refused", Audit("recharge")))
+    assert [one.detail for one in due(timed) if one.detail] == ["refused"]
+    assert len(due(timed)) == MOST_A_DAY + 1
+
+
+def test_what_a_receiver_has_said_is_kept_as_text(timed: Books) -> None:
+    fire(timed, 1)
+    [notice] = due(timed)
+    timed.ledger.run(RecordAttempt(notice.notice_id, "550\0 \ud800no\r\n", None))
+    [notice] = timed.ledger.run(ListNotices(timed.account_id))
+    assert (notice.attempts, notice.next_at, notice.error.split()) == (1, None, ["550", "no"])
+
+
 def test_an_alert_is_of_its_account_and_leaves_what_it_told(timed: Books, clock: Clock) -> None:
     run, other = timed.ledger.run, timed.ledger.create_account("Bob").account_id
     made = alert(timed, "balance", 60)
@@ -149,6 +217,9 @@ def test_watching_goes_on_where_a_look_ended(timed: Books) -> None:
     [
         {"kind": "other"}, {"threshold": 0}, {"threshold": -1}, {"threshold": 1.5}, {"target": ""}, {"target": "ada"},
         {"target": "ftp://example.org/"}, {"target": "https://"}, {"target": "a b@example.org"}, {"target": "a@b\n"},
+        {"target": "a@["}, {"target": "x://y@z"}, {"target": "(" * 400 + "@b.c"}, {"target": "a@b@c"},
+        {"target": "a@-b.c"}, {"target": "a,b@example.org"}, {"target": None},
+        {"target": "=?utf-8?q?a=2Cb?=@example.org"},
     ],
     ids=str,
 )  # fmt: skip
@@ -156,6 +227,16 @@ def test_what_is_no_alert_is_refused(timed: Books, changed: dict[str, Any]) -> N
     fields = {"kind": "balance", "threshold": 1, "target": "ada@example.org", "secret": "", **changed}
     with pytest.raises(InvalidValue):
         timed.ledger.run(CreateAlert(timed.account_id, **fields))
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["ada@localhost", "o'neil+a=b@mail.example.org", "https://example.org/hook?to=a@b", "HTTPS://example.org/", "http://[::1]/"],
+)  # fmt: skip
+def test_browsers_addresses_and_those_of_webhooks_are_targets(timed: Books, target: str) -> None:
+    alert(timed, "day", 1, target=target)
+    [made] = timed.ledger.run(ListAlerts(timed.account_id))
+    assert made.target == target
 
 
 def test_an_account_has_not_more_than_its_most(timed: Books) -> None:

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from serve_app.accounting.database import Database
 from serve_app.accounting.ledger import READS, WRITES
 from serve_app.contracts.commands import Command, ExpireGrants, FindRequest, ListUsage, PruneReplies, SumUsage
+from serve_app.contracts.notices import ListNotices
 from serve_app.contracts.recharges import ListDueAttempts, WatchRecharges
 
 
@@ -29,6 +30,8 @@ def url(sqlite_template: Any) -> str:
         (SumUsage("acct_a", group_by=("tag",)), "api_keys"),
         (ListUsage("acct_a", time_from=1.0), "usage"),
         (FindRequest("chatcmpl-1"), "usage"),
+        (ListNotices(), "notices"),
+        (ListNotices("acct_a"), "notices"),
         (WatchRecharges("stripe"), "recharges"),
         (WatchRecharges("stripe"), "recharge_attempts"),
         (ListDueAttempts("stripe"), "recharge_attempts"),

@@ -1,4 +1,4 @@
-"""Alerts reach a mail server and a webhook over real connections, are tried again, and lead nowhere inside."""
+"""Alerts reach a mail server and a webhook over real connections, and are tried again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from serve_app.contracts.notices import CreateAlert, ListNotices
 from serve_app.contracts.sealed import of_webhooks, seal
 from serve_app.launch.preflight import free_port
 from serve_app.settings import MailSettings
-from serve_app.webhook_address import BadAddress, pinned
 from tests.accounting.books import NOON
 
 from .conftest import PASSWORD, House, submit
@@ -121,29 +120,6 @@ async def test_one_that_can_not_be_told_does_not_keep_the_others(house: House, r
     notices = house.ledger.run(ListNotices(house.account_id))
     assert {notice.target for notice in notices if notice.delivered_at} == {receiver.url}
     assert all(notice.error for notice in notices if not notice.delivered_at)
-
-
-@pytest.mark.parametrize(
-    "target",
-    [
-        "http://example.org/", "https://127.0.0.1/", "https://localhost/", "https://10.0.0.1/", "https://169.254.169.254/",
-        "https://[::1]/", "https://[::ffff:10.0.0.1]/", "https://0.0.0.0/", "https://224.0.0.1/", "https://[2002:a00:1::]/",
-        "https://100.64.0.1/", "https://[fe80::1]/", "https://user:pass@93.184.215.14/", "https:///", "file:///etc/passwd",
-    ],
-)  # fmt: skip
-async def test_no_webhook_leads_into_the_services_own_network(target: str) -> None:
-    with pytest.raises(BadAddress):
-        await pinned(target, private=False)
-
-
-async def test_a_public_address_is_asked_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def found(*_: Any, **__: Any) -> list[Any]:
-        return [(None, None, None, "", ("93.184.215.14", 443))]
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", found)
-    address = await pinned("https://example.org:8443/hook", private=False)
-    assert str(address.url) == "https://93.184.215.14:8443/hook"
-    assert (address.headers, address.extensions) == ({"host": "example.org:8443"}, {"sni_hostname": "example.org"})
 
 
 def test_secrets_are_not_readable_in_the_database(house: House, receiver: Receiver, tmp_path: Path) -> None:
