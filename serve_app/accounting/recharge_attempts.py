@@ -21,6 +21,7 @@ from serve_app.accounting.snapshots import read_account
 from serve_app.accounting.validation import equals
 from serve_app.contracts.errors import InvalidValue
 from serve_app.contracts.key_format import new_id
+from serve_app.contracts.payments import Paid
 from serve_app.contracts.periods import period_at
 from serve_app.contracts.recharges import (
     AGAIN_S,
@@ -35,6 +36,8 @@ from serve_app.contracts.recharges import (
     WatchRecharges,
 )
 
+#: In the past tense, since it stays the reason of the pause when the outcome is known at last.
+UNKNOWN: Final = "For a day it was not known whether a payment was made. If it was, it is credited."
 BATCH: Final = 200
 MOST_DUE: Final = 100
 # As literals: by a parameter, no database finds the partial indexes.
@@ -112,21 +115,50 @@ def record_outcome(transaction: Transaction, wanted: RecordOutcome, now: float) 
     if state not in ("open", "succeeded", "failed"):
         raise InvalidValue(f"state {state!r}: an attempt is 'open', 'succeeded' or 'failed'")
     row = _find(connection, wanted.attempt_id)
-    if row is None or row.state == "succeeded" or (row.state == "failed" and state != "succeeded"):
+    if row is None and wanted.paid is not None and state == "succeeded":
+        _insert_paid(connection, wanted.paid, wanted.provider)
+        row = _find(connection, wanted.attempt_id)
+    elif row is None or row.state == "succeeded" or (row.state == "failed" and state != "succeeded"):
         return
+    assert row is not None
     changes = {"state": state, "error": error, "next_at": row.next_at if state == "open" else None}
     connection.execute(update(recharge_attempts).where(recharge_attempts.c.id == row.id).values(changes))
+    account_id = row.account_id
     if state == "open":
+        # It stays open, for its payment may be there, and keeps others from beginning: somebody has to know.
+        if now >= row.created_at + ORDER_S and read_account(connection, account_id).active:
+            pause_recharge(transaction, account_id, UNKNOWN, wanted.audit, now)
         return
-    account_id, detail = row.account_id, {"state": state, "amount": row.amount, "error": error}
+    detail = {"state": state, "amount": row.amount, "error": error}
     write_audit(transaction, wanted.audit, "end_recharge", account_id, detail, now, subject=row.id)
     settings = read_row(connection, account_id)
-    assert settings is not None
+    if settings is None:
+        return  # they were made after the backup from which this ledger is
     later = max(settings.next_at, now + BETWEEN_S)
     connection.execute(update(recharges).where(recharges.c.account_id == account_id).values(next_at=later))
     # A suspended account is not recharged anyway, and a method that was replaced says nothing about the new one.
     if state == "failed" and settings.method == row.method and read_account(connection, account_id).active:
         pause_recharge(transaction, account_id, error, wanted.audit, now)
+
+
+def _insert_paid(connection: Connection, paid: Paid, provider: str) -> None:
+    """An attempt that this ledger does not have, as far as its payment tells of it."""
+    values = {
+        "id": paid.attempt_id,
+        "account_id": paid.account_id,
+        "amount": paid.amount,
+        "currency": paid.currency,
+        "provider": provider,
+        "customer": "",
+        "method": "",
+        "created_at": paid.created_at,
+        "period": period_at("month", paid.created_at).name,
+        "state": "succeeded",
+        "error": "",
+        "tries": 1,
+        "next_at": None,
+    }
+    connection.execute(insert(recharge_attempts).values(values))
 
 
 def _is_due(connection: Connection, row: Row[Any], now: float) -> bool:
@@ -142,6 +174,8 @@ def _is_due(connection: Connection, row: Row[Any], now: float) -> bool:
 
 def _refusal(connection: Connection, row: Row[Any], now: float) -> str:
     """Why the attempt's payment is not ordered any more, if there is none yet."""
+    if now >= row.created_at + ORDER_S:  # first: recharging is paused by then, which is no reason of its own
+        return "The payment could not be ordered for a day."
     settings = read_row(connection, row.account_id)
     if settings is None or settings.state != "on":
         return "Recharging was turned off or paused."
@@ -149,8 +183,6 @@ def _refusal(connection: Connection, row: Row[Any], now: float) -> str:
         return "The payment method was replaced."
     if not read_account(connection, row.account_id).active:
         return "The account was suspended."
-    if now >= row.created_at + ORDER_S:
-        return "The payment could not be ordered for a day."
     return ""
 
 

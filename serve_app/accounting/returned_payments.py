@@ -5,17 +5,20 @@ A return is known again by its journal entry. Where nothing was left to take the
 
 from __future__ import annotations
 
-from typing import Final
+import json
+from typing import Any, Final
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Row, select
 
+from serve_app.accounting import journal
 from serve_app.accounting.accounts import set_active
 from serve_app.accounting.audit_log import write_audit
 from serve_app.accounting.database import Transaction
-from serve_app.accounting.funds import correct_balance, earlier_entry
+from serve_app.accounting.funds import correct_balance
 from serve_app.accounting.recharges import pause_recharge, stop_recharge
-from serve_app.accounting.schema import audit_log
+from serve_app.accounting.schema import audit_log, journal_entries, postings
 from serve_app.accounting.snapshots import read_account
+from serve_app.accounting.validation import check_name
 from serve_app.contracts.commands import CorrectBalance, SetActive
 from serve_app.contracts.errors import InvalidAmount
 from serve_app.contracts.money import MAX_AMOUNT
@@ -25,19 +28,25 @@ from serve_app.contracts.recharges import StopRecharge
 NOT_COVERED: Final = "return_not_covered"
 
 
-def return_payment(transaction: Transaction, wanted: ReturnPayment, now: float) -> int:
-    account_id, key = wanted.account_id, wanted.idempotency_key
+def return_payment(transaction: Transaction, wanted: ReturnPayment, now: float) -> int | None:
+    connection, account_id, key = transaction.connection, wanted.account_id, wanted.idempotency_key
     if type(wanted.amount) is not int or not 0 < wanted.amount <= MAX_AMOUNT:
         raise InvalidAmount(f"{wanted.amount!r} nano-units: return more than 0 and at most {MAX_AMOUNT} at once")
-    account = read_account(transaction.connection, account_id)
-    memo = f"{'chargeback' if wanted.is_chargeback else 'refund'} {key}"
-    taken = min(wanted.amount, account.topped_up)
-    correction = CorrectBalance(account_id, -taken, memo, key, wanted.audit)
-    if earlier_entry(transaction.connection, correction) is not None or _is_recorded(transaction.connection, wanted):
+    for name in (key, wanted.reverses):
+        check_name(name, "an idempotency key", longest=200)
+    account = read_account(connection, account_id)
+    if _is_booked(connection, account_id, key):
         return 0
-    if taken:
-        correct_balance(transaction, correction, now)
-    if wanted.is_chargeback:
+    if not _is_booked(connection, account_id, wanted.reverses):
+        return None
+    memo = f"{wanted.kind} {key}"
+    if wanted.kind == "reinstatement":
+        if back := _to_give_back(connection, wanted):
+            correct_balance(transaction, CorrectBalance(account_id, back, memo, key, wanted.audit), now)
+        return 0
+    if taken := min(wanted.amount, account.topped_up):
+        correct_balance(transaction, CorrectBalance(account_id, -taken, memo, key, wanted.audit), now)
+    if wanted.kind == "chargeback":
         set_active(transaction, SetActive(account_id, False, wanted.audit), now)
         stop_recharge(transaction, StopRecharge(account_id, wanted.audit), now)
     else:
@@ -48,7 +57,29 @@ def return_payment(transaction: Transaction, wanted: ReturnPayment, now: float) 
     return lost
 
 
-def _is_recorded(connection: Connection, wanted: ReturnPayment) -> bool:
+def _to_give_back(connection: Connection, wanted: ReturnPayment) -> int:
+    """What came again makes up for our loss first: the customer has spent that, and would have it twice."""
+    entry = _entry(connection, wanted.account_id, wanted.reverses)
+    if entry is None:
+        return 0
+    mine = (postings.c.entry_id == entry.id, postings.c.ledger_account == journal.topped_up(wanted.account_id))
+    taken = -int(connection.execute(select(postings.c.amount).where(*mine)).scalar_one())
+    return min(taken, max(0, wanted.amount - (_lost(connection, wanted.account_id, wanted.reverses) or 0)))
+
+
+def _is_booked(connection: Connection, account_id: str, key: str) -> bool:
+    return _entry(connection, account_id, key) is not None or _lost(connection, account_id, key) is not None
+
+
+def _entry(connection: Connection, account_id: str, key: str) -> Row[Any] | None:
+    has = journal_entries.c
+    query = select(has.id).where(has.account_id == account_id, has.idempotency_key == key)
+    return connection.execute(query).one_or_none()
+
+
+def _lost(connection: Connection, account_id: str, key: str) -> int | None:
+    """What a return could not take, None if it took all or is not there."""
     log = audit_log.c
-    mine = (log.account_id == wanted.account_id, log.action == NOT_COVERED, log.subject == wanted.idempotency_key)
-    return connection.execute(select(log.id).where(*mine).limit(1)).first() is not None
+    mine = (log.account_id == account_id, log.action == NOT_COVERED, log.subject == key)
+    detail = connection.execute(select(log.detail).where(*mine).limit(1)).scalar()
+    return None if detail is None else int(json.loads(detail)["lost"])

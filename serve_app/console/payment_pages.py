@@ -6,10 +6,10 @@ import logging
 
 from fastapi.responses import PlainTextResponse, RedirectResponse, Response
 
-from serve_app.console.payments import BadReport, PaymentError, book
+from serve_app.console.payments import BadReport, EarlyReport, PaymentError, book
 from serve_app.console.web import Refused, Visit
 from serve_app.contracts.commands import GetAccount
-from serve_app.contracts.errors import LedgerError, LedgerUnavailable
+from serve_app.contracts.errors import AccountNotFound, LedgerError, LedgerUnavailable
 from serve_app.contracts.money import parse_amount
 
 logger = logging.getLogger("ray.serve")
@@ -29,7 +29,7 @@ async def add_funds(visit: Visit) -> Response:
 
 
 async def report(visit: Visit) -> Response:
-    """Signed by the provider, who asks again for days after anything but 2xx."""
+    """Signed by the provider, who repeats it for days after anything but 2xx: what is not ours gets 200."""
     provider = visit.console.payments
     if provider is None or visit.request.path_params["provider"] != provider.name:
         return PlainTextResponse("no such provider\n", 404)
@@ -39,10 +39,14 @@ async def report(visit: Visit) -> Response:
             await book(visit.console.books, provider, found)
     except LedgerUnavailable:
         raise
+    except AccountNotFound as error:
+        # Of another service that has the same provider. Or of an account that a restored ledger does not have: then
+        # the log has it, and a repetition would not help.
+        logger.warning("a report of %s is passed over: %s", provider.name, error)
     except (BadReport, LedgerError) as error:
         logger.warning("a report of %s is refused: %s", provider.name, error)
         return PlainTextResponse("refused\n", 400)
-    except PaymentError as error:
-        logger.warning("a report of %s can't be read now: %s", provider.name, error)
+    except (EarlyReport, PaymentError) as error:
+        logger.warning("a report of %s has to come again: %s", provider.name, error)
         return PlainTextResponse("later\n", 503)
     return PlainTextResponse("ok\n")

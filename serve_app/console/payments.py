@@ -17,11 +17,15 @@ logger = logging.getLogger("ray.serve")
 
 
 class PaymentError(Exception):
-    """The provider refuses, or is away: the message is for the account's holder."""
+    """The provider refuses, or is away. The message is for the account's holder: it names nothing of the operator's."""
 
 
 class BadReport(Exception):
     """A report that does not come from the provider, or can't be read."""
+
+
+class EarlyReport(Exception):
+    """It is about another one that has not come yet: the provider must repeat it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +62,14 @@ class PaymentProvider(Protocol):
         """Removes a payment method there. Raises PaymentError."""
 
     async def read(self, body: bytes, headers: Mapping[str, str]) -> Paid | Returned | Saved | None:
-        """What a report says, None if nothing of interest. Raises BadReport, PaymentError."""
+        """What a report says, None if it is of nothing that was begun here. Raises BadReport, PaymentError."""
 
 
 async def book(books: BooksPort, provider: PaymentProvider, report: Paid | Returned | Saved) -> None:
-    """Into the ledger, once for each reference, however often it is reported."""
+    """Into the ledger, once for each reference, however often it is reported.
+
+    Raises BadReport, EarlyReport, LedgerError.
+    """
     audit = Audit(provider.name)
     if isinstance(report, Saved):
         ids = (provider.name, report.customer, report.method)
@@ -75,10 +82,13 @@ async def book(books: BooksPort, provider: PaymentProvider, report: Paid | Retur
             raise BadReport(f"{report.reference} is in {report.currency}, {account.account_id} in {account.currency}")
         await books.run(AddCredit(report.account_id, report.amount, idempotency_key=key, memo=key, audit=audit))
         if report.attempt_id:  # only now: until its credit is there, the attempt keeps others from beginning
-            await books.run(RecordOutcome(report.attempt_id, "succeeded", "", audit))
+            await books.run(RecordOutcome(report.attempt_id, "succeeded", "", audit, report, provider.name))
         return
-    before = (await books.run(ShowRecharge(report.account_id)))[0] if report.is_chargeback else None
-    lost = await books.run(ReturnPayment(report.account_id, report.amount, key, audit, report.is_chargeback))
+    before = (await books.run(ShowRecharge(report.account_id)))[0] if report.kind == "chargeback" else None
+    reverses = f"{provider.name} {report.reverses}"
+    lost = await books.run(ReturnPayment(report.account_id, report.amount, key, reverses, audit, report.kind))
+    if lost is None:
+        raise EarlyReport(f"{key} comes before {reverses}")
     if lost:
         logger.warning("%s: %d nano-units of %s were spent already", key, lost, report.account_id)
     if before is not None and before.method is not None:

@@ -1,7 +1,8 @@
 """Watches the accounts that are recharged by themselves, and sees each attempt to its end.
 
 An attempt is in the ledger before its payment is ordered. What is not known afterwards stays open, and is looked for at
-the provider before it is ordered once more: under the same idempotency key, and only while the provider keeps that.
+the provider before it is ordered once more: under the same idempotency key, and only while the provider keeps that. An
+attempt of which the provider says nothing for longer stays open; the ledger pauses recharging then, and tells.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Final
 from serve_app.console.payments import BadReport, Charge, PaymentError, PaymentProvider, book
 from serve_app.contracts.books import Audit
 from serve_app.contracts.calls import Unavailable
-from serve_app.contracts.errors import LedgerError
+from serve_app.contracts.errors import LedgerError, LedgerUnavailable
 from serve_app.contracts.ports import BooksPort
 from serve_app.contracts.recharges import (
     Attempt,
@@ -94,8 +95,15 @@ class Recharger:
 
     async def _record(self, attempt: Attempt, charge: Charge) -> None:
         if charge.paid is not None:
-            await book(self._books, self._provider, charge.paid)
-            return
+            try:
+                await book(self._books, self._provider, charge.paid)
+            except LedgerUnavailable:
+                raise
+            except (BadReport, LedgerError) as error:
+                logger.warning("the payment of %s can't be credited: %s", attempt.attempt_id, error)
+                charge = Charge("open", "The payment was made and can't be credited yet.")
+            else:
+                return
         logger.warning(
             "recharge %s of %s is %s: %s", attempt.attempt_id, attempt.account_id, charge.state, charge.error
         )

@@ -1,7 +1,11 @@
 """Stripe: its checkout page, its signed reports, and payments with a card that it has saved.
 
-The account's id is on the payment, so each report about it leads back to the account. Stripe reports at least once and
-in any order; references make each booked once.
+The account's id is in the metadata of the payment and of its checkout, so each report leads back to the account. Only
+whoever has a key of this Stripe account sets metadata; a checkout's `client_reference_id` can come from the buyer, in
+the address of a Payment Link. What has no such metadata is of another product of the same company, and is passed over.
+Stripe reports at least once and in any order; references make each booked once.
+
+What Stripe says of a card is for its holder. Its other errors are for the operator: they can name keys and ids.
 
 A card is saved by a checkout in the mode "setup", which takes no money: recharging is turned on without a first
 payment, and its amount is that of the settings. A payment with it carries the id of its attempt, by which it is found
@@ -11,6 +15,7 @@ again in the list of the customer's payments. (Stripe's search would find it too
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -20,6 +25,8 @@ from serve_app.console.payments import BadReport, Charge, PaymentError
 from serve_app.contracts.money import format_amount
 from serve_app.contracts.payments import Paid, Returned, Saved
 from serve_app.contracts.recharges import Attempt
+
+logger = logging.getLogger("ray.serve")
 
 #: Nano-units of Stripe's smallest unit, a hundredth, in the currencies that have one.
 CENT: Final = 10**7
@@ -33,6 +40,8 @@ LEAST: Final = 50 * CENT
 MOST: Final = 10_000 * 100 * CENT
 #: Seconds by which this machine's clock may be ahead of Stripe's.
 AHEAD_S: Final = 3600
+NO_ANSWER: Final = "There is no clear answer from Stripe yet."
+TRY_LATER: Final = "Stripe can't take this now: try again later, and tell this service's operator if it goes on."
 
 
 class Stripe:
@@ -68,12 +77,13 @@ class Stripe:
         params: Any = {
             "mode": "payment",
             "line_items": [item],
-            "client_reference_id": account_id,
+            "client_reference_id": account_id,  # for people who look at Stripe's dashboard
+            "metadata": {"account_id": account_id},
             "payment_intent_data": {"metadata": {"account_id": account_id}},
             "success_url": back,
             "cancel_url": back,
         }
-        return await self._page(params, "The payment can't begin")
+        return await self._page(params)
 
     async def save_method(self, account_id: str, setup_id: str, customer: str | None, currency: str, back: str) -> str:
         params: Any = {
@@ -86,7 +96,7 @@ class Stripe:
             "cancel_url": back,
         }
         params |= {"customer_creation": "always"} if customer is None else {"customer": customer}
-        return await self._page(params, "No card can be saved")
+        return await self._page(params)
 
     async def find(self, attempt: Attempt) -> Charge | None:
         params: Any = {
@@ -101,7 +111,7 @@ class Stripe:
                 if (found.get("metadata") or {}).get("attempt_id") == attempt.attempt_id:
                     return _charge(found)
         except stripe.StripeError as error:
-            raise PaymentError(_words(error)) from error
+            raise _logged(error) from error
         return None
 
     async def charge(self, attempt: Attempt) -> Charge:
@@ -119,23 +129,23 @@ class Stripe:
         options: Any = {"idempotency_key": attempt.attempt_id}
         try:
             payment = await self._client.v1.payment_intents.create_async(params, options)
-        except (stripe.CardError, stripe.InvalidRequestError) as error:
-            return Charge("failed", _words(error))
-        except stripe.StripeError as error:
-            raise PaymentError(_words(error)) from error
+        except stripe.CardError as error:
+            return Charge("failed", error.user_message or "The card was refused.")
+        except stripe.StripeError as error:  # a request that Stripe calls invalid, too: often the operator's mistake
+            raise _logged(error) from error
         return _charge(payment.to_dict())
 
     async def forget(self, method: str) -> None:
         try:
             await self._client.v1.payment_methods.detach_async(method)
         except stripe.StripeError as error:
-            raise PaymentError(_words(error)) from error
+            raise _logged(error) from error
 
-    async def _page(self, params: Any, failure: str) -> str:
+    async def _page(self, params: Any) -> str:
         try:
             session = await self._client.v1.checkout.sessions.create_async(params)
         except stripe.StripeError as error:
-            raise PaymentError(f"{failure}: {_words(error)}.") from error
+            raise _logged(error, TRY_LATER) from error
         assert session.url is not None
         return session.url
 
@@ -147,38 +157,74 @@ class Stripe:
         data: Any = json.loads(body)["data"]  # verified; as plain objects
         found = data["object"]
         try:
-            if event.type == "checkout.session.completed" and found.get("mode") == "setup":
-                return await self._saved(found)
-            if event.type == "payment_intent.succeeded":
-                if "attempt_id" not in (found.get("metadata") or {}):
-                    return None  # of a checkout, which is reported by itself
-                return _paid(found)
-            if event.type in ("checkout.session.completed", "checkout.session.async_payment_succeeded"):
-                if found["payment_status"] != "paid":
-                    return None  # a report follows when it is
-                if not isinstance(account_id := found.get("client_reference_id"), str):
-                    return None  # of another product of the same company
-                amount, currency = found["amount_total"] * CENT, found["currency"].upper()
-                return Paid(account_id, amount, currency, _text(found["payment_intent"]))
-            if event.type == "charge.refunded":
-                before = (data.get("previous_attributes") or {}).get("amount_refunded", 0)
-                reference = f"{found['id']} refunded {found['amount_refunded']}"
-                amount = (found["amount_refunded"] - before) * CENT
-                return _returned(found, amount, reference)
-            if event.type == "charge.dispute.created":
-                payment: Any = await self._client.v1.payment_intents.retrieve_async(found["payment_intent"])
-                amount = found["amount"] * CENT
-                return _returned(payment, amount, found["id"], is_chargeback=True)
+            match event.type:
+                case "checkout.session.completed" | "checkout.session.async_payment_succeeded":
+                    return await (self._saved(found) if found.get("mode") == "setup" else self._bought(found))
+                case "payment_intent.succeeded":
+                    # One without an attempt is of a checkout, which is reported by itself.
+                    return _paid(found) if {"account_id", "attempt_id"} <= _metadata(found).keys() else None
+                case "charge.refunded":
+                    return _refunded(found, data.get("previous_attributes") or {})
+                case "charge.dispute.created":
+                    return None if _moves_nothing(found) else await self._disputed(found)
+                case "charge.dispute.funds_withdrawn":
+                    return await self._disputed(found)
+                case "charge.dispute.funds_reinstated":
+                    return await self._reinstated(found)
         except (KeyError, TypeError, AttributeError) as error:
             raise BadReport(f"{event.type} {event.id} is not about a payment of an account: {error}") from None
         except stripe.StripeError as error:
-            raise PaymentError(f"Stripe does not answer: {error}") from error
+            raise _logged(error) from error
         return None
 
+    async def _bought(self, session: Any) -> Paid | None:
+        if session.get("mode") != "payment" or session["payment_status"] != "paid" or not session["payment_intent"]:
+            return None  # if it is ours, a report follows when it is paid
+        metadata = _metadata(session)
+        if "account_id" not in metadata and session.get("client_reference_id"):
+            metadata = await self._metadata_of_payment(session)  # earlier releases put it on the payment alone
+        if "account_id" not in metadata:
+            return None
+        amount, currency = session["amount_total"] * CENT, session["currency"].upper()
+        return Paid(_text(metadata["account_id"]), amount, currency, _text(session["payment_intent"]))
+
+    async def _disputed(self, dispute: Any) -> Returned | None:
+        """The same for both reports of a dispute, so whichever comes first takes the money and suspends.
+
+        Of a chargeback Stripe has withdrawn the money when it reports the dispute, so the account need not stay open
+        until the second report. An inquiry that becomes a chargeback later is reported by the second alone.
+        """
+        metadata = await self._metadata_of_payment(dispute)
+        if "account_id" not in metadata:
+            return None
+        account_id, amount = _text(metadata["account_id"]), dispute["amount"] * CENT
+        return Returned(account_id, amount, _text(dispute["id"]), _text(dispute["payment_intent"]), "chargeback")
+
+    async def _reinstated(self, dispute: Any) -> Returned | None:
+        """All of a dispute that was won. Of another one, what came back of it: it had been refunded before."""
+        metadata = await self._metadata_of_payment(dispute)
+        if "account_id" not in metadata:
+            return None
+        cents = dispute["amount"]
+        if dispute["status"] != "won":
+            moved = [one["amount"] for one in dispute["balance_transactions"] if one["currency"] == dispute["currency"]]
+            cents = sum(amount for amount in moved if amount > 0)
+        if not cents:
+            logger.warning("%s: what was reinstated is in another currency, correct it by hand", dispute["id"])
+            return None
+        reference, account_id = _text(dispute["id"]), _text(metadata["account_id"])
+        return Returned(account_id, cents * CENT, f"{reference} reinstated", reference, "reinstatement")
+
+    async def _metadata_of_payment(self, found: Any) -> Any:
+        """Of the payment of a checkout or dispute; empty without one."""
+        if not found.get("payment_intent"):
+            return {}
+        payment = await self._client.v1.payment_intents.retrieve_async(_text(found["payment_intent"]))
+        return _metadata(payment.to_dict())
+
     async def _saved(self, session: Any) -> Saved | None:
-        """None for a session of another product of the same company."""
-        metadata = session.get("metadata") or {}
-        if "setup_id" not in metadata:
+        metadata = _metadata(session)
+        if not {"account_id", "setup_id"} <= metadata.keys():
             return None
         setup: Any = await self._client.v1.setup_intents.retrieve_async(_text(session["setup_intent"]))
         ids = (metadata["account_id"], metadata["setup_id"], session["customer"], setup["payment_method"])
@@ -193,25 +239,41 @@ def _charge(payment: Any) -> Charge:
     if status == "processing":
         return Charge("open", "Stripe is still processing the payment.")
     error = payment.get("last_payment_error") or {}
-    return Charge("failed", str(error.get("message") or f"Stripe has the payment as {status}."))
+    if error.get("type") == "card_error" and error.get("message"):
+        return Charge("failed", str(error["message"]))
+    return Charge("failed", f"Stripe has the payment as {status}.")
 
 
 def _paid(payment: Any) -> Paid:
     """Of a payment of an attempt."""
     account_id, attempt_id = (_text(payment["metadata"][name]) for name in ("account_id", "attempt_id"))
     amount, currency = payment["amount_received"] * CENT, payment["currency"].upper()
-    return Paid(account_id, amount, currency, _text(payment["id"]), attempt_id)
+    return Paid(account_id, amount, currency, _text(payment["id"]), attempt_id, float(payment["created"]))
 
 
-def _words(error: stripe.StripeError) -> str:
-    return str(error.user_message or type(error).__name__)
-
-
-def _returned(payment: Any, amount: int, reference: str, *, is_chargeback: bool = False) -> Returned | None:
-    """None for a payment that is not an account's."""
-    if "account_id" not in payment["metadata"]:
+def _refunded(charge: Any, before: Any) -> Returned | None:
+    metadata = _metadata(charge)  # which it has from its payment
+    if "account_id" not in metadata or not charge.get("payment_intent"):
         return None
-    return Returned(_text(payment["metadata"]["account_id"]), amount, reference, is_chargeback)
+    total = charge["amount_refunded"]
+    amount = (total - before.get("amount_refunded", 0)) * CENT
+    reference = f"{_text(charge['id'])} refunded {total}"
+    return Returned(_text(metadata["account_id"]), amount, reference, _text(charge["payment_intent"]))
+
+
+def _moves_nothing(dispute: Any) -> bool:
+    """An inquiry, in which a bank only asks, or a dispute that was prevented, by a refund that is reported itself."""
+    status = _text(dispute["status"])
+    return status.startswith("warning_") or status == "prevented"
+
+
+def _metadata(found: Any) -> Any:
+    return found.get("metadata") or {}
+
+
+def _logged(error: stripe.StripeError, told: str = NO_ANSWER) -> PaymentError:
+    logger.warning("Stripe refuses a request or does not answer: %s: %s", type(error).__name__, error)
+    return PaymentError(told)
 
 
 def _text(value: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from serve_app.contracts.books import Audit
 from serve_app.contracts.commands import Command
@@ -17,6 +18,7 @@ class Paid:
     currency: str
     reference: str
     attempt_id: str = ""  # of recharging; empty: a person has paid
+    created_at: float = 0.0  # of a payment of recharging: when it was ordered
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,27 +31,35 @@ class Saved:
     method: str
 
 
+#: A chargeback is a refund that the customer's bank has ordered. A reinstatement brings its money to us again, when the
+#: bank has decided so.
+ReturnKind = Literal["refund", "chargeback", "reinstatement"]
+
+
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """Money has gone back: a refund, or a chargeback, which the customer's bank has ordered."""
+    """Money has gone back, or has come again."""
 
     account_id: str
     amount: int
     reference: str  # of this return
-    is_chargeback: bool = False
+    reverses: str  # the reference of the payment, or that of the chargeback which is reinstated
+    kind: ReturnKind = "refund"
 
 
 @dataclass(frozen=True, slots=True)
-class ReturnPayment(Command[int]):
+class ReturnPayment(Command[int | None]):
     """Takes money that went back from what the account has paid in. Returns the nano-units that were spent already.
 
-    The same idempotency key takes it once, and then returns 0 and changes nothing. A chargeback also suspends the
-    account and turns recharging off; a refund pauses recharging, which would take the money again at once. Raises
-    AccountNotFound, InvalidAmount.
+    The same idempotency key takes it once, and then returns 0 and changes nothing. None: what it reverses is not booked
+    yet, and nothing is changed. A chargeback also suspends the account and turns recharging off; a refund pauses
+    recharging, which would take the money again at once. A reinstatement gives back what its chargeback has taken, less
+    what that could not take; the account stays suspended. Raises AccountNotFound, InvalidAmount.
     """
 
     account_id: str
     amount: int
     idempotency_key: str
+    reverses: str  # the idempotency key of the payment, or that of the chargeback
     audit: Audit
-    is_chargeback: bool = False
+    kind: ReturnKind = "refund"

@@ -10,6 +10,7 @@ from typing import Final, Literal
 
 from serve_app.contracts.books import Audit
 from serve_app.contracts.commands import Command
+from serve_app.contracts.payments import Paid
 
 #: Seconds from the end of an attempt to the account's next one.
 BETWEEN_S: Final = 60.0
@@ -171,10 +172,16 @@ class RecordOutcome(Command[None]):
     """What became of an attempt; open: still unknown. Harmless to repeat, and for an attempt that is not there.
 
     A success stands, and comes also after a failure. A failure pauses recharging, and makes a notice to the owners,
-    those of billing, and the targets of the account's balance alerts.
+    those of billing, and the targets of the account's balance alerts. So does an attempt that is still unknown when its
+    payment may not be ordered any more.
+
+    `paid` is what the provider says of a success. From it an attempt is recorded that a restored ledger does not have,
+    so that it counts to its month's cap.
     """
 
     attempt_id: str
     state: AttemptState
     error: str
     audit: Audit | None = None
+    paid: Paid | None = None
+    provider: str = ""  # of `paid`

@@ -13,7 +13,7 @@ from serve_app.accounting import recharge_attempts
 from serve_app.contracts.books import Audit
 from serve_app.contracts.errors import AccountNotFound, Conflict, InvalidValue
 from serve_app.contracts.notices import CreateAlert, ListNotices
-from serve_app.contracts.payments import ReturnPayment
+from serve_app.contracts.payments import Paid, ReturnPayment
 from serve_app.contracts.people import AcceptInvitation, InvitePerson, SuspendPerson
 from serve_app.contracts.periods import period_at
 from serve_app.contracts.recharges import (
@@ -222,7 +222,8 @@ def test_a_payment_that_is_not_wanted_any_more_is_not_ordered(timed: Books, cloc
         setup_id = run(AskMethod(timed.account_id)).setup_id or ""
         assert run(SaveMethod(timed.account_id, setup_id, "stripe", "cus_1", "pm_2", STRIPE)) == "pm_1"
     elif why == "refund":
-        run(ReturnPayment(timed.account_id, 5, "stripe r1", STRIPE))
+        timed.ledger.credit(timed.account_id, 5, idempotency_key="stripe p1")
+        run(ReturnPayment(timed.account_id, 5, "stripe r1", "stripe p1", STRIPE))
     clock.now += ORDER_S if why == "late" else ORDER_S - 1
     claim = run(ClaimAttempt(attempt.attempt_id, 1))
     assert claim is not None
@@ -268,6 +269,46 @@ def test_a_pause_is_told_to_those_who_pay_and_where_low_balances_are(timed: Book
         ("o@a.example", ""), ("b@a.example", ""), ("https://a.example/", "secret"),
     }  # fmt: skip
     assert {(one.kind, one.value, one.threshold, one.detail) for one in told} == {("balance", 0, 10, "refused")}
+
+
+def test_an_attempt_not_known_for_a_day_stays_open_and_pauses_recharging(timed: Books, clock: Clock) -> None:
+    person(timed, "o@a.example", "owner")
+    turn_on(timed)
+    attempt = begun(timed)
+    clock.now += ORDER_S - 1
+    end(timed, attempt, "open", "no answer")
+    assert (shown(timed)[0].state, timed.ledger.run(ListNotices(timed.account_id))) == ("on", [])
+    clock.now += 1
+    for _ in range(2):
+        end(timed, attempt, "open", "no answer")
+    assert (shown(timed)[0].state, shown(timed)[0].counted) == ("paused", 25)
+    assert "it was not known whether a payment was made" in shown(timed)[0].reason
+    assert [one.target for one in timed.ledger.run(ListNotices(timed.account_id))] == ["o@a.example"]
+    end(timed, attempt, "succeeded")  # it was known late
+    assert [one.state for one in shown(timed)[1]] == ["succeeded"]
+
+
+def test_a_success_that_the_ledger_does_not_know_counts_to_the_month_in_which_it_began(
+    timed: Books, clock: Clock
+) -> None:
+    """A ledger from a backup has lost the attempts that began after it."""
+    paid = Paid(timed.account_id, 60, "USD", "pi_1", "recharge_lost", NOON)
+    wanted = RecordOutcome("recharge_lost", "succeeded", "", STRIPE, paid, "stripe")
+    timed.ledger.run(wanted)  # before there are settings, too
+    turn_on(timed, threshold=1000, amount=60, cap=100)
+    before = timed.ledger.audit_log()
+    timed.ledger.run(wanted)
+    assert timed.ledger.audit_log() == before
+    [attempt] = shown(timed)[1]
+    assert (attempt.amount, attempt.period, attempt.state, attempt.provider) == (60, "2026-06", "succeeded", "stripe")
+    assert (low(timed), begin(timed), shown(timed)[0].counted) == ([], None, 60)
+    clock.now = period_at("month", NOON).ends
+    assert low(timed) == [timed.account_id]
+    # An attempt of the same account that is there stays as it began.
+    known = begun(timed)
+    paid = Paid(timed.account_id, 61, "USD", "pi_2", known.attempt_id, NOON)
+    timed.ledger.run(RecordOutcome(known.attempt_id, "succeeded", "", STRIPE, paid, "stripe"))
+    assert (shown(timed)[1][0].amount, shown(timed)[0].counted) == (60, 60)
 
 
 def test_a_setup_is_used_once_and_not_after_it_was_turned_off(timed: Books) -> None:

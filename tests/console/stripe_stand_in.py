@@ -22,13 +22,14 @@ class StandIn:
     """`asked` has the forms that it was sent but for orders, `payments` those ordered, by their ids.
 
     `card` is what becomes of an order: "succeeded", "processing", or the code of a refusal. While `is_mute`, no answer
-    to an order comes back.
+    to an order comes back. `error` is what it answers to everything, when `status` is 400 or more.
     """
 
     def __init__(self, account_id: str, now: Callable[[], float]) -> None:
         self.asked: list[dict[str, list[str]]] = []
         self.status, self.account_id, self.now = 200, account_id, now
         self.card, self.is_mute = "succeeded", False
+        self.error = {"type": "api_error", "message": "away"}
         self.payments: dict[str, dict[str, Any]] = {}
         self.keys: dict[str, Answer] = {}
         self.detached: list[str] = []
@@ -69,13 +70,13 @@ class StandIn:
                     handler.reply(self.status, self.payments.get(one["id"], one))
 
             def reply(handler, status: int, document: dict[str, Any]) -> None:  # noqa: N805
-                if status >= 500:
-                    document = {"error": {"type": "api_error", "message": "away"}}
+                if status >= 400 and "error" not in document:
+                    document = {"error": self.error}
                 body = json.dumps(document).encode()
                 handler.send_response(status)
                 handler.send_header("content-type", "application/json")
                 handler.send_header("content-length", str(len(body)))
-                if status >= 500:
+                if status >= 400:
                     handler.send_header("stripe-should-retry", "false")
                 handler.end_headers()
                 handler.wfile.write(body)
