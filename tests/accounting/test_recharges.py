@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from serve_app.accounting import recharge_attempts
 from serve_app.contracts.books import Audit
 from serve_app.contracts.errors import AccountNotFound, Conflict, InvalidValue
-from serve_app.contracts.notices import CreateAlert, ListNotices
+from serve_app.contracts.notices import MOST_A_DAY, CreateAlert, ListNotices
 from serve_app.contracts.payments import Paid, ReturnPayment
 from serve_app.contracts.people import AcceptInvitation, InvitePerson, SuspendPerson
 from serve_app.contracts.periods import period_at
@@ -269,6 +269,19 @@ def test_a_pause_is_told_to_those_who_pay_and_where_low_balances_are(timed: Book
         ("o@a.example", ""), ("b@a.example", ""), ("https://a.example/", "secret"),
     }  # fmt: skip
     assert {(one.kind, one.value, one.threshold, one.detail) for one in told} == {("balance", 0, 10, "refused")}
+
+
+def test_pauses_are_told_no_more_than_so_often_in_a_day(timed: Books, clock: Clock) -> None:
+    """A holder could have them sent to any address, with a card that is refused."""
+    turn_on(timed)
+    timed.ledger.run(CreateAlert(timed.account_id, "balance", 1, "stranger@example.org", ""))
+    day = period_at("day", clock.now)
+    for _ in range(MOST_A_DAY + 5):
+        end(timed, begun(timed), "failed", "Your card was declined.")
+        timed.ledger.run(ResumeRecharge(timed.account_id))
+        clock.now += BETWEEN_S
+    assert period_at("day", clock.now) == day
+    assert len(timed.ledger.run(ListNotices(timed.account_id))) == MOST_A_DAY
 
 
 def test_an_attempt_not_known_for_a_day_stays_open_and_pauses_recharging(timed: Books, clock: Clock) -> None:
