@@ -57,12 +57,16 @@ class SpoolFile:
             except BlockingIOError:
                 os.close(descriptor)
                 return None
-            # Between open and lock, the owner before may have emptied and removed it.
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                    if create and flushed:
-                        flush_folder(path.parent)
-                    return cls(path, descriptor, flushed)
+            try:
+                # Between open and lock, the owner before may have emptied and removed it.
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                        if create and flushed:
+                            flush_folder(path.parent)
+                        return cls(path, descriptor, flushed)
+            except BaseException:
+                os.close(descriptor)  # else it would be locked as long as this process lives
+                raise
             os.close(descriptor)
 
     def append(self, lines: Sequence[bytes]) -> None:
@@ -130,9 +134,10 @@ class SpoolFile:
         self.waiting -= settled
         if offset == self.size:
             os.ftruncate(self._descriptor, 0)
+            # Before the flush, which may fail: what is appended from here on begins at the file's beginning.
+            self.size = self._settled = self.waiting = self.reply_bytes = 0
             if self._flushed:
                 os.fsync(self._descriptor)
-            self.size = self._settled = self.waiting = self.reply_bytes = 0
 
     def set_aside(self, lines: Sequence[bytes]) -> None:
         """Keeps lines that will never settle, on disk, before they leave the spool."""

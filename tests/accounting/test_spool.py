@@ -224,6 +224,41 @@ def test_a_disk_that_fails_leaves_the_spool_as_it_was(tmp_path: Path, monkeypatc
     assert [name for name in ids(pending(spool)) if name != "r3"] == ["r1", "r4"]
 
 
+def test_what_is_appended_after_a_replay_that_the_disk_failed_is_settled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool(tmp_path, "gateway-1")
+    spool.append(one("r1"))
+
+    def fsync(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("os.fsync", fsync)
+        with pytest.raises(OSError, match="Input/output error"):
+            spool.replay(Sink())
+    spool.append(one("r2"))
+    assert spool.waiting == 1
+    assert ids(pending(spool)) == ["r2"]
+    spool.replay(sink := Sink())
+    assert sink.settled == ["r2"]
+
+
+def test_a_spool_that_could_not_be_read_can_be_adopted_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = Spool(tmp_path, "gateway-1")
+    dead.append(one("r1"))
+    dead.close()
+    spool = Spool(tmp_path, "gateway-2")
+
+    def pread(*_: int) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("os.pread", pread)
+        assert spool.adopt_orphans() == []
+    assert ids(spool.adopt_orphans()) == ["r1"]
+
+
 def test_settlements_that_arrive_during_a_replay_are_not_lost(tmp_path: Path) -> None:
     spool = Spool(tmp_path, "gateway-1")
     for number in range(100):
