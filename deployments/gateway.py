@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from functools import partial
 from typing import Any
@@ -82,6 +83,7 @@ class Gateway:
             Spool(spools, holder, suffix=ORPHANS, flushed=False),
             ledger.unsettled,
             settled=self._write_orphan,
+            delay_s=args.orphan_delay_s,
         )
         spool = Spool(spools, holder, max_bytes=settings.spool_max_bytes)
         self._spans = SpanExport.of_environment("gateway")
@@ -204,9 +206,12 @@ class Gateway:
     async def _finish(self) -> None:
         """Settles what clients that went away have used, before this process ends."""
         self._lifecycle.stop()
-        await self._services.settlements.stop()
         await self._orphans.drain()
-        if await calls.wait_for_background(FINISH_S):
+        deadline = time.monotonic() + FINISH_S
+        is_done = await calls.wait_for_background(FINISH_S)
+        # Only now: what the ledger has not taken in time meanwhile is in the spool.
+        await self._services.settlements.stop(within_s=max(1.0, deadline - time.monotonic()))
+        if is_done:
             await self._services.settlements.close()
         # Last: what is left in the spool has its holds until this process ends and another takes both over.
         await self._services.limiter.stop()

@@ -96,10 +96,17 @@ class Settlements:
         self._adopt(self.spool.adopt_orphans())
         self._spooled = self.spool.size
         self._to_replay.set()
-        self._replaying = detached(self._replay_forever())
+        self._replaying = detached(self._replay_forever(), endless=True)
 
-    async def stop(self) -> None:
-        """Ends the replaying; what is in the spool stays there for the next gateway."""
+    async def stop(self, within_s: float = 0.0) -> None:
+        """Ends the replaying; what is in the spool then stays there for the next gateway.
+
+        While something waits in it, the replaying goes on for up to `within_s` seconds.
+        """
+        deadline = time.monotonic() + within_s
+        while self.spool.waiting and time.monotonic() < deadline:
+            self._to_replay.set()
+            await asyncio.sleep(0.05)
         if self._replaying is not None:
             self._replaying.cancel()
             await asyncio.wait([self._replaying])

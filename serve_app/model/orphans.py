@@ -69,7 +69,7 @@ class Orphans:
     """The settlements that are due. `settle` is AccountingPort's; `unsettled` returns the ids that the ledger lacks.
 
     Without a spool only cut streams are settled, from memory. `settled` gets what was settled here first, and what this
-    process has seen of it. `clock` returns Unix seconds.
+    process has seen of it. `clock` returns Unix seconds. A settlement is due after `delay_s`, or as the last call says.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class Orphans:
         *,
         settled: Callable[[Settlement, Seen | None], None] = lambda _, __: None,
         clock: Callable[[], float] = time.time,
+        delay_s: float = 2.0,
     ) -> None:
         self._settle = settle
         self._settled = settled
@@ -89,7 +90,7 @@ class Orphans:
         self._seen: dict[str, Seen] = {}  # by request id: of what waits
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: asyncio.Task[None] | None = None
-        self._delay_s = 2.0  # as the last call said
+        self._delay_s = delay_s  # then as the last call says
         self._is_away = False
         self._back_at = clock()  # since when the ledger has answered, as far as this process knows
 

@@ -383,6 +383,19 @@ async def test_stopping_ends_the_replay_task_even_when_a_replay_is_due(world: Wo
             await world.settlements.stop()
 
 
+async def test_a_gateway_that_ends_replays_what_one_slow_commit_has_left(world: World) -> None:
+    """The ledger is well again: a machine that goes with its disk must not take usage along."""
+    world.settlements.settle_timeout_s = 0.2
+    world.settlements.start()
+    world.accounting.wire_settle.down()
+    assert (await Call(world).done()).status == 200
+    assert world.spool.waiting == 1
+    world.accounting.wire_settle.up()
+    await world.settlements.stop(within_s=30)
+    assert world.spool.waiting == 0
+    assert (world.spent, world.recorded) == (price(10, 2), 1)
+
+
 async def test_a_spool_is_replayed_through_any_accounting_process_that_is_there(tmp_path: Path) -> None:
     """All write one ledger: one that restarts does not hold up the accounts of the others."""
     shards = [Ledger(), Ledger()]
