@@ -185,6 +185,9 @@ class Exchange:
             else:
                 self._record.phases.failed = True
         if isinstance(first, Rejected):
+            if self._runs.to_continue and first.reason not in (Rejection.QUEUE_FULL, Rejection.CLOSED):
+                self._give_back()  # the request was good: a part of its reply is sent, and this backend can't go on
+                raise self._replica_lost()
             self._give_back(first)
             raise rejection_error(first)
         if isinstance(first, Finished) and first.reason is FinishReason.DEADLINE:

@@ -250,6 +250,17 @@ async def test_what_can_not_continue_exactly_these_tokens_is_not_passed_on(world
     await settled(world, requests=2, spent=0)
 
 
+async def test_a_continuation_that_is_refused_is_not_the_clients_fault(world: World) -> None:
+    """An engine may not be able to go on where a grammar has begun."""
+    refused = Rejected(Rejection.INVALID, message="this engine can't continue a schema")
+    world.backends.play([Started(10, 0), Delta("a", 2, token_ids=(7, 8)), LOST], [refused], says("b"))
+    call = await Call(world, **RESUME).done()
+    assert call.text == "a"
+    assert call.events[-1]["error"]["code"] == "overloaded_error"
+    await settled(world, requests=1, spent=0)
+    assert (await Call(world).done()).headers["x-ratelimit-remaining-requests"] == "999"  # of this one
+
+
 async def test_a_replica_that_reports_no_tokens_is_not_continued(world: World) -> None:
     world.backends.play([Started(10, 0), Delta("a", 2), LOST], says("b"))
     call = await Call(world, **RESUME).done()
