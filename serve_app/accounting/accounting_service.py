@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from serve_app.accounting.books_watch import BooksWatch
-from serve_app.accounting.ledger import LONG, READS, Ledger
+from serve_app.accounting.ledger import LONG, LONG_READS, READS, Ledger
 from serve_app.accounting.limiter_leases import LeaseWatch
 from serve_app.contracts import metrics
 from serve_app.contracts.books import Refusal, Settled, Settlement, SettlementRejected
@@ -33,6 +33,7 @@ from serve_app.contracts.commands import (
     ReadChanges,
     RecordPrices,
     ReleaseLease,
+    SumHours,
 )
 from serve_app.contracts.errors import LedgerError, LedgerUnavailable
 from serve_app.contracts.metric import Metrics
@@ -46,8 +47,9 @@ COMMIT_TIMEOUT_S = 30.0  # longer than the ledger waits for its database
 STUCK_S = 60.0  # beyond its own bound: even a database's name may take half a minute to resolve
 COMMIT_STUCK_S = 300.0  # of a batch, which may be settled one by one
 # Requests wait for these, or for what they say: nothing else may take their threads.
-LOOK_UPS = (FindKeys, ReadChanges, FindReply, ReadServed)
+LOOK_UPS = (FindKeys, ReadChanges, ReadServed)
 LEASES = (HoldLease, ReleaseLease, PostHolds)  # a limiter's lease must not end because many read or write
+SLOW = frozenset((*LONG_READS, *LONG, SumHours))  # how long they take depends on who asks, and for what
 LANE_WAIT_S = 10.0  # as long as gateways wait
 MOST_WAITING = 2000  # in one lane; more than a limiter asks for at once
 AWAY_S = 0.5  # between two tries of a database that is away, however many callers ask
@@ -126,6 +128,8 @@ class AccountingService:
         # or a revocation itself from theirs.
         self._look_ups, self._reads, self._writes = Lane("look-ups", 4), Lane("reads", 4), Lane("writes", 2)
         self._lease_turns = Lane("leases", 1)
+        # What account holders can make slow: long queries, and stored replies of a megabyte.
+        self._long_reads, self._replies = Lane("long-reads", 4), Lane("replies", 2)
 
     def start(self) -> None:
         """Takes expired grants off the books and removes old replies, at intervals from here on; checks the books."""
@@ -250,7 +254,11 @@ class AccountingService:
             return self._look_ups
         if isinstance(command, LEASES):
             return self._lease_turns
-        return self._reads if type(command) in READS | LONG else self._writes
+        if isinstance(command, FindReply):
+            return self._replies
+        if type(command) in SLOW:
+            return self._long_reads
+        return self._reads if type(command) in READS else self._writes
 
     def check_health(self) -> None:
         """Raises RuntimeError for a process that only a new one can help.
@@ -277,7 +285,8 @@ class AccountingService:
             await asyncio.wait(self._open)
         await asyncio.to_thread(self._ledger.close)
         self._committing.shutdown(wait=False)
-        for lane in (self._look_ups, self._reads, self._writes, self._lease_turns):
+        lanes = (self._look_ups, self._reads, self._writes, self._lease_turns, self._long_reads, self._replies)
+        for lane in lanes:
             lane.close()
 
     async def _tidy_forever(self) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import func, insert, or_, select, update
 
 from serve_app.accounting import budgets
 from serve_app.accounting.audit_log import changed, value_of, write_audit
@@ -23,6 +23,7 @@ from serve_app.contracts.limits import KEY_LIMITS
 from serve_app.contracts.money import MAX_BALANCE
 
 MAX_MODELS = 100
+MOST_KEYS = 1000  # of an account, active and not expired: sums and lists of them stay quick
 MAX_TAGS = 10
 LONGEST_TAG = 40
 MAX_ADDRESSES = 50
@@ -41,6 +42,10 @@ def create_key(transaction: Transaction, wanted: CreateKey, now: float) -> KeySn
         if (earlier.account_id, earlier.name) != (account_id, wanted.name):
             raise Conflict("this API key exists already: make a new one")
         return read_key(connection, earlier.id, now)
+    mine = (api_keys.c.account_id == account_id, api_keys.c.active)
+    lasting = or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > now)
+    if connection.execute(select(func.count()).select_from(api_keys).where(*mine, lasting)).scalar_one() >= MOST_KEYS:
+        raise Conflict(f"an account has at most {MOST_KEYS} API keys that work: revoke some")
     terms = {name: value for name, value in _checked(wanted.terms, now).items() if value is not None}
     _check_budget(terms.get("budget"), terms.get("budget_period"))
     key_id = new_id("key_")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import Connection, Row, delete, insert, select, update
+from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
 from serve_app.accounting.audit_log import write_audit
 from serve_app.accounting.console_tables import operator_roles, pending_credits
@@ -14,7 +14,7 @@ from serve_app.accounting.people import end_sessions, find_person, read_person
 from serve_app.accounting.snapshots import read_account
 from serve_app.accounting.validation import check_name, equals
 from serve_app.contracts.commands import AddCredit
-from serve_app.contracts.errors import InvalidAmount, InvalidValue
+from serve_app.contracts.errors import Conflict, InvalidAmount, InvalidValue
 from serve_app.contracts.key_format import new_id
 from serve_app.contracts.money import MAX_AMOUNT
 from serve_app.contracts.operators import (
@@ -26,6 +26,8 @@ from serve_app.contracts.operators import (
     SetOperatorRole,
 )
 from serve_app.contracts.people import FindPerson, Person
+
+_DAY_S: Final = 86_400.0
 
 
 def set_operator_role(transaction: Transaction, wanted: SetOperatorRole, now: float) -> Person:
@@ -62,11 +64,29 @@ def ask_credit(transaction: Transaction, wanted: AskCredit, now: float) -> Pendi
         raise InvalidValue(f"{wanted.kind!r}: a credit is a 'top_up' or a 'grant'")
     if wanted.memo:
         check_name(wanted.memo, "a memo", longest=400)
-    pending_id, detail = new_id("pending_"), {"amount": wanted.amount, "kind": wanted.kind, "memo": wanted.memo}
-    asked = {"account_id": wanted.account_id, "asked_by": wanted.audit.actor, "asked_at": now}
-    connection.execute(insert(pending_credits).values(id=pending_id, **detail, **asked))
-    write_audit(transaction, wanted.audit, "ask_credit", wanted.account_id, detail, now, subject=pending_id)
-    return _pending(connection.execute(select(pending_credits).where(pending_credits.c.id == pending_id)).one())
+    detail = {"amount": wanted.amount, "kind": wanted.kind, "memo": wanted.memo}
+    asked = {"account_id": wanted.account_id, "asked_by": wanted.audit.actor}
+    pending_id = new_id("pending_")
+    if wanted.once:
+        check_name(wanted.once, "an idempotency key", longest=100)
+        pending_id = f"pending_once_{wanted.once}"
+        earlier = _find(connection, pending_id)
+        if earlier is not None:
+            if any(earlier._mapping[name] != value for name, value in (detail | asked).items()):
+                raise Conflict("this form has been sent with other values: load the page again")
+            return _pending(earlier)
+    is_booked = wanted.amount + _given_alone(connection, wanted.audit.actor, now - _DAY_S) <= wanted.alone
+    decided = {"decided_by": wanted.audit.actor, "decided_at": now, "approved": True} if is_booked else {}
+    connection.execute(insert(pending_credits).values(id=pending_id, asked_at=now, **detail, **asked, **decided))
+    if is_booked:
+        given = (wanted.account_id, wanted.amount, wanted.kind)
+        credit = AddCredit(*given, idempotency_key=pending_id, memo=wanted.memo, audit=wanted.audit)
+        add_credit(transaction, credit, now)
+    else:
+        write_audit(transaction, wanted.audit, "ask_credit", wanted.account_id, detail, now, subject=pending_id)
+    row = _find(connection, pending_id)
+    assert row is not None
+    return _pending(row)
 
 
 def list_pending_credits(connection: Connection, _wanted: ListPendingCredits, _now: float) -> list[PendingCredit]:
@@ -76,8 +96,7 @@ def list_pending_credits(connection: Connection, _wanted: ListPendingCredits, _n
 
 def decide_credit(transaction: Transaction, wanted: DecideCredit, now: float) -> bool:
     connection, audit = transaction.connection, wanted.audit
-    query = select(pending_credits).where(equals(pending_credits.c.id, wanted.pending_id))
-    row = connection.execute(query).one_or_none()
+    row = _find(connection, wanted.pending_id)
     if row is None or row.decided_at is not None:
         return False
     if wanted.approved and row.asked_by == audit.actor:
@@ -93,5 +112,17 @@ def decide_credit(transaction: Transaction, wanted: DecideCredit, now: float) ->
     return True
 
 
+def _given_alone(connection: Connection, actor: str, since: float) -> int:
+    """The table has a row for each credit of a person, and so few that it is read as a whole."""
+    has = pending_credits.c
+    alone = (equals(has.asked_by, actor), has.decided_by == has.asked_by, has.approved, has.decided_at > since)
+    return int(connection.execute(select(func.coalesce(func.sum(has.amount), 0)).where(*alone)).scalar_one())
+
+
+def _find(connection: Connection, pending_id: str) -> Row[Any] | None:
+    return connection.execute(select(pending_credits).where(equals(pending_credits.c.id, pending_id))).one_or_none()
+
+
 def _pending(row: Row[Any]) -> PendingCredit:
-    return PendingCredit(row.id, row.account_id, row.amount, row.kind, row.memo, row.asked_by, row.asked_at)
+    asked = (row.id, row.account_id, row.amount, row.kind, row.memo, row.asked_by, row.asked_at)
+    return PendingCredit(*asked, booked=row.approved is True and row.decided_by == row.asked_by)

@@ -50,10 +50,15 @@ def sum_usage(connection: Connection, wanted: SumUsage, _now: float) -> list[Usa
     query = select(*groups, *sums).where(*matching).group_by(*groups).order_by(*groups)
     if "tag" in wanted.group_by:
         query = query.select_from(usage_daily.outerjoin(tagged, usage_daily.c.key_id == tagged.c.key_id))
+    if wanted.most is not None:
+        query = query.limit(wanted.most + 1)
+    found = connection.execute(query).all()
+    if wanted.most is not None and len(found) > wanted.most:
+        raise InvalidValue(f"these are more than {wanted.most} groups: ask for fewer days, one key or fewer groups")
     return [
         # PostgreSQL sums 64-bit numbers to decimals.
         UsageRow(**dict(row._mapping) | {name: int(row._mapping[name]) for name in _SUMS})
-        for row in connection.execute(query)
+        for row in found
         if row.requests
     ]
 
@@ -154,6 +159,6 @@ def _cursor_place(cursor: str) -> tuple[str, float, str]:
         account_id, finished_at, request_id = json.loads(base64.b64decode(cursor, altchars=b"-_", validate=True))
         if (account_id + request_id).isprintable() and isinstance(finished_at, float | int):
             return account_id, float(finished_at), request_id
-    except (ValueError, TypeError, AttributeError, OverflowError):
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         pass
     raise InvalidValue(f"{cursor!r} is no place in an export: give the `next` of the page before")

@@ -45,6 +45,12 @@ class QueryRates:
         of_key.charge(now, 1)
         of_account.charge(now, 1)
 
+    def charge(self, identity: Identity, queries: int) -> None:
+        """Counts what a query's answer costs beyond one query. The next ones wait for it."""
+        now = self._clock()
+        self._bucket(f"key {identity.key_id}", self.per_minute).charge(now, queries)
+        self._bucket(f"account {identity.account_id}", KEYS_OF_AN_ACCOUNT * self.per_minute).charge(now, queries)
+
     def _bucket(self, name: str, limit: int) -> Bucket:
         bucket = self._buckets.setdefault(name, Bucket(limit))
         bucket.limit = limit

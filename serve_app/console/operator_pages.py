@@ -58,18 +58,15 @@ async def set_active(visit: Visit) -> Response:
 
 
 async def credit(visit: Visit) -> Response:
-    """At once, or above a limit as a question to the other operators."""
+    """At once, or above what one operator may give alone as a question to the others."""
     console, wanted, kind = visit.console, visit.request.path_params["id"], visit.form.get("kind", "")
     amount, memo = parse_amount(visit.form.get("amount", "").strip()), visit.form.get("memo", "").strip()
     if kind not in CREDITS or not memo:
         raise Refused(422, "Choose a kind, and say what the credit is for.")
-    if amount > console.credit_alone:
-        await console.books.run(operators.AskCredit(wanted, amount, kind, memo, visit.audit))  # type: ignore[arg-type]
-        return visit.go("/operator/credits")
-    key = visit.form.get("once", "") or secrets.token_hex(16)  # a form that is sent twice credits once
-    command = commands.AddCredit(wanted, amount, kind, idempotency_key=key, memo=memo, audit=visit.audit)  # type: ignore[arg-type]
-    await console.books.run(command)
-    return visit.go(f"/operator/accounts/{wanted}")
+    once = visit.form.get("once", "") or secrets.token_hex(16)  # a form that is sent twice credits once
+    command = operators.AskCredit(wanted, amount, kind, memo, visit.audit, console.credit_alone, once)  # type: ignore[arg-type]
+    asked = await console.books.run(command)
+    return visit.go(f"/operator/accounts/{wanted}" if asked.booked else "/operator/credits")
 
 
 async def pending(visit: Visit) -> Response:

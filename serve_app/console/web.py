@@ -101,7 +101,7 @@ class Console:
     has_mail: bool = False
     private_webhooks: bool = False  # as in ConsoleArgs
     payments: PaymentProvider | None = None
-    credit_alone: int = 100 * NANO_PER_UNIT  # above it, two operators must agree
+    credit_alone: int = 100 * NANO_PER_UNIT  # in 24 hours; above it, two operators must agree
     openid: OpenId | None = None
     attempts: Attempts = field(init=False)
     pressure: Pressure = field(init=False)
@@ -225,7 +225,9 @@ def responder(console: Console, method: str, path: str, handler: Handler) -> Cal
             response = visit.page("message.html", 503, error="The service is busy: try again in a moment.")
         except LedgerError as error:
             response = visit.page("message.html", 422, error=str(error))
-        if visit.person is None and rule is not PROVIDER and not request.cookies.get(VISIT):
+        # Not on what a shared cache may keep: it would give everybody the same visit.
+        is_page = "cache-control" not in response.headers and rule is not PROVIDER
+        if visit.person is None and is_page and not request.cookies.get(VISIT):
             visit.set_cookie(response, VISIT, visit.token)
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)

@@ -242,7 +242,8 @@ class SumUsage(Command[list[UsageRow]]):
     """Sums over requests, one row per group, sorted by the groups; no row where there was no request.
 
     Days are YYYY-MM-DD in UTC, of the requests' ends, both included. Tags are those that the keys have now: a key with
-    several counts in the row of each, and one without has the tag "". Raises InvalidValue.
+    several counts in the row of each, and one without has the tag "". Raises InvalidValue, also for more rows than
+    `most`.
     """
 
     account_id: str | None = None
@@ -252,6 +253,7 @@ class SumUsage(Command[list[UsageRow]]):
     day_to: str | None = None
     group_by: tuple[Group, ...] = ()
     tag: str | None = None
+    most: int | None = None
 
     __setstate__ = set_state
 

@@ -23,6 +23,7 @@ class PendingCredit:
     memo: str
     asked_by: str
     asked_at: float
+    booked: bool = False  # without another one
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +51,20 @@ class SearchAccounts(Command[list[AccountSnapshot]]):
 
 @dataclass(frozen=True, slots=True)
 class AskCredit(Command[PendingCredit]):
-    """A credit that waits for a second operator. Raises AccountNotFound, InvalidAmount, InvalidValue."""
+    """A credit that waits for a second operator.
+
+    It is booked at once if it and what this operator has given in the last 24 hours alone, to any account, are at most
+    `alone` together. With the same `once` a repetition changes nothing, and returns what became of the first. Raises
+    AccountNotFound, Conflict, InvalidAmount, InvalidValue.
+    """
 
     account_id: str
     amount: int
     kind: Literal["top_up", "grant"]
     memo: str
     audit: Audit
+    alone: int = 0
+    once: str = ""
 
 
 @dataclass(frozen=True, slots=True)

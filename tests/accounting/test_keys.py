@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serve_app.accounting import api_keys
 from serve_app.contracts import key_format as keys
+from serve_app.contracts.books import KeySnapshot
 from serve_app.contracts.errors import Conflict, InvalidValue, KeyNotFound
 
-from .books import SECRET, Books
+from .books import SECRET, Books, Clock
 
 ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
@@ -64,6 +67,25 @@ def test_a_key_is_found_by_its_digest_and_stays_found_when_revoked(books: Books)
     assert revoked in books.ledger.list_keys(books.account_id)
     with pytest.raises(KeyNotFound):
         books.ledger.revoke_key("key_none")
+
+
+def test_an_account_has_a_bounded_number_of_keys_that_work(
+    timed: Books, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def create(name: str, **terms: Any) -> KeySnapshot:
+        return timed.ledger.create_key(timed.account_id, name, keys.digest(name, SECRET), "sk-…", **terms)
+
+    monkeypatch.setattr(api_keys, "MOST_KEYS", 4)  # one is there
+    first, *_ = create("a"), create("b"), create("for an hour", expires_at=clock.now + 3600)
+    with pytest.raises(Conflict, match="revoke some"):
+        create("c")
+    assert create("a") == first  # a repetition
+    timed.ledger.revoke_key(first.key_id)
+    create("c")
+    clock.now += 3600
+    create("d")
+    with pytest.raises(Conflict, match="revoke some"):
+        create("e")
 
 
 def test_creating_the_same_key_again_returns_the_same_key(books: Books) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from serve_app.contracts.books import Audit
-from serve_app.contracts.errors import AccountNotFound, InvalidAmount, InvalidValue
+from serve_app.contracts.errors import AccountNotFound, Conflict, InvalidAmount, InvalidValue
 from serve_app.contracts.operators import (
     AskCredit,
     DecideCredit,
@@ -16,7 +18,7 @@ from serve_app.contracts.operators import (
 )
 from serve_app.contracts.people import AcceptInvitation, FindPerson, InvitePerson, JoinAccount
 
-from .books import Books
+from .books import Books, Clock
 
 FAY, FRED = Audit("fay@example.org"), Audit("fred@example.org")
 
@@ -57,6 +59,38 @@ def test_a_credit_is_booked_once_and_not_by_who_asked(books: Books) -> None:
     [grant] = books.ledger.grants(books.account_id)
     assert grant.memo == "sorry (asked for by fay@example.org)"
     assert books.ledger.check().ok
+
+
+def given(books: Books, amount: int, actor: Audit = FAY, **more: Any) -> bool:
+    """Whether it was booked at once. One may give 100 alone."""
+    return books.ledger.run(AskCredit(books.account_id, amount, "grant", "sorry", actor, 100, **more)).booked
+
+
+def test_what_an_operator_gives_alone_in_a_day_is_bounded_however_it_is_divided(timed: Books, clock: Clock) -> None:
+    before = timed.account.balance
+    assert [given(timed, 40) for _ in range(4)] == [True, True, False, False]
+    assert [given(timed, 20), given(timed, 1), given(timed, 100, FRED)] == [True, False, True]
+    assert timed.account.balance == before + 200
+    for wanted in timed.ledger.run(ListPendingCredits()):
+        timed.ledger.run(DecideCredit(wanted.pending_id, True, FRED if wanted.asked_by == FAY.actor else FAY))
+    assert timed.account.balance == before + 281
+    assert not given(timed, 1, FRED)  # what he has approved is not his
+    clock.now += 86_400
+    assert [given(timed, 100), given(timed, 1), given(timed, 100, FRED)] == [True, False, True]
+    assert timed.ledger.check().ok
+
+
+def test_a_form_that_is_sent_twice_gives_once_and_takes_no_other_credits_key(books: Books) -> None:
+    books.ledger.credit(books.account_id, 50, idempotency_key="stripe pi_1")
+    before = books.account.balance
+    for _ in range(2):
+        assert given(books, 7, once="form")
+        assert not given(books, 107, once="large")
+    assert given(books, 5, once="stripe pi_1")
+    assert books.account.balance == before + 12
+    assert len(books.ledger.run(ListPendingCredits())) == 1
+    with pytest.raises(Conflict):
+        given(books, 8, once="form")
 
 
 def test_who_asked_may_withdraw_it(books: Books) -> None:

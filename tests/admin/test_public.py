@@ -8,9 +8,11 @@ import httpx
 import openai
 import pytest
 
+from serve_app.admin import public
 from serve_app.admin.query_rates import QueryRates
 from serve_app.contracts import key_format as keys
 from serve_app.contracts.limiting import Identity
+from tests.accounting.books import settlement
 from tests.gateway.connections import Call
 from tests.gateway.world import SECRET, World
 
@@ -117,6 +119,27 @@ async def test_an_account_has_four_times_the_queries_of_a_key(make_world: Any) -
         async with client_of(world, key) as user:
             answers += [(await user.get("/user/balance")).status_code for _ in range(3)]
     assert answers == [200, 200, 429] * 4 + [429] * 6
+
+
+async def test_usage_of_many_groups_counts_as_many_queries_and_has_an_end(
+    make_world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world: World = await make_world(queries_per_minute=10)
+    world.admin.queries._clock = lambda: 0.0
+    monkeypatch.setattr(public, "GROUPS_OF_A_QUERY", 1)
+    [key] = world.ledger.list_keys(world.account_id)
+    days = [1_780_315_200.0 + 86_400 * number for number in range(4)]
+    world.ledger.settle([settlement(f"r{at}", world.account_id, key.key_id, finished_at=at) for at in days])
+    async with client_of(world, world.key) as user:
+        assert len((await user.get("/user/usage")).json()["data"]) == 4
+        assert [(await user.get("/user/balance")).status_code for _ in range(6)] == [200] * 5 + [429]
+    monkeypatch.setattr(public, "MOST_GROUPS", 3)
+    world.admin.queries._clock = lambda: 3600.0
+    async with client_of(world, world.key) as user:
+        refused = await user.get("/user/usage")
+        assert (refused.status_code, refused.json()["error"]["type"]) == (422, "invalid_request_error")
+        assert "more than 3 groups" in refused.json()["error"]["message"]
+        assert (await user.get("/user/usage", params={"group_by": "model"})).status_code == 200
 
 
 async def test_a_key_without_balance_reads_its_balance(world: World, user: httpx.AsyncClient) -> None:

@@ -101,3 +101,11 @@ def test_what_is_no_page_is_404_with_the_same_headers(house: House) -> None:
     answer = house.browser().get("/console/nothing/here")
     assert (answer.status_code, answer.text) == (404, "There is no such page.\n")
     assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+def test_what_a_shared_cache_may_keep_sets_no_cookie(house: House) -> None:
+    for name in ("console.css", "playground.js", "copy.js"):
+        answer = house.browser().get(f"/console/static/{name}")
+        assert answer.headers["cache-control"] == "max-age=3600"
+        assert "set-cookie" not in answer.headers
+    assert "set-cookie" in house.browser().get(SIGN_IN).headers

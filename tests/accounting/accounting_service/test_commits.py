@@ -17,6 +17,7 @@ from serve_app.contracts.books import Outcome, Refusal, Settled, Settlement, Set
 from serve_app.contracts.commands import (
     AddCredit,
     FindKeys,
+    FindReply,
     GetAccount,
     ReadChanges,
     RevokeKey,
@@ -157,7 +158,7 @@ async def test_a_settlement_does_not_wait_behind_reads(
     await asyncio.gather(*reads)
 
 
-async def test_exports_keep_neither_look_ups_nor_the_feed_nor_revocations_waiting(
+async def test_exports_and_stored_replies_keep_nothing_else_waiting(
     service: AccountingService, books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(max_workers=8))
@@ -165,18 +166,20 @@ async def test_exports_keep_neither_look_ups_nor_the_feed_nor_revocations_waitin
     real = books.ledger.run
 
     def run(command: Any) -> Any:
-        if isinstance(command, SumUsage):
+        if isinstance(command, SumUsage | FindReply):
             finish.wait(120)
         return real(command)
 
     monkeypatch.setattr(books.ledger, "run", run)
-    reads = [asyncio.create_task(service.run(SumUsage())) for _ in range(20)]
+    slow = (SumUsage(), FindReply(books.account_id, "key"))
+    reads = [asyncio.create_task(service.run(command)) for command in slow for _ in range(20)]
     try:
         await asyncio.sleep(0)
         async with asyncio.timeout(30):
             assert (await service.run(ReadChanges(0))).version > 0
             assert await service.run(FindKeys(("none",))) == {}
             assert not (await service.run(RevokeKey(books.key_id))).active
+            assert (await service.run(GetAccount(books.account_id))).account_id == books.account_id
     finally:
         finish.set()
     await asyncio.gather(*reads)
