@@ -47,7 +47,8 @@ def _iso(at: float) -> str:
 
 # What makes spreadsheets compute, or call other programs, instead of showing (OWASP, "CSV injection"): also in the
 # full-width forms, which some of them fold. Plain numbers, a minus before them or not, are what they seem.
-_COMPUTES = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+# At the beginning of a cell; some countries' spreadsheets take a semicolon for the end of one.
+_COMPUTES = re.compile(r"(?:^|(?<=[;\t\r\n]))(?=[=+\-@\t\r\n＝＋－＠])")
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?", re.ASCII)
 
 
@@ -107,7 +108,7 @@ def _csv(rows: Sequence[Sequence[object]]) -> str:
 
 
 def _cell(value: object) -> object:
-    """The value itself, or with an apostrophe before what a spreadsheet would compute."""
-    if isinstance(value, str) and value.startswith(_COMPUTES) and not _NUMBER.fullmatch(value):
-        return f"'{value}"
+    """The value itself, or with apostrophes before what a spreadsheet would compute."""
+    if isinstance(value, str) and not _NUMBER.fullmatch(value):
+        return _COMPUTES.sub("'", value)
     return "" if value is None else value
