@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from serve_app.api.chat_messages import MESSAGES
-from serve_app.api.chat_request import ChatRequest, OnlyWith, Range
+from serve_app.api.chat_request import MESSAGES, ChatRequest, OnlyWith, Range
 
 Schema = dict[str, Any]
 

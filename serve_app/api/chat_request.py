@@ -7,18 +7,18 @@ gateway reads and the OpenAPI schema (`chat_openapi`) come from there. Functions
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf
+from math import ceil, inf
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandler, Tag
+from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandler, Tag, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from serve_app.api import errors
-from serve_app.api.chat_messages import Message, Text, check_messages
 from serve_app.api.codec import (
     MOST_ITEMS,
     FirstFault,
@@ -26,12 +26,12 @@ from serve_app.api.codec import (
     describe_value,
     either,
     keywords,
+    missing,
     parse_object,
     quote,
     typed,
     wrong_type,
 )
-from serve_app.api.prompt_estimate import estimate_prompt_tokens
 from serve_app.api.structured_outputs import OTHER_FORMS, REFUSED, form_of, refuse_other_forms
 from serve_app.api.tools_and_formats import (
     MOST_TOOLS,
@@ -39,7 +39,10 @@ from serve_app.api.tools_and_formats import (
     NamedTool,
     ResponseFormat,
     Tool,
+    ToolCall,
+    check_arguments,
     check_response_format,
+    check_tool_calls,
     check_tool_choice,
     check_tools,
     invalid,
@@ -52,6 +55,27 @@ ServedModels = Mapping[str, tuple[int, int]]
 # 32768 tokens of any text that people write are under 200 KB, and of long runs of spaces, escaped, under 4 MiB.
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 
+# The service's published ratios: 0.3 token for an English character, 0.6 for a Chinese one.
+TOKENS_PER_ASCII: Final = 0.3
+TOKENS_PER_OTHER: Final = 0.6
+TOKENS_PER_MESSAGE: Final = 6  # what a chat template puts around a message: its role and the marks of begin and end
+TOKENS_PER_TOOLS: Final = 120  # what a chat template says about calling functions, whichever there are
+TOKENS_PER_PROMPT: Final = 8  # the mark that begins the reply, and what a template may add in front
+MARGIN: Final = 1.1
+
+MESSAGES: Final = {
+    "SystemMessage": ("Instructions. `developer` counts as `system`.", ["system", "developer"], []),
+    "UserMessage": ("What the user says.", ["user"], []),
+    "AssistantMessage": (
+        "What the model said before, or the beginning of what it says next.",
+        ["assistant"],
+        ["tool_calls", "prefix"],
+    ),
+    "ToolMessage": ("The result of a call.", ["tool"], ["tool_call_id"]),
+}
+"""Kind of message to its description, roles and fields of its own, beside `content` and `name`."""
+
+_ROLES: Final = tuple(role for _, roles, _ in MESSAGES.values() for role in roles)
 _TOKEN_ID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
 _MOST_STOPS: Final = 16
 _MOST_BIASES: Final = 1024
@@ -117,6 +141,27 @@ def _check_numbers(bias: dict[str, Any]) -> dict[str, Any]:
     return bias
 
 
+def _check_messages(messages: list[Message], _: ChatRequest) -> None:
+    if not messages:
+        raise invalid("messages", "must have at least one message")
+    last = len(messages) - 1
+    for at, message in enumerate(messages):
+        field = f"messages[{at}]"
+        if message.role not in _ROLES:
+            raise invalid(f"{field}.role", f"must be one of {', '.join(_ROLES)}, but it is {quote(message.role)}")
+        if message.prefix and (at != last or message.role != "assistant"):
+            raise invalid(f"{field}.prefix", "is only possible on the last message, and only if the assistant's")
+        if isinstance(message.content, list):
+            for number, part in enumerate(message.content):
+                if part.type != "text":
+                    rule = f"must be text: only text is possible, not {quote(part.type)}"
+                    raise invalid(f"{field}.content[{number}].type", rule)
+        if message.tool_calls and message.role == "assistant":
+            check_tool_calls(f"{field}.tool_calls", message.tool_calls)
+    if calls := [call for message in messages for call in message.tool_calls or ()]:
+        check_arguments(calls)
+
+
 def _check_max_tokens_equal(newer: int, request: ChatRequest) -> None:
     older = request.sent_max_tokens
     if older not in (None, newer):
@@ -155,11 +200,68 @@ def _check_form(_: Any, request: ChatRequest) -> None:
 
 
 Number = Annotated[float, BeforeValidator(_without_overflow)]
+_Text = Annotated[str, Tag("<string>")]
 _Stop = Annotated[str, Field(min_length=1)]
 _Stops = Annotated[list[_Stop], Field(max_length=_MOST_STOPS)]
-_ToolChoice = Annotated[Text, keywords(enum=list(TOOL_CHOICES))] | Annotated[NamedTool, Tag("<object>")]
-_Schema = Annotated[Text | Annotated[dict[str, Any], Tag("<object>")], either("string_or_object")]
+_ToolChoice = Annotated[_Text, keywords(enum=list(TOOL_CHOICES))] | Annotated[NamedTool, Tag("<object>")]
+_Schema = Annotated[_Text | Annotated[dict[str, Any], Tag("<object>")], either("string_or_object")]
 _BIAS: Final = Range(-100, 100)
+
+
+class TextPart(Shape):
+    """One part of a message's content."""
+
+    type: Annotated[str, keywords(const="text")]
+    text: str | None = None
+    """Parts are joined by line feeds."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> TextPart:
+        if self.type == "text" and self.text is None:
+            missing("text")
+        return self
+
+
+_Content = Annotated[_Text | Annotated[list[TextPart], FirstFault(), Tag("<array>")], either("string_or_parts")]
+
+
+class Message(Shape):
+    """One message; which fields it needs depends on its role."""
+
+    role: str
+    content: _Content | None = None
+    """The text. Only an assistant's message with `tool_calls` may be without."""
+    name: str | None = None
+    """Who speaks, where a role has several speakers."""
+    tool_calls: Annotated[list[ToolCall], FirstFault()] | None = None
+    """The calls that the assistant made, as a reply had them."""
+    tool_call_id: str | None = None
+    """The `id` of the call that this answers."""
+    prefix: Annotated[bool | None, keywords(default=False)] = None
+    """On a last message: the reply continues this text."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Message:
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            missing("content")
+        if self.role == "tool" and self.tool_call_id is None:
+            missing("tool_call_id")
+        return self
+
+    def plain(self) -> dict[str, Any]:
+        """What a chat template reads."""
+        content = self.content or ""
+        plain: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": content if isinstance(content, str) else "\n".join(part.text or "" for part in content),
+        }
+        if self.name is not None:
+            plain["name"] = self.name
+        if self.role == "assistant" and self.tool_calls:
+            plain["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        if self.role == "tool":
+            plain["tool_call_id"] = self.tool_call_id
+        return plain
 
 
 class StreamOptions(Shape):
@@ -180,9 +282,9 @@ class ChatRequest(Shape):
 
     model: str
     """A served identifier, as `/models` lists them."""
-    sent_messages: Annotated[
-        list[Message], FirstFault(), Check(lambda value, _: check_messages(value)), keywords(minItems=1)
-    ] = Field(alias="messages")
+    sent_messages: Annotated[list[Message], FirstFault(), Check(_check_messages), keywords(minItems=1)] = Field(
+        alias="messages"
+    )
     """The conversation so far."""
     stream: bool = False
     """Send the reply as server-sent events, in pieces as they are generated."""
@@ -418,3 +520,31 @@ def _checks() -> list[tuple[str, str, Range | OnlyWith | Check]]:
 
 
 _CHECKS: Final = _checks()
+
+
+def estimate_prompt_tokens(messages: Iterable[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> int:
+    """Tokens of a normalised conversation with its tools, at least 1, on the high side for everyday text.
+
+    Every character outside ASCII counts like a Chinese one: accents, punctuation and other scripts are seldom
+    cheaper. The tokenizer's exact count replaces the estimate before anything is generated, so an estimate only has
+    to be near. Linear in the text, at the speed of an encoder: 1 MB takes about a millisecond.
+    """
+    tokens = float(TOKENS_PER_PROMPT)
+    for message in messages:
+        tokens += (
+            TOKENS_PER_MESSAGE
+            + _tokens_of_text(message.get("content") or "")
+            + _tokens_of_text(message.get("name") or "")
+        )
+        for call in message.get("tool_calls") or ():
+            function = call["function"]
+            tokens += TOKENS_PER_MESSAGE + _tokens_of_text(function["name"]) + _tokens_of_text(function["arguments"])
+    if tools:
+        tokens += TOKENS_PER_TOOLS + _tokens_of_text(json.dumps(tools, ensure_ascii=False))
+    return ceil(tokens * MARGIN)
+
+
+def _tokens_of_text(text: str) -> float:
+    # Encoding to ASCII while leaving the rest out counts both kinds without a Python loop over characters.
+    plain = len(text) if text.isascii() else len(text.encode("ascii", "ignore"))
+    return plain * TOKENS_PER_ASCII + (len(text) - plain) * TOKENS_PER_OTHER

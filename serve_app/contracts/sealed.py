@@ -48,15 +48,15 @@ def open_sealed(text: str, key_secrets: KeySecrets, purpose: str) -> str:
 
 
 def is_current(stored: str, key_secrets: KeySecrets, purpose: str) -> bool:
-    """Whether the current secret opens it and, when no other one is valid, no other can.
+    """Whether the current secret opens it and, when no other one is valid, none of before does.
 
-    What was sealed while a secret before was valid stays open to that one until it is sealed again.
+    What was sealed while two secrets were valid stays open to both until it is sealed again; its first part is under
+    the newer one.
     """
-    try:
-        unseal(stored, KeySecrets(key_secrets.current), purpose)
-    except ValueError:
-        return False
-    return bool(key_secrets.previous) or _SEPARATOR not in stored or not stored.startswith(_MARK)
+    current = KeySecrets(key_secrets.current)
+    newest, _, other = stored.removeprefix(_MARK).partition(_SEPARATOR)
+    is_of_before = bool(other) and stored.startswith(_MARK) and _opens(_MARK + newest, current, purpose)
+    return _opens(stored, current, purpose) and (bool(key_secrets.previous) or not is_of_before)
 
 
 def of_totp(user_id: str) -> str:
@@ -67,6 +67,14 @@ def of_totp(user_id: str) -> str:
 def of_webhooks(account_id: str) -> str:
     """The purpose of the secrets that an account's webhooks are signed with."""
     return f"webhooks of {account_id}"
+
+
+def _opens(stored: str, key_secrets: KeySecrets, purpose: str) -> bool:
+    try:
+        unseal(stored, key_secrets, purpose)
+    except ValueError:
+        return False
+    return True
 
 
 def _sealed(secret: str, key_secret: bytes, purpose: str) -> str:

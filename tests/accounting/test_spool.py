@@ -16,9 +16,7 @@ import pytest
 
 from serve_app.contracts.books import Settled, Settlement, SettlementRejected, StoredReply
 from serve_app.contracts.errors import InvalidValue, LedgerUnavailable, SpoolBusy, SpoolFull
-from serve_app.contracts.settlement_lines import from_line, to_line
-from serve_app.contracts.spool import Settle, Spool
-from serve_app.contracts.spool_file import SpoolFile
+from serve_app.contracts.spool import Settle, Spool, _SpoolFile, from_line, to_line
 
 from .books import COST, Books, settlement, start
 
@@ -456,7 +454,7 @@ def test_a_spool_that_cannot_be_read_keeps_no_other_one_from_being_adopted(
         dead = Spool(tmp_path, name)
         dead.append(one(name))
         dead.close()
-    opened = SpoolFile.open_locked
+    opened = _SpoolFile.open_locked
 
     def refuses(path: Path, **options: Any) -> Any:
         if path.name.startswith("dead-2"):
@@ -464,7 +462,7 @@ def test_a_spool_that_cannot_be_read_keeps_no_other_one_from_being_adopted(
         return opened(path, **options)
 
     spool = Spool(tmp_path, "alive")
-    monkeypatch.setattr(SpoolFile, "open_locked", refuses)
+    monkeypatch.setattr(_SpoolFile, "open_locked", refuses)
     with caplog.at_level(logging.ERROR):
         assert ids(spool.adopt_orphans()) == ["dead-1", "dead-3"]
     assert "dead-2.spool" in caplog.text
@@ -478,14 +476,14 @@ def test_settlements_are_appended_while_a_large_spool_is_adopted(
     dead.append(one("r1"))
     dead.close()
     reads, go = threading.Event(), threading.Event()
-    lines = SpoolFile.lines
+    lines = _SpoolFile.lines
 
-    def slow(file: SpoolFile) -> Any:
+    def slow(file: _SpoolFile) -> Any:
         reads.set()
         assert go.wait(30)
         return lines(file)
 
-    monkeypatch.setattr(SpoolFile, "lines", slow)
+    monkeypatch.setattr(_SpoolFile, "lines", slow)
     spool = Spool(tmp_path, "alive")
     adopting = threading.Thread(target=spool.adopt_orphans)
     adopting.start()

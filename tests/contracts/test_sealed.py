@@ -46,6 +46,7 @@ def test_while_two_secrets_are_valid_a_secret_opens_under_either() -> None:
 def test_what_the_secret_before_opens_is_not_current_when_that_is_gone() -> None:
     now, after = seal("secret", KeySecrets(OTHER.current, KEY.current), ""), seal("secret", OTHER, "")
     assert [is_current(one, OTHER, "") for one in (now, after, "JBSW.Y3DP")] == [False, True, True]
+    assert is_current(now, KEY, "")  # by a process that does not know the newer one yet
 
 
 def test_what_is_sealed_under_two_secrets_opens_under_no_third() -> None:

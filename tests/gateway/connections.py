@@ -110,12 +110,12 @@ class Call:
 
 @contextlib.asynccontextmanager
 async def served(world: World) -> AsyncIterator[int]:
-    """The app on a real port, in this loop."""
+    """The app on a real port, in this loop. Idle connections stay as long as Serve lets them."""
     # asyncio turns Nagle's algorithm off only if it knows the protocol: otherwise half of the responses wait for 40 ms.
     listener = socket.socket(proto=socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     listener.listen()
-    server = uvicorn.Server(uvicorn.Config(world.app(), log_level="critical", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(world.app(), log_level="critical", lifespan="off", timeout_keep_alive=90))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield listener.getsockname()[1]

@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from serve_app.contracts.settlement_lines import from_line
+from serve_app.contracts.spool import from_line
 from tests.service.harness import FRANCE, Service, nano, until
 
 pytestmark = [pytest.mark.service, pytest.mark.slow]
