@@ -104,7 +104,7 @@ def picture(browser: Chrome, name: str) -> None:
 def pay(service: Service, account_id: str, cents: int) -> None:
     """What Stripe reports when somebody has paid, signed as Stripe signs it."""
     session = {"id": "cs_1", "object": "checkout.session", "payment_intent": "pi_1", "payment_status": "paid"}
-    session |= {"client_reference_id": account_id, "amount_total": cents, "currency": "usd"}
+    session |= {"mode": "payment", "metadata": {"account_id": account_id}, "amount_total": cents, "currency": "usd"}
     event = {"id": "evt_1", "object": "event", "type": "checkout.session.completed", "data": {"object": session}}
     body, at = json.dumps(event), int(time.time())
     signature = WebhookSignature._compute_signature(f"{at}.{body}", STRIPE_SECRET)
