@@ -13,7 +13,7 @@ WORKERS ?= 2
 # pytest's status for a folder without tests of one half.
 MAY_BE_EMPTY := || [ $$? = 5 ]
 
-.PHONY: help setup serve observe engine-vllm test test-slow test-fast test-vllm faults lint bench-ledger bench-engine bench-engine-peers bench-gateway bench-gateway-peer bench-quality bench-limits pictures bench-console bench-paint bench-pressure bench-overload bench-routing attack chaos drill clean bench-autoscaling healthy
+.PHONY: help setup serve observe engine-vllm test test-slow test-long test-fast test-vllm faults lint bench-ledger bench-engine bench-engine-peers bench-gateway bench-gateway-peer bench-quality bench-limits pictures bench-console bench-paint bench-pressure bench-overload bench-routing attack chaos drill clean bench-autoscaling healthy
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -34,9 +34,13 @@ test: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the everyday sui
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow and not service" $(ARGS) $(MAY_BE_EMPTY)
 	$(PYTEST) -m "not slow and service" $(ARGS) $(MAY_BE_EMPTY)
 
-test-slow: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the rest: fuzzers, kill -9, PostgreSQL, more clients, long contexts
-	$(PYTEST) -n $(WORKERS) --dist loadfile -m "slow and not service" $(ARGS) $(MAY_BE_EMPTY)
-	$(PYTEST) -m "slow and service" $(ARGS) $(MAY_BE_EMPTY)
+test-slow: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the rest but the longest, 45 minutes: fuzzers, kill -9, PostgreSQL, more clients
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m "slow and not long and not service" $(ARGS) $(MAY_BE_EMPTY)
+	$(PYTEST) -m "slow and not long and service" $(ARGS) $(MAY_BE_EMPTY)
+
+test-long: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the longest, for a release: each alert, scaling, TLS between pods, 17,000 tokens, thousands of random requests
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m "long and not service" $(ARGS) $(MAY_BE_EMPTY)
+	$(PYTEST) -m "long and service" $(ARGS) $(MAY_BE_EMPTY)
 
 test-fast: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the everyday suite without the running service
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not service and not slow" $(ARGS)

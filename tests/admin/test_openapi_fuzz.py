@@ -224,6 +224,7 @@ async def test_random_requests_are_answered_as_the_document_says(make_world: Cal
 
 
 @pytest.mark.slow
+@pytest.mark.long
 async def test_thousands_of_requests_are_answered_as_the_document_says(make_world: Callable[..., Any]) -> None:
     found = await run(make_world, cases=80, phases=["examples", "coverage", "fuzzing"])
     assert not found.faults, found.report()

@@ -171,6 +171,7 @@ WAYS = {
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 def test_fifty_greedy_replies_are_those_of_transformers(
     start: Callable[..., Engine], prompts: list[Prompt], expected: Expected, way: str

@@ -28,6 +28,7 @@ def settings(model_path: Path, **changes: object) -> EngineSettings:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.model
 async def test_a_prompt_of_17000_tokens_is_served(model_path: Path) -> None:
     engine = Engine.from_settings(settings(model_path, max_context=32768))

@@ -111,6 +111,7 @@ async def test_ten_thousand_requests_over_a_stand_in_leave_no_memory_block_task_
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.model
 async def test_three_thousand_requests_over_the_model_leave_no_memory_block_task_or_thread(
     make_engine: Callable[..., Engine],

@@ -77,6 +77,7 @@ async def test_every_finished_reply_is_valid_for_its_random_schema(engine: Engin
 
 
 @pytest.mark.slow
+@pytest.mark.long
 async def test_250_random_schemas_with_random_sampling(engine: Engine) -> None:
     await check(engine, 250, seed=102)
 
@@ -126,5 +127,6 @@ async def test_the_arguments_of_compulsory_calls_are_valid_for_their_random_sche
 
 
 @pytest.mark.slow
+@pytest.mark.long
 async def test_100_compulsory_calls_in_the_form_of_every_format(engine: Engine) -> None:
     await check_calls(engine, 112, seed=104)

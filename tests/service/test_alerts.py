@@ -36,6 +36,7 @@ from tests.service.started import started
 pytestmark = [
     pytest.mark.service,
     pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(shutil.which("prometheus") is None, reason="Debian's package prometheus is not installed"),
 ]
 

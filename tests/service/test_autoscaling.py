@@ -14,7 +14,7 @@ from openai import APIStatusError, AsyncOpenAI
 from tests.service.harness import FRANCE, Account, Service, until
 from tests.service.started import started
 
-pytestmark = [pytest.mark.service, pytest.mark.slow]
+pytestmark = [pytest.mark.service, pytest.mark.slow, pytest.mark.long]
 
 MODEL = "smollm2:Model"
 CLIENTS = 40

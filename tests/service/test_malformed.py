@@ -26,6 +26,7 @@ def server(service: Service) -> Server:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_each_malformed_body_is_refused_in_a_second_and_the_next_request_is_served(server: Server) -> None:
     for start in range(0, len(TABLE), BLOCK):
         assert wrong_rows(server, TABLE[start : start + BLOCK]) == []
@@ -33,11 +34,13 @@ def test_each_malformed_body_is_refused_in_a_second_and_the_next_request_is_serv
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_each_malformed_request_is_answered_or_closed_and_the_next_one_is_served(server: Server) -> None:
     assert wrong_cases(server, cases(server.key)) == []
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_body_that_comes_byte_for_byte_is_408_however_steadily_it_comes(server: Server) -> None:
     answer = drips(server, lambda: time.sleep(BODY_TIMEOUT_S / 10))
     assert answer.status == 408

@@ -22,7 +22,7 @@ from tests.cli.test_cluster_certificates import variables
 from tests.cluster.certificate_rules import maker_of
 from tests.cluster.manifests import Pool, read_set
 
-pytestmark = [pytest.mark.service, pytest.mark.slow]
+pytestmark = [pytest.mark.service, pytest.mark.slow, pytest.mark.long]
 
 ROOT = Path(__file__).parents[2]
 # A process of its own: Ray reads its variables once. Each result of a node's task has crossed to it and back.

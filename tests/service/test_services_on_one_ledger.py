@@ -12,7 +12,7 @@ from tests.service.chaos import session
 from tests.service.chaos.session import Session
 from tests.service.chaos.stand import Customer, Shape, Stand
 
-pytestmark = [pytest.mark.service, pytest.mark.slow]
+pytestmark = [pytest.mark.service, pytest.mark.slow, pytest.mark.long]
 
 SWITCHES = int(os.environ.get("SERVE_APP_TEST_SWITCHES", "4"))
 GAP_S = 25.0
