@@ -8,7 +8,7 @@ from tests.service.chaos import session
 from tests.service.chaos.schedule import KINDS, plan
 from tests.service.chaos.stand import Shape, Stand
 
-pytestmark = [pytest.mark.service, pytest.mark.slow]
+pytestmark = [pytest.mark.service, pytest.mark.slow, pytest.mark.long]
 
 SECONDS = 60
 SMALL = 2 * 10**6  # nano-units: accounts run dry and are topped up on the way

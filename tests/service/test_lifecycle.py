@@ -165,6 +165,7 @@ async def test_a_backend_that_loads_gets_no_traffic_until_it_is_ready(service: S
         assert {await ask(client, number, "svc-coder") for number in range(20)} == {"smollm2", "loading"}
 
 
+@pytest.mark.long
 async def test_a_canary_grows_to_all_and_is_rolled_back_without_a_failure(service: Service, account: Account) -> None:
     async with sdk(service, account) as client, streaming(client) as streams:
         assert set(await survey(client)) == {"smollm2"}
@@ -215,6 +216,7 @@ def redeploy(service: Service, **args: Any) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 async def test_changed_args_and_serve_deploy_leave_replicas_weights_and_backends(
     service: Service, account: Account
 ) -> None:

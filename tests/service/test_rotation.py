@@ -20,7 +20,7 @@ from tests.service.chaos.session import Session
 from tests.service.chaos.stand import Customer, Shape, Stand
 from tests.service.sdk_clients import Clients
 
-pytestmark = [pytest.mark.service, pytest.mark.slow]
+pytestmark = [pytest.mark.service, pytest.mark.slow, pytest.mark.long]
 
 STAY_S = 12.0
 MONEY = 10**12  # nano-units

@@ -94,6 +94,7 @@ def test_a_long_reply_that_is_not_streamed_is_begun_early_and_reads_the_same(ser
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("tokens", [9_000])
 def test_a_long_prompt_is_answered_and_counted_right(service: Service, tokens: int) -> None:
     account = service.account(f"long {tokens}")

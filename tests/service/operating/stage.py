@@ -111,7 +111,8 @@ class Stage:
     @property
     def environment(self) -> dict[str, str]:
         """Of an operator's shell. The flags are a cluster's, so that its `doctor --cluster` finds nothing."""
-        given = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+        foreign = ("MAKE", "MFLAGS", "SERVE_APP_")  # of the one who runs the tests: no state folder but this one's
+        given = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
         path = {"PATH": os.pathsep.join([*self.programs, given.get("PATH", "")])}
         flags = dict(flags_of((ROOT / "cluster/flags.env").read_text()))
         del flags["RAY_SERVE_HAPROXY_MAXCONN"]  # more connections than a small machine lets a process have files
