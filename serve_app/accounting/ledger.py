@@ -158,6 +158,7 @@ WRITES: dict[type[Command[Any]], Callable[[Transaction, Any, float], Any]] = {
     recharge_commands.StopRecharge: recharges.stop_recharge,
     recharge_commands.BeginRecharge: recharge_attempts.begin_recharge,
     recharge_commands.ClaimAttempt: recharge_attempts.claim_attempt,
+    recharge_commands.EndAttempt: recharge_attempts.end_attempt,
     recharge_commands.RecordOutcome: recharge_attempts.record_outcome,
     notice_commands.RemoveAlert: alerts.remove_alert,
     notice_commands.RaiseAlarm: alerts.raise_alarm,

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Final
 
 from sqlalchemy import Connection, delete, insert, select, update
@@ -36,6 +36,8 @@ KEPT_S: Final = 3600.0  # a row whose gateway has ended and whose request is nev
 LOOK_S: Final = 2.0  # between two looks at a lease of others; only so much of a longer time counts
 
 MOST_SEEN: Final = 200  # leases
+
+_HOLD_FIELDS: Final = frozenset(field.name for field in fields(OpenHold))
 
 _leases = limiter_leases.c
 
@@ -107,7 +109,12 @@ def _add(connection: Connection, owner: str, holds: Sequence[OpenHold], now: flo
 
 
 def _holds(connection: Connection) -> tuple[OpenHold, ...]:
-    return tuple(OpenHold(**json.loads(terms)) for terms in connection.execute(select(limiter_holds.c.terms)).scalars())
+    return tuple(map(_hold_of, connection.execute(select(limiter_holds.c.terms)).scalars()))
+
+
+def _hold_of(terms: str) -> OpenHold:
+    """Fields that a later release has added are left out."""
+    return OpenHold(**{name: value for name, value in json.loads(terms).items() if name in _HOLD_FIELDS})
 
 
 @dataclass(slots=True)

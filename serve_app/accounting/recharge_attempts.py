@@ -19,7 +19,7 @@ from serve_app.accounting.recharges import attempt_of, count_to_cap, pause_recha
 from serve_app.accounting.schema import accounts
 from serve_app.accounting.snapshots import read_account
 from serve_app.accounting.validation import equals
-from serve_app.contracts.errors import InvalidValue
+from serve_app.contracts.errors import Conflict, InvalidValue
 from serve_app.contracts.key_format import new_id
 from serve_app.contracts.payments import Paid
 from serve_app.contracts.periods import period_at
@@ -31,6 +31,7 @@ from serve_app.contracts.recharges import (
     BeginRecharge,
     Claim,
     ClaimAttempt,
+    EndAttempt,
     ListDueAttempts,
     RecordOutcome,
     WatchRecharges,
@@ -38,6 +39,7 @@ from serve_app.contracts.recharges import (
 
 #: In the past tense, since it stays the reason of the pause when the outcome is known at last.
 UNKNOWN: Final = "For a day it was not known whether a payment was made. If it was, it is credited."
+ENDED: Final = "An operator saw that it was not paid."
 BATCH: Final = 200
 MOST_DUE: Final = 100
 # As literals: by a parameter, no database finds the partial indexes.
@@ -139,6 +141,17 @@ def record_outcome(transaction: Transaction, wanted: RecordOutcome, now: float) 
     # A suspended account is not recharged anyway, and a method that was replaced says nothing about the new one.
     if state == "failed" and settings.method == row.method and read_account(connection, account_id).active:
         pause_recharge(transaction, account_id, error, wanted.audit, now)
+
+
+def end_attempt(transaction: Transaction, wanted: EndAttempt, now: float) -> None:
+    row = _find(transaction.connection, wanted.attempt_id)
+    if row is None or row.account_id != wanted.account_id:
+        raise InvalidValue("the account has no such attempt")
+    if row.state != "open":
+        raise Conflict("the attempt has ended already")
+    if now < row.created_at + ORDER_S:
+        raise Conflict("the attempt may still be paid: it can be ended 23 hours after it began")
+    record_outcome(transaction, RecordOutcome(row.id, "failed", ENDED, wanted.audit), now)
 
 
 def _insert_paid(connection: Connection, paid: Paid, provider: str) -> None:

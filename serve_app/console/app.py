@@ -60,6 +60,7 @@ PAGES: Final[dict[str, Handler]] = {
     "POST /operator/accounts/{id}/limits": operator_pages.set_limits,
     "POST /operator/accounts/{id}/active": operator_pages.set_active,
     "POST /operator/accounts/{id}/credit": operator_pages.credit,
+    "POST /operator/accounts/{id}/attempts/{attempt_id}/end": operator_pages.end_attempt,
     "GET /operator/credits": operator_pages.pending,
     "POST /operator/credits/{pending_id}/approve": operator_pages.approve,
     "POST /operator/credits/{pending_id}/reject": operator_pages.reject,

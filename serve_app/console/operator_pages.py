@@ -12,6 +12,7 @@ from serve_app.contracts import commands, operators
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.limits import ACCOUNT_LIMITS
 from serve_app.contracts.money import format_amount, parse_amount
+from serve_app.contracts.recharges import ORDER_S, EndAttempt, ShowRecharge
 
 MOST: Final = 100
 PAGE: Final = 100
@@ -37,6 +38,8 @@ async def account(visit: Visit) -> Response:
         credits=CREDITS,
         alone=visit.console.credit_alone,
         log=await run(commands.ListAudit(wanted, limit=20)),
+        unknown=[one for one in (await run(ShowRecharge(wanted)))[1] if one.state == "open"],
+        overdue=visit.console.now() - ORDER_S,
     )
 
 
@@ -67,6 +70,12 @@ async def credit(visit: Visit) -> Response:
     command = operators.AskCredit(wanted, amount, kind, memo, visit.audit, console.credit_alone, once)  # type: ignore[arg-type]
     asked = await console.books.run(command)
     return visit.go(f"/operator/accounts/{wanted}" if asked.booked else "/operator/credits")
+
+
+async def end_attempt(visit: Visit) -> Response:
+    wanted, attempt_id = visit.request.path_params["id"], visit.request.path_params["attempt_id"]
+    await visit.console.books.run(EndAttempt(wanted, attempt_id, visit.audit))
+    return visit.go(f"/operator/accounts/{wanted}")
 
 
 async def pending(visit: Visit) -> Response:

@@ -45,6 +45,7 @@ RULES: Final = {
     "POST /operator/accounts/{id}/limits": SUPPORT,
     "POST /operator/accounts/{id}/active": SUPPORT,
     "POST /operator/accounts/{id}/credit": FINANCE,
+    "POST /operator/accounts/{id}/attempts/{attempt_id}/end": FINANCE,
     "GET /operator/credits": OPERATORS,
     "POST /operator/credits/{pending_id}/approve": FINANCE,
     "POST /operator/credits/{pending_id}/reject": FINANCE,

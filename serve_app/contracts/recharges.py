@@ -168,6 +168,20 @@ class ClaimAttempt(Command[Claim | None]):
 
 
 @dataclass(frozen=True, slots=True)
+class EndAttempt(Command[None]):
+    """An operator has seen at the provider that an attempt was not paid: it has failed, and no longer counts to the
+    cap. A payment that comes after all is credited.
+
+    Raises InvalidValue for an attempt that the account does not have, and Conflict when it has ended, or while its
+    payment may still be ordered.
+    """
+
+    account_id: str
+    attempt_id: str
+    audit: Audit
+
+
+@dataclass(frozen=True, slots=True)
 class RecordOutcome(Command[None]):
     """What became of an attempt; open: still unknown. Harmless to repeat, and for an attempt that is not there.
 

@@ -432,7 +432,8 @@ def decode(body: bytes) -> Settlement | None:
         found = json.loads(body)
         # Fields that a later release has added do not keep this one from billing what it knows.
         values = {name: value for name, value in found.items() if name in _FIELDS}
-        values |= {"price": Price(**found["price"]), "outcome": Outcome(found["outcome"])}
+        price = Price(*(found["price"][name] for name in ("input", "cached_input", "output")))
+        values |= {"price": price, "outcome": Outcome(found["outcome"])}
         if (reply := found.get("reply")) is not None:
             known = {name: reply[name] for name in ("idempotency_key", "fingerprint")}
             values["reply"] = StoredReply(**known, body=base64.b64decode(reply["body"], validate=True))

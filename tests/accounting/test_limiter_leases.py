@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
+from sqlalchemy import select, update
 
 from serve_app.accounting.limiter_leases import KEPT_S, LOOK_S, LeaseWatch
+from serve_app.accounting.schema import limiter_holds
 from serve_app.contracts.commands import Blocker, HoldLease, LeaseState, PostHolds, ReleaseLease
 from serve_app.contracts.limiting import OpenHold
 
@@ -63,6 +66,15 @@ def test_an_owner_posts_all_of_its_holds_each_time(books: Books) -> None:
     run(PostHolds("g3/0", (hold("r3"),)))  # it has taken over what a dead gateway left
     run(PostHolds("g2/0", ()))
     assert {one.request_id for one in run(ask()).holds} == {"r2", "r3"}
+
+
+def test_a_hold_that_a_later_release_has_posted_is_read(books: Books) -> None:
+    books.ledger.run(PostHolds("g/0", (hold("r1"),)))
+    with books.ledger._database.transaction() as transaction:
+        [terms] = transaction.connection.execute(select(limiter_holds.c.terms)).scalars()
+        newer = json.dumps(json.loads(terms) | {"colour": 7})
+        transaction.connection.execute(update(limiter_holds).values(terms=newer))
+    assert books.ledger.run(ask()).holds == (hold("r1"),)
 
 
 def test_a_settlement_removes_what_is_posted_of_its_request(books: Books) -> None:

@@ -388,7 +388,8 @@ def test_stored_replies_do_not_take_the_room_of_usage(tmp_path: Path) -> None:
 def test_a_line_of_a_later_release_is_read(tmp_path: Path) -> None:
     """A field that this release does not know is no reason to leave a usage unbilled."""
     fields = json.loads(to_line(one("r1", reply=StoredReply("key", "fingerprint", b"body")))[9:])
-    body = json.dumps(fields | {"colour": 7, "reply": fields["reply"] | {"kind": "new"}}).encode()
+    newer = fields | {"colour": 7, "reply": fields["reply"] | {"kind": "new"}}
+    body = json.dumps(newer | {"price": fields["price"] | {"image": 9}}).encode()
     line = b"%08x %s\n" % (zlib.crc32(body), body)
     assert from_line(line) == one("r1", reply=StoredReply("key", "fingerprint", b"body"))
 

@@ -24,6 +24,7 @@ from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.commands import Command
 from serve_app.contracts.key_format import KeySecrets
 from serve_app.contracts.limiting import AccountStatus
+from serve_app.contracts.operators import SetOperatorRole
 from tests.accounting.books import NOON, Clock, Ledger
 
 from . import stripe_stand_in
@@ -95,6 +96,17 @@ class House:
         answer = submit(browser, path, path, name="Ada", new_password=PASSWORD)
         assert answer.status_code == 303, answer.text
         return browser
+
+
+def operator(house: House, role: str | None, email: str) -> TestClient:
+    """A browser of an operator who has signed in."""
+    staff = house.ledger.create_account("Staff").account_id
+    house.member(email, account_id=staff)
+    house.ledger.run(SetOperatorRole(email, role, staff))
+    browser = house.browser()
+    answer = submit(browser, "/console/sign-in", "/console/sign-in", email=email, password=PASSWORD)
+    assert answer.status_code == 303
+    return browser
 
 
 def submit(browser: TestClient, page: str, action: str, **fields: Any) -> httpx.Response:

@@ -4,24 +4,11 @@ from __future__ import annotations
 
 import re
 
-from starlette.testclient import TestClient
-
 from serve_app.contracts.books import SettlementRejected
 from serve_app.contracts.operators import SetOperatorRole
 from tests.accounting.books import NOON, settlement
 
-from .conftest import PASSWORD, House, submit
-
-
-def operator(house: House, role: str | None, email: str) -> TestClient:
-    """A browser of an operator who has signed in."""
-    staff = house.ledger.create_account("Staff").account_id
-    house.member(email, account_id=staff)
-    house.ledger.run(SetOperatorRole(email, role, staff))
-    browser = house.browser()
-    answer = submit(browser, "/console/sign-in", "/console/sign-in", email=email, password=PASSWORD)
-    assert answer.status_code == 303
-    return browser
+from .conftest import PASSWORD, House, operator, submit
 
 
 def balance(house: House) -> int:

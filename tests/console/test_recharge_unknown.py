@@ -9,10 +9,10 @@ import pytest
 
 from serve_app.contracts.money import MAX_AMOUNT
 from serve_app.contracts.notices import ListNotices
-from serve_app.contracts.recharges import AGAIN_S, ORDER_S, RecordOutcome
+from serve_app.contracts.recharges import AGAIN_S, ORDER_S, RecordOutcome, ResumeRecharge
 from tests.accounting.books import NOON
 
-from .conftest import House, balance, send
+from .conftest import House, balance, operator, send, submit
 from .recharging import UNIT, path, shown, states, succeeded, turn, turn_on
 from .stripe_stand_in import StandIn, event
 
@@ -134,4 +134,33 @@ def test_a_payment_that_was_given_up_and_comes_is_credited(house: House, api: St
     api.settle()
     for _ in range(2):
         assert send(house, succeeded(api)).status_code == 200
+    assert (states(house), balance(house)) == (["succeeded"], "30.00")
+
+
+def test_an_operator_ends_an_attempt_that_stripe_never_tells_of(house: House, api: StandIn) -> None:
+    turn_on(house)
+    api.is_mute = True
+    turn(house)
+    api.is_mute, api.status = False, 404  # somebody has deleted the customer at Stripe
+    [attempt] = shown(house)[1]
+    browser, page = operator(house, "finance", "fay@example.org"), f"/console/operator/accounts/{house.account_id}"
+    end = f"{page}/attempts/{attempt.attempt_id}/end"
+    assert attempt.attempt_id in browser.get(page).text
+    assert f'action="{end}"' not in browser.get(page).text
+    answer = submit(browser, page, end)
+    assert (answer.status_code, "may still be paid" in answer.text, states(house)) == (422, True, ["open"])
+    house.clock.now += ORDER_S
+    turn(house)
+    assert shown(house)[0].state == "paused"
+    browser = operator(house, "finance", "gus@example.org")  # the other session has ended
+    other = house.ledger.create_account("Other").account_id
+    assert submit(browser, page, end.replace(house.account_id, other)).status_code == 422
+    assert f'action="{end}"' in browser.get(page).text
+    assert submit(browser, page, end).status_code == 303
+    assert (states(house), shown(house)[0].counted) == (["failed"], 0)
+    assert house.ledger.audit_log(house.account_id)[0].actor == "gus@example.org"
+    assert submit(browser, page, end).status_code == 422
+    house.ledger.run(ResumeRecharge(house.account_id))
+    api.status = 200
+    assert send(house, succeeded(api)).status_code == 200
     assert (states(house), balance(house)) == (["succeeded"], "30.00")

@@ -18,6 +18,7 @@ NONE = dict.fromkeys(
     (
         "token",
         "key_id",
+        "attempt_id",
         "session_id",
         "invitation_id",
         "request_id",
@@ -118,6 +119,7 @@ def test_the_table_lets_only_owners_and_members_at_keys_and_nobody_at_pages_of_p
         if "/members" in route or "/management-keys" in route:
             assert rule == {"owner"}, route
     assert RULES["POST /operator/accounts/{id}/credit"] == {"admin", "finance"}
+    assert RULES["POST /operator/accounts/{id}/attempts/{attempt_id}/end"] == {"admin", "finance"}
     assert RULES["POST /operator/credits/{pending_id}/approve"] == {"admin", "finance"}
     assert RULES["POST /operator/accounts/{id}/limits"] == {"admin", "support"}
     assert RULES["POST /operator/accounts/{id}/active"] == {"admin", "support"}

@@ -84,7 +84,8 @@ class Nodes:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self._known.ray_token,
             "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_worker_niceness": "0",
+            # All machines share this one's cores: one that generates must not keep another from starting.
+            "RAY_worker_niceness": "10" if ROLES.get(name) == "model" else "0",
             "TOKENIZERS_PARALLELISM": "false",
             "RAY_gcs_rpc_server_reconnect_timeout_s": "600",  # as KubeRay sets it where there is fault tolerance
         }
