@@ -17,6 +17,9 @@ REDIS_PORT: Final = 6390
 HEAD: Final = "head"
 #: As the pods of cluster/production: each role has nodes of its own, so that one may be lost, and the head has none.
 ROLES: Final = {f"{role}{number}": role for role in ("gateway", "accounting", "model") for number in (1, 2)}
+#: All machines share this one's cores: one that generates must not keep another from starting. Where Linux shares them
+#: by session (autogroup), it takes no notice of a process's niceness beyond its session.
+LAST: Final = "renice -n 10 $$; [ ! -e /proc/self/autogroup ] || echo 10 > /proc/self/autogroup"
 #: The first machine of a node has the first address, one that takes over beside it the next, and so on in turn.
 ADDRESSES: Final = {
     HEAD: (f"{SUBNET}.10",),
@@ -73,6 +76,8 @@ class Nodes:
             flags += f"--address={ADDRESSES[HEAD][0]}:6379 --num-cpus=1 --resources='{resources}'"
         ray = f"exec {Path(sys.executable).with_name('ray')} start --block {flags}"
         program = f"set -a; . {ROOT}/cluster/flags.env; set +a; export RAY_SERVE_HAPROXY_MAXCONN=2000; cd {ROOT}; {ray}"
+        if ROLES.get(name) == "model":
+            program = f"{LAST}; {program}"
         return Node(name, address, Machine(address, program, self._environment(name, state), temporary, place / "log"))
 
     def _environment(self, name: str, state: Path) -> dict[str, str]:
@@ -84,8 +89,7 @@ class Nodes:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self._known.ray_token,
             "RAY_USAGE_STATS_ENABLED": "0",
-            # All machines share this one's cores: one that generates must not keep another from starting.
-            "RAY_worker_niceness": "10" if ROLES.get(name) == "model" else "0",
+            "RAY_worker_niceness": "0",
             "TOKENIZERS_PARALLELISM": "false",
             "RAY_gcs_rpc_server_reconnect_timeout_s": "600",  # as KubeRay sets it where there is fault tolerance
         }
