@@ -34,7 +34,7 @@ test: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the everyday sui
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow and not service" $(ARGS) $(MAY_BE_EMPTY)
 	$(PYTEST) -m "not slow and service" $(ARGS) $(MAY_BE_EMPTY)
 
-test-slow: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the rest but the longest, 35 minutes: fuzzers, kill -9, PostgreSQL, more clients
+test-slow: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the rest but the longest, 47 minutes: fuzzers, kill -9, PostgreSQL, more clients
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m "slow and not long and not service" $(ARGS) $(MAY_BE_EMPTY)
 	$(PYTEST) -m "slow and not long and service" $(ARGS) $(MAY_BE_EMPTY)
 

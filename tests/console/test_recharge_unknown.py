@@ -141,7 +141,7 @@ def test_an_operator_ends_an_attempt_that_stripe_never_tells_of(house: House, ap
     turn_on(house)
     api.is_mute = True
     turn(house)
-    api.is_mute, api.status = False, 404  # somebody has deleted the customer at Stripe
+    api.is_mute, api.status = False, 401  # the account at Stripe was closed
     [attempt] = shown(house)[1]
     browser, page = operator(house, "finance", "fay@example.org"), f"/console/operator/accounts/{house.account_id}"
     end = f"{page}/attempts/{attempt.attempt_id}/end"

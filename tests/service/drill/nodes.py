@@ -19,7 +19,7 @@ HEAD: Final = "head"
 ROLES: Final = {f"{role}{number}": role for role in ("gateway", "accounting", "model") for number in (1, 2)}
 #: All machines share this one's cores: one that generates must not keep another from starting. Where Linux shares them
 #: by session (autogroup), it takes no notice of a process's niceness beyond its session.
-LAST: Final = "renice -n 10 $$; [ ! -e /proc/self/autogroup ] || echo 10 > /proc/self/autogroup"
+GIVE_WAY: Final = "renice -n 10 $$; [ ! -e /proc/self/autogroup ] || echo 10 > /proc/self/autogroup"
 #: The first machine of a node has the first address, one that takes over beside it the next, and so on in turn.
 ADDRESSES: Final = {
     HEAD: (f"{SUBNET}.10",),
@@ -77,7 +77,7 @@ class Nodes:
         ray = f"exec {Path(sys.executable).with_name('ray')} start --block {flags}"
         program = f"set -a; . {ROOT}/cluster/flags.env; set +a; export RAY_SERVE_HAPROXY_MAXCONN=2000; cd {ROOT}; {ray}"
         if ROLES.get(name) == "model":
-            program = f"{LAST}; {program}"
+            program = f"{GIVE_WAY}; {program}"
         return Node(name, address, Machine(address, program, self._environment(name, state), temporary, place / "log"))
 
     def _environment(self, name: str, state: Path) -> dict[str, str]:
