@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
+import random
 import shutil
 import socket
 from pathlib import Path
@@ -14,6 +16,10 @@ import psutil
 GIB = 2**30
 LEAST_MEMORY = int(2.5 * GIB)  # Ray's processes, one replica with its weights and a small KV cache
 LEAST_DISK = 2 * GIB  # the converted model, the database, logs
+OWN_PORTS = range(20000, 32768)  # above Ray's workers, below what Linux and macOS give to outgoing connections
+
+#: In an order of its own in each process, so that two do not choose alike, and none chooses a port twice.
+_drawn = itertools.cycle(random.SystemRandom().sample(OWN_PORTS, len(OWN_PORTS)))
 
 
 class LaunchError(Exception):
@@ -84,10 +90,12 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def free_port(preferred: int | None = None) -> int:
-    """The preferred port if it is free, else one that the system picks."""
+    """The preferred port if it is free, else one of `OWN_PORTS`: a port that the system picks may be an outgoing
+    connection's before the service listens on it, half a minute later.
+    """
     if preferred is not None and is_free(preferred):
         return preferred
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    for port in itertools.islice(_drawn, len(OWN_PORTS)):
+        if is_free(port):
+            return port
+    raise LaunchError(f"no port from {OWN_PORTS[0]} to {OWN_PORTS[-1]} is free: end what listens there")

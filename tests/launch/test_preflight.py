@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import stat
@@ -26,6 +27,21 @@ def busy_port() -> Iterator[int]:
         server.bind(("127.0.0.1", 0))
         server.listen()
         yield server.getsockname()[1]
+
+
+def test_a_free_port_is_none_that_an_outgoing_connection_may_get() -> None:
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    ports = [preflight.free_port() for _ in range(50)]
+    assert len({*ports}) == 50
+    for port in ports:
+        assert preflight.is_free(port)
+        assert not first <= port <= last
+
+
+def test_without_a_free_port_there_is_one_line(busy_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "_drawn", itertools.repeat(busy_port))
+    with pytest.raises(LaunchError, match="no port from 20000 to 32767 is free"):
+        preflight.free_port()
 
 
 def launch(home: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
