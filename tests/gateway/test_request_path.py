@@ -19,7 +19,9 @@ import pytest
 
 from serve_app.contracts import limiting
 from serve_app.contracts.generation import BackendEvent, Delta, Finished, FinishReason, GenerateCall, Started
+from serve_app.contracts.limits import Contract
 from serve_app.contracts.spool import ORPHANS, Spool
+from serve_app.limiter.pressure import Tuning
 from serve_app.model.orphans import Orphans
 from serve_app.model.replica import Replica
 from tests.gateway.world import World, until
@@ -84,6 +86,9 @@ async def files(
     spool = Spool(world.folder / "spool", "replica", suffix=ORPHANS, flushed=False)
     replica = Replica(engine, settle_orphan, orphans=Orphans(settle_orphan, spool))  # type: ignore[arg-type]
     monkeypatch.setattr(world.backends, "generate", generate)
+    admission = world.limiter.service.admission
+    # The level moves when a replica has been silent for long: here a slow machine would make it so.
+    admission.reconfigure(Contract(rpm=1000, tpm=10**6, concurrency=8), Tuning(silent_s=3600))
     await world.limiter.ask([limiting.PressureReport("fake", "replica-1", 0.0, 0.1, 0, 0, 1, 100)])
     transport = httpx.ASGITransport(world.app())
     body = {"model": "svc-chat", "stream": True, "messages": [{"role": "user", "content": "Hello"}]}
