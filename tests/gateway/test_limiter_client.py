@@ -22,6 +22,7 @@ from serve_app.contracts.limiting import (
     Recovering,
     Refusal,
     Release,
+    Renew,
     Renewed,
     Status,
 )
@@ -44,18 +45,24 @@ def admit(world: World, key: str, request_id: str = "r") -> Admit:
 # Leases
 
 
-async def test_an_open_request_keeps_its_hold_past_the_lease(world: World) -> None:
-    world.limiter.service = world.new_limiter(lease_s=1.5)
-    await world.limiter.service.follow()
-    world.limiter.service.start()
+async def test_an_open_request_keeps_its_hold_past_the_lease(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limiter_service, "UNREAD_S", 0.0)  # nothing is spared after a jump of the clock
+    limiter = world.limiter.service = world.new_limiter(lease_s=60)
+    await limiter.follow()
+    limiter.start()
     world.limiter_client.start()
     world.backends.play([Started(10, 0), Delta("a", 1), asyncio.Event()])
     call = Call(world, stream=True)
     await call.until('"a"')
-    await asyncio.sleep(2)
+    for _ in range(3):
+        world.passed_s += 40
+        asked = len(world.limiter.asked)
+        await until(lambda asked=asked: any(isinstance(ask, Renew) for ask in world.limiter.asked[asked:]))  # type: ignore[misc]
+    assert limiter.admission.expire() == []
     assert world.open_requests == 1
     # A gateway that dies renews nothing, and its holds go.
     await world.limiter_client.stop()
+    world.passed_s += 61
     await until(lambda: world.open_requests == 0)
     call.hang_up()
     await call.done()
