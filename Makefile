@@ -32,15 +32,15 @@ engine-vllm: $(VENV)/.base ## install vLLM for backends with engine: vllm, into 
 
 test: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the everyday suite, 14 minutes (ARGS=tests/limiter for one layer; docs/testing.md)
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow and not service" $(ARGS) $(MAY_BE_EMPTY)
-	$(PYTEST) -m "not slow and service" $(ARGS) $(MAY_BE_EMPTY)
+	$(PYTEST) -m "not slow and service" $(or $(ARGS),tests/service) $(MAY_BE_EMPTY)
 
 test-slow: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the rest but the longest, 47 minutes: fuzzers, kill -9, PostgreSQL, more clients
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m "slow and not long and not service" $(ARGS) $(MAY_BE_EMPTY)
-	$(PYTEST) -m "slow and not long and service" $(ARGS) $(MAY_BE_EMPTY)
+	$(PYTEST) -m "slow and not long and service" $(or $(ARGS),tests/service) $(MAY_BE_EMPTY)
 
 test-long: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the longest, for a release: each alert, scaling, TLS between pods, 17,000 tokens, thousands of random requests
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m "long and not service" $(ARGS) $(MAY_BE_EMPTY)
-	$(PYTEST) -m "long and service" $(ARGS) $(MAY_BE_EMPTY)
+	$(PYTEST) -m "long and service" $(or $(ARGS),tests/service) $(MAY_BE_EMPTY)
 
 test-fast: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the everyday suite without the running service
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not service and not slow" $(ARGS)

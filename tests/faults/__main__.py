@@ -101,8 +101,9 @@ class Copy:
         Python knows a compiled file by its source's time and size alone, so no run with a fault may leave one.
         """
         compiled = {} if keep_compiled else {"PYTHONDONTWRITEBYTECODE": "1"}
+        without = ["-p", "no:cacheprovider", "-p", "no:schemathesis"]  # the plugin takes 2 s to import
         child = self._child = subprocess.Popen(
-            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests],
+            [sys.executable, "-m", "pytest", "-x", "-q", *without, *tests],
             cwd=self._tree,
             env=os.environ | {"PYTHONPATH": str(self._tree), "TMPDIR": str(self._scratch)} | compiled,
             stdin=subprocess.DEVNULL,

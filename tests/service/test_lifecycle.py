@@ -189,6 +189,7 @@ async def test_a_canary_grows_to_all_and_is_rolled_back_without_a_failure(servic
     assert {"smollm2", "canary"} == set(streams.backends)
 
 
+@pytest.mark.long
 async def test_a_gateway_that_starts_anew_knows_the_weights(service: Service, account: Account) -> None:
     await deploy_canary(service)
     async with sdk(service, account) as client:
@@ -235,6 +236,7 @@ async def test_changed_args_and_serve_deploy_leave_replicas_weights_and_backends
         await shift(service, "rollback")
 
 
+@pytest.mark.long
 async def test_args_that_do_not_load_leave_the_old_replica(service: Service, account: Account) -> None:
     async with sdk(service, account) as client:
         await asyncio.to_thread(until, lambda: len(service.pids("smollm2:Model")) == 1, 60)
