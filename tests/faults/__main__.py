@@ -200,7 +200,8 @@ def report(results: list[Result]) -> None:
     for one in results:
         print(f"{one.name:{widest}}  {one.verdict:8}  {one.seconds:5.1f} s  {one.by}")
     caught = sum(one.verdict == "caught" for one in results)
-    print(f"\n{caught} of {len(results)} faults are caught, in {sum(one.seconds for one in results):.0f} s")
+    seconds = sum(one.seconds for one in results)
+    print(f"\n{caught} of {len(results)} faults are caught; their runs took {seconds:.0f} s together")
 
 
 def main(arguments: list[str] | None = None) -> int:
