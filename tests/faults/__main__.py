@@ -101,7 +101,7 @@ class Copy:
         Python knows a compiled file by its source's time and size alone, so no run with a fault may leave one.
         """
         compiled = {} if keep_compiled else {"PYTHONDONTWRITEBYTECODE": "1"}
-        without = ["-p", "no:cacheprovider", "-p", "no:schemathesis"]  # the plugin takes 2 s to import
+        without = ["-p", "no:cacheprovider", "-p", "no:schemathesis"]  # schemathesis takes 2 s to import
         child = self._child = subprocess.Popen(
             [sys.executable, "-m", "pytest", "-x", "-q", *without, *tests],
             cwd=self._tree,

@@ -27,7 +27,7 @@ KEY = {"idempotency-key": "7d6e1c0e-61c5-4f0c"}
 async def services(
     request: pytest.FixtureRequest, tmp_path: Path, empty_ledger: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[World, World]]:
-    """Each with gateway, limiter, and accounting of its own; the first one admits. A lease lasts `param` seconds."""
+    """Each with gateway, limiter, and accounting of its own; the first one admits. A lease lasts LASTS_S by default."""
     lasts_s = getattr(request, "param", LASTS_S)
     monkeypatch.setattr(tenure, "POLL_S", 0.02)
     monkeypatch.setattr(tenure, "YIELD_S", 0.2)
