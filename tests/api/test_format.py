@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import json
-import time
 from typing import Any
 
 import pytest
@@ -14,6 +12,7 @@ from hypothesis import strategies as st
 from serve_app.api.chat_request import parse_chat_request
 from serve_app.api.errors import ApiError
 from tests.api.requests import SERVED, body, parse, refused
+from tests.processor_time import at_most
 
 USER = {"role": "user", "content": "Hello"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -181,13 +180,8 @@ def test_unknown_fields_are_ignored_with_any_value() -> None:
     ids=["logit_bias", "stop", "messages", "parts", "tools"],
 )
 def test_a_million_faults_cost_no_more_than_one(more: dict[str, Any]) -> None:
-    gc.collect()
-    gc.freeze()  # else the collector walks what earlier tests have left, again and again
-    start = time.process_time()
-    refused(**more)
-    seconds = time.process_time() - start
-    gc.unfreeze()
-    assert seconds < 1.5
+    with at_most(1.5):
+        refused(**more)
 
 
 json_values = st.recursive(

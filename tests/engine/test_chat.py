@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,6 +12,7 @@ from serve_app.engine.chat import ChatRenderer
 from serve_app.engine.errors import ContextLengthExceeded
 from serve_app.engine.loading.loader import LoadedModel
 from tests.engine import model_folders
+from tests.processor_time import at_most
 
 pytestmark = pytest.mark.model
 
@@ -54,10 +54,8 @@ def test_a_final_message_can_be_continued(renderer: ChatRenderer, loaded: Loaded
 
 def test_a_prompt_far_too_long_is_refused_at_once(renderer: ChatRenderer) -> None:
     huge = "x" * 50_000_000
-    start = time.perf_counter()
-    with pytest.raises(ContextLengthExceeded) as refusal:
+    with at_most(5), pytest.raises(ContextLengthExceeded) as refusal:
         renderer.render([{"role": "user", "content": huge}])
-    assert time.perf_counter() - start < 2
     assert refusal.value.prompt_tokens > refusal.value.limit == 32768
 
 

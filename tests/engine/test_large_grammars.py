@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,8 +15,9 @@ from serve_app.api.json_schemas import MOST_LEAST, MOST_REPEATED, check_schema, 
 from serve_app.contracts.generation import Grammar, GrammarKind
 from serve_app.engine.errors import UnsupportedGrammar
 from serve_app.engine.grammar.compiler import GrammarCompiler, GrammarState
+from tests.processor_time import at_most
 
-COMPILED_IN_S = 2.0  # of this thread's processor time
+COMPILED_IN_S = 10.0  # of this thread's processor time
 TOKENS = 40
 
 
@@ -100,14 +100,12 @@ def reply(state: GrammarState, tokenizer: Any, tokens: int, seed: int = 1) -> st
 def test_a_schema_is_refused_before_the_first_token_or_held_to(
     compiler: GrammarCompiler, bundled_tokenizer: Any, name: str
 ) -> None:
-    began = time.thread_time()
     try:
-        check_schema("schema", NASTY[name])
-        state = compiler.start_grammar(schema(NASTY[name]))
+        with at_most(COMPILED_IN_S):
+            check_schema("schema", NASTY[name])
+            state = compiler.start_grammar(schema(NASTY[name]))
     except (ApiError, UnsupportedGrammar):
         return
-    finally:
-        assert time.thread_time() - began < COMPILED_IN_S
     text = reply(state, bundled_tokenizer, TOKENS)
     assert state.error is None or state.too_large, state.error
     if state.finished:
@@ -144,9 +142,8 @@ def test_repetitions_count_as_if_they_were_written_out(pattern: str, size: int) 
 
 @pytest.mark.parametrize("piece", ["[", "(", "[\\", "(?", "{1,", "(?<a", "[]", "a{2}"])
 def test_counting_takes_time_in_proportion(piece: str) -> None:
-    began = time.thread_time()
-    repeated_size(piece * (10_000 // len(piece)))
-    assert time.thread_time() - began < 0.2
+    with at_most(5):
+        repeated_size(piece * (100_000 // len(piece)))
 
 
 def test_replies_of_one_grammar_do_not_use_up_its_lexer(compiler: GrammarCompiler, bundled_tokenizer: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +14,7 @@ from serve_app.model.tools.parser import ReplyParser
 from serve_app.model.tools.reasoning import MARKERS
 from serve_app.model.tools.source import MAX_DEPTH
 from tests.model.tools.reading import Call, read, reply, summary
+from tests.processor_time import at_most
 
 SIZE = 1_000_000  # characters
 
@@ -46,12 +46,6 @@ TAKE_SECONDS = (
 )  # fmt: skip
 
 
-def seconds(tool_format: str, pieces: list[str]) -> float:
-    start = time.thread_time()
-    summary(read(tool_format, pieces))
-    return time.thread_time() - start
-
-
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind in TAKE_SECONDS)) for kind in LONG]
 )
@@ -59,18 +53,19 @@ def test_a_long_reply_is_read_in_linear_time(kind: str) -> None:
     """Quadratic work would take hours here: 10^12 steps."""
     text = LONG[kind](SIZE)
     tool_format = "hermes" if "<tool" in text else "mistral" if "[TOOL" in text else "plain"
-    assert seconds(tool_format, [text]) < 20
-    assert seconds(tool_format, [text[at : at + 5] for at in range(0, len(text), 5)]) < 30
+    with at_most(20):
+        summary(read(tool_format, [text]))
+    with at_most(30):
+        summary(read(tool_format, [text[at : at + 5] for at in range(0, len(text), 5)]))
 
 
 def test_a_long_reasoning_is_split_in_linear_time() -> None:
     for text in ("<think>" + "</thin" * 150_000, "<think>" + " " * SIZE, "<think>" * 150_000):
         parser = ReplyParser(markers=MARKERS[0])
-        start = time.thread_time()
-        for at in range(0, len(text), 3):
-            parser.feed(text[at : at + 3])
-        parser.feed_end("stop")
-        assert time.thread_time() - start < 20
+        with at_most(20):
+            for at in range(0, len(text), 3):
+                parser.feed(text[at : at + 3])
+            parser.feed_end("stop")
 
 
 def test_nesting_beyond_what_readers_of_json_take_ends_the_call() -> None:
