@@ -38,7 +38,7 @@ test-slow: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the rest bu
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m "slow and not long and not service" $(ARGS) $(MAY_BE_EMPTY)
 	$(PYTEST) -m "slow and not long and service" $(or $(ARGS),tests/service) $(MAY_BE_EMPTY)
 
-test-long: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the longest, for a release: each alert, scaling, TLS between pods, 17,000 tokens, thousands of random requests
+test-long: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the longest, for a release: each alert, scaling, TLS between pods, operating.md's commands, 17,000 tokens
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m "long and not service" $(ARGS) $(MAY_BE_EMPTY)
 	$(PYTEST) -m "long and service" $(or $(ARGS),tests/service) $(MAY_BE_EMPTY)
 

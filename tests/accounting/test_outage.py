@@ -11,7 +11,8 @@ RATE = 100  # the module itself measures at 300; a busy machine of two cores doe
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["silent", "failover"])  # the module itself measures the others too
+# The module itself measures the others too.
+@pytest.mark.parametrize("kind", ["silent", pytest.param("failover", marks=pytest.mark.long)])
 async def test_settlements_survive_an_outage_at_a_steady_rate(on_postgres: str, kind: str) -> None:
     report = await measure(on_postgres, kind, OUTAGE_S, RATE)
     assert report.recorded == report.settlements

@@ -112,6 +112,7 @@ def test_the_gateways_image_has_what_was_tested_no_torch_and_all_files(tmp_path:
     image.make_certificate()
 
 
+@pytest.mark.long
 def test_the_model_image_has_what_was_tested_and_replies(tmp_path: Path, model_path: Path) -> None:
     image = Image("Dockerfile", tmp_path)
     there = image.distributions()

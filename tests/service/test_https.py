@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.service]
 
 @pytest.fixture(scope="module")
 def https(model_path: Path) -> Iterator[Service]:
-    with started(model_path, TLS="1") as running:
+    with started(model_path, "tests/service/one_backend.yaml", TLS="1") as running:
         yield running
 
 

@@ -13,7 +13,7 @@ from tests.service.chaos import session
 from tests.service.chaos.session import Session
 from tests.service.chaos.stand import Shape, Stand
 
-pytestmark = [pytest.mark.service, pytest.mark.slow]
+pytestmark = [pytest.mark.service, pytest.mark.slow, pytest.mark.long]
 
 STOPS = int(os.environ.get("SERVE_APP_TEST_STOPS", "1"))
 STOPPED_S = float(os.environ.get("SERVE_APP_TEST_STOPPED_S", "45"))  # longer than the lease by far

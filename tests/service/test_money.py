@@ -33,7 +33,7 @@ def shape(database: str, shards: int) -> Shape:
     scope="module",
     params=[
         pytest.param(shape("postgresql", 3), id="postgresql-3", marks=pytest.mark.slow),
-        pytest.param(shape("sqlite", 3), id="sqlite-3", marks=pytest.mark.slow),
+        pytest.param(shape("sqlite", 3), id="sqlite-3", marks=[pytest.mark.slow, pytest.mark.long]),
     ],
 )
 def stand(request: pytest.FixtureRequest) -> Iterator[Stand]:

@@ -27,7 +27,7 @@ from tests.service.operating.ledgers import lose_and_restore, restore_to_a_momen
 from tests.service.operating.operator import PAST, Operator, at_work
 from tests.service.operating.stage import ROOT, Done, Step
 
-pytestmark = [pytest.mark.service, pytest.mark.slow]
+pytestmark = [pytest.mark.service, pytest.mark.slow, pytest.mark.long]
 
 DOCUMENT = sections(ROOT / "docs/operating.md")
 ROLL_OUT = sections(ROOT / "docs/lifecycle.md")["A roll-out"]

@@ -36,6 +36,7 @@ async def test_a_spool_takes_what_it_can_then_503_and_nothing_is_lost_or_doubled
     assert answers["503"] > 0
 
 
+@pytest.mark.long
 async def test_a_spool_with_room_takes_everything_and_no_request_is_refused() -> None:
     answers = await outage(10, spool_max_bytes=None)
     assert "503" not in answers
