@@ -113,6 +113,7 @@ class Gateway:
             ledger,
             limiter,
             backends,
+            self._lifecycle.status,
             catalogue=lambda: self._services.catalogue,
             key_secrets=keys.key_secrets,
             currency=args.currency,

@@ -105,16 +105,21 @@ class Lifecycle:
             self.rebuild()
         return True
 
+    async def status(self) -> dict[str, dict[str, Any]]:
+        """Serve's answer (see BackendPort), by which requests are sent from now on. Raises BackendUnavailable."""
+        self._status = status = await self._services.backends.status()
+        self._refresh()
+        return status
+
     async def read_status(self) -> None:
         """Asks Serve which backends run, and has it start and stop those of the ledger."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                self._status = await self._services.backends.status()
+                status = await self.status()
         except (BackendUnavailable, TimeoutError):
             return  # what was known holds
-        self._refresh()
         if self._applications is not None and self._has_read:
-            self._applications.follow(self._served.backends, self._status)
+            self._applications.follow(self._served.backends, status)
 
     async def look(self) -> None:
         """Judges the requests that run or have ended, and the backends by them."""

@@ -84,6 +84,7 @@ class Gateway:
         self.lifecycle = Lifecycle(
             world.services, world.accountings[0], self.applications, world.metrics, clock=self.clock
         )
+        world.admin.read_status = self.lifecycle.status
 
     def clock(self) -> float:
         return time.monotonic() + self.later_s
@@ -168,6 +169,19 @@ async def test_a_backend_that_starts_gets_nothing_until_a_replica_runs(gateway: 
     await gateway.step()
     await gateway.ask(MANY)
     assert gateway.asked().keys() == {"fake", "new"}
+
+
+async def test_once_a_gateway_says_that_it_is_ready_no_request_waits_for_a_backend_that_starts(
+    gateway: Gateway, http: httpx.AsyncClient
+) -> None:
+    await gateway.give(EVEN)
+    gateway.world.backends.report = {"fake": STARTS, "new": STARTS}
+    await gateway.step()
+    assert (await http.get("/ready")).status_code == 503
+    gateway.world.backends.report = {"fake": UP, "new": STARTS}
+    assert (await http.get("/ready")).status_code == 200
+    await gateway.ask(MANY)
+    assert gateway.asked() == {"fake": MANY}
 
 
 async def test_a_backend_that_has_scaled_to_zero_gets_requests_which_start_it(gateway: Gateway) -> None:

@@ -300,6 +300,7 @@ class World:
             ledger_port,
             self.limiter_client,
             self.backends,
+            self.backends.status,
             catalogue=lambda: self.services.catalogue,
             key_secrets=self.key_secrets,
             queries=QueryRates(self.settings.queries_per_minute, self.clock),

@@ -157,7 +157,7 @@ def staying(before: list[str], after: list[str]) -> float:
 
 
 async def test_a_backend_that_loads_gets_no_traffic_until_it_is_ready(service: Service, account: Account) -> None:
-    async with sdk(service, account) as client:
+    async with service.async_client(account.key, timeout=60) as client:  # repeats nothing
         assert {await ask(client, number, "svc-coder") for number in range(20)} == {"smollm2"}
         (service.home / "loaded").touch()
         await healthy(service, "loading")
