@@ -30,11 +30,11 @@ observe: $(VENV)/.base ## run a Prometheus for the running service, with its rul
 engine-vllm: $(VENV)/.base ## install vLLM for backends with engine: vllm, into .vllm; six minutes, 3 GB (ARGS='--device cuda' for GPUs)
 	@$(BIN)/python -m serve_app.launch.vllm_environment --folder $(VLLM) $(ARGS)
 
-test: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the everyday suite, 15 to 21 minutes (ARGS=tests/limiter for one layer; docs/testing.md)
+test: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the everyday suite, 22 minutes (ARGS=tests/limiter for one layer; docs/testing.md)
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow and not service" $(ARGS) $(MAY_BE_EMPTY)
 	$(PYTEST) -m "not slow and service" $(or $(ARGS),tests/service) $(MAY_BE_EMPTY)
 
-test-slow: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the rest but the longest, up to 47 minutes: fuzzers, kill -9, PostgreSQL, more clients
+test-slow: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the rest but the longest, 32 minutes: fuzzers, kill -9, PostgreSQL, more clients
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m "slow and not long and not service" $(ARGS) $(MAY_BE_EMPTY)
 	$(PYTEST) -m "slow and not long and service" $(or $(ARGS),tests/service) $(MAY_BE_EMPTY)
 
