@@ -1,6 +1,6 @@
-"""A bound on work that separates what grows in proportion from what grows faster, on slow hosts too.
+"""Bounds on processor time, to tell work that grows in proportion to its input from work that grows faster.
 
-How fast something is, `bench/` measures.
+They hold on a slow host too. Speed is measured in `bench/`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from contextlib import contextmanager
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Fails if the body takes more processor time of this thread.
+    """Fails if the body takes more processor time of this thread, whether or not it raises.
 
-    The bound is ten times or more what the body needs, and the input so large that a step more per step takes longer.
+    The bound is several times what the body needs. The input is so large that work which grows with its square takes
+    longer.
     """
     gc.freeze()  # else the collector walks what earlier tests have left, for seconds late in a session
     began = time.thread_time()
     try:
         yield
-        took = time.thread_time() - began
     finally:
+        took = time.thread_time() - began
         gc.unfreeze()
-    assert took < seconds, f"{took:.2f} s of processor time, and {seconds:g} are allowed"
+        assert took < seconds, f"{took:.2f} s of processor time, and {seconds:g} are allowed"

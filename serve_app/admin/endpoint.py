@@ -69,8 +69,8 @@ class AdminServices:
     accounting: BooksPort
     limiter: LimiterClient
     backends: BackendPort
-    # Of all applications (see BackendPort). /ready counts on it: this gateway sends requests by the same answer.
-    read_status: Callable[[], Awaitable[dict[str, dict[str, Any]]]]
+    # As BackendPort.status. This gateway sends requests by the same answer, so what /ready says holds for them.
+    status: Callable[[], Awaitable[dict[str, dict[str, Any]]]]
     catalogue: Callable[[], Catalogue]  # the one of the present configuration
     key_secrets: KeySecrets
     currency: str = "USD"
@@ -107,7 +107,7 @@ class AdminServices:
     async def backend_status(self) -> dict[str, dict[str, Any]]:
         """Status and number of replicas by backend. Raises 503 while Serve can't be asked."""
         try:
-            return await self.read_status()
+            return await self.status()
         except BackendUnavailable:
             raise errors.overloaded("the service is starting: try again", retry_after_s=2) from None
 

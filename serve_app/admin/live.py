@@ -175,7 +175,7 @@ def _models(admin: AdminServices) -> list[LiveModel]:
 async def _backends(admin: AdminServices, reports: Sequence[LiveReport]) -> list[LiveBackend]:
     """Those that identifiers name, then others whose replicas still report."""
     try:
-        status = await admin.read_status()
+        status = await admin.status()
     except BackendUnavailable:
         status = None
     loads = _loads(reports)

@@ -242,7 +242,7 @@ async def test_an_adapter_is_asked_for_at_its_application_and_billed_under_its_o
 
 
 async def test_a_stray_fault_is_500_in_the_form_of_the_api(world: World, http: httpx.AsyncClient) -> None:
-    world.admin.read_status = None  # type: ignore[assignment]
+    world.admin.status = None  # type: ignore[assignment]
     answer = await http.get("/ready")
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "server_error"

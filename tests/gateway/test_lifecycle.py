@@ -84,7 +84,7 @@ class Gateway:
         self.lifecycle = Lifecycle(
             world.services, world.accountings[0], self.applications, world.metrics, clock=self.clock
         )
-        world.admin.read_status = self.lifecycle.status
+        world.admin.status = self.lifecycle.status
 
     def clock(self) -> float:
         return time.monotonic() + self.later_s
