@@ -7,13 +7,20 @@ CLIENTS := .clients
 NODE := tests/clients/node/node_modules
 VLLM := .vllm
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+UV := $(BIN)/uv
+UV_VERSION := 0.13.9
+# uv installs from constraints.txt and checks its hashes. Where uv can't be had, pip installs the same versions without
+# hashes, because pip can't check hashes when it installs a folder.
+install = if [ -x $(UV) ]; then $(UV) pip install -q --python $(BIN)/python -c constraints.txt -b constraints.txt $(1); \
+  else sed -e '/^ *--hash/d' -e 's/ *\\$$//' constraints.txt > $(VENV)/versions.txt && $(PIP) install -q -c $(VENV)/versions.txt $(1); fi
 PYTEST := $(BIN)/python -m pytest
-# Tests without the running service, by file. The service has the machine for itself.
+# Tests without the running service run by file, each process with one thread of torch. The service has the machine alone.
 WORKERS ?= 2
+PARALLEL = OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
 # pytest's status for a folder without tests of one half.
 MAY_BE_EMPTY := || [ $$? = 5 ]
 
-.PHONY: help setup serve observe engine-vllm test test-slow test-long test-fast test-vllm faults lint bench-ledger bench-engine bench-engine-peers bench-gateway bench-gateway-peer bench-quality bench-limits pictures bench-console bench-paint bench-pressure bench-overload bench-routing attack chaos drill clean bench-autoscaling healthy
+.PHONY: help setup serve observe engine-vllm test test-affected test-fast test-slow test-long test-all test-vllm faults lint lock bench-ledger bench-engine bench-engine-peers bench-gateway bench-gateway-peer bench-quality bench-limits pictures bench-console bench-paint bench-pressure bench-overload bench-routing attack chaos drill clean bench-autoscaling healthy
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -30,23 +37,29 @@ observe: $(VENV)/.base ## run a Prometheus for the running service, with its rul
 engine-vllm: $(VENV)/.base ## install vLLM for backends with engine: vllm, into .vllm; six minutes, 3 GB (ARGS='--device cuda' for GPUs)
 	@$(BIN)/python -m serve_app.launch.vllm_environment --folder $(VLLM) $(ARGS)
 
-test: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the everyday suite, 22 minutes (ARGS=tests/limiter for one layer; docs/testing.md)
-	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow and not service" $(ARGS) $(MAY_BE_EMPTY)
+test: $(VENV)/.test $(NODE)/.installed ## the everyday suite, MM minutes (ARGS=tests/limiter for one layer; docs/testing.md)
+	$(PARALLEL) -m "not slow and not service" $(ARGS) $(MAY_BE_EMPTY)
 	$(PYTEST) -m "not slow and service" $(or $(ARGS),tests/service) $(MAY_BE_EMPTY)
 
-test-slow: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the rest but the longest, 32 minutes: fuzzers, kill -9, PostgreSQL, more clients
-	$(PYTEST) -n $(WORKERS) --dist loadfile -m "slow and not long and not service" $(ARGS) $(MAY_BE_EMPTY)
+test-affected: $(VENV)/.lint ## the everyday tests that your change can break (BASE=main), without the running service
+	@tests=$$($(BIN)/python -m tests.affected $(BASE)) && if [ -z "$$tests" ]; then echo "no test reads what has changed"; \
+	  else $(PARALLEL) -m "not slow and not service" $(ARGS) $$tests $(MAY_BE_EMPTY); fi
+
+test-fast: $(VENV)/.test $(NODE)/.installed ## the everyday suite without the running service
+	$(PARALLEL) -m "not service and not slow" $(ARGS)
+
+test-slow: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the slower tests, MM minutes: kill -9, PostgreSQL, a browser, more clients
+	$(PARALLEL) -m "slow and not long and not service" $(ARGS) $(MAY_BE_EMPTY)
 	$(PYTEST) -m "slow and not long and service" $(or $(ARGS),tests/service) $(MAY_BE_EMPTY)
 
-test-long: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the longest, for a release: each alert, scaling, TLS between pods, operating.md's commands, 17,000 tokens
-	$(PYTEST) -n $(WORKERS) --dist loadfile -m "long and not service" $(ARGS) $(MAY_BE_EMPTY)
+test-long: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the tests that .ci/run leaves out: PostgreSQL for all, each alert, scaling, fuzzers, 17,000 tokens
+	$(PARALLEL) -m "long and not service" $(ARGS) $(MAY_BE_EMPTY)
 	$(PYTEST) -m "long and service" $(or $(ARGS),tests/service) $(MAY_BE_EMPTY)
 
-test-fast: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the everyday suite without the running service
-	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not service and not slow" $(ARGS)
+test-all: test test-slow test-long ## every test, for a release
 
 test-vllm: $(VENV)/.test engine-vllm ## the engine's contract on vLLM, then the SDK's tests over the whole service on it, 20 minutes
-	@$(VLLM)/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt pytest pytest-asyncio hypothesis
+	@$(UV) pip install -q --python $(VLLM)/bin/python -c constraints.txt pytest pytest-asyncio hypothesis
 	$(VLLM)/bin/python -m pytest tests/engine_contract $(ARGS)
 	SERVE_APP_TEST_CONFIG=tests/service/vllm.yaml $(BIN)/python -m pytest -m "not slow" tests/clients/test_openai_*.py
 	SERVE_APP_TEST_CONFIG=tests/service/vllm.yaml $(BIN)/python -m pytest tests/service/test_clients.py tests/service/test_vllm.py
@@ -59,6 +72,9 @@ lint: $(VENV)/.lint ## run ruff, mypy and the import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+lock: $(VENV)/.base ## write constraints.txt anew after a change of pyproject.toml (ARGS=--upgrade for newer versions)
+	@$(UV) pip compile -q pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock" -o constraints.txt $(ARGS)
 
 bench-ledger: $(VENV)/.test ## measure settlements per second, on a new SQLite file or on URL=postgresql+psycopg://…
 	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
@@ -123,21 +139,24 @@ $(BIN)/python:
 	  echo "serve-app: Python 3.11 or newer is needed, $$($(PYTHON) -V 2>&1) is too old or missing: run make with PYTHON=python3.11" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo "serve-app: the venv module is missing (on Debian: apt install python3-venv)" >&2; exit 1; }
 
+# torch comes from pip, which takes the build that the machine is set up for, and must be there before uv resolves.
 $(VENV)/.base: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "serve-app: installing dependencies into $(VENV), once; this takes some minutes" >&2
-	@$(PIP) install -q --progress-bar on -c constraints.txt torch
-	@$(PIP) install -q --progress-bar on -c constraints.txt -e .
+	@echo "serve-app: installing dependencies into $(VENV), once; this takes a minute" >&2
+	@$(PIP) install -q uv==$(UV_VERSION) || echo "serve-app: can't install uv: pip installs the dependencies, more slowly" >&2
+	@$(PIP) install -q --progress-bar on --no-compile --no-deps "$$(grep -om1 '^torch==[^ ]*' constraints.txt)"
+	@$(call install,-e .)
 	@touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt $(VENV)/.base
-	@$(PIP) install -q -c constraints.txt -e '.[test]'
+	@$(call install,-e '.[test]')
 	@touch $@
 
 # The tests use these clients. They need other package versions than the service, so they have their own environment.
-$(CLIENTS)/.installed: tests/clients/apart/requirements.txt | $(BIN)/python
+$(CLIENTS)/.installed: tests/clients/apart/requirements.txt | $(VENV)/.base
 	@echo "serve-app: installing clients into $(CLIENTS), once; this takes a minute" >&2
-	@$(BIN)/python -m venv $(CLIENTS)/venv
-	@$(CLIENTS)/venv/bin/python -m pip --disable-pip-version-check install -q --no-compile -r tests/clients/apart/requirements.txt
+	@$(BIN)/python -m venv --clear $(CLIENTS)/venv
+	@if [ -x $(UV) ]; then $(UV) pip install -q --python $(CLIENTS)/venv/bin/python -r $<; \
+	  else $(CLIENTS)/venv/bin/python -m pip --disable-pip-version-check install -q --no-compile -r $<; fi
 	@touch $@
 
 $(NODE)/.installed: tests/clients/node/package.json tests/clients/node/package-lock.json
@@ -145,9 +164,9 @@ $(NODE)/.installed: tests/clients/node/package.json tests/clients/node/package-l
 	  else echo "serve-app: npm is not installed, so the tests of the SDK for Node are skipped" >&2; fi
 
 $(VENV)/.bench: pyproject.toml constraints.txt $(VENV)/.base
-	@$(PIP) install -q -c constraints.txt -e '.[bench]'
+	@$(call install,-e '.[bench]')
 	@touch $@
 
 $(VENV)/.lint: pyproject.toml constraints.txt $(VENV)/.test
-	@$(PIP) install -q -c constraints.txt -e '.[lint]'
+	@$(call install,-e '.[lint]')
 	@touch $@

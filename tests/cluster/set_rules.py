@@ -118,7 +118,7 @@ def _shared_fates(application: Document) -> Iterator[str]:
 
 
 def version_problems(manifests: Manifests) -> Iterator[str]:
-    ray = re.search(r"^ray==(.+)$", (CLUSTER.parent / "constraints.txt").read_text(), re.MULTILINE)
+    ray = re.search(r"^ray==([^\s;\\]+)", (CLUSTER.parent / "constraints.txt").read_text(), re.MULTILINE)
     if ray is None or manifests.cluster["rayVersion"] != ray[1]:
         yield f"{RAYSERVICE}: rayVersion {manifests.cluster['rayVersion']} is not that of constraints.txt"
     for name in DEAD:

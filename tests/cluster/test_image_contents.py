@@ -22,7 +22,7 @@ from .certificate_rules import COMMAND
 from .checks import REPOSITORY
 from .test_images import ENGINE, STARTED, constraints, instructions
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 # A ledger with its schema, the console with its pages, the boards: what is more than Python files of the package.
 GATEWAY = """
@@ -50,6 +50,9 @@ engine.close()
 """
 
 
+OF_ALL = ("pip", "setuptools", "uv", "serve-app")
+
+
 class Image:
     """What a Dockerfile makes, in folders of a test's own."""
 
@@ -65,8 +68,9 @@ class Image:
                 *sources, target = text.split()
                 for source in sources:
                     self._copy(REPOSITORY / source, self._workdir / target)
-            elif word == "RUN" and text.startswith("pip "):
-                self.run("bash", "-c", text.replace("pip install", "pip install --quiet", 1), cwd=self._workdir)
+            elif word == "RUN" and text.startswith(("pip ", "uv pip ")):
+                here = text.replace("--system", f"--python {self._bin / 'python'}")
+                self.run("bash", "-c", here.replace("pip install", "pip install --quiet", 1), cwd=self._workdir)
 
     def _copy(self, source: Path, target: Path) -> None:
         if source.is_dir():
@@ -88,7 +92,7 @@ class Image:
         """Versions by name, without what every environment has."""
         found = json.loads(self.run("pip", "list", "--format", "json"))
         versions = {canonicalize_name(one["name"]): one["version"] for one in found}
-        return {name: version for name, version in versions.items() if name not in ("pip", "setuptools", "serve-app")}
+        return {name: version for name, version in versions.items() if name not in OF_ALL}
 
     def make_certificate(self) -> None:
         """As the init container of every pod."""
@@ -112,7 +116,6 @@ def test_the_gateways_image_has_what_was_tested_no_torch_and_all_files(tmp_path:
     image.make_certificate()
 
 
-@pytest.mark.long
 def test_the_model_image_has_what_was_tested_and_replies(tmp_path: Path, model_path: Path) -> None:
     image = Image("Dockerfile", tmp_path)
     there = image.distributions()
