@@ -1,9 +1,12 @@
 """Plants faults into copies of the tree, one at a time in each, and proves that the tests catch each of them.
 
 `faults.toml` beside this file lists the faults, each with the tests that should catch it. These tests first run without
-any fault and must pass. A fault is caught when one of its tests fails. That pytest can't find or import what it should
-run, or that the planted code names what is not there, is an error and no catch. The exit status is 0 when all are
-caught, 1 when one survives, no longer applies or ends in an error, 130 after Ctrl-C. The tree itself is only read.
+any fault and must pass. A fault is caught when one of its tests fails. If pytest can't find or import what it should
+run, or the planted code names something that does not exist, that is an error and not a catch. The exit status is 0
+when all are caught, 1 when one survives, no longer applies or ends in an error, 130 after Ctrl-C. The tree itself is
+only read.
+
+Each run is forked from a process that has imported the libraries, and imports the copy's code anew.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -22,14 +26,18 @@ import time
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from queue import SimpleQueue
+
+from tests.faults.forked import libraries, run_pytest
 
 ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).with_name("faults.toml")
 LIMIT_S = 600.0  # of one run of pytest, on a busy machine too
 AT_ONCE = 2  # copies, in which pytest runs
 TAIL = 25  # lines of its output that an error shows
+FORKS = multiprocessing.get_context("forkserver")
 # With these errors the planted code does not run as intended, so it tests no promise.
 BROKEN = re.compile(r"\b(NameError|UnboundLocalError|AttributeError|ImportError|ModuleNotFoundError|TypeError)\b: ")
 
@@ -69,12 +77,12 @@ class Result:
 
 
 class Copy:
-    """The tracked files of the working tree, in a folder of their own."""
+    """The tracked files of the working tree, in a temporary folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._tree, self._scratch = folder / "tree", folder / "tmp"
+        self._tree, self._scratch, self._output = folder / "tree", folder / "tmp", folder / "output"
         self._scratch.mkdir(parents=True)
-        self._child: subprocess.Popen[str] | None = None
+        self._child: BaseProcess | None = None
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
         for name in filter(None, listed.split("\0")):
             if (ROOT / name).is_file():
@@ -96,35 +104,25 @@ class Copy:
         return Result(fault.name, verdict, by, round(time.monotonic() - started, 1))
 
     def run(self, tests: list[str], *, keep_compiled: bool) -> tuple[int | None, str]:
-        """pytest's exit status, None when it does not end in time, and what it prints.
+        """Returns pytest's exit status, None when it does not end in time, and its output.
 
         Python knows a compiled file by its source's time and size alone, so no run with a fault may leave one.
         """
-        compiled = {} if keep_compiled else {"PYTHONDONTWRITEBYTECODE": "1"}
-        without = ["-p", "no:cacheprovider", "-p", "no:schemathesis"]  # schemathesis takes 2 s to import
-        child = self._child = subprocess.Popen(
-            [sys.executable, "-m", "pytest", "-x", "-q", *without, *tests],
-            cwd=self._tree,
-            env=os.environ | {"PYTHONPATH": str(self._tree), "TMPDIR": str(self._scratch)} | compiled,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
+        arguments = (self._tree, self._scratch, self._output, tests, keep_compiled)
+        child = self._child = FORKS.Process(target=run_pytest, args=arguments)
+        child.start()
         try:
-            output, _ = child.communicate(timeout=LIMIT_S)
-            return child.returncode, output
-        except subprocess.TimeoutExpired:
-            return None, f"pytest did not end in {LIMIT_S:g} s"
+            child.join(LIMIT_S)
+            if child.exitcode is None:
+                return None, f"pytest did not end in {LIMIT_S:g} s"
+            return child.exitcode, self._output.read_text(errors="replace")
         finally:
             self.stop()
-            child.wait()
+            child.join()
 
     def stop(self) -> None:
-        """Ends a run with what its tests have started."""
-        if self._child is not None:
+        """Ends a run and every process that its tests have started."""
+        if self._child is not None and self._child.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._child.pid, signal.SIGKILL)
 
@@ -153,6 +151,7 @@ def prove(faults: list[Fault]) -> list[Result] | None:
         print(f"{fault.name} no longer applies: {why}")
     if misfits:
         return None
+    FORKS.set_forkserver_preload(libraries(ROOT))
     with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as folder:
         copies = [Copy(Path(folder) / str(number)) for number in range(min(AT_ONCE, len(faults)))]
         tests = list(dict.fromkeys(test for fault in faults for test in fault.tests))
