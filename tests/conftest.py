@@ -1,18 +1,23 @@
-"""What all tests share: hypothesis without surprises, and the bundled model, which is loaded once in a session."""
+"""Fixtures of all tests: a hypothesis profile, the bundled model and a tiny one, each loaded once in a session."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.tiny_model import ensure_tiny_model
+
 if TYPE_CHECKING:  # most tests need no model and do not wait for these imports
     from serve_app.engine.engine import Engine
     from serve_app.engine.loading.loader import LoadedModel
+
+pytest_plugins = ["tests.durations"]
 
 # Examples are the same in every run, and a busy machine is no failure.
 settings.register_profile("serve-app", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -57,9 +62,23 @@ def reference(model_path: Path) -> Any:
     return load(EngineSettings(model=str(model_path), kv_cache_memory="64MiB")).model
 
 
-@pytest.fixture
-def make_engine(loaded: LoadedModel, model_path: Path) -> Iterator[Callable[..., Engine]]:
-    """Engines over one copy of the weights; one at a time, since a runner changes its model."""
+@pytest.fixture(scope="session")
+def tiny_path(model_path: Path) -> Path:
+    """The folder of a tiny random model with the bundled model's tokenizer."""
+    return ensure_tiny_model(model_path)
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_path: Path) -> LoadedModel:
+    from serve_app.engine.config import EngineSettings
+    from serve_app.engine.loading.loader import load
+
+    return load(EngineSettings(model=str(tiny_path), kv_cache_memory="64MiB"))
+
+
+@contextmanager
+def _engines(model: LoadedModel, path: Path) -> Iterator[Callable[..., Engine]]:
+    """Makes engines over one copy of the weights; one at a time, since a runner changes its model."""
     from serve_app.engine.chat import ChatRenderer
     from serve_app.engine.config import EngineSettings
     from serve_app.engine.engine import Engine
@@ -71,12 +90,26 @@ def make_engine(loaded: LoadedModel, model_path: Path) -> Iterator[Callable[...,
     def make(**settings: object) -> Engine:
         for engine in engines:
             engine.close()
-        chosen = EngineSettings(model=str(model_path), **{"kv_cache_memory": "256MiB", **settings})  # type: ignore[arg-type]
-        runner = TransformersRunner(loaded.model, chosen)
-        chat = ChatRenderer(loaded.tokenizer, chosen.max_context)
-        engines.append(Engine(runner, Vocabulary(loaded.tokenizer), loaded.eos_token_ids, chosen, chat=chat))
+        chosen = EngineSettings(model=str(path), **{"kv_cache_memory": "256MiB", **settings})  # type: ignore[arg-type]
+        runner = TransformersRunner(model.model, chosen)
+        chat = ChatRenderer(model.tokenizer, chosen.max_context)
+        engines.append(Engine(runner, Vocabulary(model.tokenizer), model.eos_token_ids, chosen, chat=chat))
         return engines[-1]
 
     yield make
     for engine in engines:
         engine.close()
+
+
+@pytest.fixture
+def make_engine(tiny: LoadedModel, tiny_path: Path) -> Iterator[Callable[..., Engine]]:
+    """Makes engines of the tiny model, one at a time."""
+    with _engines(tiny, tiny_path) as make:
+        yield make
+
+
+@pytest.fixture
+def make_bundled_engine(loaded: LoadedModel, model_path: Path) -> Iterator[Callable[..., Engine]]:
+    """Makes engines of the bundled model, one at a time, for tests of what a reply says."""
+    with _engines(loaded, model_path) as make:
+        yield make

@@ -1,35 +1,68 @@
-"""Seconds of junit reports by layer, a table as in docs/testing.md: `python -m tests.durations DAY.xml SLOW.xml`.
+"""Seconds by layer, a folder of `tests/`: printed after each run, and written into docs/testing.md.
 
-Make a report with `make test ARGS='--junitxml everyday.xml'`. A layer is a folder of tests; its seconds include what
-its fixtures take to set up.
+    make test ARGS='--layer-seconds=everyday.json'
+    make test-slow ARGS='--layer-seconds=slow.json'
+    .venv/bin/python -m tests.durations everyday.json slow.json
+
+A layer's seconds include its fixtures, and are summed over parallel processes.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from collections import Counter
 from pathlib import Path
-from xml.etree import ElementTree
+
+import pytest
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "testing.md"
+# Seconds in `make test` and in `make test-slow`, on the machine that docs/testing.md names; 0 is no budget.
+BUDGETS: dict[str, tuple[int, int]] = {}
+BEGIN, END = "<!-- seconds by layer -->\n", "<!-- end -->\n"
 
 
-def seconds(report: Path) -> Counter[str]:
-    """By layer, and of all together."""
-    found: Counter[str] = Counter()
-    for case in ElementTree.parse(report).iter("testcase"):
-        layer = case.attrib["classname"].split(".")[1]  # tests.LAYER.test_file
-        for name in (layer, "all"):
-            found[name] += float(case.attrib["time"])
-    return found
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--layer-seconds", type=Path, metavar="FILE", help="add the seconds of each layer to a JSON file")
 
 
-def main(paths: list[str]) -> None:
-    reports = [(Path(path).stem, seconds(Path(path))) for path in paths]
-    print("|".join(["", " layer ", *(f" {name}, s " for name, _ in reports), ""]))
-    print("|".join(["", *["---"] * (len(reports) + 1), ""]))
-    layers = sorted({layer for _, found in reports for layer in found} - {"all"})
-    for layer in [*layers, "all"]:
-        print("|".join(["", f" {layer} ", *(f" {found[layer]:.0f} " for _, found in reports), ""]))
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Prints the layers that are over their budget, which is no failure."""
+    seconds: Counter[str] = Counter()
+    for report in (one for reports in terminalreporter.stats.values() for one in reports):
+        if isinstance(report, pytest.TestReport):
+            seconds[report.nodeid.split("/")[1]] += report.duration
+    is_slow = "not slow" not in config.option.markexpr and "slow" in config.option.markexpr
+    for layer, took in sorted(seconds.items()):
+        budget = BUDGETS.get(layer, (0, 0))[is_slow]
+        if budget and took > budget:
+            terminalreporter.write_line(f"over budget: {layer} took {took:.0f} s, its budget is {budget} s")
+    if (path := config.option.layer_seconds) is not None:
+        before = Counter(json.loads(path.read_text())) if path.exists() else Counter()
+        path.write_text(json.dumps(before + seconds, indent=1))
+
+
+def table(everyday: dict[str, float], slow: dict[str, float]) -> str:
+    """The layers with their seconds and budgets, in Markdown."""
+    rows = ["| layer | `make test`, s | budget, s | `make test-slow`, s | budget, s |", "|---|---|---|---|---|"]
+    for layer in sorted(everyday | slow):
+        budget = BUDGETS.get(layer, (0, 0))
+        cells = (everyday.get(layer, 0), budget[0], slow.get(layer, 0), budget[1])
+        rows.append(f"| `{layer}` | {' | '.join(f'{cell:.0f}' for cell in cells)} |")
+    sums = (sum(everyday.values()), sum(slow.values()))
+    limits = [sum(budget[number] for budget in BUDGETS.values()) for number in (0, 1)]
+    rows.append(f"| all | {sums[0]:.0f} | {limits[0]} | {sums[1]:.0f} | {limits[1]} |")
+    return "\n".join(rows) + "\n"
+
+
+def main(everyday: str, slow: str) -> None:
+    """Writes the table into docs/testing.md."""
+    rows = table(json.loads(Path(everyday).read_text()), json.loads(Path(slow).read_text()))
+    text = DOCUMENT.read_text()
+    DOCUMENT.write_text(re.sub(f"({BEGIN}).*({END})", lambda found: found[1] + rows + found[2], text, flags=re.DOTALL))
+    print(rows, end="")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])
