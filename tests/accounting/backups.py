@@ -10,13 +10,12 @@ from typing import Any
 
 from serve_app.accounting import backup, restore
 from serve_app.accounting.backup_file import Manifest
-from serve_app.accounting.database import Database
 
-from .books import NOON
+from .books import NOON, patient_database
 
 
 def back_up(url: str, file: Path) -> Manifest:
-    with closing(Database(url)) as database, file.open("wb") as opened:
+    with closing(patient_database(url)) as database, file.open("wb") as opened:
         return backup.back_up(database, opened, file.parent, lambda _: None)
 
 

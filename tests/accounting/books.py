@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import Engine, event
+from sqlalchemy.engine import URL
+
 from serve_app.accounting import ledger as accounting
+from serve_app.accounting.database import Database
 from serve_app.contracts import commands
 from serve_app.contracts import key_format as keys
 from serve_app.contracts.books import (
@@ -59,8 +63,39 @@ def _runs(command: type[Any]) -> Any:
     return call
 
 
+#: Bounds of a ledger's calls that a slow machine keeps.
+PATIENT: dict[str, Any] = {"wait_s": 60.0, "timeout_s": 90.0}
+
+_first_engines: dict[str, Engine] = {}  # of the process, by dialect
+
+
+def patient_database(url: str) -> Database:
+    return Database(url, **PATIENT)
+
+
+def _do_not_flush(connection: Any, _record: Any = None) -> None:
+    connection.execute("PRAGMA synchronous = OFF")
+
+
 class Ledger(accounting.Ledger):
-    """The ledger, with a short call for each command."""
+    """The ledger, with a short call for each command. It is patient, and opens and commits fast.
+
+    All ledgers of a process share their compiled statements. SQLite does not wait for the disk: tests kill processes
+    and no machine.
+    """
+
+    def __init__(self, url: str | URL, **more: Any) -> None:
+        super().__init__(url, **PATIENT | more)
+        database = self._database
+        name = database.engine.dialect.name
+        first = _first_engines.setdefault(name, database.engine)
+        for engine in (database.engine, database._writes, database._reads):
+            engine.dialect, engine._compiled_cache = first.dialect, first._compiled_cache
+        if name == "sqlite":
+            event.listen(database.engine, "connect", _do_not_flush)
+            raw = database.engine.raw_connection()
+            _do_not_flush(raw.driver_connection)
+            raw.close()
 
     def find_key(self, digest: str) -> tuple[KeySnapshot, AccountSnapshot] | None:
         return self.run(commands.FindKeys((digest,))).get(digest)
@@ -176,36 +211,35 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
+def settle_in_turns(
+    url: str, count: int, owners: Sequence[str], when_all_are_ready: Callable[[], object]
+) -> Iterator[Settled]:
+    """Settles `count` requests of each owner, account:key:prefix, some at a time."""
+    wanted = [
+        settlement(f"{prefix}{number}", account_id, key_id)
+        for number in range(count)
+        for account_id, key_id, prefix in (owner.split(":") for owner in owners)
+    ]
+    with Ledger(url) as ledger:
+        when_all_are_ready()
+        for first in range(0, len(wanted), 7):
+            for one in ledger.settle(wanted[first : first + 7]):
+                assert isinstance(one, Settled)
+                yield one
+
+
 def main(what: str, *arguments: str) -> None:
     if what == "settle":  # url account key prefix count batch: settle, and print each request id once it is durable
         url, account_id, key_id, prefix, count, batch = arguments
-        with Ledger(url, wait_s=60) as ledger:  # SQLite lets one of several writers wait long on a busy machine
+        with Ledger(url) as ledger:
             for first in range(0, int(count), int(batch)):
                 ids = [f"{prefix}{number}" for number in range(first, min(first + int(batch), int(count)))]
                 ledger.settle([settlement(one, account_id, key_id) for one in ids])
                 print(" ".join(ids), flush=True)
-    elif what == "shard":  # url count batch account:key:prefix…: settle for all of them in turns, print each answer
-        url, count, batch, *owners = arguments
-        wanted = [
-            settlement(f"{prefix}{number}", account_id, key_id)
-            for number in range(int(count))
-            for account_id, key_id, prefix in (owner.split(":") for owner in owners)
-        ]
-        with Ledger(url) as ledger:
-            sys.stdin.readline()  # until all of them are ready
-            for first in range(0, len(wanted), int(batch)):
-                for one in ledger.settle(wanted[first : first + int(batch)]):
-                    assert isinstance(one, Settled)
-                    print(one.request_id, one.charged, int(one.duplicate), one.version, one.balance, flush=True)
-    elif what == "spool":  # folder name count: append settlements, print each id once it is on disk, and wait
-        from serve_app.contracts.spool import Spool
-
-        folder, name, count = arguments
-        spool = Spool(folder, name)
-        for number in range(int(count)):
-            spool.append(settlement(f"{name}-{number}", "acct", "key"))
-            print(f"{name}-{number}", flush=True)
-        sys.stdin.read()
+    elif what == "shard":  # url count owners…: settle for all of them in turns, print each answer
+        url, count, *owners = arguments
+        for one in settle_in_turns(url, int(count), owners, sys.stdin.readline):
+            print(one.request_id, one.charged, int(one.duplicate), one.version, one.balance, flush=True)
 
 
 if __name__ == "__main__":

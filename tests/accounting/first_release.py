@@ -7,6 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from serve_app.accounting.database import Database
+from serve_app.accounting.schema import metadata
 
 from .books import COST, NOON
 
@@ -135,8 +136,7 @@ def fill(database: Database) -> None:
     """Write ROWS into a database at revision 0001."""
     with database.engine.begin() as connection:
         for name, rows in ROWS.items():
-            table = sa.Table(name, sa.MetaData(), autoload_with=connection, resolve_fks=False)
-            connection.execute(sa.insert(table), rows)
+            connection.execute(sa.insert(sa.table(name, *map(sa.column, rows[0]))), rows)
         connection.execute(sa.text("UPDATE ledger_head SET version = 9, entry = 9"))
 
 
@@ -145,7 +145,7 @@ def read(database: Database) -> dict[str, list[dict[str, Any]]]:
     found = {}
     with database.engine.connect() as connection:
         for name, rows in ROWS.items():
-            table = sa.Table(name, sa.MetaData(), autoload_with=connection, resolve_fks=False)
-            query = sa.select(*(table.c[column] for column in rows[0])).order_by(*table.primary_key.columns)
+            order = [sa.column(column.name) for column in metadata.tables[name].primary_key.columns]
+            query = sa.select(*map(sa.column, rows[0])).select_from(sa.table(name)).order_by(*order)
             found[name] = [dict(row._mapping) for row in connection.execute(query)]
     return found

@@ -41,7 +41,7 @@ class Proxy:
     def __exit__(self, *_: object) -> None:
         self._call(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()
 
     def url_of(self, url: str | URL) -> URL:
@@ -109,7 +109,7 @@ class Proxy:
             link.reset()
 
     def _call(self, coroutine: Any) -> None:
-        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30)
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
     def _run(self, function: Any, *arguments: Any) -> None:
         async def call() -> None:

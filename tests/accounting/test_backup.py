@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import threading
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,7 @@ from serve_app.contracts.management import CreateManagementKey, ListManagementKe
 
 from . import first_release
 from .backups import back_up, change_manifest, restored
-from .books import COST, Books, Ledger, start
+from .books import COST, Books, Ledger, patient_database
 from .test_migrations import schema
 
 pytestmark = pytest.mark.usefixtures("postgres_programs")
@@ -76,19 +79,31 @@ def test_every_row_comes_back_and_the_books_go_on(books: Books, url: str, new_ur
 async def test_a_backup_among_settlements_has_all_before_it_and_no_half(
     books: Books, url: str, new_url: NewUrl, file: Path
 ) -> None:
-    writers = [start("settle", url, books.account_id, books.key_id, f"w{n}-", "1000000", "5") for n in (1, 2)]
     before: set[str] = set()
-    try:
-        for writer in writers:
-            assert writer.stdout is not None
-            before |= set(writer.stdout.readline().split())
-        manifest = back_up(url, file)
-        while books.ledger.account_totals(books.account_id).requests == manifest.rows["usage"]:
-            assert all(writer.poll() is None for writer in writers)
-    finally:
-        for writer in writers:
-            writer.kill()
-            writer.communicate()
+    have_begun, stop = threading.Barrier(3), threading.Event()
+
+    def write(name: str) -> None:
+        with Ledger(url) as ledger:
+            for number in itertools.count():
+                batch = [books.settlement(f"{name}-{number}-{n}") for n in range(5)]
+                ledger.settle(batch)
+                if not number:
+                    before.update(one.request_id for one in batch)
+                    have_begun.wait(60)
+                if stop.is_set():
+                    return
+
+    with ThreadPoolExecutor(2) as threads:
+        writers = [threads.submit(write, name) for name in ("first", "second")]
+        try:
+            have_begun.wait(60)
+            manifest = back_up(url, file)
+            while books.ledger.account_totals(books.account_id).requests == manifest.rows["usage"]:
+                assert not any(writer.done() for writer in writers)
+        finally:
+            stop.set()
+    for writer in writers:
+        writer.result()
     lost = [row.request_id for row in books.ledger.export_usage(limit=1000).rows]
     done = restored(file, new := new_url())
     assert not done.differences
@@ -139,7 +154,7 @@ def test_a_backup_of_an_earlier_release_is_migrated(
     new_url: NewUrl, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, new = new_url(), new_url()
-    with closing(Database(url)) as database:
+    with closing(patient_database(url)) as database:
         database.migrate("0001")
         first_release.fill(database)
         database.migrate("0012")

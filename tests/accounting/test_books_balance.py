@@ -242,7 +242,7 @@ class Accounts(RuleBasedStateMachine):
             assert keys[model.books.key_id].spent == spent
 
 
-@pytest.mark.parametrize("count", [6, pytest.param(25, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [4, pytest.param(40, marks=(pytest.mark.slow, pytest.mark.long))])
 def test_the_books_balance_after_any_sequence_of_operations(new_url: Callable[..., str], count: int) -> None:
     def migrated() -> str:
         return new_url(migrated=True)

@@ -8,7 +8,6 @@ import pytest
 
 from serve_app.contracts.books import Outcome, Settled
 from serve_app.contracts.errors import InvalidValue, KeyNotFound
-from serve_app.contracts.periods import period_at
 
 from .books import COST, NOON, Books, Clock, Ledger
 
@@ -204,9 +203,3 @@ def test_the_keys_of_a_feed_and_of_a_list_are_the_same(funded: Books, url: str, 
         assert sorted(other.changes(0).keys, key=lambda one: one.version) == sorted(listed, key=lambda one: one.version)
         for key in listed:
             assert other.find_key(key.digest) == (key, funded.account)
-
-
-def test_a_period_is_that_of_utc() -> None:
-    assert period_at("day", MIDNIGHT - 0.001).name == "2026-06-01"
-    assert period_at("day", MIDNIGHT).name == "2026-06-02"
-    assert period_at("month", MIDNIGHT).name == "2026-06"

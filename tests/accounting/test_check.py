@@ -18,7 +18,7 @@ from serve_app.contracts.errors import LedgerUnavailable
 from serve_app.contracts.money import Price
 from serve_app.contracts.served_commands import SchedulePrice, SetTraffic
 
-from .books import Books, Ledger, complete
+from .books import Books, Ledger, complete, patient_database
 
 APPEND_ONLY = {"price_versions": "output", "journal_entries": "memo", "postings": "amount", "usage": "charged"}
 APPEND_ONLY |= {"audit_log": "actor", "served_traffic": "weights", "served_prices": "output"}
@@ -116,7 +116,7 @@ SABOTAGE = [
 
 
 def test_the_check_finds_changes_that_bypass_the_ledger(used: Books, url: str) -> None:
-    database = Database(url)
+    database = patient_database(url)
     for statement, kind, named in SABOTAGE:
         named = named.format(account=used.account_id, key=used.key_id)
         with sabotaged(database, statement) as report:

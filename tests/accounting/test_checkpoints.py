@@ -11,13 +11,11 @@ import pytest
 import sqlalchemy as sa
 
 from serve_app.accounting import checkpoints
-from serve_app.accounting.database import Database
 from serve_app.contracts.books import Outcome
 from serve_app.contracts.commands import CheckBooks
 from serve_app.contracts.errors import Conflict, InvalidValue, LedgerUnavailable, SchemaMismatch
 
-from . import first_release
-from .books import COST, NOON, Books, Clock, Ledger
+from .books import COST, NOON, Books, Clock, Ledger, patient_database
 
 STEP = CheckBooks(seconds=0.0)  # one step a time
 
@@ -137,7 +135,7 @@ def test_only_a_full_check_reads_again_what_was_proven(books: Books, url: str) -
 
 
 def test_what_is_kept_is_compared_in_every_check(books: Books, url: str) -> None:
-    others = [Books(books.ledger, name=f"other {number}") for number in range(4)]
+    others = [Books(books.ledger, name=f"other {number}") for number in range(2)]
     settle(books, *range(9))
     assert books.ledger.check(full=False).ok
     for account_id in (books.account_id, *(one.account_id for one in others)):
@@ -211,13 +209,9 @@ UPDATE ledger_head SET version = 10, entry = 10, audit = 0
 """
 
 
-def test_rows_of_the_release_before_are_numbered_and_checked(new_url: Callable[..., str]) -> None:
+def test_rows_of_the_release_before_are_numbered_and_checked(upgraded_url: str) -> None:
     """Also those that it writes on the new schema."""
-    url = new_url()
-    database = Database(url)
-    database.migrate("0001")
-    first_release.fill(database)
-    database.migrate()
+    url, database = upgraded_url, patient_database(upgraded_url)
     old = "INSERT INTO usage ({}) SELECT {} FROM usage WHERE request_id = 'r5'"
     columns = (
         "account_id, key_id, model, backend, price_version, day, prompt_tokens, cached_tokens, completion_tokens, "
@@ -244,16 +238,15 @@ def test_rows_of_the_release_before_are_numbered_and_checked(new_url: Callable[.
 
 def test_a_check_from_outside_does_not_migrate(new_url: Callable[..., str]) -> None:
     url = new_url()
-    database = Database(url)
+    database = patient_database(url)
     if url.startswith("sqlite"):
         with pytest.raises(LedgerUnavailable, match="no ledger"):
             Ledger(url, migrate=False)
     database.migrate("0007")
+    database.close()
     with pytest.raises(SchemaMismatch, match="'0007'"):
         Ledger(url, migrate=False)
-    database.migrate()
-    database.close()
-    with Ledger(url, migrate=False) as ledger:
+    with Ledger(new_url(migrated=True), migrate=False) as ledger:
         assert ledger.check().ok
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from serve_app.accounting.database import Database
 from serve_app.contracts.books import Refusal, Settled, SettlementRejected
 from serve_app.contracts.errors import OtherCurrency
 from serve_app.settings import GatewayArgs
 
-from . import first_release
 from .books import Books, Ledger
 
 
@@ -28,15 +26,10 @@ def test_the_first_currency_stays(url: str) -> None:
             ledger.create_account("Bob", "USD")
 
 
-def test_a_ledger_of_an_earlier_release_has_the_currency_of_its_accounts(new_url: Callable[..., str]) -> None:
-    url = new_url()
-    database = Database(url)
-    database.migrate("0001")
-    first_release.fill(database)
-    database.close()
+def test_a_ledger_of_an_earlier_release_has_the_currency_of_its_accounts(upgraded_url: str) -> None:
     with pytest.raises(OtherCurrency, match="kept in USD"):
-        Ledger(url, currency="EUR")
-    Ledger(url, currency="USD").close()
+        Ledger(upgraded_url, currency="EUR")
+    Ledger(upgraded_url, currency="USD").close()
 
 
 def test_accounts_of_another_currency_are_neither_charged_nor_credited_nor_served(url: str) -> None:
@@ -67,10 +60,11 @@ def test_accounts_of_another_currency_are_neither_charged_nor_credited_nor_serve
         assert ledger.check().ok
 
 
-def test_accounting_starts_on_a_ledger_of_its_own_currency_only(tmp_path: Path) -> None:
+@pytest.mark.slow  # it imports Ray
+def test_accounting_starts_on_a_ledger_of_its_own_currency_only(sqlite_template: Path, tmp_path: Path) -> None:
     from deployments.accounting import Accounting
 
-    url = f"sqlite:///{tmp_path}/ledger.db"
+    url = f"sqlite:///{shutil.copy(sqlite_template, tmp_path / 'ledger.db')}"
     Ledger(url, currency="EUR").close()
     with pytest.raises(OtherCurrency, match="kept in EUR"):
         Accounting.func_or_class.__init__(

@@ -45,6 +45,7 @@ def address(server: str, login: str, password: str) -> str:
     return f"postgresql+psycopg://{login}:{password}@/two_logins?host={folder}"
 
 
+@pytest.mark.slow
 def test_a_service_moves_to_another_login_without_a_failed_settlement(server: str) -> None:
     with Ledger(address(server, "ledger_a", "first")) as old, psycopg.connect(server, autocommit=True) as administrator:
         books = Books(old)

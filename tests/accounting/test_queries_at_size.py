@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,9 +15,25 @@ from serve_app.contracts.notices import ListNotices
 from serve_app.contracts.recharges import ListDueAttempts, WatchRecharges
 
 
-@pytest.fixture
-def url(sqlite_template: Any) -> str:
-    return f"sqlite:///{sqlite_template}"
+class Explained:
+    """A ledger that explains how it reads for each statement."""
+
+    def __init__(self, url: str) -> None:
+        self.database = Database(url)
+        self.plans: list[str] = []
+        sa.event.listen(self.database.engine, "before_cursor_execute", self._explain)
+
+    def _explain(self, _connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        if statement.startswith(("SELECT", "DELETE")):
+            plan = cursor.execute(f"EXPLAIN QUERY PLAN {statement}", parameters).fetchall()
+            self.plans.extend(row[3] for row in plan)
+
+
+@pytest.fixture(scope="module")
+def explained(sqlite_template: Any) -> Iterator[Explained]:
+    made = Explained(f"sqlite:///{sqlite_template}")
+    yield made
+    made.database.close()
 
 
 @pytest.mark.parametrize(
@@ -38,21 +55,13 @@ def url(sqlite_template: Any) -> str:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Command) else value,
 )
-def test_it_reads_through_an_index(url: str, command: Command[Any], table: str) -> None:
-    database = Database(url)
-    plans: list[str] = []
-
-    @sa.event.listens_for(database.engine, "before_cursor_execute")
-    def explain(_connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
-        if statement.startswith(("SELECT", "DELETE")):
-            plans.extend(row[3] for row in cursor.execute(f"EXPLAIN QUERY PLAN {statement}", parameters).fetchall())
-
-    with database.transaction() as transaction:
+def test_it_reads_through_an_index(explained: Explained, command: Command[Any], table: str) -> None:
+    explained.plans.clear()
+    with explained.database.transaction() as transaction:
         if (read := READS.get(type(command))) is not None:
             read(transaction.connection, command, 1e9)
         else:
             WRITES[type(command)](transaction, command, 1e9)
-    database.close()
-    steps = [plan for plan in plans if f" {table}" in plan]
+    steps = [plan for plan in explained.plans if f" {table}" in plan]
     assert steps
-    assert all("SEARCH" in step and "INDEX" in step for step in steps), plans
+    assert all("SEARCH" in step and "INDEX" in step for step in steps), explained.plans

@@ -150,13 +150,11 @@ def test_only_an_identifier_that_exists_has_traffic(ledger: Ledger) -> None:
         assert ledger.run(ListTraffic(unknown)) == []
 
 
-@pytest.mark.parametrize(
-    ("given", "problem"),
-    [({"old": -1}, "whole number"), ({"old": True}, "whole number"), ({"old": 0}, "above 0"), ({"": 1}, "a backend")],
-)
-def test_weights_that_make_no_sense_are_refused(ledger: Ledger, given: dict[str, int], problem: str) -> None:
-    with pytest.raises(InvalidValue, match=problem):
-        set_traffic(ledger, given)
+def test_weights_that_make_no_sense_are_refused(ledger: Ledger) -> None:
+    wrong = {"old": -1}, {"old": True}, {"old": 0}, {"": 1}
+    for given, problem in zip(wrong, ("whole number", "whole number", "above 0", "a backend"), strict=True):
+        with pytest.raises(InvalidValue, match=problem):
+            set_traffic(ledger, given)
     assert read(ledger) == Served(0)
 
 

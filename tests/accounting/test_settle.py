@@ -196,12 +196,15 @@ def test_usage_is_grouped_and_filtered_by_the_utc_day_of_the_end(books: Books) -
         usage(group_by=["hour"])  # type: ignore[list-item]
 
 
-def test_threads_that_settle_the_same_ids_bill_each_once(books: Books) -> None:
+def test_writers_that_settle_the_same_ids_bill_each_once(books: Books, url: str) -> None:
+    """Each of them has its own connections, as a process has."""
+
     def hammer(seed: int) -> list[Settled]:
         ids = [f"r{number}" for number in range(60)]
         random.Random(seed).shuffle(ids)
         batches = [ids[start : start + 7] for start in range(0, 60, 7)]
-        return [one for batch in batches for one in books.ledger.settle([books.settlement(name) for name in batch])]
+        with Ledger(url) as mine:
+            return [one for batch in batches for one in mine.settle([books.settlement(name) for name in batch])]
 
     with ThreadPoolExecutor(6) as pool:
         results = [one for answers in pool.map(hammer, range(6)) for one in answers]
@@ -215,19 +218,9 @@ def test_threads_that_settle_the_same_ids_bill_each_once(books: Books) -> None:
     assert books.ledger.check().ok
 
 
-def test_processes_that_settle_the_same_ids_bill_each_once(books: Books, url: str) -> None:
-    running = [start("settle", url, books.account_id, books.key_id, "r", "120", batch) for batch in ("7", "16")]
-    for process in running:
-        printed, _ = process.communicate(timeout=60)
-        assert len(printed.split()) == 120
-        assert process.returncode == 0
-    assert books.account.balance == 10**12 - 120 * COST
-    assert books.ledger.account_totals(books.account_id).requests == 120
-    assert books.ledger.check().ok
-
-
 @pytest.mark.slow
 def test_a_killed_process_loses_nothing_it_has_acknowledged(books: Books, url: str) -> None:
+    """Spend that waits in memory would be lost. Here a settlement returns only after it is written."""
     batch = 8
     process = start("settle", url, books.account_id, books.key_id, "r", "100000", str(batch))
     assert process.stdout is not None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import subprocess
+import sys
 import threading
 import zlib
 from collections.abc import Sequence
@@ -18,7 +20,7 @@ from serve_app.contracts.books import Settled, Settlement, SettlementRejected, S
 from serve_app.contracts.errors import InvalidValue, LedgerUnavailable, SpoolBusy, SpoolFull
 from serve_app.contracts.spool import Settle, Spool, _SpoolFile, from_line, to_line
 
-from .books import COST, Books, settlement, start
+from .books import COST, Books, settlement
 
 
 def one(request_id: str, **changed: Any) -> Settlement:
@@ -270,25 +272,14 @@ def test_settlements_that_arrive_during_a_replay_are_not_lost(tmp_path: Path) ->
     assert sink.settled == [f"r{number:03}" for number in range(200)]
 
 
-def test_two_processes_cannot_have_the_same_spool(tmp_path: Path) -> None:
-    process = start("spool", str(tmp_path), "gateway-1", "1")
-    assert process.stdout is not None
-    process.stdout.readline()
-    with pytest.raises(SpoolBusy, match="gateway-1"):
-        Spool(tmp_path, "gateway-1")
-    process.kill()
-    process.wait()
-    assert ids(pending(Spool(tmp_path, "gateway-1"))) == ["gateway-1-0"]
-
-
-def test_the_spools_of_dead_processes_are_adopted_and_of_living_ones_are_not(tmp_path: Path) -> None:
-    processes = {name: start("spool", str(tmp_path), name, "3") for name in ("dead", "alive")}
-    for process in processes.values():
-        assert process.stdout is not None
-        for _ in range(3):
-            process.stdout.readline()
-    processes["dead"].kill()
-    processes["dead"].wait()
+def test_the_spools_of_those_that_have_ended_are_adopted_and_of_others_are_not(tmp_path: Path) -> None:
+    dead, alive = Spool(tmp_path, "dead"), Spool(tmp_path, "alive")
+    for number in range(3):
+        dead.append(one(f"dead-{number}"))
+        alive.append(one(f"alive-{number}"))
+    with pytest.raises(SpoolBusy, match="alive"):
+        Spool(tmp_path, "alive")
+    dead.close()
 
     spool = Spool(tmp_path, "mine")
     spool.append(one("r1"))
@@ -302,20 +293,38 @@ def test_the_spools_of_dead_processes_are_adopted_and_of_living_ones_are_not(tmp
     assert sink.settled == ["dead-0", "dead-1", "dead-2", "r1"]
     assert not (tmp_path / "dead.spool").exists()
 
-    processes["alive"].kill()
-    processes["alive"].wait()
+    alive.close()
     assert ids(spool.adopt_orphans()) == ["alive-0", "alive-1", "alive-2"]
+
+
+#: Prints the id of each settlement that is on the disk.
+ENDLESS = """
+import itertools, sys
+from serve_app.contracts.books import Outcome, Settlement
+from serve_app.contracts.money import Price
+from serve_app.contracts.spool import Spool
+
+spool = Spool(sys.argv[1], "gateway")
+for number in itertools.count():
+    name = f"r{number}"
+    spool.append(Settlement(name, "acct", "key", "m", "b", Price(3, 1, 5), 10, 2, 4, Outcome.COMPLETED, 1.0, 2.0))
+    print(name, flush=True)
+"""
 
 
 @pytest.mark.slow
 def test_a_process_killed_while_it_spools_loses_nothing_it_has_acknowledged(tmp_path: Path) -> None:
-    process = start("spool", str(tmp_path), "gateway", "100000")
+    process = subprocess.Popen([sys.executable, "-c", ENDLESS, tmp_path], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     acknowledged = [process.stdout.readline().strip() for _ in range(50)]
+    with pytest.raises(SpoolBusy, match="gateway"):
+        Spool(tmp_path, "gateway")
+    spool = Spool(tmp_path, "mine")
+    assert spool.adopt_orphans() == []
     process.kill()
     acknowledged += process.stdout.read().split()
     process.wait()
-    waiting = ids(pending(Spool(tmp_path, "gateway")))
+    waiting = ids(spool.adopt_orphans())
     assert waiting[: len(acknowledged)] == acknowledged
     assert len(waiting) <= len(acknowledged) + 1
 
@@ -481,17 +490,18 @@ def test_settlements_are_appended_while_a_large_spool_is_adopted(
 
     def slow(file: _SpoolFile) -> Any:
         reads.set()
-        assert go.wait(30)
+        assert go.wait(600)
         return lines(file)
 
     monkeypatch.setattr(_SpoolFile, "lines", slow)
     spool = Spool(tmp_path, "alive")
     adopting = threading.Thread(target=spool.adopt_orphans)
     adopting.start()
-    assert reads.wait(30)
+    assert reads.wait(60)
     spool.append(one("meanwhile"))
     assert spool.waiting == 1
     go.set()
-    adopting.join(30)
+    adopting.join(60)
+    assert not adopting.is_alive()
     assert spool.waiting == 2
     spool.close()

@@ -44,19 +44,15 @@ def test_an_update_changes_them_shows_that_in_the_audit_log_and_none_takes_them_
     assert (freed.tags, freed.addresses) == (None, None)
 
 
-@pytest.mark.parametrize(
-    "tags",
-    ["ci", [], ["a"] * 11, [""], ["x" * 41], ["a,b"], [" a"], ["a "], ["a\n"], ["a\0"], [7], [None]],
-    ids=repr,
-)
-def test_a_bad_tag_is_refused(books: Books, tags: Any) -> None:
-    with pytest.raises(InvalidValue, match="tags"):
-        books.ledger.update_key(books.key_id, tags=tags)
+def test_a_bad_tag_is_refused(books: Books) -> None:
+    wrong: list[Any] = ["ci", [], ["a"] * 11, [""], ["x" * 41], ["a,b"], [" a"], ["a "], ["a\n"], ["a\0"], [7], [None]]
+    for tags in wrong:
+        with pytest.raises(InvalidValue, match="tags"):
+            books.ledger.update_key(books.key_id, tags=tags)
 
 
-@pytest.mark.parametrize(
-    ("addresses", "says"),
-    [
+def test_a_bad_address_is_refused_with_what_to_write(books: Books) -> None:
+    wrong: list[tuple[Any, str]] = [
         ("10.0.0.1", "give 1 to 50"),
         ([], "give 1 to 50"),
         ([f"10.0.0.{number}" for number in range(51)], "give 1 to 50"),
@@ -68,13 +64,11 @@ def test_a_bad_tag_is_refused(books: Books, tags: Any) -> None:
         (["example.com"], "is no address or network"),
         ([""], "is no address or network"),
         ([167772160], "is no address or network"),
-    ],
-    ids=repr,
-)
-def test_a_bad_address_is_refused_with_what_to_write(books: Books, addresses: Any, says: str) -> None:
-    with pytest.raises(InvalidValue, match="addresses") as refused:
-        books.ledger.update_key(books.key_id, addresses=addresses)
-    assert says in str(refused.value)
+    ]
+    for addresses, says in wrong:
+        with pytest.raises(InvalidValue, match="addresses") as refused:
+            books.ledger.update_key(books.key_id, addresses=addresses)
+        assert says in str(refused.value)
 
 
 # Usage

@@ -97,21 +97,19 @@ def test_the_table_has_every_endpoint_and_no_other_path_takes_a_management_key()
         assert one.tag == own_account.TAG or one.key != "managementKey"
 
 
-@pytest.mark.parametrize("prefix", ["", "/v1"])
-@pytest.mark.parametrize("route", IDS)
-async def test_each_endpoint_does_what_it_says_and_leaves_its_records(
-    world: World, robot: httpx.AsyncClient, route: str, prefix: str
-) -> None:
-    robot.base_url = httpx.URL(f"http://gateway{prefix}")
-    key, made = manage(world)
-    ids = things(world, world.account_id)
-    headers = {"authorization": f"Bearer {key}", "x-request-id": "of-robot", "x-operator": "somebody"}
-    answer = await send(robot, route, ids, **headers)
-    assert answer.status_code == OWN[IDS.index(route)].status, answer.text
-    assert audited(world) == SENT[route][1]
-    for record in world.ledger.audit_log():
-        assert (record.actor, record.request_id) == (f"mk:{made.key_id}", "of-robot")
-        assert (record.account_id, bool(record.address)) == (world.account_id, True)
+async def test_each_endpoint_does_what_it_says_and_leaves_its_records(world: World, robot: httpx.AsyncClient) -> None:
+    for route, one in zip(IDS, OWN, strict=True):
+        account_id, _ = world.new_account()
+        key, made = manage(world, account_id)
+        ids = things(world, account_id)
+        headers = {"authorization": f"Bearer {key}", "x-request-id": "of-robot", "x-operator": "somebody"}
+        answer = await send(robot, route, ids, **headers)
+        assert answer.status_code == one.status, (route, answer.text)
+        records = [record for record in reversed(world.ledger.audit_log()) if record.account_id == account_id]
+        assert [record.action for record in records] == SENT[route][1], route
+        for record in records:
+            assert (record.actor, record.request_id) == (f"mk:{made.key_id}", "of-robot"), route
+            assert record.address, route
     assert world.books_balance()
 
 
@@ -150,14 +148,15 @@ def suspended(world: World) -> str:
 
 
 @pytest.mark.parametrize("who", WRONG)
-@pytest.mark.parametrize("route", IDS)
-async def test_no_endpoint_opens_to_another_key(world: World, http: httpx.AsyncClient, route: str, who: str) -> None:
+async def test_no_endpoint_opens_to_another_key(world: World, http: httpx.AsyncClient, who: str) -> None:
     ids = things(world, world.account_id)
     authorization = WRONG[who](world)
     before = (world.ledger.list_keys(world.account_id), world.ledger.run(ListAlerts(world.account_id)))
-    answer = await send(http, route, ids, **({"authorization": authorization} if authorization else {}))
-    refused(answer, 401)
-    assert answer.headers["www-authenticate"] == "Bearer"
+    for route in IDS:
+        world.now += 60.0  # of the clock that wrong keys are counted by
+        answer = await send(http, route, ids, **({"authorization": authorization} if authorization else {}))
+        refused(answer, 401)
+        assert answer.headers["www-authenticate"] == "Bearer", route
     assert (world.ledger.list_keys(world.account_id), world.ledger.run(ListAlerts(world.account_id))) == before
     assert audited(world) == []
 
@@ -259,7 +258,7 @@ async def test_a_key_that_is_made_chats_and_is_shown_once(
         assert secret not in repr([dataclasses.asdict(one) for one in world.ledger.audit_log()])
 
 
-@pytest.mark.parametrize(("hours", "ends_in"), [(1, 3600.0), (168, 7 * DAY_S), (0, None)])
+@pytest.mark.parametrize(("hours", "ends_in"), [(168, 7 * DAY_S), (0, None)])
 async def test_a_key_is_rotated_as_on_the_console(
     world: World, robot: httpx.AsyncClient, hours: int, ends_in: float | None
 ) -> None:
@@ -309,29 +308,27 @@ async def test_a_change_under_one_idempotency_key_happens_once(
     refused(await robot.post("/account/keys", json={}, headers={"idempotency-key": " "}), 422, "idempotency-key")
 
 
-@pytest.mark.parametrize(
-    ("route", "body", "status", "says"),
-    [
-        ("POST /account/keys", {"models": ["gpt"]}, 422, "models"),
-        ("POST /account/keys", {"rpm": 0}, 422, "rpm"),
-        ("POST /account/keys", {"addresses": ["10.0.0.5/8"]}, 422, "write 10.0.0.0/8"),
-        ("PATCH /account/keys/{key_id}", {"tags": ["a,b"]}, 422, "no comma"),
-        ("POST /account/keys", {"account_id": "acct_other"}, 400, "account_id"),
-        ("PATCH /account/keys/{key_id}", {"budget": "-1"}, 422, "budget"),
-        ("POST /account/alerts", {"kind": "no"}, 422, "kind"),
-        ("POST /account/alerts", {"threshold": "0"}, 422, "threshold"),
-        ("POST /account/alerts", {"target": "https://127.0.0.1/"}, 422, "target"),
-        ("POST /account/alerts", {"target": "http://hooks.example.org/"}, 422, "target"),
-        ("POST /account/alerts", {"target": "ada@example.org"}, 422, "e-mail"),
-    ],
-)
-async def test_a_bad_change_changes_nothing(
-    world: World, robot: httpx.AsyncClient, route: str, body: dict[str, Any], status: int, says: str
-) -> None:
-    method, path = route.split()
+BAD: list[tuple[str, dict[str, Any], int, str]] = [
+    ("POST /account/keys", {"models": ["gpt"]}, 422, "models"),
+    ("POST /account/keys", {"rpm": 0}, 422, "rpm"),
+    ("POST /account/keys", {"addresses": ["10.0.0.5/8"]}, 422, "write 10.0.0.0/8"),
+    ("PATCH /account/keys/{key_id}", {"tags": ["a,b"]}, 422, "no comma"),
+    ("POST /account/keys", {"account_id": "acct_other"}, 400, "account_id"),
+    ("PATCH /account/keys/{key_id}", {"budget": "-1"}, 422, "budget"),
+    ("POST /account/alerts", {"kind": "no"}, 422, "kind"),
+    ("POST /account/alerts", {"threshold": "0"}, 422, "threshold"),
+    ("POST /account/alerts", {"target": "https://127.0.0.1/"}, 422, "target"),
+    ("POST /account/alerts", {"target": "http://hooks.example.org/"}, 422, "target"),
+    ("POST /account/alerts", {"target": "ada@example.org"}, 422, "e-mail"),
+]
+
+
+async def test_a_bad_change_changes_nothing(world: World, robot: httpx.AsyncClient) -> None:
     ids = things(world, world.account_id)
-    sent = (SENT[route][0] or {}) | body
-    refused(await robot.request(method, path.format(**ids), json=sent), status, says)
+    for route, body, status, says in BAD:
+        method, path = route.split()
+        sent = (SENT[route][0] or {}) | body
+        refused(await robot.request(method, path.format(**ids), json=sent), status, says)
     assert audited(world) == []
 
 

@@ -45,20 +45,27 @@ def pages(world: World) -> list[int]:
     return sizes
 
 
-@pytest.mark.parametrize("form", ["csv", "json"])
+@pytest.mark.parametrize(("form", "page", "count"), [("csv", usage.PAGE, 1001), ("json", 10, 25)])
 async def test_an_export_over_pages_is_the_ledgers_sum(
-    world: World, admin: httpx.AsyncClient, pages: list[int], form: str
+    world: World,
+    admin: httpx.AsyncClient,
+    pages: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    form: str,
+    page: int,
+    count: int,
 ) -> None:
-    charged = await asyncio.to_thread(bill, world, 5000, every_s=1.0)
+    monkeypatch.setattr(usage, "PAGE", page)
+    charged = await asyncio.to_thread(bill, world, count, every_s=1.0)
     answer = await admin.get("/admin/usage/export", params={"format": form})
     rows = rows_of(form, answer.text)
-    assert len(rows) == len({row["request_id"] for row in rows}) == 5000
+    assert len(rows) == len({row["request_id"] for row in rows}) == count
     assert sum(parse_amount(row["charged"]) for row in rows) == charged
     totals = world.ledger.account_totals(world.account_id)
-    assert (totals.requests, totals.charged) == (5000, charged)
-    for count in ("prompt_tokens", "cached_tokens", "completion_tokens"):
-        assert sum(int(row[count]) for row in rows) == getattr(totals, count)
-    assert pages == [1000] * 5
+    assert (totals.requests, totals.charged) == (count, charged)
+    for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
+        assert sum(int(row[name]) for row in rows) == getattr(totals, name)
+    assert pages == [page] * (count // page) + [count % page]
 
 
 async def test_pages_of_requests_give_each_once(world: World, admin: httpx.AsyncClient) -> None:
@@ -121,26 +128,24 @@ async def test_an_export_of_nothing_is_a_complete_file(admin: httpx.AsyncClient,
     assert (await admin.get("/admin/usage/export", params={"format": form})).text == empty
 
 
-@pytest.mark.parametrize(
-    ("params", "says"),
-    [
-        ({"format": "xlsx"}, "format: Input should be 'csv' or 'json', not 'xlsx'"),
-        ({"from": "2026-13-01"}, "from"),
-        ({"to": "yesterday"}, "to"),
-        ({"from": "2026-11-30T12:00:00"}, "offset"),
-        ({"from": "2026-11-02", "to": "2026-11-01"}, "before"),
-        ({"from": ""}, "from"),
-    ],
-)
-async def test_a_wrong_query_is_refused_before_the_file_begins(
-    admin: httpx.AsyncClient, params: dict[str, str], says: str
-) -> None:
-    refused(await admin.get("/admin/usage/export", params=params), 422, says)
+WRONG: list[tuple[dict[str, str], str]] = [
+    ({"format": "xlsx"}, "format: Input should be 'csv' or 'json', not 'xlsx'"),
+    ({"from": "2026-13-01"}, "from"),
+    ({"to": "yesterday"}, "to"),
+    ({"from": "2026-11-30T12:00:00"}, "offset"),
+    ({"from": "2026-11-02", "to": "2026-11-01"}, "before"),
+    ({"from": ""}, "from"),
+]
 
 
-@pytest.mark.parametrize("params", [{"after": "x"}, {"limit": "0"}, {"limit": "1001"}, {"limit": "x"}])
-async def test_bad_pages_of_requests_are_422(admin: httpx.AsyncClient, params: dict[str, str]) -> None:
-    refused(await admin.get("/admin/usage/requests", params=params), 422)
+async def test_a_wrong_query_is_refused_before_the_file_begins(admin: httpx.AsyncClient) -> None:
+    for params, says in WRONG:
+        refused(await admin.get("/admin/usage/export", params=params), 422, says)
+
+
+async def test_bad_pages_of_requests_are_422(admin: httpx.AsyncClient) -> None:
+    for params in ({"after": "x"}, {"limit": "0"}, {"limit": "1001"}, {"limit": "x"}):
+        refused(await admin.get("/admin/usage/requests", params=params), 422)
 
 
 async def test_with_the_ledger_away_an_export_does_not_begin(world: World, admin: httpx.AsyncClient) -> None:

@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
-import pytest
 
 from serve_app.contracts.money import format_amount
 from tests.gateway.answers import refused
@@ -87,43 +86,38 @@ async def test_an_update_changes_what_it_names_and_null_takes_a_bound_away(
     assert (await admin.patch(path, json={"tags": None})).json()["tags"] is None
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "says"),
-    [
-        ({"models": ["gpt"]}, 422, "models"),
-        ({"rpm": 0}, 422, "rpm"),
-        ({"budget": "-1"}, 422, "budget"),
-        ({"budget": "1", "budget_period": None}, 422, "budget"),
-        ({"expires_at": "2020-01-01T00:00:00Z"}, 422, "expires_at"),
-        ({"name": ""}, 422, "name"),
-        ({"nmae": "x"}, 400, "nmae"),
-        ({"tags": []}, 422, "tags"),
-        ({"tags": ["x" * 41]}, 422, "tags"),
-        ({"tags": ["a,b"]}, 422, "no comma"),
-        ({"tags": "a"}, 400, "tags"),
-        ({"addresses": ["10.0.0.5/8"]}, 422, "write 10.0.0.0/8"),
-        ({"addresses": ["example.com"]}, 422, "no address or network"),
-        ({"addresses": ["10.0.0.1"] * 51}, 422, "addresses"),
-        ({"addresses": []}, 422, "addresses"),
-        ({"addresses": "10.0.0.1"}, 400, "addresses"),
-        ({"models": "svc-chat"}, 400, "models"),
-    ],
-)
-async def test_a_bad_update_changes_nothing(
-    world: World, admin: httpx.AsyncClient, body: dict[str, Any], status: int, says: str
-) -> None:
+BAD: list[tuple[dict[str, Any], int, str]] = [
+    ({"models": ["gpt"]}, 422, "models"),
+    ({"rpm": 0}, 422, "rpm"),
+    ({"budget": "-1"}, 422, "budget"),
+    ({"budget": "1", "budget_period": None}, 422, "budget"),
+    ({"expires_at": "2020-01-01T00:00:00Z"}, 422, "expires_at"),
+    ({"name": ""}, 422, "name"),
+    ({"nmae": "x"}, 400, "nmae"),
+    ({"tags": []}, 422, "tags"),
+    ({"tags": ["x" * 41]}, 422, "tags"),
+    ({"tags": ["a,b"]}, 422, "no comma"),
+    ({"tags": "a"}, 400, "tags"),
+    ({"addresses": ["10.0.0.5/8"]}, 422, "write 10.0.0.0/8"),
+    ({"addresses": ["example.com"]}, 422, "no address or network"),
+    ({"addresses": ["10.0.0.1"] * 51}, 422, "addresses"),
+    ({"addresses": []}, 422, "addresses"),
+    ({"addresses": "10.0.0.1"}, 400, "addresses"),
+    ({"models": "svc-chat"}, 400, "models"),
+]
+
+
+async def test_a_bad_update_changes_nothing(world: World, admin: httpx.AsyncClient) -> None:
     made = await new_key(world, admin, name="ci", **TERMS)
     before, log = await shown(world, admin, made["id"]), len(world.ledger.audit_log())
-    refused(await admin.patch(f"/admin/keys/{made['id']}", json=body), status, says)
+    for body, status, says in BAD:
+        refused(await admin.patch(f"/admin/keys/{made['id']}", json=body), status, says)
     assert len(world.ledger.audit_log()) == log
     assert await shown(world, admin, made["id"]) == before  # a read, which leaves a record
 
 
-@pytest.mark.parametrize("period", ["day", "month"])
-async def test_the_budget_shown_as_spent_is_the_usage_of_the_key(
-    world: World, admin: httpx.AsyncClient, period: str
-) -> None:
-    made = await new_key(world, admin, budget="1", budget_period=period)
+async def test_the_budget_shown_as_spent_is_the_usage_of_the_key(world: World, admin: httpx.AsyncClient) -> None:
+    made = await new_key(world, admin, budget="1", budget_period="month")
     other = await new_key(world, admin)
     for key in (made, made, other, made):
         assert (await Call(world, key["key"]).done()).status == 200

@@ -96,17 +96,16 @@ async def test_each_write_leaves_a_record_of_who_and_what(
     assert world.books_balance()
 
 
-@pytest.mark.parametrize(("method", "path", "body"), [w[1:4] for w in WRITES], ids=[w[0] for w in WRITES])
-async def test_a_write_that_was_refused_leaves_none(
-    world: World, admin: httpx.AsyncClient, method: str, path: str, body: Any
-) -> None:
-    path = path.replace("{account_id}", "acct_none").replace("{key_id}", "key_none")
-    wrong = {**(body or {}), "amount": "-5"} if "acct" not in path and "key_none" not in path else body
-    answer = await write(world, admin, method, path, wrong)
-    assert answer.status_code in (400, 404, 422)
-    answer = await write(world, admin, method, path, body, authorization="Bearer wrong")
-    assert answer.status_code == 401
-    assert await log(admin) == []
+async def test_a_write_that_was_refused_leaves_none(world: World, admin: httpx.AsyncClient) -> None:
+    for name, method, path, body, _ in WRITES:
+        world.now += 60.0  # of the clock that wrong keys are counted by
+        path = path.replace("{account_id}", "acct_none").replace("{key_id}", "key_none")
+        wrong = {**(body or {}), "amount": "-5"} if "acct" not in path and "key_none" not in path else body
+        answer = await write(world, admin, method, path, wrong)
+        assert answer.status_code in (400, 404, 422), name
+        answer = await write(world, admin, method, path, body, authorization="Bearer wrong")
+        assert answer.status_code == 401, name
+        assert await log(admin) == [], name
 
 
 async def test_a_write_that_changes_nothing_leaves_none(world: World, admin: httpx.AsyncClient) -> None:
@@ -174,12 +173,14 @@ async def test_an_operator_without_a_name_is_recorded_by_the_keys_fingerprint(
     assert OPERATOR not in json.dumps(record)
 
 
-@pytest.mark.parametrize("name", ["x" * 101, "a\tb", " "])
-async def test_a_malformed_operator_name_changes_nothing(world: World, admin: httpx.AsyncClient, name: str) -> None:
-    answer = await admin.post("/admin/accounts", json={"name": "x"}, headers={"x-operator": name})
-    if name.strip():
-        refused(answer, 422, "x-operator")
-    assert len(world.ledger.list_accounts()) == (1 if name.strip() else 2)
+async def test_a_malformed_operator_name_changes_nothing(world: World, admin: httpx.AsyncClient) -> None:
+    for name in ("x" * 101, "a\tb"):
+        refused(
+            await admin.post("/admin/accounts", json={"name": "x"}, headers={"x-operator": name}), 422, "x-operator"
+        )
+    assert len(world.ledger.list_accounts()) == 1
+    blank = await admin.post("/admin/accounts", json={"name": "x"}, headers={"x-operator": " "})
+    assert (blank.status_code, len(world.ledger.list_accounts())) == (201, 2)
 
 
 async def test_pages_go_back_to_the_first_record(world: World, admin: httpx.AsyncClient) -> None:
@@ -202,9 +203,9 @@ async def test_the_log_can_be_of_one_account(world: World, admin: httpx.AsyncCli
     assert [record["action"] for record in await log(admin, account=world.account_id)] == ["set_active"]
 
 
-@pytest.mark.parametrize("params", [{"limit": "0"}, {"limit": "501"}, {"after": "x"}, {"after": "-1"}])
-async def test_bad_pages_of_the_log_are_422(admin: httpx.AsyncClient, params: dict[str, str]) -> None:
-    refused(await admin.get("/admin/audit", params=params), 422)
+async def test_bad_pages_of_the_log_are_422(admin: httpx.AsyncClient) -> None:
+    for params in ({"limit": "0"}, {"limit": "501"}, {"after": "x"}, {"after": "-1"}):
+        refused(await admin.get("/admin/audit", params=params), 422)
 
 
 async def test_no_secret_is_in_the_log_or_in_a_log_line(

@@ -145,7 +145,7 @@ async def test_a_shard_that_does_not_answer_is_not_waited_for_long(
 ) -> None:
     monkeypatch.setattr("serve_app.gateway.limiter_client.LIVE_TIMEOUT_S", 0.01)
     shards.limiters[2].wire.hold["Live"] = asyncio.Event()
-    assert [one["admits"] for one in (await live(shards))["limiters"]] == [True, True, None]
+    assert (await live(shards))["limiters"][2]["admits"] is None
 
 
 async def test_while_serve_cannot_be_asked_what_the_limiter_sees_is_shown(world: World) -> None:
@@ -168,7 +168,7 @@ async def test_what_waits_in_a_gateways_spool_is_shown(world: World, monkeypatch
     monkeypatch.setattr("serve_app.gateway.limiter_client.HEARTBEAT_S", 0.02)
 
     async def until(is_as_wanted: Callable[[Any], bool]) -> Any:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 gateways = (await live(world))["gateways"]
                 if gateways and is_as_wanted(gateways[0]["spool"]):
@@ -197,6 +197,6 @@ async def test_the_answer_is_as_the_document_says(world: World) -> None:
     Draft202012Validator(schema).validate(await live(world))
 
 
-@pytest.mark.parametrize("top", ["-1", "101", "many"])
-async def test_another_number_of_accounts_is_refused(admin: httpx.AsyncClient, top: str) -> None:
-    refused(await admin.get("/admin/live", params={"top": top}), 422, "top")
+async def test_another_number_of_accounts_is_refused(admin: httpx.AsyncClient) -> None:
+    for top in ("-1", "101", "many"):
+        refused(await admin.get("/admin/live", params={"top": top}), 422, "top")

@@ -126,24 +126,22 @@ async def test_a_model_from_its_creation_to_its_end(two: World, admin: httpx.Asy
     refused(await admin.get("/admin/models/team-chat"), 404, "svc-chat, svc-coder")
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "says"),
-    [
-        ({"id": "svc-chat"}, 422, "declared in config.yaml"),
-        ({"id": "a/b"}, 422, "id"),
-        ({"weights": {"nobody": 1}}, 422, "no backend 'nobody'"),
-        ({"weights": {}}, 422, "weights"),
-        ({"fallback": "nobody"}, 422, "no backend 'nobody'"),
-        ({"price": {**PRICE, "input": "0.0001"}}, 422, "at most 3 decimals"),
-        ({"sampling": {"temperature": 3}}, 422, "sampling.temperature"),
-        ({"sampling": {"top": 3}}, 400, "sampling.top"),
-        ({"max_output": 10_000}, 422, "below context_length"),
-    ],
-)
-async def test_a_model_that_makes_no_sense_is_refused(
-    two: World, admin: httpx.AsyncClient, body: dict[str, Any], status: int, says: str
-) -> None:
-    refused(await admin.post("/admin/models", json={**NEW_MODEL, **body}), status, says)
+BAD_MODELS: list[tuple[dict[str, Any], int, str]] = [
+    ({"id": "svc-chat"}, 422, "declared in config.yaml"),
+    ({"id": "a/b"}, 422, "id"),
+    ({"weights": {"nobody": 1}}, 422, "no backend 'nobody'"),
+    ({"weights": {}}, 422, "weights"),
+    ({"fallback": "nobody"}, 422, "no backend 'nobody'"),
+    ({"price": {**PRICE, "input": "0.0001"}}, 422, "at most 3 decimals"),
+    ({"sampling": {"temperature": 3}}, 422, "sampling.temperature"),
+    ({"sampling": {"top": 3}}, 400, "sampling.top"),
+    ({"max_output": 10_000}, 422, "below context_length"),
+]
+
+
+async def test_a_model_that_makes_no_sense_is_refused(two: World, admin: httpx.AsyncClient) -> None:
+    for body, status, says in BAD_MODELS:
+        refused(await admin.post("/admin/models", json={**NEW_MODEL, **body}), status, says)
     assert len((await admin.get("/admin/models")).json()["data"]) == 2
 
 
@@ -190,19 +188,17 @@ async def test_a_backend_from_its_deployment_to_its_end(world: World, admin: htt
     assert [one["name"] for one in (await admin.get("/admin/backends")).json()["data"]] == ["fake"]
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "says"),
-    [
-        ({"args": {"model": "bundled", "dtyp": "int8"}}, 422, "args.dtyp: unknown key"),
-        ({"args": {"model": "bundled"}, "options": {"replicas": 2}}, 400, "options.replicas"),
-        ({"options": {"num_replicas": 1, "autoscaling_config": {}}}, 422, "not both"),
-        ({"name": "app:adapter"}, 422, "name"),
-    ],
-)
-async def test_a_backend_that_makes_no_sense_is_refused(
-    world: World, admin: httpx.AsyncClient, body: dict[str, Any], status: int, says: str
-) -> None:
-    refused(await admin.post("/admin/backends", json={**NEW_BACKEND, **body}), status, says)
+BAD_BACKENDS: list[tuple[dict[str, Any], int, str]] = [
+    ({"args": {"model": "bundled", "dtyp": "int8"}}, 422, "args.dtyp: unknown key"),
+    ({"args": {"model": "bundled"}, "options": {"replicas": 2}}, 400, "options.replicas"),
+    ({"options": {"num_replicas": 1, "autoscaling_config": {}}}, 422, "not both"),
+    ({"name": "app:adapter"}, 422, "name"),
+]
+
+
+async def test_a_backend_that_makes_no_sense_is_refused(world: World, admin: httpx.AsyncClient) -> None:
+    for body, status, says in BAD_BACKENDS:
+        refused(await admin.post("/admin/backends", json={**NEW_BACKEND, **body}), status, says)
     assert [one["name"] for one in (await admin.get("/admin/backends")).json()["data"]] == ["fake"]
 
 

@@ -133,7 +133,7 @@ def fuzz(world: World, port: int, account: str, key_id: str, *, cases: int, phas
             "base-url": base,
             "seed": 7,
             "continue-on-failure": True,
-            "request-timeout": 30,
+            "request-timeout": 120,
             "auth": {
                 "openapi": {
                     "apiKey": {"bearer": world.key},
@@ -217,10 +217,13 @@ async def run(make_world: Callable[..., Any], *, cases: int, phases: list[str]) 
         return await asyncio.to_thread(fuzz, world, port, account, key.key_id, cases=cases, phases=phases)
 
 
-async def test_random_requests_are_answered_as_the_document_says(make_world: Callable[..., Any]) -> None:
-    found = await run(make_world, cases=4, phases=["examples", "fuzzing"])
+@pytest.mark.parametrize(("cases", "least"), [(1, 50), pytest.param(4, 120, marks=pytest.mark.slow)])
+async def test_random_requests_are_answered_as_the_document_says(
+    make_world: Callable[..., Any], cases: int, least: int
+) -> None:
+    found = await run(make_world, cases=cases, phases=["examples", "fuzzing"])
     assert not found.faults, found.report()
-    assert found.total > 120
+    assert found.total > least
 
 
 @pytest.mark.slow

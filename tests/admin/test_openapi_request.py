@@ -191,7 +191,7 @@ def test_a_value_of_another_type_is_refused_exactly_where_the_document_refuses_i
     assert VALIDATOR.is_valid(given) is (error is None or is_untold(error))
 
 
-@pytest.mark.parametrize("count", [25, pytest.param(250, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [10, pytest.param(250, marks=[pytest.mark.slow, pytest.mark.long])])
 def test_a_request_that_the_document_allows_is_accepted_unless_it_breaks_a_rule_in_words(count: int) -> None:
     @settings(max_examples=count, suppress_health_check=list(HealthCheck))
     @given(OPERATION.as_strategy())

@@ -71,7 +71,6 @@ def test_what_nothing_enforces_is_refused_with_what_to_send(field: str) -> None:
         ({"response_format": {"type": "text", "schema": SCHEMA}}, "response_format.schema", "json_object"),
         ({"response_format": {"type": "json_object", "schema": {"const": "x" * 10_001}}}, "response_format.schema", ""),
     ],
-    ids=str,
 )
 def test_what_is_wrong_is_422_and_named(fields: dict[str, Any], param: str, words: str) -> None:
     error = refused(**fields)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,12 @@ from typing import Any
 import pytest
 
 from bench.attack import report
-from bench.attack.__main__ import _options, main, scope_of
+from bench.attack.__main__ import _options, scope_of
 from bench.attack.figures import Probe, Sent, factor, health, is_settled, judged, recovered_s, window
 from bench.attack.hostile import ATTACKS
 from bench.attack.ordinary import sent
 from bench.attack.service import Attacked
-from bench.attack.session import NAMES, Scope, Used
+from bench.attack.session import Scope
 from bench.attack.verdicts import verdicts
 from bench.harness.replies import RawReply
 from bench.harness.servers import deployment
@@ -173,11 +172,6 @@ def test_smuggling_cases_are_listed_by_what_they_got_and_wrong_ones_apart() -> N
     ]
 
 
-def test_an_aftermath_that_did_not_end_is_called_so() -> None:
-    assert "| 3.0 |" in report.latencies(results(calm_run([refused(23.0)])))
-    assert "| more than 10 |" in report.latencies(results(calm_run([refused(29.5)])))
-
-
 def test_trouble_outside_the_attack_breaks_no_promise() -> None:
     assert broken(results(calm_run([good(25.0, 9.0), refused(35.0)]))) == []
 
@@ -197,13 +191,6 @@ def test_figures_beside_other_programs_are_called_bad() -> None:
     assert "too much" in report.machine(found)
 
 
-def test_shares_are_of_the_whole_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.attack.session.cores", lambda: 2)
-    before, after = Used(0.0, 10.0, 5.0, 1.0), Used(10.0, 24.0, 13.0, 2.0)
-    assert after.service_since(before) == pytest.approx(0.4)
-    assert after.others_since(before) == pytest.approx(0.25)
-
-
 def test_what_came_over_the_socket_is_read() -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
     first = b'data: {"choices": [{"delta": {"content": "x"}}]}\n\n'
@@ -215,22 +202,6 @@ def test_what_came_over_the_socket_is_read() -> None:
     cut = RawReply(5.0, 2, [(7.0, head), (8.0, first)], None)
     assert sent(1.0, cut, is_new=True) == Sent(1.0, 8.0, None, 200, is_whole=False, is_new=True)
     assert sent(1.0, RawReply(5.0, 2, [], None), is_new=False).status == 0
-
-
-def test_records_make_the_same_report_again_and_renew_only_their_part(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = results(calm_run())
-    (tmp_path / "in.json").write_text(json.dumps(found))
-    document = tmp_path / "benchmarks.md"
-    document.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
-    assert main(["--render", str(tmp_path / "in.json"), "--docs", str(document)]) == 0
-    assert capsys.readouterr().out.strip() == report.markdown(found).strip()
-    text = document.read_text()
-    assert text.startswith("before\n")
-    assert text.endswith("after\n")
-    assert "old" not in text
-    assert (tmp_path / "benchmarks" / "attack.json").exists()
 
 
 def test_options_choose_attacks_and_bound_their_time(capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,14 +220,6 @@ def test_no_other_target_can_be_named(option: str, capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit):
         _options([option, "127.0.0.1"])
     assert "unrecognized" in capsys.readouterr().err
-
-
-def test_a_full_run_takes_about_ten_minutes() -> None:
-    usual = Scope()
-    one = usual.calm_s + usual.attack_s + usual.recovery_s + usual.control_s
-    assert len(ATTACKS) * one < 8 * 60
-    assert len(NAMES) == len(ATTACKS) + 1
-    assert usual.calm_s * usual.per_s >= 200  # samples
 
 
 def test_the_service_runs_as_shipped_but_for_the_number_of_replicas(tmp_path: Path) -> None:

@@ -75,11 +75,12 @@ def test_effects_are_read_from_the_names_of_accounts() -> None:
 
 @contextlib.asynccontextmanager
 async def careless() -> AsyncIterator[int]:
-    """A server that ignores bodies: whatever follows a head is the next request."""
+    """A server that ignores bodies: whatever follows a head is the next request. It hangs up after two."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            while head := await reader.readuntil(b"\r\n\r\n"):
+            for _ in range(2):
+                head = await reader.readuntil(b"\r\n\r\n")
                 ids = [line for line in head.split(b"\r\n") if line.lower().startswith(b"x-request-id:")]
                 writer.write(b"\r\n".join([b"HTTP/1.1 200 OK", *ids, b"content-length: 0", b"", b""]))
         writer.close()
@@ -92,7 +93,7 @@ async def careless() -> AsyncIterator[int]:
 
 
 async def test_a_server_that_ignores_bodies_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smuggling, "SILENCE_S", 0.05)
+    monkeypatch.setattr(smuggling, "SILENCE_S", 60.0)
     number, case = next(
         (number, case)
         for number, case in enumerate(smuggling_cases.cases("operator"))

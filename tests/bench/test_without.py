@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,43 +14,9 @@ from bench.gateway.without import sitecustomize
 from bench.gateway.without.sitecustomize import REMOVABLE, SPEEDUPS
 from bench.harness import command, document
 from bench.harness.servers import ServerError
-from tests.bench.effects import EFFECTS
 from tests.bench.test_gateway_report import audit, record
 
 ROOT = Path(__file__).parents[2]
-#: With and without the speed-up.
-EXPECTED = {
-    "sockets": ("2", "5"),
-    "joined-asks": ("1", "5"),
-    "joined-settlements": ("1", "5"),
-    "gathered-metrics": ("0", "5"),
-    "plain-pickle": ("2", "0"),
-    "ready-events": ("1", "0"),
-}
-
-
-def effect(name: str, environment: dict[str, str]) -> str:
-    """The figure of tests.bench.effects, in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.bench.effects", name],
-        env={**os.environ, **environment},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def test_each_speedup_has_an_effect_that_is_tested() -> None:
-    assert set(EFFECTS) == set(EXPECTED) == set(SPEEDUPS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SPEEDUPS)
-def test_a_process_with_the_environment_is_without_the_speedup(name: str) -> None:
-    assert (effect(name, {}), effect(name, speedups.environment(name))) == EXPECTED[name]
 
 
 @pytest.mark.parametrize("name", REMOVABLE)

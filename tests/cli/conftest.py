@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import certifi
 import pytest
+import typer.main
 
 from serve_app.cli.__main__ import main
 
@@ -22,6 +26,11 @@ VARIABLES = (
     "SERVE_APP_URL", "SERVE_APP_INSECURE", "SERVE_APP_OPERATOR_KEY", "SERVE_APP_OPERATOR", "SERVE_APP_HOME", "PORT",
     "TLS", "GRAFANA_TOKEN", "SERVE_APP_TRACES", "SERVE_APP_METRICS_URL", "PROMETHEUS_URL",
 )  # fmt: skip
+
+
+new_context = ssl.create_default_context
+usual_context = functools.cache(lambda: new_context(cafile=certifi.where()))
+command_of = functools.cache(typer.main.get_command)
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,24 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes longer than a command, and is the same for each: all commands, and the usual authorities of TLS."""
+
+    def context(**given: Any) -> ssl.SSLContext:
+        return usual_context() if given == {"cafile": certifi.where()} else new_context(**given)
+
+    monkeypatch.setattr(typer.main, "get_command", command_of)
+    monkeypatch.setattr(ssl, "create_default_context", context)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is away because the machine is slow."""
+    for module in ("client", "live.exporters", "live.prometheus", "grafana.api"):
+        monkeypatch.setattr(f"serve_app.cli.{module}.TIMEOUT_S", 60.0)
 
 
 @pytest.fixture

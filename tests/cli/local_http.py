@@ -99,7 +99,7 @@ class LocalServer:
             return
         if isinstance(planned, Hang):
             planned.reached.set()
-            planned.release.wait(60)
+            planned.release.wait(300)
             connection.close_connection = True
             return
         answer = planned or self.handle(request)

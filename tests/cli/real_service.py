@@ -10,7 +10,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from serve_app.accounting.ledger import Ledger
 from tests.gateway.connections import served
 from tests.gateway.world import OPERATOR, World
 
@@ -29,7 +28,6 @@ class RealService:
 
 @contextlib.contextmanager
 def real_service(folder: Path) -> Iterator[RealService]:
-    Ledger(f"sqlite:///{folder / 'ledger.db'}").close()
     started: Future[RealService] = Future()
 
     async def live() -> None:
@@ -48,9 +46,9 @@ def real_service(folder: Path) -> Iterator[RealService]:
 
     thread = threading.Thread(target=lambda: asyncio.run(live()))
     thread.start()
-    service = started.result(60)
+    service = started.result(300)
     try:
         yield service
     finally:
         service.loop.call_soon_threadsafe(service.end.set)
-        thread.join(60)
+        thread.join(300)

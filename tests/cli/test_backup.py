@@ -111,27 +111,27 @@ def test_books_that_do_not_add_up_are_restored_and_reported(run: Run, home: Path
     assert (tmp_path / "new.db").is_file()
 
 
-@pytest.mark.parametrize(
-    ("command", "code", "says"),
-    [
-        ("backup --to {0}/missing/b", 1, "can't write"),
-        ("backup --to {0}", 1, "is a folder"),
-        ("backup --to {0}/b --database sqlite:///{0}/none.db", 1, "there is no ledger at"),
-        ("backup --to {0}/b --database mysql://x/y", 1, "no ledger on 'mysql'"),
-        ("backup --to {0}/b --database hunter22", 2, "must look like"),
-        ("backup --to {0}/b --database " + SECRET, 1, "did not answer"),
-        ("restore --from {0}/none --database sqlite:///{0}/new.db", 1, "can't read"),
-        ("restore --from {0}/home/ledger.db --database sqlite:///{0}/new.db", 1, "no backup of a ledger"),
-        ("restore --from {0}/made", 1, "exists: move ledger.db* away"),
-        ("restore --from {0}/made --database " + SECRET, 1, "of a ledger on sqlite, the database is postgresql"),
-        ("restore --from {0}/made --database sqlite:///{0}/missing/new.db", 1, "can't write"),
-    ],
-)
-def test_each_failure_is_one_line(run: Run, home: Path, tmp_path: Path, command: str, code: int, says: str) -> None:
+FAILURES: list[tuple[str, int, str]] = [
+    ("backup --to {0}/missing/b", 1, "can't write"),
+    ("backup --to {0}", 1, "is a folder"),
+    ("backup --to {0}/b --database sqlite:///{0}/none.db", 1, "there is no ledger at"),
+    ("backup --to {0}/b --database mysql://x/y", 1, "no ledger on 'mysql'"),
+    ("backup --to {0}/b --database hunter22", 2, "must look like"),
+    ("backup --to {0}/b --database " + SECRET, 1, "did not answer"),
+    ("restore --from {0}/none --database sqlite:///{0}/new.db", 1, "can't read"),
+    ("restore --from {0}/home/ledger.db --database sqlite:///{0}/new.db", 1, "no backup of a ledger"),
+    ("restore --from {0}/made", 1, "exists: move ledger.db* away"),
+    ("restore --from {0}/made --database " + SECRET, 1, "of a ledger on sqlite, the database is postgresql"),
+    ("restore --from {0}/made --database sqlite:///{0}/missing/new.db", 1, "can't write"),
+]
+
+
+def test_each_failure_is_one_line(run: Run, home: Path, tmp_path: Path) -> None:
     assert run("ledger", "backup", "--to", tmp_path / "made").code == 0
     there = sorted(tmp_path.iterdir())
-    failed = run("ledger", *command.format(tmp_path).split())
-    assert (failed.code, failed.out) == (code, "")
-    assert says in failed.error_line
-    assert "hunter22" not in failed.err
-    assert sorted(tmp_path.iterdir()) == there
+    for command, code, says in FAILURES:
+        failed = run("ledger", *command.format(tmp_path).split())
+        assert (failed.code, failed.out) == (code, ""), command
+        assert says in failed.error_line
+        assert "hunter22" not in failed.err, command
+        assert sorted(tmp_path.iterdir()) == there, command

@@ -14,6 +14,7 @@ from serve_app.cli.__main__ import app
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "cluster").rglob("*.md"))]
+COMMAND = get_command(app)
 TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 
@@ -33,7 +34,7 @@ def called(pattern: str) -> list[str]:
 @pytest.mark.parametrize("line", called(r"(?:\S+/)?serve-app ([a-z].*)"))
 def test_a_command_of_serve_app_has_its_options(line: str) -> None:
     words = re.sub(r"\[(--[^]]*)\]", r"\1", line).split()  # [--optional]
-    command = get_command(app)
+    command = COMMAND
     while words and words[0] in getattr(command, "commands", {}):
         command = command.commands[words.pop(0)]  # type: ignore[attr-defined]
     groups = getattr(command, "commands", {})

@@ -202,14 +202,14 @@ def test_ctrl_c_ends_silently_and_at_once() -> None:
         with connection:
             connection.recv(1)
             process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=300)
     assert (process.returncode, out, err) == (-signal.SIGINT, b"", b"")  # shells call it 130
 
 
 def test_a_closed_pipe_is_no_traceback(service: FakeService) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    process = subprocess.run([*CLI, "models"], stdout=writer, stderr=subprocess.PIPE, cwd=REPOSITORY, timeout=60)
+    process = subprocess.run([*CLI, "models"], stdout=writer, stderr=subprocess.PIPE, cwd=REPOSITORY, timeout=300)
     os.close(writer)
     assert process.returncode == 1
     assert process.stderr == b""

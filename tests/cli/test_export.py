@@ -159,7 +159,7 @@ def test_a_path_that_can_not_be_written_is_reported_before_any_request(
     assert service.requests == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_export_that_is_interrupted_leaves_nothing(service: FakeService, tmp_path: Path, number: int) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
@@ -175,9 +175,9 @@ def test_an_export_that_is_interrupted_leaves_nothing(service: FakeService, tmp_
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
     )
     try:
-        assert second_page.reached.wait(30)
+        assert second_page.reached.wait(300)
         process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
     finally:
         second_page.release.set()
         process.kill()
@@ -186,7 +186,7 @@ def test_an_export_that_is_interrupted_leaves_nothing(service: FakeService, tmp_
 
 
 @pytest.mark.parametrize("form", ["csv", "json"])
-@pytest.mark.parametrize("count", [100, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [100, pytest.param(5000, marks=[pytest.mark.slow, pytest.mark.long])])
 def test_the_file_of_many_requests_is_the_ledgers_sum(
     real: Any, run: Run, tmp_path: Path, form: str, count: int
 ) -> None:

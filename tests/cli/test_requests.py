@@ -40,7 +40,7 @@ def chat(real: RealService) -> Callable[..., dict[str, Any]]:
         async def ended() -> None:
             await until(lambda: len(world.records) > before)
 
-        asyncio.run_coroutine_threadsafe(ended(), real.loop).result(30)
+        asyncio.run_coroutine_threadsafe(ended(), real.loop).result(60)
         line: dict[str, Any] = json.loads(json.dumps(log_line(world.records[-1])))
         return line
 

@@ -312,7 +312,7 @@ def on_terminal(service: LiveService, *options: str, end: signal.Signals) -> tup
     )  # fmt: skip
     os.close(theirs)
     out, is_ended = b"", False
-    while select.select([ours], [], [], 60)[0]:
+    while select.select([ours], [], [], 300)[0]:
         try:
             piece = os.read(ours, 65536)
         except OSError:  # the last writer is gone
@@ -329,7 +329,7 @@ def on_terminal(service: LiveService, *options: str, end: signal.Signals) -> tup
     return process.wait(), out.decode()
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("end", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_ends_it_quietly_and_the_terminal_is_as_it_was(service: LiveService, end: signal.Signals) -> None:
     code, out = on_terminal(service, "--every", "0.5", end=end)
     assert code == 0

@@ -1,16 +1,17 @@
-"""One gateway with the bundled model for all clients, and one with a scripted model that acts like a capable one."""
+"""One gateway with the tiny model for all clients, and one with a scripted model that acts like a capable one."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from openai import AsyncOpenAI, OpenAI
-from tokenizers import Tokenizer
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAI
 
+from serve_app.engine.text.detokenizer import Vocabulary
 from tests.clients.capable import capable_engine
-from tests.clients.served import Served, bundled_engine, serve
+from tests.clients.served import Served, serve, tiny_engine
 from tests.clients.ways import WAYS, Ask, asking
 from tests.clients.whole import Whole
 from tests.service.started import OTHER_CONFIG, started
@@ -19,12 +20,15 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
-def service(tmp_path_factory: pytest.TempPathFactory, model_path: Path, model_home: Path) -> Iterator[Served | Whole]:
+def service(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest, model_home: Path
+) -> Iterator[Served | Whole]:
     if OTHER_CONFIG is not None:
-        with started(model_path) as whole:
+        with started(request.getfixturevalue("model_path")) as whole:
             yield Whole(whole)
         return
-    with serve(tmp_path_factory.mktemp("clients"), lambda: bundled_engine(model_path, model_home)) as running:
+    tiny = request.getfixturevalue("tiny_path")
+    with serve(tmp_path_factory.mktemp("clients"), lambda: tiny_engine(tiny, model_home)) as running:
         yield running
 
 
@@ -35,7 +39,7 @@ def capable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield running
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def client(service: Served) -> Iterator[OpenAI]:
     """The SDK with strict validation: it rejects responses that do not fit its types."""
     with OpenAI(
@@ -47,7 +51,12 @@ def client(service: Served) -> Iterator[OpenAI]:
 @pytest.fixture
 async def async_client(service: Served) -> AsyncIterator[AsyncOpenAI]:
     async with AsyncOpenAI(
-        api_key=service.key, base_url=service.base_url, max_retries=0, timeout=60, _strict_response_validation=True
+        api_key=service.key,
+        base_url=service.base_url,
+        max_retries=0,
+        timeout=60,
+        http_client=DefaultAsyncHttpxClient(verify=False),  # else each reads the certificates of authorities
+        _strict_response_validation=True,
     ) as made:
         yield made
 
@@ -59,6 +68,14 @@ def ask(request: pytest.FixtureRequest, client: OpenAI, async_client: AsyncOpenA
 
 
 @pytest.fixture(scope="session")
-def tokenizer(model_path: Path) -> Tokenizer:
-    """The bundled model's."""
-    return Tokenizer.from_file(str(model_path / "tokenizer.json"))
+def tokenizer(bundled_tokenizer: Any) -> Any:
+    """The models'."""
+    return bundled_tokenizer
+
+
+@pytest.fixture(scope="session")
+def id_of(tokenizer: Any) -> Callable[[list[int] | None], str]:
+    """The id of a token of a reply, by its bytes."""
+    vocabulary = Vocabulary(tokenizer)
+    ids = {vocabulary.spelling(number): str(number) for number in range(len(tokenizer))}
+    return lambda raw: ids[bytes(raw or ())]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from openai import AsyncOpenAI, OpenAI
@@ -12,11 +12,10 @@ from tests.clients.ways import WAYS, Ask, asking
 
 
 @pytest.fixture(params=WAYS)
-async def ask_capable(request: pytest.FixtureRequest, capable: Served) -> AsyncIterator[Ask]:
-    where = {"api_key": capable.key, "base_url": capable.base_url}
-    with OpenAI(**where, _strict_response_validation=True) as client:
-        async with AsyncOpenAI(**where, _strict_response_validation=True) as async_client:
-            yield asking(request.param, client, async_client)
+def ask_capable(request: pytest.FixtureRequest, capable: Served, client: OpenAI, async_client: AsyncOpenAI) -> Ask:
+    strict = {"_strict_response_validation": True}
+    where: Any = {"api_key": capable.key, "base_url": capable.base_url, "_extra_kwargs": strict}
+    return asking(request.param, client.with_options(**where), async_client.with_options(**where))
 
 
 async def test_reasoning_comes_apart_from_the_answer_and_is_counted(ask_capable: Ask) -> None:

@@ -121,17 +121,17 @@ async def test_a_function_without_parameters_is_called_with_none(ask: Ask, funct
 
 
 def test_arguments_come_in_pieces_while_they_are_written(client: OpenAI) -> None:
-    long = {"type": "object", "properties": {"n": {"type": "array", "items": {"type": "integer"}, "minItems": 30}}}
+    long = {"type": "object", "properties": {"n": {"type": "array", "items": {"type": "integer"}, "minItems": 10}}}
     long |= {"required": ["n"]}
     tool: Any = {"type": "function", "function": {"name": "add", "parameters": long}}
     stream = client.chat.completions.create(
         model="svc-chat",
-        messages=[{"role": "user", "content": "Add 1 to 30."}],
+        messages=[{"role": "user", "content": "Add 1 to 10."}],
         tools=[tool],
         tool_choice="required",
         temperature=0,
         stream=True,
-        max_tokens=200,
+        max_tokens=60,
     )
     pieces = [call for chunk in stream for call in chunk.choices[0].delta.tool_calls or ()]
     assert len(pieces) > 3

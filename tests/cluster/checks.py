@@ -26,6 +26,8 @@ REPOSITORY = Path(__file__).parents[2]
 CLUSTER = REPOSITORY / "cluster"
 CRD = Path(__file__).parent / "schemas" / "rayservice-v1.schema.json"
 KUBERNETES = "1.37"
+# It would read its schemas, which are megabytes, for each object.
+kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
 
 SECRETS = (
     "SERVE_APP_OPERATOR_KEY",

@@ -150,8 +150,13 @@ def parsed(text: str) -> Document:
 
 def read_all(name: str) -> list[Document]:
     """The objects of a file below cluster/. Parts that YAML's anchors share are copies, so that one can be changed."""
+    return [json.loads(text) for text in _objects(name)]
+
+
+@cache
+def _objects(name: str) -> list[str]:
     documents = yaml.safe_load_all((CLUSTER / name).read_text(encoding="utf-8"))
-    return [json.loads(json.dumps(document)) for document in documents]
+    return [json.dumps(document) for document in documents]
 
 
 def files(name: str) -> list[str]:

@@ -74,7 +74,6 @@ PODS: dict[str, tuple[Change, str]] = {
         lambda e: e.group("head")["template"]["metadata"].update(annotations={"prometheus.io/scrape": "true"}),
         "head: Prometheus' operator ignores",
     ),
-    "a misspelt key of a pod": (lambda e: e.pod("l40s").update(toleration=[]), "RayService/serve-app: "),
     "a misspelt key of Serve": (
         lambda e: e.deployment("Model", graceful_shutdown_timeout=600),
         "RayService/serve-app serveConfigV2.applications.1",

@@ -38,7 +38,9 @@ def variables(role: str) -> dict[str, str]:
 def test_systemd_accepts_the_units() -> None:
     units = [str(path) for path in sorted(UNITS.glob("*.service"))]
     assert len(units) == len(ROLES)
-    done = subprocess.run(["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, timeout=300
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -71,7 +73,7 @@ def started(role: str, folder: Path, tls: Path) -> tuple[dict[str, str], list[st
     ray.chmod(0o755)
     command = service(role)["ExecStart"].replace("/opt/serve-app", str(folder)).replace("${RAY_HEAD}", "head:6379")
     environment = {**os.environ, "SERVE_APP_RAY_TLS": str(tls)}
-    subprocess.run(shlex.split(command), check=True, timeout=60, env=environment)
+    subprocess.run(shlex.split(command), check=True, timeout=300, env=environment)
     found = dict(one.split("=", 1) for one in (folder / "env").read_text().split("\0") if one)
     return found, (folder / "arguments").read_text().splitlines()
 

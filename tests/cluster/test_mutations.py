@@ -32,14 +32,23 @@ def production() -> Manifests:
     return read_set("production")
 
 
+@pytest.mark.parametrize("formed", ["RayService", pytest.param("", marks=[pytest.mark.slow, pytest.mark.long])])
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_a_mistake_is_reported_with_its_object(production: Manifests, name: str) -> None:
+def test_a_mistake_is_reported_with_its_object(production: Manifests, name: str, formed: str) -> None:
     change, expected = MUTATIONS[name]
     edit = Edit(production)
     change(edit)
-    found = problems(edit.result())
+    found = problems(edit.result(), formed=formed)
     assert any(expected in problem for problem in found), found
     assert all("/" in problem.split(" ")[0] or problem.startswith("PrometheusRule") for problem in found)
+
+
+def test_a_misspelt_key_of_a_pod_is_reported(production: Manifests) -> None:
+    edit = Edit(production)
+    edit.pod("l40s").update(toleration=[])
+    [found] = problems(edit.result())
+    assert found.startswith("RayService/serve-app: ")
+    assert "'toleration' was unexpected" in found
 
 
 @pytest.mark.parametrize("variable", [DRAIN, HARD_STOP, "RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_HAPROXY_RETRY_ON"])
@@ -47,5 +56,5 @@ def test_a_mistake_is_reported_with_its_object(production: Manifests, name: str)
 def test_a_flag_that_one_kind_of_pod_lacks_is_reported(production: Manifests, pool: str, variable: str) -> None:
     edit = Edit(production)
     edit.set_env(pool, variable, None)
-    found = problems(edit.result())
+    found = problems(edit.result(), formed="RayService")
     assert f"RayService/serve-app {pool}: {variable} is missing" in found

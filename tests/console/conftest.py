@@ -11,11 +11,14 @@ from typing import Any
 
 import httpx
 import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from argon2 import PasswordHasher
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient
 from stripe import WebhookSignature
 
+from serve_app.console import passwords
 from serve_app.console.app import build_console
 from serve_app.console.stripe_payments import Stripe
 from serve_app.console.web import Console
@@ -33,7 +36,7 @@ from .stripe_stand_in import HOOK, StandIn
 SECRET = b"key secret of the tests"
 PASSWORD = "a long enough password"
 CSRF = re.compile(r'name="csrf" value="([0-9a-f]{64})"')
-
+CHEAP = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
 
 #: A script of another source than the console's own files, or one that stands in the page.
 STRAY_SCRIPT = re.compile(r'<script(?! src="/console/static/\w+\.js" defer></script>)')
@@ -50,8 +53,8 @@ class LedgerPort:
 class House:
     """A console with accounts; `browser()` is one without cookies."""
 
-    def __init__(self, ledger: Ledger, clock: Clock) -> None:
-        self.ledger, self.clock = ledger, clock
+    def __init__(self, ledger: Ledger, clock: Clock, portal: BlockingPortal) -> None:
+        self.ledger, self.clock, self._portal = ledger, clock, portal
         self.live: dict[str, Any] | None
         self.status: AccountStatus | None = None
         self.live = {"open_requests": 2, "held": "0.50", "currency": "EUR", "limiters": [{"admits": True}]}
@@ -78,9 +81,11 @@ class House:
         return self.live
 
     def browser(self, scheme: str = "http") -> TestClient:
-        return TestClient(
+        browser = TestClient(
             self.app, base_url=f"{scheme}://console.test", follow_redirects=False, client=("192.0.2.7", 1)
         )
+        browser.portal = self._portal  # or each request would start a thread and a loop
+        return browser
 
     def invite(self, email: str, role: str = "owner", account_id: str = "") -> str:
         token = f"token-of-{email}"
@@ -126,11 +131,40 @@ def balance(house: House) -> str:
     return f"{house.ledger.get_account(house.account_id).balance / 10**9:.2f}"
 
 
+@pytest.fixture(scope="session")
+def empty_ledger(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The file of a ledger that has its schema and nothing else."""
+    path = tmp_path_factory.mktemp("template") / "ledger.db"
+    Ledger(f"sqlite:///{path}").close()
+    return path.read_bytes()
+
+
+@pytest.fixture(scope="session")
+def portal() -> Iterator[BlockingPortal]:
+    """The loop in which all browsers send their requests."""
+    with start_blocking_portal() as portal:
+        yield portal
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No provider is away because the machine is slow."""
+    monkeypatch.setattr("serve_app.console.openid.TIMEOUT_S", 60.0)
+
+
+@pytest.fixture(autouse=True)
+def cheap_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hash of the service takes longer than a page."""
+    monkeypatch.setattr(passwords, "_HASHER", CHEAP)
+    monkeypatch.setattr(passwords, "_NOBODYS", CHEAP.hash("the password of nobody"))
+
+
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
+def house(tmp_path: Path, empty_ledger: bytes, portal: BlockingPortal) -> Iterator[House]:
     clock = Clock(NOON)
-    with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}", now=clock) as ledger:
-        yield House(ledger, clock)
+    (tmp_path / "ledger.db").write_bytes(empty_ledger)
+    with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}", now=clock, migrate=False) as ledger:
+        yield House(ledger, clock, portal)
 
 
 @pytest.fixture

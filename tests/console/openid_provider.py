@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import threading
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
@@ -16,11 +17,17 @@ from joserfc.jwk import OctKey, RSAKey
 CLIENT, SECRET = "console", "secret of the client"
 
 
+@cache
+def key(name: str) -> RSAKey:
+    """All have the same id. To generate one takes longer than a sign-in."""
+    return RSAKey.generate_key(2048, {"kid": "one"})
+
+
 class Provider:
     """`claims` are added to an ID token, `key` and `algorithm` sign it; tests change them."""
 
     def __init__(self, now: Any) -> None:
-        self.key: RSAKey | OctKey = RSAKey.generate_key(2048, {"kid": "one"})
+        self.key: RSAKey | OctKey = key("first")
         self.keys = [self.key]
         self.algorithm = "RS256"
         self.claims: dict[str, Any] = {"sub": "subject-1", "name": "Ada L."}
@@ -53,7 +60,7 @@ class Provider:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.issuer = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
 
     def close(self) -> None:
         self.server.shutdown()

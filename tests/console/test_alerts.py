@@ -49,10 +49,17 @@ def mailbox() -> Iterator[tuple[MailSettings, list[tuple[str, EmailMessage]]]]:
             return "250 OK"
 
     port = free_port()
-    controller = Controller(Handler(), hostname="127.0.0.1", port=port)
+    controller = Controller(Handler(), hostname="127.0.0.1", port=port, ready_timeout=60.0)
     controller.start()
     yield MailSettings(host="127.0.0.1", port=port, sender="billing@service.example", starttls=False), received
     controller.stop()
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No attempt fails because the machine is slow."""
+    for bound in ("WEBHOOK_S", "MAIL_S", "RELAY_S"):
+        monkeypatch.setattr(f"serve_app.console.notifier.{bound}", 60.0)
 
 
 def notifier(house: House, mail: MailSettings | None = None, *, private: bool = True) -> Notifier:

@@ -74,13 +74,16 @@ def test_a_management_key_of_another_account_is_not_revoked(house: House) -> Non
     assert house.ledger.run(ListManagementKeys(other)) == [theirs]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"name": ""}, {"name": "x" * 101}, {"expires": SCRIPT}, {"expires": "2026-05-30"}, {"expires": "1.7.2026"}],
-)
-def test_what_is_no_management_key_is_refused(house: House, wrong: dict[str, str]) -> None:
-    path = page(house)
-    assert submit(house.member(), path, path, **{"name": "robot", **wrong}).status_code == 422
+def test_what_is_no_management_key_is_refused(house: House) -> None:
+    browser, path = house.member(), page(house)
+    for wrong in (
+        {"name": ""},
+        {"name": "x" * 101},
+        {"expires": SCRIPT},
+        {"expires": "2026-05-30"},
+        {"expires": "1.7.2026"},
+    ):
+        assert submit(browser, path, path, **{"name": "robot", **wrong}).status_code == 422, wrong
     assert house.ledger.run(ListManagementKeys(house.account_id)) == []
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from joserfc.jwk import OctKey, RSAKey
+from joserfc.jwk import OctKey
 from starlette.testclient import TestClient
 
 from serve_app.console.openid import OpenId
@@ -16,7 +16,7 @@ from serve_app.contracts.people import FindPerson, SuspendPerson
 from serve_app.settings import OpenIdSettings
 
 from .conftest import PASSWORD, House, submit
-from .openid_provider import CLIENT, SECRET, Provider
+from .openid_provider import CLIENT, SECRET, Provider, key
 
 PROFILE = "/console/profile"
 
@@ -102,36 +102,35 @@ def test_nobody_is_found_by_an_e_mail_address(house: House, provider: Provider) 
     assert sign_in(house.browser(), provider).status_code == 403
 
 
-@pytest.mark.parametrize(
-    "claims",
-    [
-        {"iss": "https://another.example"},
-        {"aud": "another client"},
-        {"aud": [CLIENT, "another"], "azp": "another"},
-        {"nonce": "another"},
-        {"nonce": None},
-        {"exp": 1},
-        {"sub": ""},
-        {"sub": "x" * 501},
-        {"sub": "a\x00"},
-    ],
-    ids=repr,
-)
-def test_a_token_that_is_not_for_this_sign_in_opens_nothing(
-    house: House, provider: Provider, claims: dict[str, object]
-) -> None:
-    path, browser = house.invite("bob@example.org"), house.browser()
-    provider.claims |= claims
-    page = submit(browser, path, f"{path}/openid")
-    assert browser.get(provider.sign_in(leads_to(page))).status_code in (403, 422)
-    assert house.ledger.run(FindPerson("bob@example.org")) is None
+WRONG: list[dict[str, object]] = [
+    {"iss": "https://another.example"},
+    {"aud": "another client"},
+    {"aud": "another client", "azp": CLIENT},
+    {"aud": [CLIENT, "another"], "azp": "another"},
+    {"nonce": "another"},
+    {"nonce": None},
+    {"exp": 1},
+    {"sub": ""},
+    {"sub": "x" * 501},
+    {"sub": "a\x00"},
+]
+
+
+def test_a_token_that_is_not_for_this_sign_in_opens_nothing(house: House, provider: Provider) -> None:
+    path, right = house.invite("bob@example.org"), provider.claims
+    for claims in WRONG:
+        browser = house.browser()
+        provider.claims = right | claims
+        page = submit(browser, path, f"{path}/openid")
+        assert browser.get(provider.sign_in(leads_to(page))).status_code in (403, 422), claims
+        assert house.ledger.run(FindPerson("bob@example.org")) is None, claims
 
 
 @pytest.mark.parametrize("forged", ["another key", "symmetric"])
 def test_a_token_that_the_provider_has_not_signed_opens_nothing(house: House, provider: Provider, forged: str) -> None:
     link(house.member(), provider)
     if forged == "another key":
-        provider.key = RSAKey.generate_key(2048, {"kid": "one"})
+        provider.key = key("second")
     else:
         provider.algorithm, provider.key = "HS256", OctKey.import_key(SECRET, {"kid": "one"})
     assert sign_in(house.browser(), provider).status_code == 403
@@ -139,7 +138,7 @@ def test_a_token_that_the_provider_has_not_signed_opens_nothing(house: House, pr
 
 def test_a_new_key_of_the_provider_is_taken(house: House, provider: Provider) -> None:
     link(house.member(), provider)
-    provider.key = RSAKey.generate_key(2048, {"kid": "one"})
+    provider.key = key("second")
     provider.keys = [provider.key]
     assert sign_in(house.browser(), provider).status_code == 303
 

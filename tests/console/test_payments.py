@@ -69,10 +69,10 @@ def test_a_payment_is_begun_at_stripe_and_booked_once_it_is_reported(house: Hous
     assert "stripe pi_1" in browser.get(path).text
 
 
-@pytest.mark.parametrize("amount", ["", "0", "0.49", "10000.01", "1.001", "-5", "many"])
-def test_an_amount_that_can_not_be_paid_is_refused(house: House, api: StandIn, amount: str) -> None:
-    path = f"/console/accounts/{house.account_id}/billing"
-    assert submit(house.member(), path, path, amount=amount).status_code == 422
+def test_an_amount_that_can_not_be_paid_is_refused(house: House, api: StandIn) -> None:
+    browser, path = house.member(), f"/console/accounts/{house.account_id}/billing"
+    for amount in ("", "0", "0.49", "10000.01", "1.001", "-5", "many"):
+        assert submit(browser, path, path, amount=amount).status_code == 422, amount
     assert api.asked == []
 
 
@@ -124,7 +124,7 @@ def test_both_reports_of_a_chargeback_take_its_money_once(house: House, api: Sta
     assert (balance(house), house.ledger.get_account(house.account_id).active) == ("5.00", False)
 
 
-@pytest.mark.parametrize("status", ["warning_needs_response", "warning_under_review", "warning_closed", "prevented"])
+@pytest.mark.parametrize("status", ["warning_needs_response", "prevented"])
 def test_a_dispute_that_moves_no_money_changes_nothing(house: House, api: StandIn, status: str) -> None:
     send(house, paid(house))
     before = house.ledger.audit_log()
@@ -234,6 +234,7 @@ def test_a_report_that_is_forged_old_or_of_another_currency_changes_nothing(hous
     assert (balance(house), house.ledger.audit_log()) == ("5.00", before)
 
 
+@pytest.mark.slow
 def test_the_console_without_payments_does_not_load_stripe() -> None:
     script = "import serve_app.console.app, serve_app.console.recharger, sys; sys.exit('stripe' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -43,12 +43,13 @@ class Serve:
 
     async def who(self) -> str:
         answer: str = await self.line.send("who")
-        await calls.wait_for_background(5)  # what the call has begun in the background
+        await calls.wait_for_background(60)  # what the call has begun in the background
         return answer
 
 
 @pytest.fixture
-async def serve() -> AsyncIterator[Serve]:
+async def serve(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serve]:
+    monkeypatch.setattr(transport, "TIMEOUT_S", 60.0)
     replica = Replica("first")
     serve = Serve(replica)
     yield serve
@@ -105,5 +106,9 @@ async def test_after_a_replica_dies_calls_go_through_serve_at_once(serve: Serve)
     await connected(serve)
     assert serve.replica is not None
     serve.replica.server.close()
-    await asyncio.sleep(0.01)
+    connection = serve.line._connection
+    assert connection is not None
+    async with asyncio.timeout(60):
+        while connection.is_open:
+            await asyncio.sleep(0)
     assert await serve.who() == "first, through Serve"

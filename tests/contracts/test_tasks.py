@@ -20,7 +20,7 @@ async def test_shutdown_waits_for_background_tasks_and_for_those_that_they_start
         done.append("first")
 
     tasks.detached(first())
-    waiting = asyncio.create_task(tasks.wait_for_background(5))
+    waiting = asyncio.create_task(tasks.wait_for_background(60))
     while not done:
         await asyncio.sleep(0)
     assert not waiting.done()
@@ -33,10 +33,10 @@ async def test_shutdown_waits_for_a_bounded_time() -> None:
     task = tasks.detached(asyncio.Event().wait())  # type: ignore[arg-type]
     assert not await tasks.wait_for_background(0.01)
     task.cancel()
-    assert await tasks.wait_for_background(1)
+    assert await tasks.wait_for_background(60)
 
 
 async def test_shutdown_does_not_wait_for_endless_tasks() -> None:
     task = tasks.detached(asyncio.Event().wait(), endless=True)  # type: ignore[arg-type]
-    assert await tasks.wait_for_background(1)
+    assert await tasks.wait_for_background(60)
     task.cancel()

@@ -48,7 +48,14 @@ MANY = [{"model": "svc-chat", "replica": str(one)} for one in range(9)]
 UIDS = [board["uid"] for board in boards.documents()]
 
 
-@pytest.mark.parametrize(("uid", "labels"), [*((uid, MANY) for uid in UIDS), (UIDS[0], [])])
+DRAWN = [
+    (UIDS[0], []),
+    *(pytest.param(uid, MANY, marks=pytest.mark.long) for uid in UIDS),
+]
+
+
+@pytest.mark.slow  # to draw a board takes a second
+@pytest.mark.parametrize(("uid", "labels"), DRAWN)
 def test_each_board_is_one_small_picture_of_the_answers_to_all_its_queries(
     uid: str, labels: list[dict[str, str]], tmp_path: Path
 ) -> None:
@@ -126,6 +133,6 @@ def test_the_command_writes_a_file_for_each_board(tmp_path: Path, monkeypatch: p
     pytest.importorskip("matplotlib")
     answering: Any = Answering({"model": "svc-chat"})
     monkeypatch.setattr(pictures, "Prometheus", lambda url: answering.prometheus)
-    command = ["--prometheus", "http://prometheus", "--out", str(tmp_path), "--rows", "2", "--format", "svg"]
+    command = ["--prometheus", "http://prometheus", "--out", str(tmp_path), "--rows", "1", "--format", "svg"]
     assert pictures.main([*command, "--boards", "users", "money"]) == 0
     assert {path.name for path in tmp_path.iterdir()} == {"users.svg", "money.svg"}

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from serve_app.contracts.metric import Metric
 
 ROOT = Path(__file__).parents[2]
 CASES = sorted((Path(__file__).parent / "rule_tests").glob("*.yaml"))
-HEALTHY = "healthy.yaml"
+NAMES = [path.stem for path in CASES]
+HEALTHY, DAYS = "healthy.yaml", "slo_days.yaml"
 
 Document = dict[str, Any]
 
@@ -35,6 +37,7 @@ def promtool(*arguments: str | Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@cache
 def cases_of(path: Path) -> list[Document]:
     found: list[Document] = yaml.safe_load(path.read_text(encoding="utf-8"))["tests"]
     return found
@@ -64,7 +67,9 @@ def test_prometheus_accepts_the_rules() -> None:
     promtool("check", "rules", ROOT / "serve_app/boards/rules.yaml")
 
 
-@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=pytest.mark.slow if path.name == DAYS else ()) for path in CASES], ids=NAMES
+)
 def test_alerts_fire_when_they_should(path: Path) -> None:
     promtool("test", "rules", path)
 

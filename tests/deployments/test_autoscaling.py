@@ -74,10 +74,10 @@ def test_serve_can_pickle_the_policy_and_its_own_wrapper_changes_nothing_of_what
     assert wanted == 2
     held, state = policy(context([IDLE, IDLE], 1002.0, state=state))
     assert held == 2
-    for second in range(1003, 1150):
+    for second in range(1003, 1150, 4):
         wanted, state = policy(context([IDLE] * wanted, float(second), state=state))
     assert wanted == 1
-    for second in range(1150, 1800):
+    for second in range(1150, 1800, 4):
         wanted, state = policy(context([IDLE] * wanted, float(second), state=state))
     assert wanted == 0
 

@@ -55,6 +55,7 @@ class Response:
     def __init__(self, *steps: Any) -> None:
         self.steps = steps
         self.was_cancelled = False
+        self.waits = asyncio.Event()  # set while a step is waited for
         self._replica_result_future: Future[AtReplica] = Future()
 
     def cancel(self) -> None:
@@ -71,6 +72,7 @@ class Response:
             if isinstance(step, BaseException):
                 raise step
             if isinstance(step, asyncio.Event):
+                self.waits.set()
                 await step.wait()
             yield step
 
@@ -147,8 +149,9 @@ async def test_cancelling_the_caller_cancels_the_call(monkeypatch: pytest.Monkey
     handle = Handle(asyncio.Event())
     for coroutine in (LimiterHandle(handle).ask([]), anext(backends(monkeypatch, handle).generate("b", CALL))):
         handle.response.was_cancelled = False
+        handle.response.waits.clear()
         task = asyncio.ensure_future(coroutine)
-        await asyncio.sleep(0.01)
+        await handle.response.waits.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -159,7 +162,7 @@ async def test_cancelling_the_caller_cancels_the_call(monkeypatch: pytest.Monkey
 async def test_a_call_that_has_just_gone_to_a_replica_is_cancelled_there(monkeypatch: pytest.MonkeyPatch) -> None:
     handle = Handle(asyncio.Event())
     task = asyncio.ensure_future(anext(backends(monkeypatch, handle).generate("b", CALL)))
-    await asyncio.sleep(0.01)
+    await handle.response.waits.wait()
     sent = AtReplica()
     handle.response._replica_result_future.set_result(sent)
     task.cancel()

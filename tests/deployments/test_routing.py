@@ -65,7 +65,7 @@ async def sent(router: RequestRouter, calls: Sequence[GenerateCall | None]) -> l
         router.on_send_request(replica.replica_id)
         return str(replica.replica_id.unique_id)
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         return await asyncio.gather(*(send(number, one) for number, one in enumerate(calls)))
 
 

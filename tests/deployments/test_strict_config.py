@@ -35,7 +35,6 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         "tests/service/lifecycle.yaml",
         "tests/service/autoscaling.yaml",
         "tests/service/vllm.yaml",
-        "tests/service/console.yaml",
         "cluster/serve-gpu.yaml",
     ],
 )

@@ -22,7 +22,7 @@ class Jobs:
     def named(self, name: str) -> Callable[[], str]:
         def job() -> str:
             self.running.append(name)
-            assert self.go.wait(30)
+            assert self.go.wait(60)
             self.running.remove(name)
             self.done.append(name)
             return name
@@ -30,7 +30,7 @@ class Jobs:
         return job
 
     async def until_running(self, *names: str) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while sorted(self.running) != sorted(names):
                 await asyncio.sleep(0.001)
 

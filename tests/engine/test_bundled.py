@@ -53,9 +53,8 @@ def test_the_bundled_model_is_prepared_once_for_many_concurrent_starts(tmp_path:
     assert not any(left_over.exists() for left_over in left_overs)
 
 
-@pytest.mark.slow
 def test_set_up_leaves_nothing_for_the_first_start(
-    tmp_path: Path, tiny_one: list[Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_one: list[Path], copied_kernels: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"
     folder = bundled.prepare_bundled_model(home, print)

@@ -10,9 +10,7 @@ import pytest
 
 from serve_app.engine.chat import ChatRenderer
 from serve_app.engine.errors import ContextLengthExceeded
-from serve_app.engine.loading.loader import LoadedModel
 from tests.engine import model_folders
-from tests.processor_time import at_most
 
 pytestmark = pytest.mark.model
 
@@ -32,14 +30,14 @@ def renderer_with(template: Any) -> ChatRenderer:
 
 
 @pytest.fixture(scope="module")
-def renderer(loaded: LoadedModel) -> ChatRenderer:
-    return ChatRenderer(loaded.tokenizer, max_context=32768)
+def renderer(bundled_tokenizer: Any) -> ChatRenderer:
+    return ChatRenderer(bundled_tokenizer, max_context=32768)
 
 
-def test_messages_are_rendered_by_the_models_template(renderer: ChatRenderer, loaded: LoadedModel) -> None:
+def test_messages_are_rendered_by_the_models_template(renderer: ChatRenderer, bundled_tokenizer: Any) -> None:
     ids = renderer.render([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}])
     text = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    assert loaded.tokenizer.decode(ids) == text
+    assert bundled_tokenizer.decode(ids) == text
 
 
 def test_developer_counts_as_system_and_no_content_as_empty(renderer: ChatRenderer) -> None:
@@ -47,20 +45,23 @@ def test_developer_counts_as_system_and_no_content_as_empty(renderer: ChatRender
     assert renderer.render([{"role": "developer", "content": None}, {"role": "user", "content": "Hi"}]) == as_system
 
 
-def test_a_final_message_can_be_continued(renderer: ChatRenderer, loaded: LoadedModel) -> None:
+def test_a_final_message_can_be_continued(renderer: ChatRenderer, bundled_tokenizer: Any) -> None:
     messages = [{"role": "user", "content": "Count"}, {"role": "assistant", "content": "one, two,"}]
-    assert loaded.tokenizer.decode(renderer.render(messages, continue_final=True)).endswith("assistant\none, two,")
+    assert bundled_tokenizer.decode(renderer.render(messages, continue_final=True)).endswith("assistant\none, two,")
 
 
-def test_a_prompt_far_too_long_is_refused_at_once(renderer: ChatRenderer) -> None:
-    huge = "x" * 50_000_000
-    with at_most(2), pytest.raises(ContextLengthExceeded) as refusal:
-        renderer.render([{"role": "user", "content": huge}])
+def test_a_prompt_far_too_long_is_refused_before_it_is_rendered_and_tokenized(
+    renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for part in ("_core", "_tokenizer"):
+        monkeypatch.setattr(renderer, part, None)
+    with pytest.raises(ContextLengthExceeded) as refusal:
+        renderer.render([{"role": "user", "content": "x" * 6_000_000}])
     assert refusal.value.prompt_tokens > refusal.value.limit == 32768
 
 
-def test_half_of_a_surrogate_pair_is_no_reason_to_fail(renderer: ChatRenderer, loaded: LoadedModel) -> None:
-    assert "a?b" in loaded.tokenizer.decode(renderer.render([{"role": "user", "content": "a\ud800b"}]))
+def test_half_of_a_surrogate_pair_is_no_reason_to_fail(renderer: ChatRenderer, bundled_tokenizer: Any) -> None:
+    assert "a?b" in bundled_tokenizer.decode(renderer.render([{"role": "user", "content": "a\ud800b"}]))
 
 
 def test_many_threads_can_render_at_once(renderer: ChatRenderer) -> None:

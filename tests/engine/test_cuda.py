@@ -128,6 +128,7 @@ def test_layers_and_their_cache_lie_on_their_own_devices() -> None:
 
 @needs_cuda
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("shape", ["1b", "7b"])
 def test_the_benchmark_measures_engine_and_transformers_on_a_gpu(shape: str) -> None:
     result = engine_gpu.measure(shape, torch.device("cuda:0"))
@@ -138,6 +139,7 @@ def test_the_benchmark_measures_engine_and_transformers_on_a_gpu(shape: str) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_benchmark_runs_from_end_to_end_without_a_gpu() -> None:
     result = engine_gpu.measure("tiny", torch.device("cpu"), length=8, sequences=4, peer=False)
     assert result.floor_ms > 0

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from serve_app.engine.loading.loader import LoadedModel
 from serve_app.engine.text.detokenizer import Detokenizer, StopFinder, Vocabulary
 from tests.engine.fakes import EOS, byte_tokenizer
 
@@ -79,6 +78,7 @@ def test_special_tokens_between_pieces_change_no_space(tokenizer: Any) -> None:
     assert "".join(stream(Detokenizer(Vocabulary(tokenizer)), tokens)) == expected
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 255), max_size=60))
 def test_bytes_that_are_no_text_come_out_as_the_tokenizer_has_them(data: list[int]) -> None:
     whole = [*data, ord(".")]
@@ -88,11 +88,11 @@ def test_bytes_that_are_no_text_come_out_as_the_tokenizer_has_them(data: list[in
 
 
 @pytest.mark.model
-def test_the_bundled_models_text_is_the_same_streamed_and_at_once(loaded: LoadedModel) -> None:
-    tokenizer, vocabulary = loaded.tokenizer, Vocabulary(loaded.tokenizer)
+def test_the_bundled_models_text_is_the_same_streamed_and_at_once(bundled_tokenizer: Any) -> None:
+    tokenizer, vocabulary = bundled_tokenizer, Vocabulary(bundled_tokenizer)
     assert vocabulary.is_byte_level
     chance = random.Random(1)
-    for _ in range(200):
+    for _ in range(60):
         tokens = [
             *(chance.randrange(len(tokenizer)) for _ in range(chance.randint(1, 40))),
             *tokenizer(".")["input_ids"],
@@ -162,7 +162,7 @@ def test_names_of_shown_special_tokens_are_text_and_all_others_vanish(tokenizer:
 
 
 @BOTH_MARKED
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_with_all_special_tokens_shown_the_text_is_the_tokenizers_own_with_them(
     tokenizer: Any, data: st.DataObject
@@ -233,7 +233,7 @@ def test_a_mark_is_found_wherever_the_text_is_cut(tokens: list[int], mark: str) 
     assert detokenizer.marked_tokens == expected
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(
     st.text("ab", max_size=40),
     st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3),

@@ -71,7 +71,7 @@ def test_a_lost_device_ends_every_request_and_the_engine() -> None:
         submit(engine, request(str(number)), inbox)
     runner.gate.release(2)
     assert {inbox.wait().reason for inbox in inboxes} == {FinishReason.ERROR}
-    engine._thread.join(30)
+    engine._thread.join(60)
     with pytest.raises(EngineFailed, match=r"^the device is lost: CUDA error: device-side assert triggered$"):
         engine.check_health()
     with pytest.raises(EngineClosed):
@@ -99,7 +99,7 @@ def test_failures_of_any_kind_in_a_row_end_the_engine_and_a_success_between_them
     engine.check_health()
     for _ in range(MOST_FAILURES):
         assert run(failing=True) is FinishReason.ERROR
-    engine._thread.join(30)
+    engine._thread.join(60)
     with pytest.raises(EngineFailed, match=f"^{MOST_FAILURES} computations in a row have failed$"):
         engine.check_health()
     engine.close()
@@ -112,7 +112,7 @@ def test_the_health_check_of_the_replica_fails_with_the_reason() -> None:
     replica = SimpleNamespace(_engine=engine)
     Model.func_or_class.check_health(replica)
     answers(engine, {"r": [1]})
-    engine._thread.join(30)
+    engine._thread.join(60)
     with pytest.raises(EngineFailed, match="the device is lost: CUDA error: an illegal memory access"):
         Model.func_or_class.check_health(replica)
 

@@ -6,6 +6,7 @@ import json
 import random
 from calendar import isleap
 from decimal import Decimal
+from functools import cache
 from typing import Any
 
 import jsonschema
@@ -19,10 +20,16 @@ from serve_app.engine.grammar.translate import to_lark
 TOKENIZER = LLTokenizer("byte")
 
 
+@cache
+def compiled(schema: str) -> LLMatcher:
+    matcher = LLMatcher(TOKENIZER, to_lark(Grammar(GrammarKind.JSON_SCHEMA, schema), {}))
+    assert not matcher.is_error(), matcher.get_error()
+    return matcher
+
+
 def takes(schema: dict[str, Any], text: str) -> bool:
     """Whether a reply held to the schema can be this text."""
-    matcher = LLMatcher(TOKENIZER, to_lark(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)), {}))
-    assert not matcher.is_error(), matcher.get_error()
+    matcher = compiled(json.dumps(schema)).deep_copy()
     tokens = TOKENIZER.tokenize_str(text)
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 

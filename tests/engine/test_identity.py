@@ -16,7 +16,7 @@ import torch
 from serve_app.contracts.generation import FinishReason
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.engine import Engine
-from serve_app.engine.loading.loader import LoadedModel, load
+from serve_app.engine.loading.loader import load
 from serve_app.engine.models import llama_weights
 from serve_app.engine.models.choose_runner import create_runner
 from serve_app.engine.port import EngineStats
@@ -32,8 +32,8 @@ Prompt = tuple[int, ...]
 
 
 @pytest.fixture(scope="module")
-def prompts(loaded: LoadedModel) -> list[Prompt]:
-    tokenizer = loaded.tokenizer
+def prompts(bundled_tokenizer: Any) -> list[Prompt]:
+    tokenizer = bundled_tokenizer
     asked = [
         tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True)["input_ids"]
         for text in QUESTIONS
@@ -49,21 +49,22 @@ def prompts(loaded: LoadedModel) -> list[Prompt]:
 def few(prompts: list[Prompt]) -> list[Prompt]:
     """A question, code, another script and a long one."""
     by_length = sorted(prompts, key=len)
-    return [by_length[3], by_length[20], by_length[30], by_length[-3]]
+    return [by_length[3], by_length[20], by_length[30], by_length[-6]]
 
 
 class Expected:
     """Transformers' own replies, generated on first use."""
 
-    def __init__(self, reference: Any) -> None:
+    def __init__(self, reference: Any, length: int = LENGTH) -> None:
         self.reference = reference
+        self._length = length
         self._replies: dict[Prompt, list[int]] = {}
 
     def reply(self, prompt: Prompt) -> list[int]:
         if prompt not in self._replies:
             ids = torch.tensor([prompt])
             out = self.reference.generate(
-                ids, max_new_tokens=LENGTH, do_sample=False, attention_mask=torch.ones_like(ids)
+                ids, max_new_tokens=self._length, do_sample=False, attention_mask=torch.ones_like(ids)
             )
             eos = self.reference.generation_config.eos_token_id
             self._replies[prompt] = [token for token in out[0, len(prompt) :].tolist() if token != eos]
@@ -185,17 +186,18 @@ def test_fifty_greedy_replies_are_those_of_transformers(
     assert engine.stats().kv_blocks_used == 0
 
 
-@pytest.mark.parametrize("way", [pytest.param("over found prefixes", marks=pytest.mark.slow), "in chunks, guessing"])
 def test_a_few_greedy_replies_are_those_of_transformers(
-    start: Callable[..., Engine], few: list[Prompt], expected: Expected, way: str
+    start: Callable[..., Engine], few: list[Prompt], expected: Expected
 ) -> None:
-    settings, run, _ = WAYS[way]
-    expected.check(few, run(start(**settings), few))
+    settings, _, _ = WAYS["in chunks, guessing"]
+    Expected(expected.reference, 16).check(few, generate(start(**settings), few, max_tokens=16))
 
 
-def test_seeded_replies_are_the_same_with_and_without_guesses(start: Callable[..., Engine], few: list[Prompt]) -> None:
-    options = {"temperature": 0.8, "top_p": 0.95, "seed": 11}
-    plain = generate(start(speculation_rows=0), few[:2], **options)
-    engine = start(speculation_rows=24)
-    assert generate(engine, few[:2], **options) == plain
-    assert engine.stats().drafted > 0
+def test_the_token_count_is_the_tokenizers_own(start: Callable[..., Engine], bundled_tokenizer: Any) -> None:
+    asked = [{"role": "user", "content": "What is the capital of France?"}]
+    prompt = bundled_tokenizer.apply_chat_template(asked, add_generation_prompt=True)["input_ids"]
+    inbox = Inbox()
+    submit(start(), request(prompt=prompt, max_tokens=50), inbox)
+    assert inbox.wait(300).reason is FinishReason.STOP
+    assert "Paris" in inbox.text
+    assert inbox.last.completion_tokens == len(bundled_tokenizer(inbox.text)["input_ids"])

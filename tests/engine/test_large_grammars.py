@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
+from llguidance import LLMatcher, LLParserLimits
 
 from serve_app.api.errors import ApiError
 from serve_app.api.json_schemas import MOST_LEAST, MOST_REPEATED, check_schema, repeated_size
 from serve_app.contracts.generation import Grammar, GrammarKind
 from serve_app.engine.errors import UnsupportedGrammar
 from serve_app.engine.grammar.compiler import GrammarCompiler, GrammarState
-from tests.processor_time import at_most
+from tests.engine.counted import Counted
 
-COMPILED_IN_S = 2.0  # of this thread's processor time
 TOKENS = 40
 
 
@@ -68,14 +68,6 @@ NASTY: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def compiler(bundled_tokenizer: Any) -> Iterator[GrammarCompiler]:
-    compiler = GrammarCompiler(bundled_tokenizer, len(bundled_tokenizer), frozenset({bundled_tokenizer.eos_token_id}))
-    compiler.compile(Grammar(GrammarKind.JSON_OBJECT))  # makes the tokenizer's tables
-    yield compiler
-    compiler.close()
-
-
 def schema(keywords: Any, strict: bool = True) -> Grammar:
     return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(keywords), strict)
 
@@ -98,12 +90,11 @@ def reply(state: GrammarState, tokenizer: Any, tokens: int, seed: int = 1) -> st
 
 @pytest.mark.parametrize("name", NASTY)
 def test_a_schema_is_refused_before_the_first_token_or_held_to(
-    compiler: GrammarCompiler, bundled_tokenizer: Any, name: str
+    bundled_compiler: GrammarCompiler, bundled_tokenizer: Any, name: str
 ) -> None:
     try:
-        with at_most(COMPILED_IN_S):
-            check_schema("schema", NASTY[name])
-            state = compiler.start_grammar(schema(NASTY[name]))
+        check_schema("schema", NASTY[name])
+        state = bundled_compiler.start_grammar(schema(NASTY[name]))
     except (ApiError, UnsupportedGrammar):
         return
     text = reply(state, bundled_tokenizer, TOKENS)
@@ -141,30 +132,51 @@ def test_repetitions_count_as_if_they_were_written_out(pattern: str, size: int) 
 
 
 @pytest.mark.parametrize("piece", ["[", "(", "[\\", "(?", "{1,", "(?<a", "[]", "a{2}"])
-def test_counting_takes_time_in_proportion(piece: str) -> None:
-    with at_most(2):
-        repeated_size(piece * (100_000 // len(piece)))
+def test_repetitions_are_counted_in_steps_in_proportion_to_the_pattern(piece: str) -> None:
+    pattern = Counted(piece * (5000 // len(piece)))
+    repeated_size(pattern)
+    assert pattern.looks < 6 * 5000
 
 
-def test_replies_of_one_grammar_do_not_use_up_its_lexer(compiler: GrammarCompiler, bundled_tokenizer: Any) -> None:
+@pytest.fixture
+def small_lexer(bundled_compiler: GrammarCompiler, bundled_tokenizer: Any) -> Iterator[GrammarCompiler]:
+    """A compiler whose lexers end at 4,000 states."""
+    compiler = GrammarCompiler(bundled_tokenizer, len(bundled_tokenizer), frozenset({bundled_tokenizer.eos_token_id}))
+    compiler._tables = bundled_compiler._tokenizer()
+    compiler._limits = LLParserLimits(initial_lexer_fuel=1_000_000, max_lexer_states=4000)
+    yield compiler
+    compiler.close()
+
+
+def test_replies_of_one_grammar_do_not_use_up_its_lexer(small_lexer: GrammarCompiler, bundled_tokenizer: Any) -> None:
     """Each position of such a text is a state of the lexer, and copies of a compiled grammar share the lexer."""
     grammar = schema({"type": "string", "minLength": 50_000, "maxLength": 60_000})
-    beside = compiler.start_grammar(grammar)
+    beside = small_lexer.start_grammar(grammar)
+    renewed = 0
     for seed in range(3):
-        state = compiler.start_grammar(grammar)
-        reply(state, bundled_tokenizer, 1200, seed)
+        state = small_lexer.start_grammar(grammar)
+        renew = state._renew
+
+        def counted(renew: Callable[[], LLMatcher] = renew) -> LLMatcher:
+            nonlocal renewed
+            renewed += 1
+            return renew()
+
+        state._renew = counted
+        reply(state, bundled_tokenizer, 150, seed)
         assert state.error is None
+    assert renewed
     assert beside.masks().any()
     reply(beside, bundled_tokenizer, 10)
     assert beside.error is None
 
 
 def test_a_reply_whose_next_token_costs_too_much_says_so_and_leaves_others_alone(
-    compiler: GrammarCompiler, bundled_tokenizer: Any
+    bundled_compiler: GrammarCompiler, bundled_tokenizer: Any
 ) -> None:
     grammar = schema(NASTY["ambiguous repetitions"])
-    beside = compiler.start_grammar(grammar)
-    state = compiler.start_grammar(grammar)
+    beside = bundled_compiler.start_grammar(grammar)
+    state = bundled_compiler.start_grammar(grammar)
     for token in bundled_tokenizer.encode('"' + "a" * 200):
         state.accept(token)
         state.masks()
@@ -174,8 +186,8 @@ def test_a_reply_whose_next_token_costs_too_much_says_so_and_leaves_others_alone
     assert beside.error is None
 
 
-def test_forced_tokens_are_computed_once_for_all_of_them(compiler: GrammarCompiler) -> None:
-    state = compiler.start_grammar(schema({"const": "abcdefgh " * 1000}))
+def test_forced_tokens_are_computed_once_for_all_of_them(bundled_compiler: GrammarCompiler) -> None:
+    state = bundled_compiler.start_grammar(schema({"const": "abcdefgh " * 1000}))
     forced = state.forced()
     assert len(forced) > 1000
     computed = 0

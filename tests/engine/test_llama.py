@@ -43,8 +43,11 @@ def test_a_model_with_unsupported_parts_is_not_fused() -> None:
     assert why_not(model) == "only a part of each head is rotated", half
 
 
-@pytest.mark.parametrize("part", ["model.layers.1", "model.embed_tokens", "lm_head", ""], ids=lambda p: p or "all")
-@pytest.mark.parametrize("to_disk", [False, True])
+@pytest.mark.parametrize(
+    ("part", "to_disk"),
+    [("model.layers.1", True), ("model.embed_tokens", False), ("lm_head", True), ("", False)],
+    ids=lambda value: str(value) or "all",
+)
 def test_offloaded_layers_keep_the_models_own_code(part: str, to_disk: bool, tmp_path: Any) -> None:
     model = make_model(max_position_embeddings=32)
     tokens = tokens_of(20)

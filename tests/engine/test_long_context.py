@@ -10,6 +10,7 @@ from serve_app.contracts.generation import Delta, Event, Finished, FinishReason,
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.engine import Engine
 from serve_app.engine.request import GenerationRequest
+from serve_app.model.bundled import bundled_cache_dir
 
 PROMPT_TOKENS = 17_000  # of the longest length class; 31,000 take three to six times as long
 PARAGRAPH = "The keeper wrote down the wind, the water and the name of every ship that passed the light. "
@@ -47,13 +48,13 @@ async def test_a_prompt_of_17000_tokens_is_served(model_path: Path) -> None:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
 async def test_a_reply_within_the_trained_context_is_the_same_with_the_long_setting(
-    model_path: Path, dtype: str
+    tiny_path: Path, model_home: Path, dtype: str
 ) -> None:
-    replies = []
+    replies, more = [], {"kv_cache_memory": "64MiB", "cache_dir": str(bundled_cache_dir(model_home))}
     for max_context in (8192, 32768):
-        engine = Engine.from_settings(settings(model_path, dtype=dtype, max_context=max_context))
+        engine = Engine.from_settings(settings(tiny_path, dtype=dtype, max_context=max_context, **more))
         try:
             rendered = engine.chat.render([{"role": "user", "content": PARAGRAPH * 40 + "Go on with this log."}])
             replies.append(await reply(engine, tuple(rendered), 24))

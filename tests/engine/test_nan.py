@@ -20,11 +20,13 @@ from tests.engine.fakes import Inbox, request, submit
 
 pytestmark = pytest.mark.model
 
+BLOCK_BYTES = 16 * 2 * 2 * 64 * 4  # tokens, layers, K and V, the size of a head, bytes
+
 
 @pytest.fixture(scope="module", params=[True, False], ids=["fused", "transformers' own code"])
-def engine(request: pytest.FixtureRequest, model_path: Path) -> Iterator[Engine]:
+def engine(request: pytest.FixtureRequest, tiny_path: Path) -> Iterator[Engine]:
     settings = EngineSettings(
-        model=str(model_path), fused=request.param, kv_cache_memory="16MiB", block_size=16, speculation_rows=0
+        model=str(tiny_path), fused=request.param, kv_cache_memory=22 * BLOCK_BYTES, block_size=16, speculation_rows=0
     )
     loaded = load(settings)
     runner = create_runner(loaded.model, settings, loaded.weights)

@@ -61,7 +61,7 @@ def tokens(given: torch.Tensor, chosen: list[SamplerState], kernel: NativeDraw |
 @pytest.mark.parametrize("vocab", [1000, 49152])
 def test_the_same_random_numbers_give_the_tokens_that_torch_draws(architecture: str, vocab: int) -> None:
     kernel = native(architecture)
-    for seed in range(0, 60 if vocab == 1000 else 6):
+    for seed in range(15 if vocab == 1000 else 2):
         given, chosen = logits(len(OPTIONS), vocab, seed), states(vocab, seed, OPTIONS)
         assert tokens(given, chosen, kernel) == tokens(given, chosen, None)
 

@@ -422,5 +422,6 @@ TestLife.settings = settings(max_examples=25, stateful_step_count=60, deadline=N
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_many_lives() -> None:
     run_state_machine_as_test(Life, settings=settings(Life.TestCase.settings, max_examples=100))

@@ -259,10 +259,11 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
+TestLife.settings = settings(max_examples=10, stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_many_lives() -> None:
     run_state_machine_as_test(Life, settings=settings(Life.TestCase.settings, max_examples=100))
 

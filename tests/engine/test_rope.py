@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,9 +75,9 @@ def test_a_rope_of_another_kind_keeps_its_own_context(kind: str) -> None:
 
 
 @pytest.mark.model
-def test_a_neighbour_of_another_class_changes_nothing(loaded: LoadedModel, model_path: object) -> None:
-    settings = EngineSettings(model=str(model_path), kv_cache_memory="64MiB")
-    runner = TransformersRunner(loaded.model, settings)
+def test_a_neighbour_of_another_class_changes_nothing(tiny: LoadedModel, tiny_path: Path) -> None:
+    settings = EngineSettings(model=str(tiny_path), kv_cache_memory="1MiB")
+    runner = TransformersRunner(tiny.model, settings)
 
     def chunk(number: int, length_class: int) -> Chunk:
         request = GenerationRequest(str(number), tuple(range(500, 548)), SamplingParams(1))

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from transformers.generation.logits_process import (
     MinPLogitsWarper,
@@ -126,21 +127,26 @@ FILTERS = [
 ]  # fmt: skip
 
 
+MANY = [pytest.mark.slow, pytest.mark.long]
+
+
+@pytest.mark.parametrize("count", [4000, pytest.param(20_000, marks=MANY)])
 @pytest.mark.parametrize("options", FILTERS, ids=str)
-def test_tokens_come_as_often_as_their_probability_says(options: dict[str, float]) -> None:
+def test_tokens_come_as_often_as_their_probability_says(options: dict[str, float], count: int) -> None:
     row = logits(spread=1.5, vocab=SMALL)
-    states = [state(seed=seed, vocab=SMALL, **options) for seed in range(20_000)]
+    states = [state(seed=seed, vocab=SMALL, **options) for seed in range(count)]
     drawn = sample_one_each(row.expand(len(states), -1), states)
     assert_drawn_from(drawn, distribution(row, **options))
 
 
-@pytest.mark.parametrize("options", FILTERS, ids=str)
-def test_tokens_come_as_often_as_their_probability_says_with_any_drafts(options: dict[str, float]) -> None:
+@pytest.mark.parametrize("count", [2500, pytest.param(10_000, marks=MANY)])
+@pytest.mark.parametrize("options", [{}, {"top_k": 9}, {"top_p": 0.25}, FILTERS[6]], ids=str)
+def test_tokens_come_as_often_as_their_probability_says_with_any_drafts(options: dict[str, float], count: int) -> None:
     # The model's distribution depends on the last token alone, so that both tokens of a pair can be checked.
     table = logits(SMALL, spread=1.5, vocab=SMALL)
     first = distribution(table[:1], **options)
     likely = int(first.argmax())
-    states = [state(seed=seed, vocab=SMALL, **options) for seed in range(10_000)]
+    states = [state(seed=seed, vocab=SMALL, **options) for seed in range(count)]
     draft = (likely, 3)
     given = table[[0, *draft]].repeat(len(states), 1)
     entries = sample(given, states, [draft] * len(states))
@@ -205,8 +211,7 @@ def generate(
     return outputs
 
 
-@settings(max_examples=150, deadline=None)
-@given(
+BATCHES = given(
     options=st.lists(OPTIONS, min_size=1, max_size=6),
     seed=st.integers(0, 1000),
     spread=st.sampled_from([0.05, 1.0, 4.0]),
@@ -214,7 +219,23 @@ def generate(
     with_drafts=st.booleans(),
     data=st.data(),
 )
-def test_a_seeded_request_generates_the_same_alone_and_in_any_batch_with_and_without_drafts(
+
+
+@settings(max_examples=20, phases=[Phase.generate])  # to make a failure smaller takes minutes
+@BATCHES
+def test_a_seeded_request_generates_the_same_alone_and_in_any_batch_with_and_without_drafts(**drawn: Any) -> None:
+    check_batch(**drawn)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@settings(max_examples=150)
+@BATCHES
+def test_many_seeded_requests_generate_the_same_alone_and_in_any_batch(**drawn: Any) -> None:
+    check_batch(**drawn)
+
+
+def check_batch(
     options: list[dict[str, object]],
     seed: int,
     spread: float,

@@ -1,4 +1,4 @@
-"""Ten thousand short requests, a third of them cancelled at random moments, leave nothing behind."""
+"""Thousands of short requests, a third of them cancelled at random moments, leave nothing behind."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ def check_empty(engine: Engine) -> None:
     assert not engine._outbox._sinks
 
 
-async def test_ten_thousand_requests_over_a_stand_in_leave_no_memory_block_task_or_thread() -> None:
+@pytest.mark.parametrize("count", [1500, pytest.param(9000, marks=[pytest.mark.slow, pytest.mark.long])])
+async def test_many_requests_over_a_stand_in_leave_no_memory_block_task_or_thread(count: int) -> None:
     threads = set(threading.enumerate())
     runner = FakeRunner(b"the quick brown fox", num_blocks=300)
     runner.keep_steps = False
@@ -90,19 +91,19 @@ async def test_ten_thousand_requests_over_a_stand_in_leave_no_memory_block_task_
         return chance.choice(prompts)
 
     try:
-        await soak(engine, 1000, prompt)  # fills the caches
+        await soak(engine, count // 3, prompt)  # fills the caches
         await until_idle(engine)
         gc.collect()
         before = sys.getallocatedblocks()
-        ends = await soak(engine, 9000, prompt, seed=1)
+        ends = await soak(engine, count, prompt, seed=1)
         await until_idle(engine)
         gc.collect()
         after = sys.getallocatedblocks()
-        assert ends.total() >= 9000
-        assert ends["left"] + ends["cancelled"] > 2500
+        assert ends.total() >= count
+        assert ends["left"] + ends["cancelled"] > count / 10
         assert ends[FinishReason.ERROR] == 0
-        # A leak of one object in every third request would be 3,000 of Python's blocks.
-        assert after - before < 3000
+        # As many of Python's blocks as a leak of one object in every third request.
+        assert after - before < count / 3
         check_empty(engine)
         assert asyncio.all_tasks() == {asyncio.current_task()}
     finally:

@@ -1,18 +1,15 @@
-"""The fused forward pass against transformers' own code, on tiny models of each family and on the bundled one."""
+"""The fused forward pass against transformers' own code, on tiny models of each family."""
 
 from __future__ import annotations
 
 import copy
-import itertools
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from serve_app.engine.config import EngineSettings
 from serve_app.engine.errors import ModelError
-from serve_app.engine.loading.loader import load
 from serve_app.engine.models import quantize
 from serve_app.engine.models.choose_runner import create_runner
 from serve_app.engine.models.torch_runner import TorchRunner
@@ -66,8 +63,7 @@ def test_every_family_computes_what_its_own_code_computes(family: str) -> None:
     check_mixed_steps(fused(model), model)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("kv_heads", [1, 2, 4, 8])
+@pytest.mark.parametrize(("kv_heads", "tied"), [(1, True), (2, False), (4, True), (8, False)])
 def test_heads_may_be_grouped_and_the_output_matrix_shared(kv_heads: int, tied: bool) -> None:
     model = make_model(num_attention_heads=8, num_key_value_heads=kv_heads, tie_word_embeddings=tied)
     check_mixed_steps(fused(model), model)
@@ -125,7 +121,7 @@ def test_int8_computes_what_its_definition_says(family: str) -> None:
     blocks = Blocks(runner.num_blocks, 4)
     logits = []
     wanted = []
-    for number in range(16):
+    for number in range(5):
         sequence = blocks.sequence(tokens_of(10, number), room=0)
         logits.append(runner.execute([prefill(sequence)])[0])
         wanted.append(reference_logits(model, sequence.tokens)[-1])
@@ -176,45 +172,3 @@ def test_the_cache_takes_the_memory_it_was_given() -> None:
     runner = fused(make_model(), kv_cache_memory="64KiB")
     per_block = 4 * 2 * 2 * (2 * 16) * 4  # tokens, layers, K and V, heads and size, bytes
     assert runner.num_blocks == 2**16 // per_block
-
-
-@pytest.fixture(scope="module")
-def greedy_prompts(loaded: Any) -> list[list[int]]:
-    questions = ["What is the capital of France?", "Write a haiku about the sea.", "用一句话介绍北京。", "def fib(n):"]
-    template = loaded.tokenizer.apply_chat_template
-    return [template([{"role": "user", "content": q}], add_generation_prompt=True)["input_ids"] for q in questions]
-
-
-@pytest.mark.model
-def test_greedy_replies_of_the_bundled_model_are_those_of_transformers(
-    model_path: Any, reference: Any, greedy_prompts: list[list[int]]
-) -> None:
-    length = 24
-    options = EngineSettings(model=str(model_path), kv_cache_memory="64MiB")
-    runner = create_runner(load(options).model, options)
-    assert isinstance(runner, TorchRunner)
-    blocks = Blocks(runner.num_blocks, options.block_size)
-    sequences = [blocks.sequence(list(prompt), room=length) for prompt in greedy_prompts]
-    # The last prompt comes later and in pieces, so that prefill and decoding meet in a step.
-    late = sequences[-1]
-    for number in itertools.count():
-        chunks = [prefill(s) for s in sequences[:-1] if s.num_output < length]
-        if number > 3 and late.num_output < length:
-            chunks.append(prefill(late, min(late.num_computed + 9, len(late.tokens))))
-        if not chunks:
-            break
-        logits = iter(runner.execute(chunks))
-        for chunk in chunks:
-            sampled = chunk.samples
-            chunk.sequence.num_computed += chunk.length
-            if sampled:
-                chunk.sequence.tokens.append(int(next(logits).argmax()))
-    for prompt, sequence in zip(greedy_prompts, sequences, strict=True):
-        expected = reference.generate(
-            torch.tensor([prompt]), max_new_tokens=length, do_sample=False, attention_mask=torch.ones(1, len(prompt))
-        )[0].tolist()
-        got = sequence.tokens[: len(expected)]
-        if got != expected:  # allowed only where two tokens are almost equally likely
-            at = next(i for i, (a, b) in enumerate(zip(got, expected, strict=True)) if a != b)
-            last = reference_logits(reference, expected[:at])[-1]
-            assert abs(float(last[got[at]] - last[expected[at]])) < 1e-3

@@ -11,7 +11,8 @@ from serve_app.engine.port import EnginePort
 from .replies import Asker
 
 MAX_RUNNING, MAX_WAITING = 4, 8
-KV_CACHE = "32MiB"  # up to 1456 tokens of the bundled model: four replies of 420 do not fit
+# 364 and 728 tokens of the bundled model; vLLM's blocks are large.
+KV_CACHE = {"native": "8MiB", "vllm": "32MiB"}
 
 
 def start_native(home: Path) -> EnginePort:
@@ -23,7 +24,7 @@ def start_native(home: Path) -> EnginePort:
         model=str(prepare_bundled_model(home, print)),
         dtype="int8",
         cache_dir=str(bundled_cache_dir(home)),
-        kv_cache_memory=KV_CACHE,
+        kv_cache_memory=KV_CACHE["native"],
         max_running=MAX_RUNNING,
         max_waiting=MAX_WAITING,
     )
@@ -39,7 +40,7 @@ def start_vllm(home: Path) -> EnginePort:
     settings = EngineSettings(
         model=str(ensure_bundled_model(home, print)),
         dtype="float32",
-        kv_cache_memory=KV_CACHE,
+        kv_cache_memory=KV_CACHE["vllm"],
         max_running=MAX_RUNNING,
         max_waiting=MAX_WAITING,
     )

@@ -39,12 +39,12 @@ REPLIES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.promise(Promise.CONTINUES)
 @pytest.mark.parametrize("name", REPLIES)
-async def test_a_reply_goes_on_from_each_of_its_deltas(asker: Asker, name: str) -> None:
+async def test_a_reply_goes_on_from_its_deltas(asker: Asker, name: str) -> None:
     options = REPLIES[name]
     whole = await asker.ask(token_ids=True, tenant="one", **options)
     cuts = [at for at, delta in enumerate(whole.deltas, start=1) if not delta.is_last]
     assert len(cuts) > 2
-    for at in cuts:
+    for at in {*cuts[:3], *cuts[::3], cuts[-1]}:
         begun = whole.deltas[:at]
         said = tuple(token for delta in begun for token in delta.token_ids)
         assert len(said) == begun[-1].completion_tokens

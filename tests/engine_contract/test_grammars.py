@@ -35,14 +35,14 @@ async def test_a_reply_by_a_schema_fits_it(asker: Asker, temperature: float) -> 
 
 async def test_a_reply_in_json_mode_is_an_object(asker: Asker) -> None:
     schema = Grammar(GrammarKind.JSON_OBJECT)
-    reply = await asker.ask("Write JSON.", max_tokens=100, grammar=schema, logit_bias=((1, -100.0),))
+    reply = await asker.ask("Write JSON.", max_tokens=40, grammar=schema, logit_bias=((1, -100.0),))
     if reply.end.reason is FinishReason.STOP:
         assert isinstance(json.loads(reply.text), dict)
     else:
         assert reply.text.lstrip().startswith("{")
 
 
-@pytest.mark.parametrize("expression", ["(yes|no)", r"\d{3}/\d{2}", "a\nb", r"\w+\.\s[A-Z]{2}"])
+@pytest.mark.parametrize("expression", ["(yes|no)", r"\d{3}/\d{2}\n[A-Z]{2}"])
 async def test_a_reply_by_a_regular_expression_matches_it(asker: Asker, expression: str) -> None:
     reply = await asker.ask(max_tokens=40, grammar=Grammar(GrammarKind.REGEX, expression), temperature=0.7, seed=1)
     assert reply.end.reason is FinishReason.LENGTH or re.fullmatch(expression, reply.text)

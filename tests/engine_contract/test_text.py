@@ -65,7 +65,7 @@ async def test_a_seed_gives_the_same_reply_also_beside_others(asker: Asker) -> N
 
 async def test_penalties_keep_a_reply_from_repeating_itself(asker: Asker) -> None:
     async def different(**penalties: float) -> int:
-        reply = await asker.ask("Repeat the word river.", max_tokens=60, ignore_eos=True, logprobs=0, **penalties)
+        reply = await asker.ask("Repeat the word river.", max_tokens=40, ignore_eos=True, logprobs=0, **penalties)
         return len({token.token for token in reply.tokens})
 
     plain = await different()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -10,23 +10,17 @@ from typing import Any
 import httpx
 import pytest
 
-from serve_app.accounting.ledger import Ledger
+from serve_app.accounting import accounting_service
 from serve_app.admin import endpoint
-from serve_app.gateway import limiter_client, reruns, settlements
+from serve_app.contracts import spool
+from serve_app.gateway import authentication, key_moves, lifecycle, limiter_client, reruns, settlements, web
 from serve_app.limiter import limiter_service as limiter
-from tests.gateway.world import OPERATOR, World
-
-
-@pytest.fixture(scope="session")
-def empty_ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("template") / "ledger.db"
-    Ledger(f"sqlite:///{path}").close()
-    return path
+from tests.gateway.world import OPERATOR, PATIENT_S, World
 
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short pauses between two tries, and a feed that waits for a slow disk."""
+    """Short pauses between two tries; timeouts that a slow machine does not reach; no wait for the disk at a start."""
     monkeypatch.setattr(limiter_client, "HEARTBEAT_S", 0.02)
     monkeypatch.setattr(limiter_client, "RETRY_S", 0.01)
     monkeypatch.setattr(endpoint, "RETRY_S", 0.01)
@@ -34,19 +28,41 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reruns, "PAUSES_S", [0.0, 0.01])
     monkeypatch.setattr(settlements, "REPLAY_S", 0.02)
     monkeypatch.setattr(limiter, "POLL_S", 0.02)
-    monkeypatch.setattr(limiter, "FEED_TIMEOUT_S", 30.0)
     monkeypatch.setattr(limiter, "EXPIRE_S", 0.02)
+    monkeypatch.setattr(limiter, "FEED_TIMEOUT_S", PATIENT_S)
+    monkeypatch.setattr(limiter, "CALL_TIMEOUT_S", PATIENT_S)
+    monkeypatch.setattr(limiter_client, "LOOK_UP_TIMEOUT_S", PATIENT_S)
+    monkeypatch.setattr(limiter_client, "GRANT_TRUST_S", PATIENT_S)
+    monkeypatch.setattr(authentication, "CONFIRMED_S", PATIENT_S)
+    monkeypatch.setattr(key_moves, "TIMEOUT_S", PATIENT_S)
+    monkeypatch.setattr(lifecycle, "TIMEOUT_S", PATIENT_S)
+    monkeypatch.setattr(lifecycle, "FIRST_READ_S", PATIENT_S)
+    monkeypatch.setattr(settlements, "FIND_TIMEOUT_S", PATIENT_S)
+    monkeypatch.setattr(accounting_service, "LANE_WAIT_S", PATIENT_S)
+    monkeypatch.setattr(web, "GRACE_S", PATIENT_S)
+    monkeypatch.setattr(web, "LATE_S", PATIENT_S)
+    monkeypatch.setattr(spool, "flush_folder", lambda _: None)
 
 
 @pytest.fixture
-async def make_world(tmp_path: Path, empty_ledger: Path) -> AsyncIterator[Callable[..., Any]]:
+def let_pass(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Advances the monotonic clock, by which event loops and the gateway measure."""
+    passed, now = 0.0, time.monotonic
+
+    def advance(seconds: float) -> None:
+        nonlocal passed
+        passed += seconds
+
+    monkeypatch.setattr(time, "monotonic", lambda: now() + passed)
+    return advance
+
+
+@pytest.fixture
+async def make_world(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
     made: list[World] = []
 
     async def make(**settings: Any) -> World:
-        path = tmp_path / "ledger.db"
-        if "beside" not in settings:
-            shutil.copy(empty_ledger, path)
-        world = World(tmp_path, path, **settings)
+        world = World(tmp_path, tmp_path / "ledger.db", **settings)
         made.append(world)
         await world.start()
         return world

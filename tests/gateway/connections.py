@@ -77,13 +77,13 @@ class Call:
         self._gone.set()
 
     async def until(self, text: str) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while text not in self.body.decode():
                 self.frames.clear()
                 await self.frames.wait()
 
     async def done(self) -> Call:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await asyncio.wait([self.task])
         if not self.task.cancelled():
             self.task.result()
@@ -127,7 +127,7 @@ async def served(world: World) -> AsyncIterator[int]:
 async def post(world: World, **fields: Any) -> bytes:
     """The body of one response over a real port: the bytes as they arrived, without chunk framing."""
     body = json.dumps(chat_body(**fields)).encode()
-    async with served(world) as port, httpx.AsyncClient() as client:
+    async with served(world) as port, httpx.AsyncClient(timeout=60, trust_env=False) as client:
         headers = {"authorization": f"Bearer {world.key}"}
         answer = await client.post(f"http://127.0.0.1:{port}/chat/completions", content=body, headers=headers)
     return answer.content
@@ -179,7 +179,7 @@ class DeafBalancer:
 
     async def until(self, look: Callable[[], bool]) -> None:
         """Waits until what has been forwarded satisfies `look`."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not look():
                 self._changed.clear()
                 await self._changed.wait()

@@ -78,10 +78,10 @@ class ScriptedRunner:
         self._scripts = scripts
 
     def execute(self, chunks: Sequence[Chunk]) -> torch.Tensor:
-        self.gate.wait(30)
+        self.gate.wait(60)
         self.steps += 1
         if self.turns is not None:
-            self.turns.acquire(timeout=30)
+            self.turns.acquire(timeout=60)
         said = []
         for chunk in chunks:
             script = self._scripts[chunk.sequence.arrival % len(self._scripts)]

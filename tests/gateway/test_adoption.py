@@ -28,10 +28,10 @@ async def dead_and_next(make_world: Callable[..., Any], *, runs: bool, balance: 
 
     With `runs` the other one ran before, else it starts afterwards.
     """
-    dead: World = await make_world(settle_timeout_s=0.5)
+    dead: World = await make_world(settle_timeout_s=0.02)
     if balance != NANO:
         dead.account_id, dead.key = dead.new_account(credit=balance)
-    other: World = await make_world(beside=dead, settle_timeout_s=0.5)
+    other: World = await make_world(beside=dead)
     other.accounting.wire_settle.down()
     dead.accounting.wire_settle.down()
     dead.limiter_client.start()
@@ -92,7 +92,7 @@ async def test_a_gateway_that_starts_takes_its_holds_over_before_it_asks_for_any
     await other.die()
     dead.passed_s += 2 * LEASE_S
     assert len(dead.limiter.service.admission.expire()) == 1
-    third: World = await make_world(beside=dead, settle_timeout_s=0.5)
+    third: World = await make_world(beside=dead)
     third.accounting.wire_settle.down()
     third.settlements.start()
     assert (await Call(third, sends=KEY).done()).status == 409
@@ -119,9 +119,13 @@ async def test_a_dead_gateways_usage_is_not_spent_again_while_the_ledger_is_away
 async def test_a_dead_gateways_holds_outlive_a_restart_of_the_limiter(make_world: Callable[..., Any]) -> None:
     dead, other = await dead_and_next(make_world, runs=True)
     await until(lambda: holder(dead) == "gateway-2")
-    other.limiter.service = other.new_limiter(recovery_s=0.2)
+    other.limiter.service = other.new_limiter(recovery_s=0.05)
     await other.limiter.service.follow()
-    assert (await Call(other, sends=KEY).done()).status == 409
+    retry = Call(other, sends=KEY)
+    await until(lambda: other.held == price(10, 2))
+    assert not retry.ended
+    other.passed_s += 0.05
+    assert (await retry.done()).status == 409
     assert other.held == price(10, 2)
     other.accounting.wire_settle.up()
     await until(lambda: other.is_idle)
@@ -129,8 +133,8 @@ async def test_a_dead_gateways_holds_outlive_a_restart_of_the_limiter(make_world
 
 
 async def test_holds_go_to_the_limiter_of_their_account(make_world: Callable[..., Any]) -> None:
-    dead: World = await make_world(limiter_shards=3, settle_timeout_s=0.5)
-    other: World = await make_world(beside=dead, settle_timeout_s=0.5)
+    dead: World = await make_world(limiter_shards=3, settle_timeout_s=0.02)
+    other: World = await make_world(beside=dead)
     accounts: list[tuple[str, str]] = []
     while len({shard_of(account, 3) for account, _ in accounts}) < 3:
         accounts.append(dead.new_account())

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.gateway.conversations import BOUND, LEAST_BOUND, conversation_key, load_bound, replicas_for
 
+FEW = settings(max_examples=30)
 NAMES = st.sets(st.text("abcdef0123456789", min_size=4, max_size=8), min_size=1, max_size=12)
 CONVERSATIONS = st.binary(min_size=16, max_size=16)
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -35,6 +36,7 @@ def test_another_account_or_another_beginning_is_another_conversation() -> None:
     assert len({key(SYSTEM, FIRST), *others}) == 6
 
 
+@FEW
 @given(CONVERSATIONS, NAMES)
 def test_the_order_does_not_depend_on_how_the_replicas_are_listed(conversation: bytes, names: set[str]) -> None:
     there = dict.fromkeys(sorted(names), 0)
@@ -42,6 +44,7 @@ def test_the_order_does_not_depend_on_how_the_replicas_are_listed(conversation: 
     assert replicas_for(conversation, there) == replicas_for(conversation, back)
 
 
+@FEW
 @given(CONVERSATIONS, NAMES, st.data())
 def test_a_lost_replica_moves_only_its_own_conversations(
     conversation: bytes, names: set[str], data: st.DataObject
@@ -51,6 +54,7 @@ def test_a_lost_replica_moves_only_its_own_conversations(
     assert replicas_for(conversation, dict.fromkeys(names - {lost}, 0)) == [name for name in order if name != lost]
 
 
+@FEW
 @given(CONVERSATIONS, NAMES, st.text("ghij", min_size=4, max_size=8))
 def test_a_new_replica_takes_conversations_and_moves_none_between_the_others(
     conversation: bytes, names: set[str], new: str
@@ -58,6 +62,7 @@ def test_a_new_replica_takes_conversations_and_moves_none_between_the_others(
     assert home(conversation, names | {new}) in {new, home(conversation, names)}
 
 
+@FEW
 @given(st.lists(CONVERSATIONS, min_size=1, max_size=5), NAMES, st.lists(st.integers(0, 4), max_size=200))
 def test_no_replica_gets_more_than_the_bound(conversations: list[bytes], names: set[str], calls: list[int]) -> None:
     running = dict.fromkeys(names, 0)
@@ -66,6 +71,7 @@ def test_no_replica_gets_more_than_the_bound(conversations: list[bytes], names: 
     assert max(running.values()) <= max(LEAST_BOUND, math.ceil(BOUND * len(calls) / len(names)))
 
 
+@FEW
 @given(CONVERSATIONS, st.dictionaries(st.text("abcdef0123456789", min_size=4), st.integers(0, 50), min_size=1))
 def test_a_replica_with_room_is_asked_before_those_without_and_all_are_asked(
     conversation: bytes, running: dict[str, int]

@@ -15,32 +15,29 @@ from tests.gateway.world import World, price, says, settled, until
 LATE = Finished(FinishReason.DEADLINE, 10, 0, 0)
 
 
-async def test_the_replica_receives_the_weight_and_the_time_left_for_the_first_token(
-    make_world: Callable[..., Any],
-) -> None:
-    world: World = await make_world(queue_timeout_s=45.0)
+async def test_the_replica_receives_the_weight_of_the_account(world: World) -> None:
     _, heavy = world.new_account(weight=250)
     await Call(world, heavy).done()
     await Call(world).done()
-    first, second = world.backends.calls
-    assert (first.weight, second.weight) == (2.5, 1.0)
-    for call in (first, second):
-        assert call.first_token_within_s is not None
-        assert 40 < call.first_token_within_s <= 45
+    assert [call.weight for call in world.backends.calls] == [2.5, 1.0]
 
 
-async def test_time_that_a_first_call_took_is_not_given_again(world: World) -> None:
+async def test_the_replica_receives_the_time_left_for_the_first_token_and_a_second_call_what_is_left_of_it(
+    make_world: Callable[..., Any], let_pass: Callable[[float], None]
+) -> None:
+    world: World = await make_world(queue_timeout_s=3000.0)
     counted = asyncio.Event()
     world.backends.play([counted, Rejected(Rejection.CREDIT, prompt_tokens=500)], says("x", prompt=500))
     call = Call(world)
     await until(lambda: world.backends.running)
-    await asyncio.sleep(0.02)
+    let_pass(1000.0)
     counted.set()
     await call.done()
     first, second = (call.first_token_within_s for call in world.backends.calls)
     assert first is not None
     assert second is not None
-    assert second <= first - 0.02
+    assert 2000 < first <= 3000
+    assert 1000 < second <= first - 1000
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -83,18 +80,17 @@ async def test_a_stream_that_was_kept_alive_and_then_waited_too_long_ends_with_a
     assert b"[DONE]" not in call.body
     await until(lambda: world.is_idle)
     assert world.spent == 0
-    assert world.books_balance()
 
 
 async def test_a_reply_that_has_begun_goes_on_past_the_time_for_its_first_token(
-    make_world: Callable[..., Any],
+    make_world: Callable[..., Any], let_pass: Callable[[float], None]
 ) -> None:
-    world: World = await make_world(queue_timeout_s=0.05)
+    world: World = await make_world(queue_timeout_s=600.0)
     gate = asyncio.Event()
     world.backends.play([Started(10, 0), Delta("a", 1), gate, Delta("b", 2), Finished(FinishReason.STOP, 10, 0, 2)])
     call = Call(world, stream=True)
     await call.until('"a"')
-    await asyncio.sleep(0.1)
+    let_pass(1000.0)
     gate.set()
     await call.done()
     assert (call.status, call.text) == (200, "ab")

@@ -41,7 +41,7 @@ async def follow(world: World) -> None:
 
 async def moved(world: World) -> None:
     """All moves are over, and the limiters know of them."""
-    assert await wait_for_background(30)
+    assert await wait_for_background(60)
     await follow(world)
 
 
@@ -77,10 +77,9 @@ async def test_a_key_works_at_gateways_of_the_old_secret_of_both_and_of_the_new_
     assert is_stored(old, old.key, NEXT)
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-async def test_a_key_is_moved_once_however_many_requests_use_it(make_world: Callable[..., Any], shards: int) -> None:
-    old: World = await make_world(limiter_shards=shards)
-    both: World = await make_world(beside=old, limiter_shards=shards, key_secrets=BOTH)
+async def test_a_key_is_moved_once_however_many_requests_use_it(make_world: Callable[..., Any]) -> None:
+    old: World = await make_world(limiter_shards=3)
+    both: World = await make_world(beside=old, limiter_shards=3, key_secrets=BOTH)
     gate = both.accounting.wire_call.hold["MoveKeys"] = asyncio.Event()
     statuses = [asyncio.create_task(chat(both, old.key)) for _ in range(6)]
     assert set(await asyncio.gather(*statuses)) == {200}  # none waits for the move
@@ -96,7 +95,7 @@ async def test_a_key_is_moved_once_however_many_requests_use_it(make_world: Call
 async def test_many_keys_that_come_at_once_are_moved_in_few_calls(make_world: Callable[..., Any]) -> None:
     old: World = await make_world()
     both: World = await make_world(beside=old, key_secrets=BOTH)
-    made = [old.new_account()[1] for _ in range(30)]
+    made = [old.new_account()[1] for _ in range(12)]
     gate = both.accounting.wire_call.hold["MoveKeys"] = asyncio.Event()
     assert set(await asyncio.gather(*(chat(both, key) for key in made))) == {200}
     gate.set()
@@ -115,7 +114,7 @@ async def test_while_the_ledger_refuses_the_move_requests_go_on_and_a_later_use_
     both.accounting.wire_call.down("MoveKeys")
     for _ in range(5):
         assert await chat(both, old.key) == 200
-        await wait_for_background(30)
+        await wait_for_background(60)
     assert moves(both) == 1
     both.accounting.wire_call.up()
     now = 60.0
@@ -158,9 +157,9 @@ async def test_wrong_keys_are_counted_once_and_cost_as_few_queries_while_two_sec
     old: World = await make_world()
     both: World = await make_world(beside=old, key_secrets=BOTH)
     async with client(both) as http:
-        guesses = [http.get("/models", headers={"authorization": f"Bearer {keys.new_key()}"}) for _ in range(3 * FREE)]
+        guesses = [http.get("/models", headers={"authorization": f"Bearer {keys.new_key()}"}) for _ in range(FREE + 5)]
         statuses = sorted(answer.status_code for answer in await asyncio.gather(*guesses))
-        assert statuses == [401] * FREE + [429] * 2 * FREE
+        assert statuses == [401] * FREE + [429] * 5
         assert queries(old, both) <= 3
         one = keys.new_key()
         before = queries(old, both)

@@ -26,8 +26,11 @@ from serve_app.contracts.served_commands import (
     SchedulePrice,
     SetTraffic,
 )
+from serve_app.gateway import lifecycle
 from serve_app.gateway.backend_applications import DRAIN_S
+from serve_app.gateway.backends import Catalogue
 from serve_app.gateway.lifecycle import Lifecycle
+from serve_app.settings import GatewaySettings
 from tests.gateway.connections import Call
 from tests.gateway.world import FULL_SETTINGS, World, says, until
 
@@ -35,7 +38,22 @@ UP = {"status": "RUNNING", "replicas": 1}
 STARTS = {"status": "DEPLOYING", "replicas": 0}
 OLD = {"fake": 100}
 EVEN = {"fake": 50, "new": 50}
-MANY = 40  # conversations: of these each of two backends has some for certain
+MODELS = {  # with targets that a slow machine meets
+    name: {**model, "first_token_target_s": 600.0, "output_token_target_s": 600.0}
+    for name, model in FULL_SETTINGS["models"].items()
+}
+MANY = 8  # conversations, half of which belong to each of two backends
+
+
+def questions(account_id: str) -> list[list[dict[str, str]]]:
+    """Conversations of an account: every second one is on `fake` and the others on `new` while these share evenly."""
+    models = {"svc-chat": {**FULL_SETTINGS["models"]["svc-chat"], "backends": EVEN}}
+    catalogue = Catalogue(GatewaySettings.model_validate({"models": models}))
+    of: dict[str, list[list[dict[str, str]]]] = {name: [] for name in EVEN}
+    for number in range(100 * MANY):
+        messages = [{"role": "user", "content": f"Question {number}"}]
+        of[catalogue.choose_backend("svc-chat", account_id, messages)].append(messages)
+    return [one for pair in zip(of["fake"], of["new"], strict=False) for one in pair][:MANY]
 
 
 class Backends:
@@ -78,8 +96,9 @@ class Gateway:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.later_s = 0.0
-        _, self.key = world.new_account(concurrency=100, rpm=10_000)
+        self.began, self.later_s = time.monotonic(), 0.0
+        account_id, self.key = world.new_account(concurrency=100, rpm=10_000)
+        self.questions = questions(account_id)
         self.backends, self.applications = Backends(world), Applications()
         self.lifecycle = Lifecycle(
             world.services, world.accountings[0], self.applications, world.metrics, clock=self.clock
@@ -87,7 +106,7 @@ class Gateway:
         world.admin.status = self.lifecycle.status
 
     def clock(self) -> float:
-        return time.monotonic() + self.later_s
+        return self.began + self.later_s
 
     async def run(self, command: Any) -> Any:
         return await self.world.accountings[0].run(command)
@@ -102,17 +121,23 @@ class Gateway:
         await self.lifecycle.read_status()
         await self.lifecycle.look()
 
-    async def ask(self, count: int, first: int = 0, **body: Any) -> list[int]:
+    async def ask(self, count: int) -> list[int]:
         """So many conversations, one after the other; their statuses."""
-        found = []
-        for number in range(first, first + count):
-            messages = [{"role": "user", "content": f"Question {number}"}]
-            found.append((await Call(self.world, self.key, messages=messages, **body).done()).status)
-        return found
+        return [(await Call(self.world, self.key, messages=one).done()).status for one in self.questions[:count]]
 
     def asked(self) -> Counter[str]:
         asked, self.backends.asked = Counter(self.backends.asked), []
         return asked
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "READ_S", 0.02)
+
+
+@pytest.fixture
+async def world(make_world: Callable[..., Awaitable[World]]) -> World:
+    return await make_world(models=MODELS)
 
 
 @pytest.fixture
@@ -196,6 +221,11 @@ async def test_a_controller_that_is_away_changes_nothing(gateway: Gateway) -> No
     gateway.world.backends.report = None
     await gateway.step()
     assert await gateway.ask(2) == [200, 200]
+
+
+async def background_has_turned() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 def rolled_back(caplog: pytest.LogCaptureFixture) -> int:
@@ -282,7 +312,7 @@ async def test_a_backend_whose_roll_out_is_long_over_is_ejected_and_keeps_its_we
     await gateway.ask(MANY)
     await gateway.step()
     assert gateway.world.services.catalogue.availability.ejected == {("svc-chat", "fake")}
-    await asyncio.sleep(0)
+    await background_has_turned()
     assert "RollBackTraffic" not in gateway.world.accounting.called
 
 
@@ -290,12 +320,11 @@ async def test_a_backend_that_hangs_is_late_before_its_request_ends(gateway: Gat
     await gateway.give(EVEN)
     hangs = asyncio.Event()
     gateway.backends.scripts["new"] = [hangs]
-    questions = [[{"role": "user", "content": f"Question {number}"}] for number in range(MANY)]
-    calls = [Call(gateway.world, gateway.key, messages=messages) for messages in questions]
+    calls = [Call(gateway.world, gateway.key, messages=messages) for messages in gateway.questions]
     await until(lambda: len(gateway.backends.asked) == MANY)
     await gateway.step()
     assert not gateway.world.services.catalogue.availability.ejected
-    gateway.later_s = 5.1
+    gateway.later_s = 3600.0
     await gateway.step()
     assert gateway.world.services.catalogue.availability.ejected == {("svc-chat", "new")}
     gateway.backends.scripts["new"] = says("late")
@@ -403,7 +432,7 @@ async def test_backends_of_the_ledger_are_started_once_and_deleted_when_they_are
     await gateway.step()
     gateway.later_s += DRAIN_S - 1
     await gateway.step()
-    await asyncio.sleep(0)
+    await background_has_turned()
     assert len(gateway.applications.done) == 1, "other gateways may not know yet"
     gateway.later_s += 20
     await gateway.step()

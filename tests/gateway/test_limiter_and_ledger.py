@@ -26,7 +26,7 @@ from serve_app.contracts.money import Price
 from serve_app.limiter import limiter_service as limiter
 from serve_app.limiter.admission import Admission
 from serve_app.limiter.limiter_service import LimiterService
-from tests.gateway.world import SECRET, World, until
+from tests.gateway.world import PATIENT_S, SECRET, World, until
 
 TERMS: dict[str, Any] = {
     "models": ("svc-chat",), "rpm": 7, "tpm": 7000, "concurrency": 2, "budget": 50_000, "budget_period": "day",
@@ -104,12 +104,11 @@ async def test_changed_terms_reach_the_limiter_with_the_feed(world: World) -> No
     world.ledger.update_key(key_id, models=None, budget=1000, budget_period="month")
     await world.limiter.service.follow()
     assert (await ask(world, admit(key, prompt=0))).hold == 1000
-    world.ledger.update_key(key_id, expires_at=time.time() + 0.05)
+    world.ledger.update_key(key_id, expires_at=time.time() + 1000.0)
     await world.limiter.service.follow()
-    async with asyncio.timeout(30):
-        while isinstance(answer := await ask(world, Identify(digest(key))), Identity):
-            await asyncio.sleep(0.005)
-    assert answer.status == 401
+    assert isinstance(await ask(world, Identify(digest(key))), Identity)
+    world.later_s = 1001.0
+    assert (await ask(world, Identify(digest(key)))).status == 401
 
 
 async def test_a_settlement_that_only_the_ledger_reports_counts_for_the_keys_budget(world: World) -> None:
@@ -141,7 +140,7 @@ async def test_the_rest_of_a_grant_is_known_again_after_each_settlement(world: W
 async def test_changes_of_accounts_without_requests_are_not_kept(world: World) -> None:
     service = world.limiter.service
     await ask(world, Identify(digest(world.key)))
-    for _ in range(20):
+    for _ in range(3):
         world.new_account()
     await service.follow()
     assert (len(service.admission._accounts), len(service.admission._keys)) == (1, 1)
@@ -178,7 +177,7 @@ async def test_a_revocation_that_overtakes_the_look_up_is_not_lost(world: World)
 
 async def test_unknown_keys_leave_no_state_behind(world: World) -> None:
     service = world.limiter.service
-    for _ in range(5):
+    for _ in range(2):
         answers = await service.ask([Identify(digest(keys.new_key())) for _ in range(40)])
         assert {answer.status for answer in answers} == {401}
     await asyncio.sleep(0)
@@ -196,7 +195,7 @@ async def test_look_ups_at_once_are_bounded_and_the_others_are_repeated(
     assert all(isinstance(answer, Recovering) for answer in answers)
     assert len(service._lookups) == 10
     gate.set()
-    service._lookup_wait_s = 30
+    service._lookup_wait_s = PATIENT_S
     await until(lambda: not service._lookups)
     assert isinstance(await ask(world, Identify(digest(world.key))), Identity)
 

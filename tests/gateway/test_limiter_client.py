@@ -31,7 +31,9 @@ from serve_app.gateway.limiter_client import LimiterClient
 from serve_app.limiter import limiter_service
 from serve_app.limiter.limiter_service import STUCK_S, LimiterService
 from tests.gateway.connections import Call
-from tests.gateway.world import SECRET, World, price, until
+from tests.gateway.world import PATIENT_S, SECRET, World, price, until
+
+RECOVERY_S = 0.05
 
 
 def digest(key: str) -> str:
@@ -75,11 +77,12 @@ async def test_a_restarted_limiter_learns_of_open_holds_before_it_admits(world: 
     call = Call(world, stream=True)
     await call.until('"a"')
     held = world.held
-    world.limiter.service = world.new_limiter(recovery_s=0.2)
+    world.limiter.service = world.new_limiter(recovery_s=RECOVERY_S)
     await world.limiter.service.follow()
+    next_one = Call(world)
     await until(lambda: world.open_requests == 1)
     assert world.held == held
-    next_one = Call(world)
+    world.passed_s += RECOVERY_S
     await until(lambda: world.open_requests == 2)
     call.hang_up()
     gate.set()
@@ -89,10 +92,13 @@ async def test_a_restarted_limiter_learns_of_open_holds_before_it_admits(world: 
 
 
 async def test_while_the_limiter_recovers_requests_wait_and_then_run(world: World) -> None:
-    world.limiter.service = world.new_limiter(recovery_s=0.1)
+    world.limiter.service = world.new_limiter(recovery_s=RECOVERY_S)
     await world.limiter.service.follow()
-    call = await Call(world).done()
-    assert call.status == 200
+    call = Call(world)
+    await until(lambda: sum(isinstance(ask, Admit) for ask in world.limiter.asked) > 1)
+    assert world.open_requests == 0
+    world.passed_s += RECOVERY_S
+    assert (await call.done()).status == 200
 
 
 async def test_a_limiter_that_is_away_too_long_is_503(world: World) -> None:
@@ -150,7 +156,7 @@ async def test_a_junk_key_delays_no_other_request_while_the_ledger_is_away(world
         else:
             world.accounting.wire_call.up()
             world.accounting.wire_call.hold["*"] = asyncio.Event()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             junk, good = await service.ask([Identify(digest(keys.new_key())), admit(world, world.key)])
         assert isinstance(junk, Recovering)
         assert isinstance(good, Grant)
@@ -201,12 +207,13 @@ async def test_the_feed_goes_on_after_the_ledger_was_away(world: World) -> None:
     service = world.limiter.service
     await service.ask([Identify(digest(world.key))])
     world.accounting.wire_call.down()
+    asked = world.accounting.called.count("ReadChanges")
     service.start()
-    await asyncio.sleep(0.05)
+    await until(lambda: world.accounting.called.count("ReadChanges") > asked + 1)
     [key] = world.ledger.list_keys(world.account_id)
     world.ledger.revoke_key(key.key_id)
     world.accounting.wire_call.up()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while isinstance((await service.ask([Identify(digest(world.key))]))[0], Identity):
             await asyncio.sleep(0.01)
     assert service.is_alive
@@ -214,7 +221,7 @@ async def test_the_feed_goes_on_after_the_ledger_was_away(world: World) -> None:
 
 async def test_a_feed_that_hangs_admits_no_key_for_longer_than_the_limit_of_staleness(world: World) -> None:
     service = LimiterService(
-        world.limiter.service.admission, world.accounting, lookup_wait_s=30, staleness_s=5.0, clock=world.clock
+        world.limiter.service.admission, world.accounting, lookup_wait_s=PATIENT_S, staleness_s=5.0, clock=world.clock
     )
     await service.follow()
     assert isinstance((await service.ask([Identify(digest(world.key))]))[0], Identity)
@@ -245,10 +252,12 @@ async def test_a_limiter_confirms_keys_while_one_accounting_process_does_not_ans
 
     monkeypatch.setattr(limiter_service, "FEED_TIMEOUT_S", 0.05)
     books = AccountingShards([Gone(), world.accounting])  # type: ignore[list-item]
-    service = LimiterService(world.limiter.service.admission, books, lookup_wait_s=30, staleness_s=5.0)
+    service = LimiterService(
+        world.limiter.service.admission, books, lookup_wait_s=PATIENT_S, staleness_s=5.0, clock=world.clock
+    )
     with pytest.raises(TimeoutError):
         await service.follow()
-    monkeypatch.undo()
+    monkeypatch.setattr(limiter_service, "FEED_TIMEOUT_S", PATIENT_S)
     await service.follow()
     assert service.stale_s < 5.0
     assert isinstance((await service.ask([Identify(digest(world.key))]))[0], Identity)
@@ -262,7 +271,8 @@ async def test_a_limiter_is_well_while_the_ledger_is_away_and_ill_when_a_task_st
         world.passed_s += 20.0
         await until(lambda: service.is_alive)  # it tries again and again
     world.accounting.wire_call.hold["ReadChanges"] = asyncio.Event()
-    await asyncio.sleep(0.1)
+    world.accounting.wire_call.seen("ReadChanges").clear()
+    await world.accounting.wire_call.seen("ReadChanges").wait()
     world.passed_s += STUCK_S
     assert not service.is_alive, "the feed waits for an answer; tidy goes on"
 
@@ -282,10 +292,12 @@ class Admitting:
 
     def __init__(self) -> None:
         self.epoch: int | None = 1
+        self.beats = 0
         self.posts: list[tuple[str, ...]] = []
         self.fails = False
 
     async def ask(self, asks: list[Any]) -> list[Any]:
+        self.beats += 1
         return [Renewed((), self.epoch) for _ in asks]
 
     async def run(self, command: Any) -> Any:
@@ -300,7 +312,7 @@ async def posting(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Admitt
     """A gateway with the open request r1 beats fast."""
     monkeypatch.setattr(limiter_client, "HEARTBEAT_S", 0.005)
     there: Any = Admitting()
-    client = LimiterClient([there], "g", there, admit_timeout_s=5)
+    client = LimiterClient([there], "g", there, admit_timeout_s=PATIENT_S)
     client.adopt([OpenHold("r1", "acct", "key", 10, 10, 1, 1, 10)])
     client.start()
     await until(lambda: there.posts)
@@ -316,7 +328,8 @@ async def test_what_a_limiter_has_posted_for_a_gateway_goes_when_the_next_one_ad
     assert limiter.posts == [()]
     limiter.epoch = 2
     await until(lambda: len(limiter.posts) == 2)
-    await asyncio.sleep(0.05)
+    beats = limiter.beats
+    await until(lambda: limiter.beats > beats + 5)
     assert limiter.posts == [(), ()]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,45 +12,61 @@ import pytest
 
 from tests.gateway.connections import served
 from tests.gateway.haproxy import balanced
-from tests.gateway.world import World
-from tests.malformed import TABLE
+from tests.gateway.world import PATIENT_S, World
+from tests.malformed import SAMPLE
 from tests.malformed.asked import Server, drips, wrong_cases, wrong_rows
-from tests.malformed.transport import cases
+from tests.malformed.transport import Case, cases, sample
 
-BLOCK = 100
-BODY_TIMEOUT_S = 0.5
+BODY_TIMEOUT_S = 0.5  # where a body is not to be complete
+
+
+@pytest.fixture
+def body_timeout_s() -> float:
+    return BODY_TIMEOUT_S
 
 
 @pytest.fixture(params=[False, True], ids=["alone", "behind HAProxy"])
 async def server(
-    make_world: Callable[..., Any], tmp_path: Path, request: pytest.FixtureRequest
+    make_world: Callable[..., Any], tmp_path: Path, request: pytest.FixtureRequest, body_timeout_s: float
 ) -> AsyncIterator[Server]:
-    world: World = await make_world(body_timeout_s=BODY_TIMEOUT_S)
+    world: World = await make_world(body_timeout_s=body_timeout_s)
     async with served(world) as port:
         if not request.param:
-            yield Server(port, world.key, BODY_TIMEOUT_S)
+            yield Server(port, world.key, body_timeout_s)
             return
         async with balanced(port, tmp_path) as front:
-            yield Server(front, world.key, BODY_TIMEOUT_S, is_balanced=True)
+            yield Server(front, world.key, body_timeout_s, is_balanced=True)
 
 
-async def test_each_malformed_body_is_refused_in_a_second_and_the_next_request_is_served(
-    make_world: Callable[..., Any],
-) -> None:
-    world: World = await make_world(body_timeout_s=BODY_TIMEOUT_S)
+async def test_malformed_bodies_are_refused_as_the_parser_says_and_the_next_request_is_served(world: World) -> None:
     async with served(world) as port:
-        await refuses_all(Server(port, world.key, BODY_TIMEOUT_S))
-
-
-async def refuses_all(server: Server) -> None:
-    rows = [row for row in TABLE if not row.by_model]
-    for start in range(0, len(rows), BLOCK):
-        assert await asyncio.to_thread(wrong_rows, server, rows[start : start + BLOCK]) == []
+        server = Server(port, world.key, world.settings.body_timeout_s)
+        assert await asyncio.to_thread(wrong_rows, server, [row for row in SAMPLE if not row.by_model]) == []
         assert await asyncio.to_thread(server.serves)
 
 
+def are_complete(all_cases: Iterable[Case]) -> list[Case]:
+    """Without those whose timeout is waited for."""
+    return [case for case in all_cases if case.alone != 408]
+
+
+@pytest.mark.parametrize("body_timeout_s", [PATIENT_S])
 async def test_each_malformed_request_is_answered_or_closed_and_the_next_one_is_served(server: Server) -> None:
-    assert await asyncio.to_thread(wrong_cases, server, cases(server.key)) == []
+    some = sample(server.key) if server.is_balanced else cases(server.key)
+    assert await asyncio.to_thread(wrong_cases, server, are_complete(some)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", [True], indirect=True, ids=["behind HAProxy"])
+@pytest.mark.parametrize("body_timeout_s", [PATIENT_S])
+async def test_each_malformed_request_behind_haproxy_is_answered_or_closed(server: Server) -> None:
+    assert await asyncio.to_thread(wrong_cases, server, are_complete(cases(server.key))) == []
+
+
+async def test_a_body_that_is_not_complete_in_time_is_408_and_the_next_one_is_served(server: Server) -> None:
+    late = [case for case in cases(server.key) if case.alone == 408]
+    assert late
+    assert await asyncio.to_thread(wrong_cases, server, late) == []
 
 
 async def test_a_body_that_comes_byte_for_byte_is_408_however_steadily_it_comes(server: Server) -> None:
@@ -100,16 +116,14 @@ ADMIN: list[tuple[str, bytes, int, str | None, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("body", "status", "param", "says"), [row[1:] for row in ADMIN], ids=[row[0] for row in ADMIN])
-async def test_bodies_of_operators_are_read_as_strictly(
-    world: World, admin: httpx.AsyncClient, body: bytes, status: int, param: str | None, says: str
-) -> None:
+async def test_bodies_of_operators_are_read_as_strictly(world: World, admin: httpx.AsyncClient) -> None:
     accounts = (await admin.get("/admin/accounts")).json()["data"]
-    answer = await admin.post("/admin/accounts", content=body)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (status, param), answer.text
-    assert error["code"] == {400: "invalid_format", 422: "invalid_parameter"}[status]
-    assert says in error["message"]
-    assert len(error["message"]) < 500
-    assert answer.headers["x-request-id"]
+    for name, body, status, param, says in ADMIN:
+        answer = await admin.post("/admin/accounts", content=body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (status, param), (name, answer.text)
+        assert error["code"] == {400: "invalid_format", 422: "invalid_parameter"}[status], name
+        assert says in error["message"], name
+        assert len(error["message"]) < 500, name
+        assert answer.headers["x-request-id"]
     assert (await admin.get("/admin/accounts")).json()["data"] == accounts

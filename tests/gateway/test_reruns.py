@@ -57,7 +57,7 @@ async def test_a_call_whose_replica_dies_at_any_point_runs_again_and_is_billed_o
     assert [one.charged for one in usage(world) if one.outcome is Outcome.FAILED] == [0]
 
 
-@pytest.mark.parametrize("death", DEATHS)
+@pytest.mark.parametrize("death", ["before anything", "with its text held back", "drained"])
 async def test_a_stream_of_which_nothing_was_sent_runs_again(world: World, death: str) -> None:
     world.backends.play(DEATHS[death], says("Hello", " world"))
     call = await Call(world, stream=True).done()
@@ -117,8 +117,8 @@ async def test_a_request_runs_three_times_at_most(world: World, stream: bool, de
 async def test_no_run_begins_that_could_not_begin_in_time(
     make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reruns, "PAUSES_S", [30.0])
-    world = await make_world(queue_timeout_s=20.0)
+    monkeypatch.setattr(reruns, "PAUSES_S", [3000.0])
+    world = await make_world(queue_timeout_s=2000.0)
     world.backends.play([LOST], says("Hello"))
     assert (await Call(world).done()).status == 503
     await settled(world, requests=1, spent=0)

@@ -20,9 +20,11 @@ from serve_app.contracts.generation import Delta, Started
 from serve_app.contracts.money import Price
 from serve_app.contracts.spool import Spool
 from serve_app.gateway import settlements
-from serve_app.gateway.settlements import REPLAY_BATCH, Settlements
+from serve_app.gateway.settlements import Settlements
 from tests.gateway.connections import Call
-from tests.gateway.world import Counts, World, price, says, until
+from tests.gateway.world import PATIENT_S, Counts, World, price, says, until
+
+BATCH = 16  # that a replay sends at once, where the test sets it
 
 
 def settlement(world: World, request_id: str, completion: int = 2) -> Settlement:
@@ -34,7 +36,6 @@ def settlement(world: World, request_id: str, completion: int = 2) -> Settlement
 
 
 async def test_a_ledger_that_is_back_in_time_is_not_noticed(world: World) -> None:
-    world.services.settlements.settle_timeout_s = 5
     world.accounting.wire_settle.down()
     call = Call(world)
     await world.accounting.wire_settle.seen("*").wait()
@@ -45,7 +46,7 @@ async def test_a_ledger_that_is_back_in_time_is_not_noticed(world: World) -> Non
 
 
 async def test_with_the_ledger_away_the_client_gets_its_last_chunk_and_the_usage_is_billed_later(world: World) -> None:
-    world.settlements.settle_timeout_s = 0.2
+    world.settlements.settle_timeout_s = 0.02
     world.settlements.start()
     world.accounting.wire_settle.down()
     call = await Call(world, stream=True).done()
@@ -63,7 +64,7 @@ async def test_with_the_ledger_away_the_client_gets_its_last_chunk_and_the_usage
 
 
 async def test_a_hanging_ledger_delays_no_request_longer_than_the_limit(world: World) -> None:
-    world.settlements.settle_timeout_s = 0.2
+    world.settlements.settle_timeout_s = 0.02
     world.accounting.wire_settle.hold["*"] = asyncio.Event()
     calls = [Call(world) for _ in range(5)]
     for call in calls:
@@ -74,11 +75,17 @@ async def test_a_hanging_ledger_delays_no_request_longer_than_the_limit(world: W
     assert (world.spent, world.recorded) == (5 * price(10, 2), 5)
 
 
-async def test_a_settlement_that_took_effect_and_is_spooled_is_charged_once(world: World) -> None:
-    world.settlements.settle_timeout_s = 0.2
+async def test_a_settlement_that_took_effect_and_is_spooled_is_charged_once(
+    make_world: Callable[..., Any], let_pass: Callable[[float], None]
+) -> None:
+    world: World = await make_world(settle_timeout_s=600.0)
     world.settlements.start()
     world.accounting.wire_settle.lose.add("*")
-    assert (await Call(world).done()).status == 200
+    call = Call(world)
+    await until(lambda: world.recorded == 1)
+    let_pass(1000.0)
+    assert (await call.done()).status == 200
+    assert world.metrics.settlements == ["spooled"]
     world.accounting.wire_settle.up()
     await until(lambda: world.is_idle and world.spool.size == 0)
     assert (world.spent, world.recorded) == (price(10, 2), 1)
@@ -86,13 +93,13 @@ async def test_a_settlement_that_took_effect_and_is_spooled_is_charged_once(worl
 
 async def test_a_settlement_spooled_while_a_replay_ends_is_replayed(world: World) -> None:
     world.settlements.start()
-    for number in range(20):
+    for number in range(8):
         world.accounting.wire_settle.fail.add(f"r{number}")
         world.settlements.settle_timeout_s = 0.02
         assert await world.settlements.settle(settlement(world, f"r{number}")) is None
         world.accounting.wire_settle.up()
         await asyncio.sleep(0.001 * (number % 4))
-    await until(lambda: world.spool.size == 0 and world.recorded == 20)
+    await until(lambda: world.spool.size == 0 and world.recorded == 8)
 
 
 async def test_the_spool_of_a_dead_gateway_is_adopted_at_the_start(world: World) -> None:
@@ -110,8 +117,17 @@ async def test_the_spool_of_a_gateway_that_dies_later_is_adopted_too(
     monkeypatch.setattr(settlements, "ADOPT_S", 0.02)
     dead = Spool(world.folder / "spool", "gateway-dead")
     dead.append(settlement(world, "left"))
+    looks = 0
+    adopt = world.spool.adopt_orphans
+
+    def look() -> list[Settlement]:
+        nonlocal looks
+        looks += 1
+        return adopt()
+
+    monkeypatch.setattr(world.spool, "adopt_orphans", look)
     world.settlements.start()
-    await asyncio.sleep(0.05)
+    await until(lambda: looks > 2)
     assert world.recorded == 0
     dead.close()
     await until(lambda: world.recorded == 1)
@@ -220,7 +236,11 @@ async def test_one_answer_that_is_missing_is_asked_again_alone(world: World, tmp
         async def run(self, command: Any) -> Any: ...
 
     box = Settlements(
-        AccountingShards([Half()]), Spool(tmp_path / "other", "o"), Counts(), world.limiter_client, settle_timeout_s=5
+        AccountingShards([Half()]),
+        Spool(tmp_path / "other", "o"),
+        Counts(),
+        world.limiter_client,
+        settle_timeout_s=PATIENT_S,
     )
     results = await asyncio.gather(*(box.settle(settlement(world, name)) for name in ("a", "b", "c")))
     assert [result.request_id for result in results if result] == ["a", "b", "c"]
@@ -230,7 +250,7 @@ async def test_one_answer_that_is_missing_is_asked_again_alone(world: World, tmp
 async def test_limits_that_change_while_running_apply(world: World) -> None:
     world.settlements.settle_timeout_s = 0.03
     world.accounting.wire_settle.hold["*"] = asyncio.Event()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert await world.settlements.settle(settlement(world, "r")) is None
     world.settlements.spool.max_bytes = 1
     assert world.settlements.is_full
@@ -299,41 +319,48 @@ def over(ledger: Ledger, folder: Path, limiter: Releases, timeout_s: float) -> S
     return Settlements(AccountingShards([ledger]), spool, Counts(), limiter, settle_timeout_s=timeout_s)  # type: ignore
 
 
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settlements, "REPLAY_BATCH", BATCH)
+
+
 @pytest.mark.parametrize("fault", ["away", "hangs"])
-async def test_during_an_outage_each_settlement_waits_in_one_place(tmp_path: Path, fault: str) -> None:
+async def test_during_an_outage_each_settlement_waits_in_one_place(
+    tmp_path: Path, small_batches: None, fault: str
+) -> None:
     """What the ledger is sent after an outage is what was missed, once, and not its repetitions."""
     ledger, limiter = Ledger(), Releases()
     setattr(ledger, fault, True)
     gateway = over(ledger, tmp_path, limiter, 0.03)
     gateway.start()
-    names = [f"r{number:03}" for number in range(800)]
-    for first in range(0, 800, 20):
-        await asyncio.gather(*(gateway.settle(plain(name)) for name in names[first : first + 20]))
+    names = [f"r{number:03}" for number in range(100)]
+    for first in range(0, 100, 10):
+        await asyncio.gather(*(gateway.settle(plain(name)) for name in names[first : first + 10]))
         assert not any(calls._waiting for calls in gateway._calls), "what is in the spool is not in memory too"
-    assert gateway.spool.waiting == 800
+    assert gateway.spool.waiting == 100
     # The outage was noticed by the first ones: the others have not asked the ledger at all.
-    assert set(ledger.sent) <= set(names[:REPLAY_BATCH])
+    assert set(ledger.sent) <= set(names[:BATCH])
     assert not limiter.released
     setattr(ledger, fault, False)
     ledger.woken.set()
     ledger.sent.clear()
     await until(lambda: gateway.spool.waiting == 0)
     assert sorted(set(limiter.released)) == names
-    assert len(ledger.sent) <= len(names) + REPLAY_BATCH
+    assert len(ledger.sent) <= len(names) + BATCH
     # Back to normal: no way through the spool.
-    gateway.settle_timeout_s = 30
+    gateway.settle_timeout_s = PATIENT_S
     assert await gateway.settle(plain("after")) is not None
     await gateway.stop()
 
 
-async def test_after_an_outage_live_settlements_do_not_wait_for_the_spool(tmp_path: Path) -> None:
+async def test_after_an_outage_live_settlements_do_not_wait_for_the_spool(tmp_path: Path, small_batches: None) -> None:
     """They take turns: whatever the spool holds, at most one of its batches is before a live one."""
     ledger, limiter = Ledger(), Releases()
     ledger.away = True
     gateway = over(ledger, tmp_path, limiter, 0.03)
     gateway.start()
-    await asyncio.gather(*(gateway.settle(plain(f"r{number}")) for number in range(20 * REPLAY_BATCH)))
-    gateway.settle_timeout_s = 30
+    await asyncio.gather(*(gateway.settle(plain(f"r{number}")) for number in range(20 * BATCH)))
+    gateway.settle_timeout_s = PATIENT_S
     ledger.sent.clear()
     ledger.away = False
     await until(lambda: ledger.settled)
@@ -341,11 +368,11 @@ async def test_after_an_outage_live_settlements_do_not_wait_for_the_spool(tmp_pa
     while gateway.spool.waiting:
         before = len(ledger.sent)
         assert await gateway.settle(plain(f"live{live}")) is not None
-        assert len(ledger.sent) - before <= 2 * REPLAY_BATCH + 1
+        assert len(ledger.sent) - before <= 2 * BATCH + 1
         live += 1
         await asyncio.sleep(0)
     assert live > 5
-    await until(lambda: len(ledger.settled) == 20 * REPLAY_BATCH + live)
+    await until(lambda: len(ledger.settled) == 20 * BATCH + live)
     await gateway.stop()
 
 
@@ -358,9 +385,9 @@ async def test_what_waits_for_the_disk_at_the_same_time_shares_one_flush(
     flushes: list[int] = []
     flush = os.fsync
     monkeypatch.setattr(os, "fsync", lambda descriptor: (flushes.append(descriptor), flush(descriptor)))
-    await asyncio.gather(*(gateway.settle(plain(f"r{number}")) for number in range(200)))
-    assert gateway.spool.waiting == 200
-    assert len(flushes) < 20
+    await asyncio.gather(*(gateway.settle(plain(f"r{number}")) for number in range(50)))
+    assert gateway.spool.waiting == 50
+    assert len(flushes) < 10
 
 
 async def test_a_settlement_that_fails_in_the_gateway_does_not_keep_its_hold(
@@ -375,23 +402,23 @@ async def test_a_settlement_that_fails_in_the_gateway_does_not_keep_its_hold(
 
 
 async def test_stopping_ends_the_replay_task_even_when_a_replay_is_due(world: World) -> None:
-    for _ in range(20):
+    for _ in range(5):
         world.settlements.start()
         await asyncio.sleep(0.001)
         world.settlements._to_replay.set()  # in the same turn of the loop as the cancellation
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await world.settlements.stop()
 
 
 async def test_a_gateway_that_ends_replays_what_one_slow_commit_has_left(world: World) -> None:
     """The ledger is well again: a machine that goes with its disk must not take usage along."""
-    world.settlements.settle_timeout_s = 0.2
+    world.settlements.settle_timeout_s = 0.02
     world.settlements.start()
     world.accounting.wire_settle.down()
     assert (await Call(world).done()).status == 200
     assert world.spool.waiting == 1
     world.accounting.wire_settle.up()
-    await world.settlements.stop(within_s=30)
+    await world.settlements.stop(within_s=PATIENT_S)
     assert world.spool.waiting == 0
     assert (world.spent, world.recorded) == (price(10, 2), 1)
 

@@ -99,13 +99,14 @@ async def test_a_limiter_that_restarts_learns_its_own_accounts_holds_and_no_othe
     held = shards.held
     assert held > 0
     restarted = shards.limiters[index]
-    restarted.service = shards.new_limiter(recovery_s=0.1)
+    restarted.service = shards.new_limiter(recovery_s=0.05)
     await restarted.service.follow()
     mine = index == home_of(shards)
     if mine:
         await until(lambda: shards.open_requests == 1)
         assert asks_of(shards, Announce)[index] >= 1
     assert shards.held == held
+    shards.passed_s += 0.05
     call.hang_up()
     gate.set()
     await call.done()
@@ -121,7 +122,6 @@ async def test_accounts_of_all_shards_are_shown_in_their_order(shards: World) ->
 
 
 async def test_while_one_limiter_is_away_accounts_of_the_others_are_served(shards: World) -> None:
-    shards.limiter_client.admit_timeout_s = 0.05
     found: dict[bool, str] = {}
     while len(found) < 2:
         account, key = shards.new_account()
@@ -130,6 +130,7 @@ async def test_while_one_limiter_is_away_accounts_of_the_others_are_served(shard
     assert (await Call(shards, key=found[True]).done()).status == 200
     shards.limiters[0].wire.down()
     assert (await Call(shards, key=found[False]).done()).status == 200
+    shards.limiter_client.admit_timeout_s = 0.05
     assert (await Call(shards, key=found[True]).done()).status == 503
     shards.limiters[0].wire.up()
 
@@ -154,11 +155,10 @@ async def test_a_client_that_hangs_up_while_it_is_admitted_leaves_no_hold(shards
 
 
 async def test_many_at_once_never_spend_more_than_there_is(shards: World) -> None:
-    spendable = 50 * (10 * 1000 + 2 * 3000)
+    spendable = 10 * (10 * 1000 + 2 * 3000)
     account, key = shards.new_account(credit=spendable, concurrency=500, rpm=10_000)
-    for _ in range(100):
-        shards.backends.play(says("a", "b"))
-    calls = [Call(shards, key=key, max_tokens=2) for _ in range(100)]
+    shards.backends.play(says("a", "b"))
+    calls = [Call(shards, key=key, max_tokens=2) for _ in range(30)]
     statuses = Counter([(await call.done()).status for call in calls])
     assert set(statuses) <= {200, 402}
     balance = shards.ledger.get_account(account).balance
@@ -200,7 +200,7 @@ async def test_a_process_that_does_not_answer_at_all_is_passed_over(monkeypatch:
     assert await books.settle(batch) == [1, 1]
     # From then on it is not even asked.
     monkeypatch.setattr(accounting_shards, "SETTLE_TIMEOUT_S", 600)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert await books.settle(batch) == [1, 1]
     assert await books.run(FindUnsettled(("r1",))) == 1
     shards[1].away, shards[0].away = True, False
@@ -223,7 +223,7 @@ async def test_a_command_that_is_given_up_sends_the_next_ones_to_another_process
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.02):
             await books.run(FindUnsettled(("r1",)))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert await books.run(FindUnsettled(("r1",))) == 1
         shards[0].away = False
         assert await books.run(FindUnsettled(("r1",))) == 1

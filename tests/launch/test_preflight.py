@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import socket
 import stat
 import subprocess
 import sys
 import threading
+from argparse import Namespace
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
 from serve_app import secret_files
+from serve_app.launch import __main__ as launcher
 from serve_app.launch import preflight
 from serve_app.launch.preflight import GIB, LaunchError
 
@@ -44,62 +50,88 @@ def test_without_a_free_port_there_is_one_line(busy_port: int, monkeypatch: pyte
         preflight.free_port()
 
 
-def launch(home: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "serve_app.launch", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, "SERVE_APP_HOME": str(home), **environment},
-    )
+@dataclass
+class Start:
+    """`python -m serve_app.launch` in this process, and what it said."""
+
+    _patch: pytest.MonkeyPatch
+    _said: pytest.CaptureFixture[str]
+
+    def fails(self, home: Path, *arguments: str, **environment: str) -> str:
+        """The lines of a start that fails, each with the name of the program."""
+        for name, value in {"SERVE_APP_HOME": str(home), **environment}.items():
+            self._patch.setenv(name, value)
+        self._patch.setattr(sys, "argv", ["serve-app", *arguments])
+        assert launcher.main() == 1
+        told = self._said.readouterr()
+        assert told.out == ""
+        assert all(line.startswith("serve-app: ") for line in told.err.splitlines())
+        return told.err
+
+    def fails_at_once(self, home: Path, *arguments: str, **environment: str) -> str:
+        """The one line of a start that fails before it does anything."""
+        (line,) = self.fails(home, *arguments, **environment).splitlines()
+        return line
 
 
-def one_line(result: subprocess.CompletedProcess[str]) -> str:
-    assert result.returncode == 1
-    assert result.stdout == ""
-    (line,) = result.stderr.strip().splitlines()
-    assert line.startswith("serve-app: ")
-    return line
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Start]:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(preflight, "check_free_memory", lambda: None)
+    with mock.patch.dict(os.environ):
+        yield Start(monkeypatch, capsys)
 
 
-def test_a_busy_port_is_named_with_what_to_do(tmp_path: Path, busy_port: int) -> None:
-    line = one_line(launch(tmp_path, PORT=str(busy_port)))
+def test_a_busy_port_is_named_with_what_to_do(start: Start, tmp_path: Path, busy_port: int) -> None:
+    line = start.fails_at_once(tmp_path, PORT=str(busy_port))
     assert str(busy_port) in line
     assert "PORT=" in line
 
 
 @pytest.mark.parametrize("port", ["eighty", "0", "70000", "-1"])
-def test_an_invalid_port_is_refused(tmp_path: Path, port: str) -> None:
-    assert "PORT must be" in one_line(launch(tmp_path, f"--port={port}"))
+def test_an_invalid_port_is_refused(start: Start, tmp_path: Path, port: str) -> None:
+    assert "PORT must be" in start.fails_at_once(tmp_path, f"--port={port}")
 
 
-def test_a_state_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
+def test_a_state_folder_that_can_not_be_made_is_named(start: Start, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert "SERVE_APP_HOME" in one_line(launch(tmp_path / "file" / "home"))
+    assert "SERVE_APP_HOME" in start.fails_at_once(tmp_path / "file" / "home")
 
 
-def test_a_missing_config_and_one_that_is_not_yaml_are_named(tmp_path: Path) -> None:
+def test_a_missing_config_and_one_that_is_not_yaml_are_named(start: Start, tmp_path: Path) -> None:
     port = str(preflight.free_port())
-    assert "nowhere.yaml" in one_line(launch(tmp_path, "--config", "nowhere.yaml", "--port", port))
+    assert "nowhere.yaml" in start.fails_at_once(tmp_path, "--config", "nowhere.yaml", "--port", port)
     (tmp_path / "broken.yaml").write_text("a: [")
-    assert "not YAML" in one_line(launch(tmp_path, "--config", str(tmp_path / "broken.yaml"), "--port", port))
+    assert "not YAML" in start.fails_at_once(tmp_path, "--config", str(tmp_path / "broken.yaml"), "--port", port)
 
 
-def test_a_bundled_model_that_can_not_be_downloaded_is_one_line(tmp_path: Path) -> None:
-    result = launch(
-        tmp_path, "--port", str(preflight.free_port()), SERVE_APP_BUNDLED_GGUF=str(tmp_path / "missing.gguf")
-    )
-    assert result.returncode == 1
-    assert "missing.gguf" in result.stderr
-    assert "Traceback" not in result.stderr
+def test_a_bundled_model_that_can_not_be_downloaded_is_one_line(start: Start, tmp_path: Path) -> None:
+    options = ("--config", str(ROOT / "config.yaml"), "--port", str(preflight.free_port()))
+    told = start.fails(tmp_path, *options, SERVE_APP_BUNDLED_GGUF=str(tmp_path / "missing.gguf"))
+    assert "missing.gguf" in told
 
 
+def test_what_the_driver_says_of_a_wrong_config_is_passed_on(tmp_path: Path) -> None:
+    options = Namespace(home=tmp_path, port="8000", config=tmp_path, ready_timeout=None, tls=False, no_dashboard=True)
+    driver = SimpleNamespace(exit_code=lambda: 2, last_lines=lambda count: "applications.0.argz: unknown key")
+    with pytest.raises(LaunchError, match=r"the configuration is wrong:\napplications\.0\.argz: unknown key"):
+        launcher.Launch(options)._wait_until_ready(driver)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
 def test_a_wrong_config_names_every_path_and_nothing_stays_running(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("applications:\n- name: gateway\n  import_path: deployments.apps:gateway\n  argz: {}\n")
-    result = launch(tmp_path / "home", "--config", str(config), "--port", str(preflight.free_port()))
+    command = [sys.executable, "-m", "serve_app.launch", "--config", str(config)]
+    result = subprocess.run(
+        [*command, "--port", str(preflight.free_port())],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "SERVE_APP_HOME": str(tmp_path / "home")},
+    )
     assert result.returncode == 1
     assert "applications.0.argz: unknown key" in result.stderr
     assert "Traceback" not in result.stderr

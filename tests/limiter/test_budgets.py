@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from serve_app.contracts.limiting import Grant, Recovering, Refusal
-from serve_app.contracts.periods import CLOCK_SKEW_S, period_at
-from tests.limiter.world import MIDNIGHT, NOON, OUTPUT_PRICE, PROMPT_PRICE, World
+from serve_app.contracts.periods import CLOCK_SKEW_S
+from tests.limiter.world import MIDNIGHT, OUTPUT_PRICE, PROMPT_PRICE, World
 
 TODAY, TOMORROW = "2026-11-21", "2026-11-22"
 COST = 100 * PROMPT_PRICE + 100 * OUTPUT_PRICE  # of a request as `World.grant` asks for it
@@ -24,29 +23,6 @@ def with_budget(budget: int, **more: Any) -> World:
 def spend(world: World, request_id: str, key_spent: int, version: int, period: str = TODAY, **more: Any) -> None:
     """The request ends, settled."""
     world.end(request_id, 100, 10, balance=10**6, version=version, key_spent=key_spent, key_period=period, **more)
-
-
-# Periods
-
-
-@pytest.mark.parametrize(
-    ("kind", "at", "name", "begins", "ends"),
-    [
-        ("day", NOON, "2026-11-21", "2026-11-21T00:00", "2026-11-22T00:00"),
-        ("day", MIDNIGHT, "2026-11-22", "2026-11-22T00:00", "2026-11-23T00:00"),
-        ("day", MIDNIGHT - 0.001, "2026-11-21", "2026-11-21T00:00", "2026-11-22T00:00"),
-        ("month", NOON, "2026-11", "2026-11-01T00:00", "2026-12-01T00:00"),
-        ("month", 1798761599.9, "2026-12", "2026-12-01T00:00", "2027-01-01T00:00"),
-        ("month", 1798761600.0, "2027-01", "2027-01-01T00:00", "2027-02-01T00:00"),
-        ("month", 1835400000.0, "2028-02", "2028-02-01T00:00", "2028-03-01T00:00"),
-    ],
-)
-def test_periods_are_days_and_months_of_utc(kind: Any, at: float, name: str, begins: str, ends: str) -> None:
-    period = period_at(kind, at)
-    assert period.name == name
-    assert datetime.fromtimestamp(period.begins, UTC).isoformat(timespec="minutes") == f"{begins}+00:00"
-    assert datetime.fromtimestamp(period.ends, UTC).isoformat(timespec="minutes") == f"{ends}+00:00"
-    assert period.begins <= at < period.ends
 
 
 # What is left

@@ -156,10 +156,10 @@ def test_memory_follows_what_is_in_use() -> None:
 
     tracemalloc.start()
     try:
-        visitors(0, 2000)
+        visitors(0, 1300)
         gc.collect()
         before, _ = tracemalloc.get_traced_memory()
-        visitors(2000, 4000)
+        visitors(1300, 1300)
         gc.collect()
         after, _ = tracemalloc.get_traced_memory()
     finally:

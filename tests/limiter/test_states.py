@@ -57,7 +57,6 @@ KEYS = {
     "k1": key_snapshot("d1", "k1", "a", True, 1, rpm=8, tpm=2000, concurrency=2),
     "k2": key_snapshot("d2", "k2", "a", True, 1, budget=BUDGET, budget_period="day", models=("m", "n")),
 }
-RATES = {"": (CONTRACT.rpm, CONTRACT.tpm), "k1": (8, 2000)}  # requests and tokens a minute
 # Of each clock from the true time: mostly as far as they may differ, which is where it matters.
 JITTER = st.sampled_from([-0.45 * CLOCK_SKEW_S, 0.0, 0.45 * CLOCK_SKEW_S])
 STEPS = st.sampled_from([0.1, 0.3, 0.6, 1.0, 3.0, LEASE_S - 0.1])
@@ -101,6 +100,7 @@ class Limits(RuleBasedStateMachine):
     topped_up = 5000
     used = ("k0", "k1", "k2")
     starts_at = NOON
+    contract = CONTRACT
 
     reads = Bundle("reads")  # of the ledger, on their way to the limiter
     settled = Bundle("settled")
@@ -118,10 +118,11 @@ class Limits(RuleBasedStateMachine):
 
     def start(self, recovery_s: float) -> None:
         self.admission = Admission(
-            lambda: self.now, Random(1), CONTRACT, lease_s=LEASE_S, recovery_s=recovery_s, wall=lambda: self.at
+            lambda: self.now, Random(1), self.contract, lease_s=LEASE_S, recovery_s=recovery_s, wall=lambda: self.at
         )
         self.epoch += 1
-        self.rates = Rates(RATES)
+        # Requests and tokens a minute.
+        self.rates = Rates({"": (self.contract.rpm, self.contract.tpm), "k1": (8, 2000)})
 
     @property
     def at(self) -> float:
@@ -243,7 +244,7 @@ class Limits(RuleBasedStateMachine):
         assert state.expires_at is None or self.at < state.expires_at
         assert state.models is None or ask.model in state.models
         assert ask.idempotency_key is None or ask.idempotency_key not in [r.ask.idempotency_key for r in others]
-        assert len(others) < CONTRACT.concurrency
+        assert len(others) < self.contract.concurrency
         assert (own := state.limits.get("concurrency")) is None or len(
             [r for r in others if r.grant.key_id == key_id]
         ) < own
@@ -269,7 +270,7 @@ class Limits(RuleBasedStateMachine):
                 mine = [hold for hold in holds.values() if hold.key.key_id == key_id]
                 own = state.limits.get("concurrency")
                 of_key = own is not None and len(mine) >= own
-                assert len(holds) >= CONTRACT.concurrency or of_key
+                assert len(holds) >= self.contract.concurrency or of_key
             case code:
                 assert code in ("requests", "tokens")
         assert refusal.retry_after_s is None or 0 < refusal.retry_after_s <= 60
@@ -507,6 +508,14 @@ class Limits(RuleBasedStateMachine):
         assert (self.admission._accounts, self.admission._keys, self.admission._registry._idle) == ({}, {}, {})
 
 
+class Balance(Limits):
+    """The balance alone is scarce."""
+
+    topped_up = 2000
+    used = ("k0",)
+    contract = Contract(rpm=10**6, tpm=10**9, concurrency=4)
+
+
 class Grants(Limits):
     """Nearly all money expires."""
 
@@ -529,13 +538,10 @@ class Keys(Limits):
     used = ("k1", "k1", "k0")
 
 
-TestLimits, TestGrants = Limits.TestCase, Grants.TestCase
-TestBudgets, TestKeys = Budgets.TestCase, Keys.TestCase
-_SETTINGS = settings(max_examples=25, stateful_step_count=50, deadline=None)
-TestLimits.settings = TestGrants.settings = TestBudgets.settings = TestKeys.settings = _SETTINGS
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("machine", [Limits, Grants, Budgets, Keys])
-def test_many_lives(machine: type[Limits]) -> None:
-    run_state_machine_as_test(machine, settings=settings(_SETTINGS, max_examples=100))
+@pytest.mark.parametrize(
+    "lives",
+    [10, pytest.param(30, marks=pytest.mark.slow), pytest.param(150, marks=(pytest.mark.slow, pytest.mark.long))],
+)
+@pytest.mark.parametrize("machine", [Limits, Balance, Grants, Budgets, Keys])
+def test_no_order_of_events_grants_more_than_there_is_or_keeps_a_hold(machine: type[Limits], lives: int) -> None:
+    run_state_machine_as_test(machine, settings=settings(max_examples=lives, stateful_step_count=50))

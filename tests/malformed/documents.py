@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterator
+from functools import partial
 
 from tests.malformed.row import Row, sent, valid, with_text
 
@@ -91,15 +92,10 @@ _NO_JSON: list[tuple[str, bytes, str]] = [
 ]  # fmt: skip
 
 _CROWDS = {
-    "250,000 biases": valid(logit_bias={str(n): 1 for n in range(250_000)}),
-    "half a million numbers for messages": valid(messages=[3] * 500_000),
+    "100,001 biases": valid(logit_bias={str(n): 1 for n in range(100_001)}),
     "100,000 messages": valid(messages=[{"role": "user", "content": ""}] * 100_000),
-    "100,000 parts of nothing": valid(messages=[{"role": "user", "content": [{"type": "text", "text": ""}] * 100_000}]),
-    "lists in an unknown field": valid(user=[[]] * 1_000_000),
-    "strings in an unknown field": valid(user=[""] * 500_000),
-    "objects in an unknown field": valid(user=[{"a": {}}] * 300_000),
+    "100,000 objects in an unknown field": valid(user=[{}] * 100_000),
 }
-
 
 _SERVED: list[tuple[str, bytes]] = [
     ("white space around it", b" \r\n\t" + GOOD + b"\n\n"),
@@ -126,10 +122,10 @@ def rows() -> Iterator[Row]:
     for name, body, says in _NO_JSON:
         yield Row(name, body, 400, None, (says,))
     for name, crowd in _CROWDS.items():
-        yield Row(name, sent(crowd), 400, None, ("more than 100000 values",))
-    endless = with_text('"user": ' + "[" * 1_000_000)
-    yield Row("a million arrays without an end", endless, 400, None, ("more than 100000 values",))
-    for name, text in (("commas", "," * 300_000), ("quotes", '"],[' * 100_000), ("backslashes", '\\",[' * 100_000)):
+        yield Row(name, partial(sent, crowd), 400, None, ("more than 100000 values",))
+    endless = with_text('"user": ' + "[" * 100_001)
+    yield Row("100,001 arrays without an end", endless, 400, None, ("more than 100000 values",))
+    for name, text in (("commas", "," * 100_001), ("quotes", '"],[' * 50_001), ("backslashes", '\\",[' * 50_001)):
         yield Row(f"{name} in a string that are no values", sent(valid(user=text)), 200)
     yield Row("a byte over 4 MiB", lambda: _of_length(MOST_BYTES + 1), 400, None, ("4194304 bytes",))
     yield Row("50 MB", lambda: b"x" * FIFTY_MB, 400, None, ("4194304 bytes",))

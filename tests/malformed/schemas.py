@@ -1,4 +1,4 @@
-"""JSON schemas that are hostile, broken or can't be enforced: each is 422, before or by the model, and in time."""
+"""JSON schemas that are hostile, broken or can't be enforced: each is 422, by the parser or by the model."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ _BY_MODEL: list[tuple[str, Schema, str]] = [
     ("oneOf that overlap", {"oneOf": [{"type": "string", "maxLength": n} for n in range(30)]}, "oneOf"),
 ]  # fmt: skip
 
-# Unusual schemas, as large as the bounds allow: served, and compiled in time.
+# Unusual schemas, as large as the bounds allow: served.
 LARGEST: dict[str, Schema] = {
     "400 properties that may be left out": _object(_names(400, type="string")),
     "400 properties that may not": _object(_names(400, type="string"), required=list(_names(400))),

@@ -174,5 +174,16 @@ def rows() -> Iterator[Row]:
         yield Row(f"{path}: null", sent(changed(path, None)), 400, path, ("missing", "required"))
     for path in ITEMS:
         yield Row(f"{path}: null as an item", sent(changed(path, None)), 400, path, ("missing",))
+    yield Row(
+        "an item after a good one", sent(changed("stop", ["a", 5])), 400, "stop[1]", ("the integer 5", "a string")
+    )
+    silent = {"role": "assistant", "content": None}
+    yield Row(
+        "an assistant without content and calls",
+        sent(changed("messages[2]", silent)),
+        400,
+        "messages[2].content",
+        ("missing", "required"),
+    )
     yield Row("a wrong type is told before a wrong value", sent({**FULL, "model": "?", "min_p": "x"}), 400, "min_p")
     yield Row("every field at once", sent(FULL), 200)

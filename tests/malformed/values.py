@@ -140,7 +140,7 @@ def rows() -> Iterator[Row]:
     biased = sent(valid(logit_bias={"9999999": 1}))
     yield Row("a bias for an id beyond the vocabulary", biased, 422, "logit_bias", (outside,), by_model=True)
     for count in (1025, 90_000):
-        biased = sent(valid(logit_bias={str(n): 1 for n in range(count)}))
+        biased = partial(sent, valid(logit_bias={str(n): 1 for n in range(count)}))
         yield Row(f"a bias for {count} ids", biased, 422, "logit_bias", ("at most 1024",))
     yield Row("a bias for 1024 ids", sent(valid(logit_bias={str(n): 1 for n in range(1024)})), 200)
     yield Row("stops of 250,000 characters", partial(sent, valid(stop=["x" * 250_000] * 15)), 200)

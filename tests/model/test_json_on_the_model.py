@@ -1,25 +1,19 @@
-"""Replies in JSON from the real bundled model: they are valid, even where the model prefers other text."""
+"""Replies in JSON from the tiny model: they are valid, although the model prefers other text."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import random
-from collections.abc import Callable
 from typing import Any
 
 import jsonschema
 import pytest
 
 from serve_app.contracts.generation import FinishReason, GenerateCall, Grammar, GrammarKind, Rejection, SamplingParams
-from serve_app.engine.engine import Engine
 from serve_app.model.replica import Replica
-from tests.model.test_format_on_the_model import BILL, MESSAGES, no_orphans, text_of
+from tests.model.test_format_on_the_model import BILL, MESSAGES, text_of
 
-
-@pytest.fixture
-def replica(make_engine: Callable[..., Engine]) -> Replica:
-    return Replica(make_engine(), no_orphans)
+pytestmark = pytest.mark.asyncio(loop_scope="session")  # the engine compiles grammars for one loop
 
 
 async def ask(replica: Replica, grammar: Grammar, number: int = 0, **sampling: Any) -> tuple[str, Any]:
@@ -30,67 +24,17 @@ async def ask(replica: Replica, grammar: Grammar, number: int = 0, **sampling: A
     return text_of(events), events[-1]
 
 
-def a_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
-    """A schema whose values are short, so that replies seldom are cut."""
-    kinds = ["string", "integer", "number", "boolean", "null", "enum", "const"]
-    kind = rng.choice(kinds + ["object", "array", "anyOf"] * 2 if depth else kinds)
-    match kind:
-        case "string":
-            return {"type": "string", "minLength": rng.randint(0, 2), "maxLength": rng.randint(3, 12)}
-        case "integer":
-            low = rng.randint(-99, 99)
-            return {"type": "integer", "minimum": low, "maximum": low + rng.randint(0, 50)}
-        case "number":
-            return {"type": "number", "minimum": 0, "exclusiveMaximum": rng.randint(1, 9)}
-        case "enum":
-            return {"enum": rng.sample(["red", "grün", "青", 1, 2.5, True, None, "a b"], rng.randint(1, 5))}
-        case "const":
-            return {"const": rng.choice(["only this", 7, False])}
-        case "array":
-            return {"type": "array", "items": a_schema(rng, depth - 1), "minItems": 1, "maxItems": rng.randint(1, 3)}
-        case "anyOf":
-            return {"anyOf": [a_schema(rng, depth - 1) for _ in range(rng.randint(1, 3))]}
-        case "object":
-            names = rng.sample(["name", "age", "größe", "items", "is ok", "x"], rng.randint(1, 4))
-            return {
-                "type": "object",
-                "properties": {name: a_schema(rng, depth - 1) for name in names},
-                "required": rng.sample(names, rng.randint(0, len(names))),
-                "additionalProperties": False,
-            }
-    return {"type": kind}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strict", [True, False])
-async def test_every_finished_reply_is_valid_for_its_random_schema(replica: Replica, strict: bool) -> None:
-    rng = random.Random(11 + strict)
-    schemas = [a_schema(rng) for _ in range(24)]
-    grammars = [Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema), strict) for schema in schemas]
-    replies = await asyncio.gather(
-        *(
-            ask(replica, grammar, number, temperature=rng.choice([0.0, 1.0, 2.0]), max_tokens=120)
-            for number, grammar in enumerate(grammars)
-        )
-    )
-    finished = 0
-    for schema, (text, end) in zip(schemas, replies, strict=True):
-        assert end.reason in (FinishReason.STOP, FinishReason.LENGTH), schema
-        if end.reason is FinishReason.STOP:
-            finished += 1
-            jsonschema.validate(json.loads(text), schema)
-    assert finished >= 18
-
-
-@pytest.mark.parametrize("temperature", [0.0, 2.0])
-async def test_a_json_object_is_one_json_object_or_cut_by_length(replica: Replica, temperature: float) -> None:
+async def test_a_json_object_is_one_json_object_or_cut_by_length(replica: Replica) -> None:
     grammar = Grammar(GrammarKind.JSON_OBJECT)
-    asked = [ask(replica, grammar, number, temperature=temperature, max_tokens=60) for number in range(3)]
+    asked = [
+        ask(replica, grammar, number, temperature=temperature, max_tokens=40)
+        for number, temperature in enumerate((0.0, 1.0, 2.0))
+    ]
     for text, end in await asyncio.gather(*asked):
         if end.reason is FinishReason.STOP:
             assert isinstance(json.loads(text), dict)
         else:
-            assert (end.reason, end.completion_tokens) == (FinishReason.LENGTH, 60)
+            assert (end.reason, end.completion_tokens) == (FinishReason.LENGTH, 40)
             assert text.startswith("{")
 
 

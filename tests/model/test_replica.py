@@ -214,11 +214,23 @@ async def cut_after(made: Made, text: str, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["close", "cancel", "throw"])
-async def test_a_cut_stream_stops_the_engine_and_is_settled_after_the_delay(how: str) -> None:
+async def test_a_cut_stream_stops_the_engine_and_is_settled_after_the_delay(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delays: asyncio.Queue[float] = asyncio.Queue()
+    passed = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        delays.put_nowait(seconds)
+        await passed.wait()
+
     made = Made(Started(10, 2), Delta("ab", 2), asyncio.Event())
+    monkeypatch.setattr("serve_app.model.orphans.asyncio.sleep", sleep)
     await cut_after(made, "ab", how)
     await asyncio.wait_for(made.engine.aborted.wait(), 30)
+    assert await asyncio.wait_for(delays.get(), 30) == a_call().settle_after_s
     assert not made.settled  # a gateway that is alive comes first
+    passed.set()
     await made.replica.drain()
     [settlement] = made.settled
     assert settlement.request_id == "r"

@@ -6,8 +6,7 @@ from ray import serve
 from ray.serve import Application
 
 from serve_app.contracts.generation import BackendEvent, Delta, GenerateCall, Started
-
-SECRET = "a path such as /srv/secret/weights.bin"
+from tests.service.replies import SECRET
 
 
 @serve.deployment(name="Broken", ray_actor_options={"num_cpus": 0})

@@ -55,7 +55,11 @@ def scraping(folder: Path, services: Mapping[str, Service], rules: str) -> Itera
         document = yaml.safe_load(write_config(folder / cluster, found, rules, cluster=cluster).read_text())
         for job in document["scrape_configs"]:
             targets = {"files": [str(folder / cluster / f"{job['job_name']}.json")], "refresh_interval": "1s"}
-            job |= {"job_name": f"{job['job_name']}-{cluster}", "file_sd_configs": [targets]}
+            job["file_sd_configs"] = [targets]
+            if job["job_name"] == "ray" and service.dashboard_url is None:  # which lists Ray's targets
+                del job["file_sd_configs"]
+                job["static_configs"] = [{"targets": [httpx.URL(service.metrics_url).netloc.decode()]}]
+            job["job_name"] += f"-{cluster}"
             jobs.append(job)
     (folder / "rules.yaml").write_text(rules)
     interval = {"scrape_interval": "1s", "evaluation_interval": "1s"}
@@ -67,11 +71,11 @@ def scraping(folder: Path, services: Mapping[str, Service], rules: str) -> Itera
         process = subprocess.Popen([*command, f"--web.listen-address={address}"], stdout=log, stderr=log)
         try:
             prometheus = Prometheus(f"http://{address}")
-            until(lambda: _up(prometheus) == {job["job_name"] for job in jobs}, 60)
+            until(lambda: _up(prometheus) == {job["job_name"] for job in jobs})
             yield prometheus
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(120)
 
 
 def _up(prometheus: Prometheus) -> set[str]:

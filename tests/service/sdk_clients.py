@@ -9,6 +9,7 @@ import openai
 from tests.service.chaos.stand import Customer, Stand
 
 CLIENTS = 16
+PATIENCE_S = 300.0
 
 
 class Clients:
@@ -29,6 +30,13 @@ class Clients:
 
     def end(self) -> None:
         self._over = True
+
+    async def more(self, replies: int = 4 * CLIENTS) -> None:
+        """Returns when so many have ended from now on: the default is more than those that run. Raises TimeoutError."""
+        wanted = self.complete + replies
+        async with asyncio.timeout(PATIENCE_S):
+            while self.complete + len(self.failures) < wanted:
+                await asyncio.sleep(0.05)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:

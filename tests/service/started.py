@@ -22,11 +22,19 @@ ROOT = Path(__file__).parents[2]
 OTHER_CONFIG = os.environ.get("SERVE_APP_TEST_CONFIG")
 
 
+#: Ray waits for its own processes as long as a slow machine needs.
+PATIENT = {"RAY_agent_register_timeout_ms": "600000", "RAY_worker_register_timeout_seconds": "600"}
+TRIES = 5
+READY_S = 600
+
+
 @contextlib.contextmanager
-def started(model_path: Path, config: str | None = None, **environment: str) -> Iterator[Service]:
+def started(
+    model_path: Path, config: str | None = None, *, dashboard: bool = False, **environment: str
+) -> Iterator[Service]:
     """`model_path` is the bundled model's folder; `environment` is added to that of the service.
 
-    `config` is a file of a test's own.
+    `config` is a file of a test's own. Ray's `dashboard` takes changed configurations.
     """
     with tempfile.TemporaryDirectory(prefix="serve-app-test-") as folder:
         home = Path(folder)
@@ -34,23 +42,40 @@ def started(model_path: Path, config: str | None = None, **environment: str) -> 
         # What is made once from the weights serves all starts.
         (prepared := model_path.parents[1] / "cache").mkdir(exist_ok=True)
         (home / "cache").symlink_to(prepared)
-        process = subprocess.Popen(
-            [
-                sys.executable, "-m", "serve_app.launch", "--json", "--config",
-                config or OTHER_CONFIG or "tests/service/config.yaml",
-                "--port", str(free_port()), "--home", str(home), "--num-cpus", "4",
-            ],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "RAY_metrics_report_interval_ms": "1000", **environment},
-        )  # fmt: skip
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line, f"the service did not start (exit code {process.wait(30)})"
-            yield Service(json.loads(line), process)
-        finally:
-            if process.poll() is None:  # the last test ends it itself
-                process.send_signal(signal.SIGTERM)
-                process.wait(60)
+        command = [
+            *launch(home, dashboard=dashboard),
+            "--config",
+            config or OTHER_CONFIG or "tests/service/config.yaml",
+        ]
+        for tries_left in reversed(range(TRIES)):
+            process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "RAY_metrics_report_interval_ms": "1000", **PATIENT, **environment},
+            )
+            try:
+                assert process.stdout is not None
+                line = process.stdout.readline()
+                if not line and tries_left and was_too_slow(home):
+                    continue
+                assert line, f"the service did not start (exit code {process.wait(60)})"
+                yield Service(json.loads(line), process)
+                return
+            finally:
+                if process.poll() is None:  # the last test ends it itself
+                    process.send_signal(signal.SIGTERM)
+                process.wait(120)
+
+
+def launch(home: Path, *, dashboard: bool = False) -> list[str]:
+    """The command of the launcher, which waits as long as a slow machine needs."""
+    command = [sys.executable, "-m", "serve_app.launch", "--json", "--ready-timeout", str(READY_S)]
+    command += ["--port", str(free_port()), "--home", str(home), "--num-cpus", "4"]
+    return command if dashboard else [*command, "--no-dashboard"]
+
+
+def was_too_slow(home: Path) -> bool:
+    """Whether a start failed because Ray's node took more than 30 s, for which Ray (2.60) has no setting."""
+    return "timed out during startup" in (home / "logs" / "driver.log").read_text()

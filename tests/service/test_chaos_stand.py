@@ -7,25 +7,17 @@ import json
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 import httpx
-import psycopg
 import pytest
 
-from deployments import strict_config
-from serve_app.contracts.generation import Bill, Finished, FinishReason, GenerateCall, SamplingParams
-from serve_app.contracts.money import Price
-from serve_app.engine.request import GenerationRequest
-from serve_app.model.replica import Replica
-from tests.service.chaos.__main__ import main
 from tests.service.chaos.books import Account, Books, Row, problems
-from tests.service.chaos.database import Postgres
 from tests.service.chaos.load import Ask, Tally, Usage, ask_once
-from tests.service.chaos.revocation import Answer, delay, percentile
 from tests.service.chaos.schedule import KINDS, plan
-from tests.service.chaos.stand import PRICE_CACHED, PRICE_IN, PRICE_OUT, Shape, as_amount, as_nano, process_title
-from tests.service.chaos.stub import StubEngine, cached_tokens, prompt_tokens
+from tests.service.chaos.stand import process_title
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 def row(number: int, **changes: Any) -> Row:
@@ -101,51 +93,6 @@ def test_only_the_replicas_of_a_kind_are_killed() -> None:
     assert not process_title("model", "stub").match("ray::ServeReplica:smollm2:Model")
 
 
-@pytest.mark.parametrize("nano", [0, 1, 10**9 - 1, 123 * 10**9 + 456])
-def test_money_is_read_as_it_is_written(nano: int) -> None:
-    assert as_nano(as_amount(nano)) == nano
-    assert as_nano(f"-{as_amount(nano)}") == -nano
-    assert as_nano("2.5") == 25 * 10**8
-
-
-@pytest.mark.parametrize("stub", [False, True])
-@pytest.mark.parametrize("settings", [{}, {"spool_max_bytes": 5000}])
-def test_the_configuration_of_a_shape_is_valid(stub: bool, settings: dict[str, Any]) -> None:
-    shape = Shape("postgresql", gateways=3, stub=stub, settings=settings)
-    assert strict_config.find_problems(shape.config()) == []
-    (gateway,) = (one for one in shape.config()["applications"][0]["deployments"] if one["name"] == "Gateway")
-    assert gateway["num_replicas"] == 3
-
-
-@pytest.mark.slow
-def test_a_database_that_is_killed_comes_back_with_what_was_committed() -> None:
-    postgres = Postgres()
-    try:
-        postgres.start()
-        address = f"host={postgres.folder} user=postgres"
-        with psycopg.connect(address, autocommit=True) as connection:
-            connection.execute("CREATE TABLE kept AS SELECT 7 AS number")
-            postgres.kill()
-            with pytest.raises(psycopg.OperationalError):
-                connection.execute("SELECT 1")
-            with pytest.raises(psycopg.OperationalError):
-                psycopg.connect(address)
-        postgres.start()
-        with psycopg.connect(address) as connection:
-            assert connection.execute("SELECT number FROM kept").fetchone() == (7,)
-    finally:
-        postgres.stop()
-    assert not postgres.folder.exists()
-
-
-async def test_the_stub_makes_as_many_tokens_as_asked_for() -> None:
-    prompt = prompt_tokens([{"role": "user", "content": "one two three"}])
-    request = GenerationRequest("r", (0,) * prompt, SamplingParams(max_tokens=6))
-    events = [event async for event in StubEngine().generate(request)]
-    assert events[-1] == Finished(FinishReason.LENGTH, prompt, cached_tokens(prompt), 6)
-    assert PRICE_CACHED < PRICE_IN < PRICE_OUT
-
-
 REPLY = {
     "id": "r1",
     "usage": {"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 2}},
@@ -194,42 +141,3 @@ async def test_replies_that_no_client_may_get_are_kept() -> None:
         async with httpx.AsyncClient(base_url="http://x", transport=transport) as http:
             await ask_once(http, CUSTOMER, Ask(False, 3, 5, None), tally)
     assert len(tally.wrong) == 2
-
-
-def test_a_delay_lasts_until_the_last_request_with_the_earlier_status() -> None:
-    answers = [Answer(10.1, 200), Answer(10.2, 401), Answer(10.3, 200), Answer(10.4, 401)]
-    assert delay(answers, 10.0, stale=200) == pytest.approx(0.3)
-    assert delay([Answer(10.2, 401)], 10.0, stale=200) == 0
-    assert percentile([float(value) for value in range(1, 101)], 0.99) == 99
-    assert percentile([3.0], 0.99) == 3
-
-
-@pytest.mark.parametrize(
-    "arguments", [["--outage", "60"], ["--kinds", "database"], ["--minutes", "1", "--revocation"], ["--kinds", "all"]]
-)
-def test_options_that_contradict_each_other_are_rejected_before_the_start(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    assert stopped.value.code == 2
-    assert "error:" in capsys.readouterr().err
-
-
-def test_help_names_what_must_hold_afterwards(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    assert "exactly once" in capsys.readouterr().out
-
-
-async def test_the_stub_runs_in_the_replica_that_models_have() -> None:
-    async def settle_orphan(_: Any) -> NoReturn:
-        raise AssertionError("the gateway is alive")
-
-    bill = Bill("acct_a", "key_a", "svc-chat", "stub", Price(270, 70, 1100))
-    messages = ({"role": "user", "content": "one two three"},)
-    call = GenerateCall("r1", messages, SamplingParams(max_tokens=6), 10**9, bill)
-    replica = Replica(StubEngine(), settle_orphan)  # type: ignore[arg-type]
-    *_, last = [event async for event in replica.generate(call)]
-    assert isinstance(last, Finished)
-    assert (last.prompt_tokens, last.completion_tokens) == (prompt_tokens(messages), 6)

@@ -42,8 +42,7 @@ def test_the_sdk_gets_a_true_answer_with_exact_usage_and_an_exact_bill(
     assert usage.completion_tokens == service.reply_tokens(text)
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
 
-    # Committed before the client saw the usage: no waiting here.
-    view = account.show()
+    view = account.settled(1)
     assert before - nano(view["balance"]) == charge(usage)
     assert nano(view["usage"]["charged"]) == charge(usage)
 
@@ -62,7 +61,7 @@ def test_the_output_is_capped_where_the_balance_ends(service: Service) -> None:
     assert reply.usage is not None
     assert reply.usage.completion_tokens == 4
     assert reply.choices[0].finish_reason == "length"
-    assert account.nano == 1
+    assert nano(account.settled(1)["balance"]) == 1
 
 
 def test_the_models_and_the_balance_can_be_read(service: Service) -> None:
@@ -76,6 +75,7 @@ def test_the_models_and_the_balance_can_be_read(service: Service) -> None:
     assert balance["is_available"] is True
     assert nano(balance["balance_infos"][0]["total_balance"]) == nano("1.5")
     client.chat.completions.create(model="svc-chat", messages=FRANCE, temperature=0, max_tokens=2)
+    account.settled(1)
     usage = service.http.get("/v1/user/usage", params={"group_by": "model"}, headers=headers).json()
     assert usage["data"][0]["completion_tokens"] == 2
 

@@ -11,23 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray.cluster_utils import Cluster
 
 from serve_app.cli.cluster_checks import flags_of
 from serve_app.launch.preflight import free_port
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [pytest.mark.slow, pytest.mark.service]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.service]
 
 
 def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "serve_app.cli", "doctor", "--cluster", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=ROOT)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=ROOT)
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """Its head has the flags of flags.env, its worker has one otherwise."""
+    from ray.cluster_utils import Cluster  # loads Ray
+
     flags = dict(flags_of((ROOT / "cluster/flags.env").read_text()))
     patch = pytest.MonkeyPatch()
     for name, value in flags.items():

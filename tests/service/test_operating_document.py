@@ -142,7 +142,7 @@ def test_accounts_keys_and_money(operator: Operator) -> None:
         assert operator.chat().status_code == 200
 
     def narrowed(_: Done) -> None:
-        until(lambda: operator.chat(model="svc-coder").status_code == 422, 1.0)
+        until(lambda: operator.chat(model="svc-coder").status_code == 422)
         assert operator.chat().status_code == 200
 
     def bounded(_: Done) -> None:
@@ -178,7 +178,7 @@ def test_accounts_keys_and_money(operator: Operator) -> None:
             "serve-app keys create": works,
             "serve-app keys update KEY_ID --model": narrowed,
             "serve-app keys update KEY_ID --tag": bounded,
-            "serve-app keys revoke": lambda _: until(lambda: operator.chat().status_code == 401, 1.0),
+            "serve-app keys revoke": lambda _: until(lambda: operator.chat().status_code == 401),
             "serve-app usage --group-by": lambda done: "svc-chat" in done.out,
             "serve-app usage export": exported,
             "serve-app audit list": lambda done: "revoke_key" in done.out,
@@ -236,7 +236,7 @@ def test_when_something_dies(operator: Operator) -> None:
         assert len(victims) == 3
         for pid in victims:
             os.kill(pid, signal.SIGKILL)
-        until(operator.is_served, 90)
+        until(operator.is_served)
 
     def change(amount: int) -> None:
         with operator.ledger() as ledger, ledger._database.aside() as connection:
@@ -249,7 +249,7 @@ def test_when_something_dies(operator: Operator) -> None:
 
     def suspend() -> None:
         service.admin("POST", f"/admin/accounts/{operator.account_id}/suspend")
-        until(lambda: operator.chat().status_code == 401, 5)
+        until(lambda: operator.chat().status_code == 401)
 
     def bad_backend() -> None:
         service.admin("POST", "/admin/models/svc-chat/canary", {"backend": "chat-v2", "share": 100})
@@ -267,7 +267,7 @@ def test_when_something_dies(operator: Operator) -> None:
                 lambda done: "head.example" in done.out,
                 lambda: operator.shell("serve-app cluster certificates --out tls head.example,10.0.0.2"),
             ),
-            "serve-app accounts suspend": Step(lambda _: until(lambda: operator.chat().is_success, 5), suspend),
+            "serve-app accounts suspend": Step(lambda _: until(lambda: operator.chat().is_success), suspend),
             "serve-app keys create": lambda done: bool(re.search(r"sk-\S+", done.out)),
             "serve-app models rollback": Step(lambda _: until(lambda: operator.backend() == "smollm2"), bad_backend),
         },
@@ -315,11 +315,11 @@ def test_drain(operator: Operator) -> None:
         next(streams[0])
 
     def finished(_: Done) -> None:
-        until(lambda: operator.chat().status_code == 401, 5)
+        until(lambda: operator.chat().status_code == 401)
         *_, last = streams[0]
         assert last.choices[0].finish_reason == "length"
         service.admin("POST", f"/admin/accounts/{operator.account_id}/resume")
-        until(lambda: operator.chat().is_success, 5)
+        until(lambda: operator.chat().is_success)
 
     run(
         operator,

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from tests.service.collector import Collector, Span
-from tests.service.harness import FRANCE, Service, until
+from tests.service.harness import FRANCE, HELD, Service, until
 
 pytestmark = pytest.mark.service
+
+MINUTE = 60 * 10**9  # in nanoseconds
 
 
 def lines(service: Service) -> list[dict[str, Any]]:
@@ -25,7 +27,7 @@ def line_of(service: Service, client_request_id: str) -> dict[str, Any]:
     def look() -> dict[str, Any] | None:
         return next((one for one in lines(service) if one.get("client_request_id") == client_request_id), None)
 
-    return until(look, 20)
+    return until(look)
 
 
 def test_a_trace_has_the_clients_parent_and_spans_of_both_processes(service: Service, collector: Collector) -> None:
@@ -42,7 +44,7 @@ def test_a_trace_has_the_clients_parent_and_spans_of_both_processes(service: Ser
         spans = {span.name: span for span in collector.of_trace(trace)}
         return spans if len(spans) == 7 else None
 
-    spans = until(complete, 20)
+    spans = until(complete)
     root = spans["POST /chat/completions"]
     assert root.parent_id == parent
     assert {spans[name].parent_id for name in ("admit", "generate", "settle")} == {root.span_id}
@@ -52,8 +54,8 @@ def test_a_trace_has_the_clients_parent_and_spans_of_both_processes(service: Ser
     usage = answer.json()["usage"]
     assert root.attributes["gen_ai.usage.output_tokens"] == usage["completion_tokens"]
     assert root.attributes["gen_ai.response.id"] == answer.json()["id"]
-    # One machine has one clock: each span lies within its parent, but for what the clocks' readings take.
-    assert all(root.began - 5e6 <= span.began <= span.ended <= root.ended + 5e6 for span in spans.values())
+    # In one unit and from one epoch.
+    assert all(root.began - MINUTE <= span.began <= span.ended <= root.ended + MINUTE for span in spans.values())
 
 
 def test_each_request_has_a_line_with_what_it_cost_and_how_long_its_parts_took(service: Service) -> None:
@@ -70,11 +72,12 @@ def test_each_request_has_a_line_with_what_it_cost_and_how_long_its_parts_took(s
     line = line_of(service, "observed-refused")
     assert (line["status"], line["code"]) == (refused.status_code, "model_not_found")
     assert line["account"] == account.id
-    body = {"model": "svc-chat", "messages": FRANCE, "stream": True, "max_tokens": 4000, "ignore_eos": True}
     headers = {"authorization": f"Bearer {account.key}", "x-request-id": "observed-gone"}
-    with service.http.stream("POST", "/chat/completions", json=body, headers=headers) as stream:
-        next(stream.iter_lines())
-    line = line_of(service, "observed-gone")
+    with service.hold() as hold:
+        body = {"model": HELD, "messages": hold.messages, "stream": True, "max_tokens": 100}
+        with service.http.stream("POST", "/chat/completions", json=body, headers=headers) as stream:
+            next(stream.iter_lines())
+        line = line_of(service, "observed-gone")
     assert (line["status"], line["outcome"]) == (499, "cancelled")
 
 
@@ -95,10 +98,11 @@ def test_one_command_tells_what_became_of_a_request(service: Service) -> None:
     assert (refused["status"], refused["code"], refused["account_id"]) == (422, "model_not_found", account.id)
 
 
+@pytest.mark.slow
 def test_top_shows_what_the_service_does(service: Service) -> None:
     service.chat(service.first_key, max_tokens=5)
     frame = service.cli("top", "--once", "--metrics", service.metrics_url)
-    assert {backend["name"] for backend in frame["backends"]} >= {"smollm2", "narrow"}
+    assert {backend["name"] for backend in frame["backends"]} >= {"smollm2", "held"}
     assert all(backend["replicas"] >= 1 for backend in frame["backends"] if backend["name"] == "smollm2")
 
 
@@ -133,7 +137,7 @@ def test_no_log_trace_or_metric_holds_a_text_or_a_key(service: Service, collecto
         service.http.post("/chat/completions", headers={"authorization": f"Bearer {secret}"}, json=body)
     for number in range(len(bodies)):
         line_of(service, f"canary-line-{number}")
-    until(lambda: len({span.parent_id for span in collector.of_trace(trace)}) > len(bodies), 20)
+    until(lambda: len({span.parent_id for span in collector.of_trace(trace)}) > len(bodies))
     needles = [secret.encode(), account.key.encode()]
     for path in log_files(service):
         text = path.read_bytes()

@@ -22,7 +22,6 @@ from tests.service.sdk_clients import Clients
 
 pytestmark = [pytest.mark.service, pytest.mark.slow, pytest.mark.long]
 
-STAY_S = 12.0
 MONEY = 10**12  # nano-units
 # The server of this test asks nobody for a password: tests/accounting/test_database_password.py is about these.
 ADD_LOGIN = "CREATE ROLE ledger_b LOGIN IN ROLE postgres; ALTER ROLE ledger_b SET role = 'postgres'"
@@ -31,7 +30,7 @@ ADD_LOGIN = "CREATE ROLE ledger_b LOGIN IN ROLE postgres; ALTER ROLE ledger_b SE
 def status(stand: Stand, key: str, path: str = "/admin/accounts") -> int:
     """Of a request with this key: an operator's, or a client's for `/models`, which needs no limiter's lease."""
     headers = {"authorization": f"Bearer {key}"}
-    return httpx.get(f"{stand.base_url}{path}", headers=headers, trust_env=False, timeout=30).status_code
+    return httpx.get(f"{stand.base_url}{path}", headers=headers, trust_env=False, timeout=300).status_code
 
 
 def unmoved(stand: Stand) -> dict[str, str]:
@@ -41,7 +40,7 @@ def unmoved(stand: Stand) -> dict[str, str]:
 
 
 async def until_unmoved(stand: Stand, wanted: set[str]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while (found := await asyncio.to_thread(unmoved, stand)).keys() != wanted:
         assert time.monotonic() < deadline, f"not moved: {found}; to stay: {wanted}"
         await asyncio.sleep(0.5)
@@ -81,9 +80,8 @@ async def test_each_secret_is_rotated_without_a_rejected_request() -> None:
         async def move(running: Session, stand: Stand) -> None:
             running.load.move(stand.base_url)
             clients.move(stand)
-            before = clients.complete
-            await asyncio.sleep(STAY_S)
-            assert clients.complete > before
+            await clients.more()
+            await running.more(20)
 
         async def rotate(running: Session) -> None:
             async with asyncio.TaskGroup() as group:
@@ -92,7 +90,7 @@ async def test_each_secret_is_rotated_without_a_rejected_request() -> None:
                 key, _ = await asyncio.to_thread(customer.new_key)  # by the old service, under the old secret alone
                 await move(running, new)
                 clients.change_key(key)
-                await asyncio.sleep(STAY_S / 4)  # longer than a request and its retries take
+                await clients.more()  # those with the old key have ended
                 await asyncio.to_thread(new.admin, "DELETE", f"/admin/keys/{customer.key_id}")
                 await until_unmoved(new, {idle.key_id})
                 assert await asyncio.to_thread(logins, old) == {"postgres", "ledger_b"}

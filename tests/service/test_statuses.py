@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from tests.service.broken import SECRET
-from tests.service.harness import FRANCE, Service, until
+from serve_app.contracts.key_format import new_key
+from tests.service.harness import FRANCE, HELD, Service, until
+from tests.service.replies import PLACES, SECRET
 
 pytestmark = pytest.mark.service
 
@@ -41,8 +41,6 @@ def test_401_without_a_header_with_a_wrong_key_and_with_a_revoked_one(service: S
     assert answer.headers["www-authenticate"].startswith("Bearer")
 
     error_of(post(service, "sk-nonsense", json=body), 401)
-    from serve_app.contracts.key_format import new_key
-
     error_of(post(service, new_key(), json=body), 401)
     # A wrong key is reported before a wrong body.
     error_of(post(service, new_key(), content=b"{broken"), 401)
@@ -51,15 +49,15 @@ def test_401_without_a_header_with_a_wrong_key_and_with_a_revoked_one(service: S
     assert post(service, account.key, json=body).status_code == 200
     key_id = service.admin("GET", f"/admin/accounts/{account.id}/keys")["data"][0]["id"]
     service.admin("DELETE", f"/admin/keys/{key_id}")
-    until(lambda: post(service, account.key, json=body).status_code == 401, timeout_s=1.0)
+    until(lambda: post(service, account.key, json=body).status_code == 401)
 
 
 def test_401_for_a_suspended_account_until_it_is_resumed(service: Service) -> None:
     account = service.account("suspended")
     service.admin("POST", f"/admin/accounts/{account.id}/suspend")
-    until(lambda: service.chat(account.key, max_tokens=1).status_code == 401, timeout_s=1.0)
+    until(lambda: service.chat(account.key, max_tokens=1).status_code == 401)
     service.admin("POST", f"/admin/accounts/{account.id}/resume")
-    until(lambda: service.chat(account.key, max_tokens=1).status_code == 200, timeout_s=1.0)
+    until(lambda: service.chat(account.key, max_tokens=1).status_code == 200)
 
 
 def test_402_when_the_balance_is_spent(service: Service) -> None:
@@ -89,25 +87,25 @@ def test_422_names_the_field_and_its_range(
 
 
 def test_422_for_a_prompt_longer_than_the_context_is_not_billed(service: Service) -> None:
-    account = service.account("long prompt", rpm=2)  # the model's work to find that out counts as a request
+    account = service.account("long prompt", rpm=1)  # the model's work to find that out counts as a request
     error = error_of(service.chat(account.key, [{"role": "user", "content": "word " * 40_000}]), 422)
     assert "This model's maximum context length is 32768 tokens" in error["message"]
     assert error["code"] == "context_length_exceeded"
-    assert service.chat(account.key, max_tokens=1).status_code == 200
-    assert account.settled(1)["usage"]["requests"] == 1
     assert service.chat(account.key, max_tokens=1).status_code == 429
+    assert account.settled(0)["usage"]["requests"] == 0
 
 
 def test_429_for_requests_per_minute_and_a_refused_request_consumes_nothing(service: Service) -> None:
-    account = service.account("rpm", rpm=2)
-    answers = [service.chat(account.key, max_tokens=1) for _ in range(3)]
-    assert [answer.status_code for answer in answers] == [200, 200, 429]
-    assert error_of(answers[2], 429)["code"] == "requests"
-    wait = int(answers[2].headers["retry-after"])
+    account = service.account("rpm", rpm=1)
+    answers = [service.chat(account.key, max_tokens=1) for _ in range(2)]
+    assert answers[0].status_code == 200
+    error = error_of(answers[1], 429)
+    assert error["code"] == "requests"
+    wait = int(answers[1].headers["retry-after"])
     assert 1 <= wait <= 60
-    assert 0 < int(answers[2].headers["retry-after-ms"]) <= wait * 1000
-    assert "2" in answers[2].json()["error"]["message"]
-    assert account.settled(2)["usage"]["requests"] == 2
+    assert 0 < int(answers[1].headers["retry-after-ms"]) <= wait * 1000
+    assert "1" in error["message"]
+    assert account.settled(1)["usage"]["requests"] == 1
 
 
 def test_429_for_tokens_per_minute(service: Service) -> None:
@@ -121,16 +119,14 @@ def test_429_for_tokens_per_minute(service: Service) -> None:
 async def test_429_for_concurrency(service: Service) -> None:
     account = service.account("concurrency", concurrency=1)
     async with service.async_client(account.key) as client:
-        stream = await client.chat.completions.create(
-            model="svc-chat", messages=FRANCE, stream=True, max_tokens=400, extra_body={"ignore_eos": True}
-        )
-        await anext(aiter(stream))
-        with pytest.raises(openai.RateLimitError) as caught:
-            await client.chat.completions.create(model="svc-chat", messages=FRANCE, max_tokens=1)
+        with service.hold() as hold:
+            stream = await client.chat.completions.create(model=HELD, messages=hold.messages, stream=True, max_tokens=8)
+            with pytest.raises(openai.RateLimitError) as caught:
+                await client.chat.completions.create(model="svc-chat", messages=FRANCE, max_tokens=1)
         assert caught.value.code == "concurrency"
         assert 1 <= int(caught.value.response.headers["retry-after"]) <= 60
-        await stream.close()
-    await asyncio.to_thread(until, lambda: service.chat(account.key, max_tokens=1).status_code == 200, 10)
+        assert [chunk async for chunk in stream]
+    await asyncio.to_thread(until, lambda: service.chat(account.key, max_tokens=1).status_code == 200)
 
 
 def test_500_shows_nothing_of_the_inside(service: Service) -> None:
@@ -156,39 +152,27 @@ def test_a_fault_in_mid_stream_is_an_error_event_without_done(service: Service) 
     assert account.settled(1)["usage"]["charged"] in ("0", "0.00")
 
 
-def test_503_when_the_queue_is_full_consumes_nothing(service: Service) -> None:
+async def test_503_when_a_replica_has_no_place_consumes_nothing(service: Service) -> None:
     account = service.account("queue")
-    full = threading.Event()
+    streams: list[Any] = []
 
-    def hold() -> None:
-        with account.client().chat.completions.create(
-            model="svc-coder", messages=FRANCE, stream=True, max_tokens=4000, extra_body={"ignore_eos": True}
-        ) as stream:
-            for _ in stream:
-                if full.is_set():
-                    return
+    async def take_places(client: openai.AsyncOpenAI, messages: Any) -> None:
+        while len(streams) <= 2 * PLACES:
+            streams.append(
+                await client.chat.completions.create(model=HELD, messages=messages, stream=True, max_tokens=4)
+            )
 
-    def refused() -> httpx.Response | None:
-        """None while there is still a place in the queue: the request that took it gives up and is tried again."""
-        try:
-            answer = service.chat(account.key, model="svc-coder", max_tokens=1, timeout=2)
-        except httpx.ReadTimeout:
-            return None
-        return answer if answer.status_code == 503 else None
-
-    holders = [threading.Thread(target=hold) for _ in range(2)]
-    try:
-        for open_requests, holder in enumerate(holders, start=1):
-            holder.start()
-            until(lambda wanted=open_requests: account.show()["open_requests"] == wanted)
-        answer = until(refused)
+    async with service.async_client(account.key) as client:
+        with service.hold() as hold, pytest.raises(openai.InternalServerError) as caught:
+            await take_places(client, hold.messages)
+        answer = caught.value.response
         assert error_of(answer, 503)["type"] == "overloaded_error"
         assert 1 <= int(answer.headers["retry-after"]) <= 60
-    finally:
-        full.set()
-        for holder in holders:
-            holder.join(60)
-    account.settled(2)
+        for stream in streams:
+            assert [chunk async for chunk in stream]
+    assert len(streams) >= PLACES
+    view = await asyncio.to_thread(account.settled, len(streams))
+    assert view["usage"]["requests"] == len(streams)
 
 
 def test_unknown_routes_and_methods_answer_json(service: Service) -> None:

@@ -57,12 +57,12 @@ def test_an_account_finds_its_own_prompt_again_and_no_other_does(service: Servic
 
 async def test_a_killed_engine_process_is_replaced_and_nobody_pays_for_what_it_did_not_finish(service: Service) -> None:
     account = await asyncio.to_thread(service.account, "vllm dies")
-    [engine] = await asyncio.to_thread(until, lambda: engine_processes(service), 10)
+    [engine] = await asyncio.to_thread(until, lambda: engine_processes(service))
 
     began = asyncio.Semaphore(0)
 
     async def ask() -> None:
-        async with service.async_client(account.key, timeout=120) as client:
+        async with service.async_client(account.key, timeout=600) as client:
             stream = await client.chat.completions.create(
                 model="svc-chat", messages=FRANCE, max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
             )
@@ -73,19 +73,19 @@ async def test_a_killed_engine_process_is_replaced_and_nobody_pays_for_what_it_d
                     began.release()
 
     asked = [asyncio.create_task(ask()) for _ in range(3)]
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         for _ in asked:
             await began.acquire()
     os.kill(engine.pid, signal.SIGKILL)
     endings = await asyncio.gather(*asked, return_exceptions=True)
     assert all(isinstance(ending, openai.APIError) for ending in endings), endings
-    view = await asyncio.to_thread(account.settled, 3, 60)
+    view = await asyncio.to_thread(account.settled, 3)
     assert nano(view["balance"]) == nano("5")
 
     def another() -> list[psutil.Process]:
         return [process for process in engine_processes(service) if process.pid != engine.pid]
 
-    assert await asyncio.to_thread(until, another, 180)
+    assert await asyncio.to_thread(until, another, 600)
     client = account.client()
 
     def answers() -> bool:
@@ -94,4 +94,4 @@ async def test_a_killed_engine_process_is_replaced_and_nobody_pays_for_what_it_d
         except openai.APIStatusError:
             return False
 
-    assert await asyncio.to_thread(until, answers, 120, 1.0)
+    assert await asyncio.to_thread(until, answers, 600, 1.0)

@@ -46,7 +46,7 @@ class Book:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not await asyncio.to_thread(holds):
             await asyncio.sleep(0.01)
 
@@ -63,9 +63,13 @@ class Recorded:
         self.fail: Callable[[Sequence[Settlement]], None] = lambda batch: None
         monkeypatch.setattr(books.ledger, "settle", self)
 
+    async def is_entered(self) -> None:
+        """Waits until the first batch is at the gate."""
+        assert await asyncio.to_thread(self.entered.wait, 60)
+
     def __call__(self, batch: Sequence[Settlement]) -> list[Settled | SettlementRejected]:
         self.entered.set()
-        self.gate.wait(20)
+        self.gate.wait(600)
         self.batches.append(len(batch))
         self.fail(batch)
         return self._settle(batch)

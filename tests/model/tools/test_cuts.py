@@ -45,6 +45,8 @@ def test_a_reply_cut_at_any_place_reads_the_same(tool_format: str) -> None:
             assert read(tool_format, [reply[:at], reply[at:]]) == whole
 
 
+@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("tool_format", TOOL_FORMATS)
 def test_a_reply_cut_at_any_two_places_reads_the_same(tool_format: str) -> None:
     reply = written(tool_format, [("get_time", '{"é": "\\u00e9👩‍👧"}')]) + "\n." * 2
@@ -99,19 +101,28 @@ FRAGMENTS = sorted(
 )
 
 
+LONG = [pytest.mark.slow, pytest.mark.long]
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(150, marks=LONG)])
 @pytest.mark.parametrize("tool_format", TOOL_FORMATS)
-@settings(max_examples=150)
-@given(data=st.data())
-def test_any_reply_reads_the_same_in_any_pieces(tool_format: str, data: st.DataObject) -> None:
-    reply = "".join(data.draw(st.lists(st.sampled_from(FRAGMENTS), max_size=14)))
-    reason = data.draw(st.sampled_from(["stop", "length"]))
-    pieces = cut_at(reply, data.draw(st.lists(st.integers(0, 200), max_size=8)))
-    whole = read(tool_format, [reply], reason)
-    assert read(tool_format, pieces, reason) == whole
-    assert read(tool_format, reply, reason) == whole
-    in_order(whole, reply)
-    if not any(isinstance(part, Call) for part in summary(whole)):
-        assert whole == ([Text(reply)] if reply else [])
+def test_any_reply_reads_the_same_in_any_pieces(tool_format: str, count: int) -> None:
+    @settings(max_examples=count)
+    @given(
+        st.lists(st.sampled_from(FRAGMENTS), max_size=14),
+        st.sampled_from(["stop", "length"]),
+        st.lists(st.integers(0, 200), max_size=8),
+    )
+    def check(fragments: list[str], reason: str, places: list[int]) -> None:
+        reply = "".join(fragments)
+        whole = read(tool_format, [reply], reason)
+        assert read(tool_format, cut_at(reply, places), reason) == whole
+        assert read(tool_format, reply, reason) == whole
+        in_order(whole, reply)
+        if not any(isinstance(part, Call) for part in summary(whole)):
+            assert whole == ([Text(reply)] if reply else [])
+
+    check()
 
 
 def in_order(parts: list[Part], reply: str) -> None:
@@ -143,27 +154,27 @@ def without_surrogates(value: object) -> bool:
     return not re.search("[\ud800-\udfff]", json.dumps(value, ensure_ascii=False))
 
 
+@pytest.mark.parametrize("count", [15, pytest.param(100, marks=LONG)])
 @pytest.mark.parametrize("tool_format", TOOL_FORMATS)
-@settings(max_examples=100)
-@given(
-    calls=st.lists(st.tuples(NAMES, ARGUMENTS.filter(without_surrogates)), min_size=1, max_size=3),
-    writer=st.sampled_from(WRITERS),
-    text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<[{`"), max_size=20),
-    places=st.lists(st.integers(0, 500), max_size=12),
-)
-@example(calls=[("get_time", {})], writer=WRITERS[0], text="", places=[])
-def test_what_a_format_writes_is_read_back_verbatim(
-    tool_format: str,
-    calls: list[tuple[str, dict[str, object]]],
-    writer: Callable[[object], str],
-    text: str,
-    places: list[int],
-) -> None:
-    told = [(name, writer(arguments)) for name, arguments in calls]
-    text = "" if tool_format == "llama3" else text.rstrip(" \t\r\n")
-    reply = (text + "\n" if text else "") + written(tool_format, told)
-    said = summary(read(tool_format, cut_at(reply, places)))
-    assert said == ([text] if text else []) + [Call(name, arguments) for name, arguments in told]
+def test_what_a_format_writes_is_read_back_verbatim(tool_format: str, count: int) -> None:
+    @settings(max_examples=count)
+    @given(
+        calls=st.lists(st.tuples(NAMES, ARGUMENTS.filter(without_surrogates)), min_size=1, max_size=3),
+        writer=st.sampled_from(WRITERS),
+        text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<[{`"), max_size=20),
+        places=st.lists(st.integers(0, 500), max_size=12),
+    )
+    @example(calls=[("get_time", {})], writer=WRITERS[0], text="", places=[])
+    def check(
+        calls: list[tuple[str, dict[str, object]]], writer: Callable[[object], str], text: str, places: list[int]
+    ) -> None:
+        told = [(name, writer(arguments)) for name, arguments in calls]
+        text = "" if tool_format == "llama3" else text.rstrip(" \t\r\n")
+        reply = (text + "\n" if text else "") + written(tool_format, told)
+        said = summary(read(tool_format, cut_at(reply, places)))
+        assert said == ([text] if text else []) + [Call(name, arguments) for name, arguments in told]
+
+    check()
 
 
 @pytest.mark.parametrize("markers", MARKERS, ids=lambda markers: markers.begin)
@@ -189,19 +200,22 @@ def split(pieces: list[str], markers: Markers, left_open: bool) -> list[Part]:
     return merged([*(part for piece in pieces for part in parser.feed(piece)), *parser.feed_end("stop")])
 
 
-@settings(max_examples=200)
-@given(data=st.data())
-def test_reasoning_text_and_calls_come_apart_in_any_pieces(data: st.DataObject) -> None:
+@pytest.mark.parametrize("count", [30, pytest.param(200, marks=LONG)])
+def test_reasoning_text_and_calls_come_apart_in_any_pieces(count: int) -> None:
     fragments = [*FRAGMENTS, "<think>", "</think>", "<think>\n", "\n</think>\n\n", "<thi", "</thin"]
-    reply = "".join(data.draw(st.lists(st.sampled_from(fragments), max_size=12)))
-    left_open = data.draw(st.booleans())
-    pieces = cut_at(reply, data.draw(st.lists(st.integers(0, 200), max_size=8)))
 
-    def parts(of: list[str]) -> list[Part]:
-        parser = TOOL_FORMATS["hermes"].parser(OFFERED, markers=MARKERS[0], left_open=left_open)
-        return merged([*(part for piece in of for part in parser.feed(piece)), *parser.feed_end("stop")])
+    @settings(max_examples=count)
+    @given(st.lists(st.sampled_from(fragments), max_size=12), st.booleans(), st.lists(st.integers(0, 200), max_size=8))
+    def check(chosen: list[str], left_open: bool, places: list[int]) -> None:
+        reply = "".join(chosen)
 
-    whole = parts([reply])
-    assert parts(pieces) == whole
-    assert parts(list(reply)) == whole
-    assert not any(isinstance(part, Reasoning) for part in whole[1:]), "reasoning is in one piece, at the beginning"
+        def parts(of: list[str]) -> list[Part]:
+            parser = TOOL_FORMATS["hermes"].parser(OFFERED, markers=MARKERS[0], left_open=left_open)
+            return merged([*(part for piece in of for part in parser.feed(piece)), *parser.feed_end("stop")])
+
+        whole = parts([reply])
+        assert parts(cut_at(reply, places)) == whole
+        assert parts(list(reply)) == whole
+        assert not any(isinstance(part, Reasoning) for part in whole[1:]), "reasoning is in one piece, at the beginning"
+
+    check()

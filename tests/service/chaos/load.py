@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from tests.service.chaos.stand import Customer
+from tests.service.chaos.stand import Customer, Stand
 
 PATIENCE_S = 90.0
 PAUSE_S = 0.2  # after a failure
@@ -102,15 +102,16 @@ def draw(rng: Random) -> Ask:
 class Load:
     """Closed loops of clients, spread evenly over customers. Each request opens a connection of its own."""
 
-    def __init__(self, base_url: str, customers: Sequence[Customer], clients: int, seed: int) -> None:
+    def __init__(self, stand: Stand, customers: Sequence[Customer], clients: int, seed: int) -> None:
         self.tally = Tally()
         self._customers = customers
         self._clients = clients
         self._seed = seed
         self._over = asyncio.Event()
         self._http = httpx.AsyncClient(
-            base_url=base_url,
-            timeout=httpx.Timeout(PATIENCE_S, connect=5),
+            base_url=stand.base_url,
+            verify=stand.verify,
+            timeout=httpx.Timeout(PATIENCE_S, connect=60),
             # HAProxy chooses a gateway for each connection: with new ones all gateways are used.
             limits=httpx.Limits(max_keepalive_connections=0),
             trust_env=False,

@@ -51,7 +51,9 @@ async def measure(
     customer = await asyncio.to_thread(Customer, stand, "revocations", 10**9)
     # HAProxy chooses a gateway for each connection: with new ones all gateways are used.
     limits = httpx.Limits(max_keepalive_connections=0)
-    async with httpx.AsyncClient(base_url=stand.base_url, timeout=30, limits=limits, trust_env=False) as http:
+    async with httpx.AsyncClient(
+        base_url=stand.base_url, timeout=60, limits=limits, trust_env=False, verify=stand.verify
+    ) as http:
         for number in range(times):
             key, key_id = await asyncio.to_thread(customer.new_key)
             taken = await _change(http, key, stand, partial(stand.admin, "DELETE", f"/admin/keys/{key_id}"))

@@ -25,6 +25,7 @@ from tests.service.chaos.stand import Customer, Stand, StandError, as_nano
 CUSTOMERS = 8
 SETTLED_S = 120.0
 POLL_S = 0.5
+PATIENCE_S = 300.0
 TOP_UP_S = 1.0
 
 Disturb = Callable[["Session"], Awaitable[None]]
@@ -46,6 +47,17 @@ class Session:
     def tally(self) -> Tally:
         return self.load.tally
 
+    async def more(self, usages: int) -> None:
+        """Returns when clients have received so many usages from now on. Raises TimeoutError."""
+        wanted = len(self.tally.received) + usages
+        await self.until(lambda: len(self.tally.received) >= wanted)
+
+    async def until(self, look: Callable[[], bool]) -> None:
+        """Returns as soon as `look` is true. Raises TimeoutError."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not look():
+                await asyncio.sleep(POLL_S / 10)
+
 
 async def run(
     stand: Stand,
@@ -64,7 +76,7 @@ async def run(
     Each customer begins with `credit` nano-units and gets `top_up` more whenever less than half of that is left.
     """
     customers = [await asyncio.to_thread(Customer, stand, f"customer {number}", credit) for number in range(CUSTOMERS)]
-    session = Session(stand, Load(stand.base_url, customers, clients, seed), customers, say)
+    session = Session(stand, Load(stand, customers, clients, seed), customers, say)
     over = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         loading = group.create_task(session.load.run())
@@ -189,7 +201,7 @@ async def _whole_request(stand: Stand, patience_s: float) -> str | None:
     customer = await asyncio.to_thread(Customer, stand, "afterwards", 10**9)
     deadline = time.monotonic() + patience_s
     problem = ""
-    async with httpx.AsyncClient(base_url=stand.base_url, timeout=30, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=stand.base_url, timeout=60, trust_env=False, verify=stand.verify) as http:
         while time.monotonic() < deadline:
             try:
                 headers = {"authorization": f"Bearer {customer.key}"}

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-import sys
+import ssl
 import tempfile
 import threading
 import time
@@ -21,8 +21,9 @@ import yaml
 from sqlalchemy import make_url
 
 from bench.harness.processes import Tree
-from serve_app.launch.preflight import free_port
 from tests.service.chaos.database import Postgres
+from tests.service.harness import trusted
+from tests.service.started import PATIENT, TRIES, launch, was_too_slow
 
 ROOT = Path(__file__).resolve().parents[3]
 NANO = 10**9
@@ -46,6 +47,7 @@ class Shape:
     accounting_shards: int = 1
     gateways: int = 1
     stub: bool = False  # a backend without a model: starts in a moment and takes no processor time
+    tls: bool = False  # https, with a certificate of an authority of its own
     models: int = 1  # replicas of the backend
     settings: dict[str, Any] = field(default_factory=dict)  # of the gateways' user_config, such as settle_timeout_s
     args: dict[str, Any] = field(default_factory=dict)  # of the gateway application, such as outage_grace_s
@@ -113,6 +115,7 @@ class Stand:
         self.postgres: Postgres | None = None
         self.tree: Tree | None = None
         self.document: dict[str, Any] = {}
+        self.verify: ssl.SSLContext | bool = True  # what its clients trust
         self._operator_key = ""
         self._http: httpx.Client | None = None
 
@@ -165,19 +168,31 @@ class Stand:
             self._borrow_model()
         config = self.folder / "config.yaml"
         config.write_text(yaml.safe_dump(self.shape.config(), sort_keys=False))
-        command = [sys.executable, "-m", "serve_app.launch", "--json", "--no-dashboard", "--config", str(config)]
-        command += ["--port", str(free_port()), "--home", str(self.home), "--num-cpus", "4"]
-        environment = {**os.environ, "SERVE_APP_DATABASE_URL": self.database_url, "TOKENIZERS_PARALLELISM": "false"}
+        command = [*launch(self.home), "--config", str(config)]
+        if self.shape.tls:
+            command.append("--tls")
+        environment = {
+            **os.environ,
+            **PATIENT,
+            "SERVE_APP_DATABASE_URL": self.database_url,
+            "TOKENIZERS_PARALLELISM": "false",
+        }
         environment["PYTHONPATH"] = self.shape.tree  # for Ray's processes, too
-        self._say("starting the service")
-        self.tree = Tree(command, environment, self.folder / "launch.log", Path(self.shape.tree), piped=True)
-        assert self.tree.root.stdout is not None
-        line = self.tree.root.stdout.readline()  # the launcher bounds its own start
+        line = ""
+        for tries_left in reversed(range(TRIES)):
+            self._say("starting the service")
+            self.tree = Tree(command, environment, self.folder / "launch.log", Path(self.shape.tree), piped=True)
+            assert self.tree.root.stdout is not None
+            line = self.tree.root.stdout.readline()  # the launcher bounds its own start
+            if line or not tries_left or not was_too_slow(self.home):
+                break
+            self.tree.stop(STOP_S)
         if not line:
             raise StandError(f"the service did not start: {self.tree.last_lines()} (logs in {self.folder})")
         self.document = json.loads(line)
         self._operator_key = (self.home / "secrets" / "operator-key").read_text().strip()
-        self._http = httpx.Client(base_url=self.base_url, timeout=30, trust_env=False)
+        self.verify = trusted(self.document)
+        self._http = httpx.Client(base_url=self.base_url, timeout=60, trust_env=False, verify=self.verify)
 
     def _borrow_model(self) -> None:
         """The bundled model is made once for all runs."""

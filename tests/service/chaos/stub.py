@@ -18,22 +18,11 @@ from deployments.model import settle
 from serve_app.contracts.generation import BackendEvent, Delta, Event, Finished, FinishReason, GenerateCall, Started
 from serve_app.engine.request import GenerationRequest
 from serve_app.model.replica import Replica
+from tests.service.chaos.counts import PER_PROMPT, cached_tokens
 
 CONTEXT = 32768
 PIECE_S = 0.03
 TOKENS_PER_PIECE = 4  # 133 tokens a second for each reply, for any number of them
-PER_PROMPT = 8  # tokens, besides one a word
-CACHED_SHARE = 4  # every fourth token of a prompt is billed at the cached price
-
-
-def prompt_tokens(messages: Sequence[dict[str, Any]]) -> int:
-    """What the stub counts for a prompt."""
-    return PER_PROMPT + sum(len((message.get("content") or "").split()) for message in messages)
-
-
-def cached_tokens(prompt: int) -> int:
-    """How many of a prompt's tokens the stub calls cached."""
-    return prompt // CACHED_SHARE
 
 
 class StubChat:

@@ -153,7 +153,7 @@ def rotate(operator: Operator, section: Sequence[Command]) -> None:
         (secrets / "key-secret").write_text(token_urlsafe(32))
         operator.start("make serve")
         assert operator.chat().is_success
-        until(lambda: operator.key_id not in unmoved(), 30)
+        until(lambda: operator.key_id not in unmoved())
 
     def unmoved() -> set[str]:
         return {key["id"] for key in operator.service.admin("GET", "/admin/key-secret")["data"]}
@@ -172,5 +172,5 @@ def rotate(operator: Operator, section: Sequence[Command]) -> None:
     (secrets / "key-secret.previous").unlink()
     for pid in operator.service.pids("gateway:Gateway"):
         os.kill(pid, signal.SIGKILL)
-    until(lambda: operator.service.answers() and status(former) == 401, 60)
+    until(lambda: operator.service.answers() and status(former) == 401)
     assert operator.chat().is_success, "the key that was moved"

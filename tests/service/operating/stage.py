@@ -27,7 +27,7 @@ from tests.service.harness import Service, until
 from tests.service.operating.document import INLINE, SQL, Command
 
 ROOT = Path(__file__).parents[3]
-START_S, COMMAND_S = 180.0, 120.0
+START_S, COMMAND_S = 900.0, 300.0
 #: The stub replaces the model where a section is not about models: it starts in a moment.
 STUB = {
     "name": "smollm2",
@@ -234,8 +234,8 @@ class Stage:
         family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGINT)
-            process.wait(60)
-        _, alive = psutil.wait_procs(family, timeout=10)
+            process.wait(120)
+        _, alive = psutil.wait_procs(family, timeout=60)
         assert not alive, alive
 
     def _ray(self) -> dict[str, str]:
