@@ -125,6 +125,8 @@ def serve(folder: Path, make_engine: Callable[[], Engine], **settings: Any) -> I
             async with served(world) as port:
                 threading.Thread(target=lambda: (began.append(Served(world, loop, port, held)), ready.set())).start()
                 await over.wait()
+                for _ in range(1000):  # a reply that is still held would keep the server from ending
+                    held.release()
             await replica.drain()
         finally:
             await world.stop()

@@ -115,18 +115,21 @@ def test_greedy_replies_survive_preemption(
     long = [i for i in range(4) if len(expected[i]) == LENGTH]
     assert len(long) >= 2
     block_size, per_token = 4, 2 * 2 * 1 * 64 * 4  # layers, K and V, heads, size, bytes
-    # One block less than all of them need at their ends.
-    blocks = sum(-(-(len(prompts[i]) + LENGTH - 1) // block_size) for i in long) - 1
+    blocks = sum(-(-(len(prompts[i]) + LENGTH - 1) // block_size) for i in long)
     if reuse:  # the beginning of the template is stored once
         columns = zip(*(prompts[i] for i in long), strict=False)
         common = len(list(itertools.takewhile(lambda column: len(set(column)) == 1, columns)))
         blocks -= common // block_size * (len(long) - 1)
+    blocks = blocks * 3 // 4  # too few for all at their ends, although some may begin later
     memory = blocks * block_size * per_token
     # In step with each other, so that they reach their ends together.
     steady = {"prefill_chunk_busy": 512, "speculation_rows": 0}
     engine = make_engine(kv_cache_memory=memory, block_size=block_size, prefix_reuse=reuse, **steady)
-    for i, got in zip(long, run(engine, [prompts[i] for i in long]), strict=True):
-        assert_same_or_tied(tiny_reference, prompts[i], got, expected[i])
+    for _ in range(100):  # one may have ended before another begins
+        for i, got in zip(long, run(engine, [prompts[i] for i in long]), strict=True):
+            assert_same_or_tied(tiny_reference, prompts[i], got, expected[i])
+        if engine.stats().preemptions > 0:
+            break
     assert engine.stats().preemptions > 0
     assert engine.stats().kv_blocks_used == 0
 
