@@ -37,7 +37,7 @@ observe: $(VENV)/.base ## run a Prometheus for the running service, with its rul
 engine-vllm: $(VENV)/.base ## install vLLM for backends with engine: vllm, into .vllm; six minutes, 3 GB (ARGS='--device cuda' for GPUs)
 	@$(BIN)/python -m serve_app.launch.vllm_environment --folder $(VLLM) $(ARGS)
 
-test: $(VENV)/.test $(NODE)/.installed ## the everyday suite, MM minutes (ARGS=tests/limiter for one layer; docs/testing.md)
+test: $(VENV)/.test $(NODE)/.installed ## the everyday suite (ARGS=tests/limiter for one layer; docs/testing.md)
 	$(PARALLEL) -m "not slow and not service" $(ARGS) $(MAY_BE_EMPTY)
 	$(PYTEST) -m "not slow and service" $(or $(ARGS),tests/service) $(MAY_BE_EMPTY)
 
@@ -48,7 +48,7 @@ test-affected: $(VENV)/.lint ## the everyday tests that your change can break (B
 test-fast: $(VENV)/.test $(NODE)/.installed ## the everyday suite without the running service
 	$(PARALLEL) -m "not service and not slow" $(ARGS)
 
-test-slow: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the slower tests, MM minutes: kill -9, PostgreSQL, a browser, more clients
+test-slow: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the slower tests: kill -9, PostgreSQL, a browser, more clients
 	$(PARALLEL) -m "slow and not long and not service" $(ARGS) $(MAY_BE_EMPTY)
 	$(PYTEST) -m "slow and not long and service" $(or $(ARGS),tests/service) $(MAY_BE_EMPTY)
 
