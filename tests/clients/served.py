@@ -131,7 +131,7 @@ def serve(folder: Path, make_engine: Callable[[], Engine], **settings: Any) -> I
         finally:
             await world.stop()
 
-    thread = threading.Thread(target=loop.run_until_complete, args=(live(),), name="gateway")
+    thread = threading.Thread(target=loop.run_until_complete, args=(live(),), name="gateway", daemon=True)
     thread.start()
     try:
         while not ready.wait(0.1):
@@ -140,6 +140,10 @@ def serve(folder: Path, make_engine: Callable[[], Engine], **settings: Any) -> I
     finally:
         loop.call_soon_threadsafe(over.set)
         thread.join(60)
+        if thread.is_alive():
+            for task in asyncio.all_tasks(loop):
+                task.print_stack()
+            raise AssertionError("the gateway did not end; what it waits for is printed above")
         loop.close()
         engine.close()
 

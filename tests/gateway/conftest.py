@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -46,14 +47,17 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def let_pass(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Advances the monotonic clock, by which event loops and the gateway measure."""
-    passed, now = 0.0, time.monotonic
+    """Advances the monotonic clock, by which event loops and the gateway measure.
+
+    Only in this thread: a loop in another one, whose timers were set by the advanced clock, would sleep for that long.
+    """
+    passed, now, mine = 0.0, time.monotonic, threading.get_ident()
 
     def advance(seconds: float) -> None:
         nonlocal passed
         passed += seconds
 
-    monkeypatch.setattr(time, "monotonic", lambda: now() + passed)
+    monkeypatch.setattr(time, "monotonic", lambda: now() + (passed if threading.get_ident() == mine else 0.0))
     return advance
 
 
