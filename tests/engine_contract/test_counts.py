@@ -12,6 +12,7 @@ from serve_app.engine.errors import ContextLengthExceeded
 from .replies import Asker
 
 pytestmark = pytest.mark.model
+END = 2  # the bundled model's "<|im_end|>"
 BOOK = "The river runs past the mill, the bridge and the old harbour. " * 20
 
 
@@ -26,9 +27,9 @@ async def test_a_reply_that_is_cut_has_as_many_tokens_as_were_asked_for(asker: A
 
 
 async def test_the_end_of_sequence_token_is_neither_in_the_text_nor_in_the_count(asker: Asker) -> None:
-    reply = await asker.ask("Say: yes.", max_tokens=100, logprobs=0)
+    reply = await asker.ask(max_tokens=100, min_tokens=7, logit_bias=((END, 100.0),), logprobs=0)
     assert reply.end.reason is FinishReason.STOP
-    assert reply.end.completion_tokens == len(reply.tokens) < 100
+    assert reply.end.completion_tokens == len(reply.tokens) == 7
     assert b"".join(token.raw for token in reply.tokens).decode() == reply.text
     assert "<|im_end|>" not in reply.text
 

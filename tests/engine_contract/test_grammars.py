@@ -15,7 +15,10 @@ from .replies import Asker
 pytestmark = pytest.mark.model
 PLACE = {
     "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 12}, "people": {"type": "integer", "minimum": 0}},
+    "properties": {
+        "city": {"type": "string", "maxLength": 12},
+        "people": {"type": "integer", "minimum": 0, "maximum": 10**8},
+    },
     "required": ["city", "people"],
     "additionalProperties": False,
 }
@@ -62,7 +65,7 @@ async def test_an_optional_call_may_be_text(asker: Asker) -> None:
     if reply.text.lstrip().startswith("{"):
         assert reply.text.lstrip().startswith('{"name": "weather"')
     else:
-        assert "hello" in reply.text.lower()
+        assert reply.text.strip()
 
 
 async def test_a_grammar_begins_after_its_lead(asker: Asker) -> None:
