@@ -91,19 +91,21 @@ async def test_many_requests_over_a_stand_in_leave_no_memory_block_task_or_threa
         return chance.choice(prompts)
 
     try:
-        await soak(engine, count // 3, prompt)  # fills the caches
-        await until_idle(engine)
-        gc.collect()
-        before = sys.getallocatedblocks()
-        ends = await soak(engine, count, prompt, seed=1)
-        await until_idle(engine)
-        gc.collect()
-        after = sys.getallocatedblocks()
+        growths = []
+        for seed in range(4):  # the first round fills caches
+            before = sys.getallocatedblocks()
+            ends = await soak(engine, count if seed else count // 3, prompt, seed=seed)
+            await until_idle(engine)
+            gc.collect()
+            growths.append(sys.getallocatedblocks() - before)
+            # Other caches of this process may grow in one round. A leak of one object in every third request grows
+            # in each.
+            if seed and growths[-1] < count / 3:
+                break
+        assert min(growths[1:]) < count / 3, growths
         assert ends.total() >= count
         assert ends["left"] + ends["cancelled"] > count / 10
         assert ends[FinishReason.ERROR] == 0
-        # As many of Python's blocks as a leak of one object in every third request.
-        assert after - before < count / 3
         check_empty(engine)
         assert asyncio.all_tasks() == {asyncio.current_task()}
     finally:
