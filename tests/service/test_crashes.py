@@ -138,12 +138,13 @@ async def test_a_stream_whose_gateway_is_killed_is_billed_by_its_replica(breakab
     assert all(summary["timings"][f"{phase}_ms"] is not None for phase in ("queue", "prefill", "decode"))
 
 
-def written_ahead(service: Service) -> set[str]:
-    """The requests in all spools."""
+def written_ahead(service: Service, account_id: str) -> set[str]:
+    """The requests of an account in all spools."""
     found = set()
     for path in (service.home / "spool").glob("*"):
         with contextlib.suppress(FileNotFoundError):
-            found |= {line.request_id for raw in path.read_bytes().splitlines() if (line := from_line(raw))}
+            lines = [line for raw in path.read_bytes().splitlines() if (line := from_line(raw))]
+            found |= {line.request_id for line in lines if line.account_id == account_id}
     return found
 
 
@@ -156,11 +157,11 @@ async def test_after_kill_9_of_all_parts_at_once_every_finished_reply_is_billed_
         async with Load(service, account.key, seen) as load:
             await load.more(2 * CLIENTS + number)  # each time in another moment
             await asyncio.to_thread(kill, service, *ALL)  # while the clients go on
-            ahead |= written_ahead(service)
+            ahead |= written_ahead(service, account.id)
         await asyncio.to_thread(service.ready)
     assert ahead, "replicas write ahead"
     # Replicas leave the spools of gateways as much time as the ledger was away for, as they see it.
-    await asyncio.to_thread(until, lambda: not written_ahead(service) & ahead, 4 * PATIENCE_S)
+    await asyncio.to_thread(until, lambda: not written_ahead(service, account.id) & ahead, 4 * PATIENCE_S)
     view = await asyncio.to_thread(account.settled, len(seen))
     ledger = recorded(service, account.id)
     # Some as cancelled: a replica was back before the gateway, whose spool had them too. The charge is the same.
