@@ -66,7 +66,7 @@ async def test_streams_and_calls_outlive_one_of_two_replicas_and_are_billed_once
 
     await asyncio.to_thread(account.settled, 2 * CLIENTS)
     # What the lost replica has left behind finds its requests settled.
-    await asyncio.to_thread(until, lambda: not written_ahead(service))
+    await asyncio.to_thread(until, lambda: not written_ahead(service, account.id))
     billed = [row for row in rows() if row[0] != "failed"]
     # A replica whose gateway is slower than `orphan_delay_s` settles first, as cancelled, with the same counts.
     assert {outcome for outcome, _, _ in billed} <= {"completed", "cancelled"}
