@@ -20,7 +20,7 @@ from dashboards import boards, drawing
 from dashboards.query import Prometheus, Series, filled
 
 POINTS: Final = 120  # of a line
-LEAST_STEP_S: Final = 5.0
+MIN_STEP_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Time:
 
     @property
     def step_s(self) -> float:
-        return max(LEAST_STEP_S, (self.ended - self.began) / POINTS)
+        return max(MIN_STEP_S, (self.ended - self.began) / POINTS)
 
 
 def first_rows(board: dict[str, Any], rows: int) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from typing import Final
 from serve_app.contracts.key_format import KeySecrets
 from serve_app.settings import SettingsError, is_placeholder, keeps_local_state
 
-LEAST_LENGTH: Final = 16  # characters; those that are made here have 43
+MIN_LENGTH: Final = 16  # characters; those that are made here have 43
 _VARIABLES: Final = (
     "SERVE_APP_OPERATOR_KEY",
     "SERVE_APP_OPERATOR_KEY_PREVIOUS",
@@ -98,10 +98,10 @@ def _secret(variable: str, home: Path, name: str) -> str:
 
 
 def _checked(source: str, value: str) -> str:
-    if is_placeholder(value) or len(value) < LEAST_LENGTH:
+    if is_placeholder(value) or len(value) < MIN_LENGTH:
         what = "still the placeholder of a template" if is_placeholder(value) else f"only {len(value)} characters long"
         raise SettingsError(
-            f"{source}: {what}; write a random value of at least {LEAST_LENGTH} characters (openssl rand -base64 32)"
+            f"{source}: {what}; write a random value of at least {MIN_LENGTH} characters (openssl rand -base64 32)"
         )
     return value
 

@@ -14,7 +14,7 @@ from typing import Final, cast
 
 SOURCE: Final = "127.0.0.1"  # the one address of all attackers; ordinary clients have others
 OPENED_PER_S: Final = 500  # connections of a Holder: more would measure nothing but accepting them
-MOST_BYTES: Final = 16 * 2**30  # of one attack
+MAX_BYTES: Final = 16 * 2**30  # of one attack
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
 
 Request = tuple[bytes, ...]
@@ -160,7 +160,7 @@ class Hammer(Strategy):
     async def _client(self, requests: Iterator[Request]) -> None:
         line: _Line | None = None
         for request in requests:
-            if self.tally.bytes_written > MOST_BYTES:
+            if self.tally.bytes_written > MAX_BYTES:
                 return
             while line is None or line.lost.is_set():
                 line = _Line(self)

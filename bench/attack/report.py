@@ -12,7 +12,7 @@ from bench.harness.results import Results
 from bench.harness.tables import promise_table, table
 
 BEGIN: Final = "<!-- measured: written by `python -m bench.attack --docs`, not by hand -->"
-MOST_COMPANY: Final = 0.1  # of the machine, by other programs
+MAX_COMPANY: Final = 0.1  # of the machine, by other programs
 END: Final = "<!-- end of what bench.attack measured -->"
 
 
@@ -139,7 +139,7 @@ def _company(results: Results) -> str:
     if not shares:
         return ""
     text = f"Other programs took {min(shares):.0%} to {max(shares):.0%} of it"
-    return f"{text}: **too much for these figures to be good**." if max(shares) > MOST_COMPANY else f"{text}."
+    return f"{text}: **too much for these figures to be good**." if max(shares) > MAX_COMPANY else f"{text}."
 
 
 def _failures(found: dict[str, Any]) -> str:

@@ -23,7 +23,7 @@ NAMES: Final = (*ATTACKS, SMUGGLING)
 NEW_KEY_EVERY: Final = 20  # requests
 WARM_UP_S: Final = 8.0
 LOOK_BACK_S: Final = 2.0  # of quiet before the next attack
-MOST_RECOVERY_S: Final = 30.0
+MAX_RECOVERY_S: Final = 30.0
 END_S: Final = 30.0  # for an attacker's process to close its connections and report
 
 
@@ -162,8 +162,8 @@ class Session:
         say(f"  {len(cases)} cases, {wrong} of them not as they must be")
 
     async def _settle(self, calm_p99: float | None) -> None:
-        """Waits until the last seconds' requests came back as in the calm window, for `MOST_RECOVERY_S` at most."""
-        until = time.perf_counter() + MOST_RECOVERY_S
+        """Waits until the last seconds' requests came back as in the calm window, for `MAX_RECOVERY_S` at most."""
+        until = time.perf_counter() + MAX_RECOVERY_S
         while time.perf_counter() < until:
             # Only requests that have ended are there; while the service stands still, none are.
             if is_settled(self._ordinary.sent, time.perf_counter() - LOOK_BACK_S, calm_p99):

@@ -9,7 +9,7 @@ from bench.attack.hostile import ATTACKS
 from bench.harness.promises import Promise, Verdict
 from bench.harness.results import Results, Spread
 
-MOST_FACTOR: Final = 1.5  # p99 to the first token, over the calm one
+MAX_FACTOR: Final = 1.5  # p99 to the first token, over the calm one
 
 
 def factor_of(name: str) -> Callable[[Results], Spread | None]:
@@ -35,7 +35,7 @@ def total(count: Callable[[Results], Iterable[float]]) -> Callable[[Results], Sp
 PROMISES: Final = (
     *(
         Promise(
-            f"{attack.title}: p99 to the first token, over the calm one", MOST_FACTOR, factor_of(name), at_most=True
+            f"{attack.title}: p99 to the first token, over the calm one", MAX_FACTOR, factor_of(name), at_most=True
         )
         for name, attack in ATTACKS.items()
     ),

@@ -27,7 +27,7 @@ from bench.harness.tables import figure_table, show, table
 from serve_app.launch.preflight import free_port
 
 NONE: Final = "no collector"
-MOST: Final = 0.05  # of throughput and of late replies
+MAX_LOSS: Final = 0.05  # of throughput and of late replies
 FIGURES: Final = (("requests_per_s", "requests/s"), ("p90_ms", "p90, ms"), ("p99_ms", "p99, ms"))
 
 
@@ -107,7 +107,7 @@ def ratio_table(results: Results) -> str:
 
 
 def is_kept(results: Mapping[str, Any]) -> bool:
-    """Whether the medians of throughput and p90 are within MOST of those without a collector."""
+    """Whether the medians of throughput and p90 are within MAX_LOSS of those without a collector."""
     none, *others = results["servers"]
     found = [
         (ratio(dict(results), name, none, WORKLOAD, clients, figure), figure)
@@ -116,7 +116,7 @@ def is_kept(results: Mapping[str, Any]) -> bool:
         for figure in ("requests_per_s", "p90_ms")
     ]
     return bool(found) and all(
-        one is not None and (one.median >= 1 - MOST if figure == "requests_per_s" else one.median <= 1 + MOST)
+        one is not None and (one.median >= 1 - MAX_LOSS if figure == "requests_per_s" else one.median <= 1 + MAX_LOSS)
         for one, figure in found
     )
 

@@ -51,7 +51,7 @@ LOOK_UPS = (FindKeys, ReadChanges, ReadServed)
 LEASES = (HoldLease, ReleaseLease, PostHolds)  # a limiter's lease must not end because many read or write
 SLOW = frozenset((*LONG_READS, *LONG, SumHours))  # how long they take depends on who asks, and for what
 LANE_WAIT_S = 10.0  # as long as gateways wait
-MOST_WAITING = 2000  # in one lane; more than a limiter asks for at once
+MAX_WAITING = 2000  # in one lane; more than a limiter asks for at once
 AWAY_S = 0.5  # between two tries of a database that is away, however many callers ask
 FOR_REPLICAS = (FindUnsettled,)  # commands that model replicas may run; never one that moves money
 TIDY_EVERY_S = 60.0  # how late an expired grant or an old reply may leave
@@ -70,7 +70,7 @@ class Lane:
 
     async def run(self, function: Callable[[Command[Any]], Any], command: Command[Any]) -> Any:
         """Runs the function in a thread of the lane. Raises LedgerUnavailable when none is free in time."""
-        if self._waiting >= MOST_WAITING:
+        if self._waiting >= MAX_WAITING:
             raise LedgerUnavailable(f"{self._waiting} commands wait for the ledger already: try again")
         self._waiting += 1
         try:

@@ -21,8 +21,8 @@ from serve_app.contracts.key_format import new_id
 from serve_app.contracts.money import MAX_BALANCE
 from serve_app.contracts.notices import (
     KINDS,
-    MOST_A_DAY,
-    MOST_ALERTS,
+    MAX_A_DAY,
+    MAX_ALERTS,
     Alarm,
     Alert,
     CreateAlert,
@@ -44,7 +44,7 @@ UNUSUAL: Final = 3  # times the mean of
 DAYS_BEFORE: Final = 7
 _DAY_S: Final = 86400.0
 ENOUGH: Final = (
-    f"not sent: an account gets {MOST_A_DAY} notices of its alerts in a day (UTC), and no more until the next"
+    f"not sent: an account gets {MAX_A_DAY} notices of its alerts in a day (UTC), and no more until the next"
 )
 _SAME = ("account_id", "kind", "threshold", "target")
 
@@ -65,8 +65,8 @@ def create_alert(transaction: Transaction, wanted: CreateAlert, now: float) -> A
             if any(getattr(earlier, name) != getattr(wanted, name) for name in _SAME):
                 raise Conflict(f"{wanted.alert_id} is another alert already")
             return _alert(earlier)
-    if len(list_alerts(connection, ListAlerts(wanted.account_id), now)) >= MOST_ALERTS:
-        raise Conflict(f"an account has at most {MOST_ALERTS} alerts: remove one")
+    if len(list_alerts(connection, ListAlerts(wanted.account_id), now)) >= MAX_ALERTS:
+        raise Conflict(f"an account has at most {MAX_ALERTS} alerts: remove one")
     row = {
         "id": wanted.alert_id or new_id("alert_"),
         "account_id": wanted.account_id,
@@ -114,8 +114,8 @@ def raise_alarm(transaction: Transaction, wanted: RaiseAlarm, now: float) -> boo
         names = ("account_id", "kind", "threshold", "target", "secret")
         row = {name: getattr(alert, name) for name in names} | {"id": new_id("notice_"), "value": alarm.value}
         made = _made_today(connection, alert.account_id, now)
-        if made <= MOST_A_DAY:
-            sending = {"next_at": None, "error": ENOUGH} if made == MOST_A_DAY else {"next_at": now, "error": ""}
+        if made <= MAX_A_DAY:
+            sending = {"next_at": None, "error": ENOUGH} if made == MAX_A_DAY else {"next_at": now, "error": ""}
             connection.execute(insert(notices).values(**row, **sending, created_at=now, attempts=0))
     return True
 

@@ -23,7 +23,7 @@ from serve_app.contracts.limits import KEY_LIMITS
 from serve_app.contracts.money import MAX_BALANCE
 
 MAX_MODELS = 100
-MOST_KEYS = 1000  # of an account, active and not expired: sums and lists of them stay quick
+MAX_KEYS = 1000  # of an account, active and not expired: sums and lists of them stay quick
 MAX_TAGS = 10
 LONGEST_TAG = 40
 MAX_ADDRESSES = 50
@@ -44,8 +44,8 @@ def create_key(transaction: Transaction, wanted: CreateKey, now: float) -> KeySn
         return read_key(connection, earlier.id, now)
     mine = (api_keys.c.account_id == account_id, api_keys.c.active)
     lasting = or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > now)
-    if connection.execute(select(func.count()).select_from(api_keys).where(*mine, lasting)).scalar_one() >= MOST_KEYS:
-        raise Conflict(f"an account has at most {MOST_KEYS} API keys that work: revoke some")
+    if connection.execute(select(func.count()).select_from(api_keys).where(*mine, lasting)).scalar_one() >= MAX_KEYS:
+        raise Conflict(f"an account has at most {MAX_KEYS} API keys that work: revoke some")
     terms = {name: value for name, value in _checked(wanted.terms, now).items() if value is not None}
     _check_budget(terms.get("budget"), terms.get("budget_period"))
     key_id = new_id("key_")

@@ -24,7 +24,7 @@ from psycopg.abc import PQGen
 
 Result = TypeVar("Result")
 
-_LEAST_CONNECT_S = 2  # of psycopg
+_MIN_CONNECT_S = 2  # of psycopg
 
 
 def keepalives(timeout_s: float) -> dict[str, int]:
@@ -35,7 +35,7 @@ def keepalives(timeout_s: float) -> dict[str, int]:
         "keepalives_interval": max(1, round(0.2 * timeout_s)),
         "keepalives_count": 3,
         "tcp_user_timeout": round(900 * timeout_s),  # milliseconds
-        "connect_timeout": max(_LEAST_CONNECT_S, round(0.5 * timeout_s)),
+        "connect_timeout": max(_MIN_CONNECT_S, round(0.5 * timeout_s)),
     }
 
 
@@ -55,7 +55,7 @@ class Connector:
         if left_s <= 0:
             raise _TimeIsUp("no connection in time")
         if math.isfinite(left_s):
-            most = max(_LEAST_CONNECT_S, math.ceil(left_s))
+            most = max(_MIN_CONNECT_S, math.ceil(left_s))
             parameters = parameters | {"connect_timeout": min(int(parameters["connect_timeout"]), most)}
         connection = Connection.connect(*arguments, **parameters)
         connection.ends_at, connection.given_up = self._ends_at, self._given_up

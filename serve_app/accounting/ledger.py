@@ -263,7 +263,7 @@ class Ledger:
             return stuck.count_stuck(connection)
 
     def _retry_stuck(self, command: commands.RetryStuck) -> list[StuckSettlement]:
-        ids = command.stuck_ids[: commands.MOST_RETRIED]
+        ids = command.stuck_ids[: commands.MAX_RETRIED]
         for stuck_id in ids:
             with self._database.snapshot() as connection:
                 settlement = stuck.read(connection, stuck_id)

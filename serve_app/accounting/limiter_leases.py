@@ -35,7 +35,7 @@ from serve_app.contracts.limiting import OpenHold
 KEPT_S: Final = 3600.0  # a row whose gateway has ended and whose request is never settled
 LOOK_S: Final = 2.0  # between two looks at a lease of others; only so much of a longer time counts
 
-MOST_SEEN: Final = 200  # leases
+MAX_SEEN: Final = 200  # leases
 
 _HOLD_FIELDS: Final = frozenset(field.name for field in fields(OpenHold))
 
@@ -157,7 +157,7 @@ class LeaseWatch:
             self._see(lease, False, now)
         if state.epoch is not None:
             self._see(Blocker(state.epoch, state.renewals, wanted.holder, wanted.lasts_s), True, now)
-        while len(self._seen) > MOST_SEEN:
+        while len(self._seen) > MAX_SEEN:
             del self._seen[min(self._seen)]
 
     def _see(self, lease: Blocker, written_here: bool, now: float) -> None:

@@ -16,7 +16,7 @@ from serve_app.contracts.books import AccountSnapshot
 from serve_app.contracts.errors import Conflict, InvalidValue, KeyNotFound
 from serve_app.contracts.key_format import new_id
 from serve_app.contracts.management import (
-    MOST_KEYS,
+    MAX_KEYS,
     CreateManagementKey,
     FindManagementKey,
     ListManagementKeys,
@@ -43,8 +43,8 @@ def create_management_key(transaction: Transaction, wanted: CreateManagementKey,
     if expires_at is not None and expires_at <= now:
         raise InvalidValue(f"expires_at {expires_at!r} is past: give a time to come")
     mine = (_COLUMNS.account_id == account_id, _COLUMNS.revoked_at.is_(None))
-    if connection.execute(select(func.count()).select_from(management_keys).where(*mine)).scalar_one() >= MOST_KEYS:
-        raise Conflict(f"an account has at most {MOST_KEYS} management keys: revoke one")
+    if connection.execute(select(func.count()).select_from(management_keys).where(*mine)).scalar_one() >= MAX_KEYS:
+        raise Conflict(f"an account has at most {MAX_KEYS} management keys: revoke one")
     row = {"id": new_id("mkey_"), "account_id": account_id, "name": wanted.name, "hint": wanted.hint}
     times = {"created_at": now, "expires_at": expires_at}
     connection.execute(insert(management_keys).values(**row, **times, **stored))

@@ -12,12 +12,12 @@ from serve_app.accounting.snapshots import has_digest
 from serve_app.accounting.validation import check_page
 from serve_app.contracts.errors import InvalidValue
 from serve_app.contracts.key_format import MARK_DIGITS, Hashed
-from serve_app.contracts.key_secrets import MOST_MOVES, KeyMove, ListUnmoved, MoveKeys, UnmovedKey, UnmovedKeys
+from serve_app.contracts.key_secrets import MAX_MOVES, KeyMove, ListUnmoved, MoveKeys, UnmovedKey, UnmovedKeys
 
 
 def move_keys(transaction: Transaction, wanted: MoveKeys, _now: float) -> list[bool]:
-    if len(wanted.moves) > MOST_MOVES:
-        raise InvalidValue(f"{len(wanted.moves)} moves: give at most {MOST_MOVES} at once")
+    if len(wanted.moves) > MAX_MOVES:
+        raise InvalidValue(f"{len(wanted.moves)} moves: give at most {MAX_MOVES} at once")
     for move in wanted.moves:
         _check(move.before)
         _check(move.after)

@@ -41,7 +41,7 @@ from serve_app.contracts.recharges import (
 UNKNOWN: Final = "For a day it was not known whether a payment was made. If it was, it is credited."
 ENDED: Final = "An operator saw that it was not paid."
 BATCH: Final = 200
-MOST_DUE: Final = 100
+MAX_DUE: Final = 100
 # As literals: by a parameter, no database finds the partial indexes.
 _ON: Final = recharges.c.state == literal_column("'on'")
 _OPEN: Final = recharge_attempts.c.state == literal_column("'open'")
@@ -98,7 +98,7 @@ def begin_recharge(transaction: Transaction, wanted: BeginRecharge, now: float) 
 def list_due_attempts(connection: Connection, wanted: ListDueAttempts, now: float) -> list[Attempt]:
     has = recharge_attempts.c
     query = select(recharge_attempts).where(_OPEN, has.next_at <= now, has.provider == wanted.provider)
-    return [attempt_of(row) for row in connection.execute(query.order_by(has.next_at, has.id).limit(MOST_DUE))]
+    return [attempt_of(row) for row in connection.execute(query.order_by(has.next_at, has.id).limit(MAX_DUE))]
 
 
 def claim_attempt(transaction: Transaction, wanted: ClaimAttempt, now: float) -> Claim | None:

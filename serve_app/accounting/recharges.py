@@ -15,7 +15,7 @@ from serve_app.contracts.books import Audit
 from serve_app.contracts.errors import Conflict, InvalidValue
 from serve_app.contracts.key_format import new_id
 from serve_app.contracts.money import MAX_AMOUNT
-from serve_app.contracts.notices import MOST_A_DAY
+from serve_app.contracts.notices import MAX_A_DAY
 from serve_app.contracts.periods import period_at
 from serve_app.contracts.recharges import (
     AskMethod,
@@ -101,7 +101,7 @@ def stop_recharge(transaction: Transaction, wanted: StopRecharge, now: float) ->
 
 
 def pause_recharge(transaction: Transaction, account_id: str, reason: str, audit: Audit | None, now: float) -> None:
-    """Pauses it, if it is on, and makes the notices of that, while a day (UTC) has not had `MOST_A_DAY` of them."""
+    """Pauses it, if it is on, and makes the notices of that, while a day (UTC) has not had `MAX_A_DAY` of them."""
     connection = transaction.connection
     row = read_row(connection, account_id)
     if row is None or row.state != "on":
@@ -110,7 +110,7 @@ def pause_recharge(transaction: Transaction, account_id: str, reason: str, audit
     write_audit(transaction, audit, "pause_recharge", account_id, {"reason": reason}, now)
     made = (notices.c.account_id == account_id, notices.c.created_at >= period_at("day", now).begins)
     query = select(func.count()).select_from(notices).where(*made, notices.c.detail != "")
-    if connection.execute(query).scalar_one() >= MOST_A_DAY:
+    if connection.execute(query).scalar_one() >= MAX_A_DAY:
         return
     # Of the kind of an alert: the release before knows no other, and what it says of this one is true as well.
     shared = {

@@ -21,7 +21,7 @@ from serve_app.contracts.commands import FindReply, PruneReplies
 KEPT_S = 24 * 3600.0
 MAX_BODY = 8 * 2**20  # bytes
 MAX_PRUNED = 1000  # at once: nothing else is written meanwhile
-MOST_ACCOUNTS = 10_000  # whose writes a process counts
+MAX_ACCOUNTS = 10_000  # whose writes a process counts
 
 
 _ADD = upserts(
@@ -82,7 +82,7 @@ class QuotaKeeper:
                 due.add(account_id)
                 count = size = 0
             self._written[account_id] = count, size
-        while len(self._written) > MOST_ACCOUNTS:
+        while len(self._written) > MAX_ACCOUNTS:
             self._written.popitem(last=False)
         if due:
             most = {"accounts": list(due), "most_replies": self._quota.replies, "most_bytes": self._quota.total_bytes}

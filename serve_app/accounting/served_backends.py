@@ -20,7 +20,7 @@ from serve_app.contracts.served import BACKEND_OPTIONS, Backend
 from serve_app.contracts.served_commands import DeployBackend, RetireBackend
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
-_MOST_BYTES: Final = 32 * 1024
+_MAX_BYTES: Final = 32 * 1024
 
 
 def deploy_backend(transaction: Transaction, wanted: DeployBackend, now: float) -> Backend:
@@ -101,6 +101,6 @@ def _as_json(what: str, given: Mapping[str, Any]) -> str:
         text = json.dumps(dict(given), ensure_ascii=True, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InvalidValue(f"{what}: must be a JSON object: {error}") from None
-    if len(text) > _MOST_BYTES:
-        raise InvalidValue(f"{what}: at most {_MOST_BYTES} bytes of JSON")
+    if len(text) > _MAX_BYTES:
+        raise InvalidValue(f"{what}: at most {_MAX_BYTES} bytes of JSON")
     return text

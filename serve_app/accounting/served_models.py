@@ -24,7 +24,7 @@ from serve_app.contracts.served_commands import CreateModel, ListPrices, RemoveM
 
 _IDENTIFIER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 _SPEC: Final = TypeAdapter(ModelSpec)
-_MOST_USES: Final = 50  # recommended temperatures
+_MAX_USES: Final = 50  # recommended temperatures
 
 
 def create_model(transaction: Transaction, wanted: CreateModel, now: float) -> ServedModel:
@@ -152,8 +152,8 @@ def _check_spec(connection: Connection, spec: ModelSpec) -> None:
         raise InvalidValue(f"a model's values must be JSON: {error}") from None
     if spec.max_output >= spec.context_length:
         raise InvalidValue("max_output: must be below context_length, which counts the prompt too")
-    if len(spec.recommended_temperatures) > _MOST_USES:
-        raise InvalidValue(f"recommended_temperatures: at most {_MOST_USES}")
+    if len(spec.recommended_temperatures) > _MAX_USES:
+        raise InvalidValue(f"recommended_temperatures: at most {_MAX_USES}")
     for use in spec.recommended_temperatures:
         check_name(use, "a use of recommended_temperatures")
     if spec.fallback is not None:

@@ -24,10 +24,10 @@ from serve_app.contracts.errors import Conflict, InvalidValue, ModelNotFound
 from serve_app.contracts.served import Traffic, raised
 from serve_app.contracts.served_commands import ListTraffic, RollBackTraffic, SetTraffic
 
-MOST_BACKENDS: Final = 100
-MOST_WEIGHT: Final = 1_000_000
+MAX_BACKENDS: Final = 100
+MAX_WEIGHT: Final = 1_000_000
 CONFIGURED: Final = "config.yaml"  # the actor of weights that held before the first row
-_MOST_REASON: Final = 500  # characters
+_MAX_REASON: Final = 500  # characters
 
 
 def set_traffic(transaction: Transaction, wanted: SetTraffic, now: float) -> Traffic:
@@ -118,12 +118,12 @@ def actor_of(audit: Audit | None) -> str:
 
 def check_weights(given: Mapping[str, int]) -> dict[str, int]:
     """The weights above 0. Raises InvalidValue."""
-    if len(given) > MOST_BACKENDS:
-        raise InvalidValue(f"an identifier has at most {MOST_BACKENDS} backends")
+    if len(given) > MAX_BACKENDS:
+        raise InvalidValue(f"an identifier has at most {MAX_BACKENDS} backends")
     for name, weight in given.items():
         check_name(name, "a backend")
-        if type(weight) is not int or not 0 <= weight <= MOST_WEIGHT:
-            raise InvalidValue(f"weight {weight!r} of {name}: give a whole number from 0 to {MOST_WEIGHT:,}")
+        if type(weight) is not int or not 0 <= weight <= MAX_WEIGHT:
+            raise InvalidValue(f"weight {weight!r} of {name}: give a whole number from 0 to {MAX_WEIGHT:,}")
     weights = {name: weight for name, weight in given.items() if weight}
     if given and not weights:
         raise InvalidValue("at least one backend needs a weight above 0")
@@ -132,7 +132,7 @@ def check_weights(given: Mapping[str, int]) -> dict[str, int]:
 
 def check_reason(reason: str) -> None:
     if reason:
-        check_name(reason, "a reason", longest=_MOST_REASON)
+        check_name(reason, "a reason", longest=_MAX_REASON)
 
 
 def _before(connection: Connection, weights: Mapping[str, int], current: Traffic | None) -> int | None:

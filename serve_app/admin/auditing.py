@@ -17,7 +17,7 @@ from serve_app.contracts.ports import BooksPort
 logger = logging.getLogger("ray.serve")
 
 WINDOW_S: Final = 60.0
-MOST_ADDRESSES: Final = 100  # counted one by one in a window; those beyond share a record
+MAX_ADDRESSES: Final = 100  # counted one by one in a window; those beyond share a record
 OTHERS: Final = "other addresses"
 RETRY_S: Final = 5.0
 TRIES: Final = 120
@@ -37,7 +37,7 @@ class FailedLogins:
 
     def count(self, address: str) -> None:
         """Counts a try. Never waits."""
-        if address not in self._tries and len(self._tries) >= MOST_ADDRESSES:
+        if address not in self._tries and len(self._tries) >= MAX_ADDRESSES:
             address = OTHERS
         if address not in self._tries:
             self._tries[address] = 0

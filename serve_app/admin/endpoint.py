@@ -52,9 +52,9 @@ from serve_app.gateway.limiter_client import LimiterClient
 from serve_app.gateway.web import BodyReader
 
 RETRY_S = 0.5
-MOST_BYTES: Final = 64 * 1024
-MOST_KEY: Final = 128  # characters; the ledger takes 200, and an opening credit derives its own key from it
-_IDEMPOTENCY_KEY: Final = re.compile(rf"[!-~](?:[ -~]{{0,{MOST_KEY - 2}}}[!-~])?", re.ASCII)
+MAX_BYTES: Final = 64 * 1024
+MAX_KEY: Final = 128  # characters; the ledger takes 200, and an opening credit derives its own key from it
+_IDEMPOTENCY_KEY: Final = re.compile(rf"[!-~](?:[ -~]{{0,{MAX_KEY - 2}}}[!-~])?", re.ASCII)
 _OPERATOR: Final = re.compile(r"[!-~](?:[ -~]{0,98}[!-~])?", re.ASCII)
 
 KeyKind = Literal["apiKey", "managementKey", "operatorKey"]  # the names of the document's security schemes
@@ -218,7 +218,7 @@ def _record(action: str, audit: Audit, given: Mapping[str, Any]) -> RecordAudit:
     query = given.get("query")
     asked = {} if query is None else query.model_dump(mode="json", exclude_none=True)
     account = given.get("account_id") or asked.get("account") or ""
-    if len(account) > MOST_KEY or not account.isprintable():
+    if len(account) > MAX_KEY or not account.isprintable():
         account = ""  # no account has that id; the detail shows it
     return RecordAudit(audit, action, account or "service", account, asked)
 
@@ -248,9 +248,9 @@ def _query(request: Request, model: type[Query]) -> Query:
 
 async def _body(request: Request, model: type[Body]) -> Body:
     """Raises 400 for a body of another form, 422 for a value out of range."""
-    raw = await BodyReader(request, MOST_BYTES).read()
+    raw = await BodyReader(request, MAX_BYTES).read()
     try:
-        return model.model_validate(parse_object(raw or b"{}", MOST_BYTES))
+        return model.model_validate(parse_object(raw or b"{}", MAX_BYTES))
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False)[0]
         param = ".".join(map(str, problem["loc"]))
@@ -265,6 +265,6 @@ def _idempotency_key(request: Request) -> str | None:
     key = request.headers.get("idempotency-key")
     if key is not None and not _IDEMPOTENCY_KEY.fullmatch(key):
         raise errors.invalid_parameters(
-            f"idempotency-key must be 1 to {MOST_KEY} printable ASCII characters", param="idempotency-key"
+            f"idempotency-key must be 1 to {MAX_KEY} printable ASCII characters", param="idempotency-key"
         )
     return key

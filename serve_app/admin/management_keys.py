@@ -20,8 +20,8 @@ from serve_app.gateway.authentication import Authenticator, bearer
 from serve_app.gateway.wrong_keys import Verdict
 
 REMEMBERED_S: Final = 10.0  # a key that is revoked, or its account suspended, may work on for so long
-MOST_REMEMBERED: Final = 10_000  # the longest unconfirmed is forgotten first
-MOST_WAITING: Final = 100  # look-ups for addresses that have sent too many wrong keys
+MAX_REMEMBERED: Final = 10_000  # the longest unconfirmed is forgotten first
+MAX_WAITING: Final = 100  # look-ups for addresses that have sent too many wrong keys
 
 NOT_WELL_FORMED: Final = "this needs a management key of your account: copy it completely from the console"
 NOT_KNOWN: Final = "the management key is not known here: check it or create a new one"
@@ -82,7 +82,7 @@ class ManagementKeys:
         if not account.active:
             raise self._wrong(request, SUSPENDED)
         self._remembered[found] = asked_at + REMEMBERED_S, key
-        while len(self._remembered) > MOST_REMEMBERED:
+        while len(self._remembered) > MAX_REMEMBERED:
             self._remembered.popitem(last=False)
         self._authenticator.wrong_keys.right(found)
         return key
@@ -96,7 +96,7 @@ class ManagementKeys:
         if verdict is Verdict.LOOK_UP:
             answer = await self._found(request, found)
         else:
-            if self._waiting >= MOST_WAITING:
+            if self._waiting >= MAX_WAITING:
                 raise errors.overloaded("too many keys are being looked up: try again", retry_after_s=2)
             self._waiting += 1
             try:

@@ -70,7 +70,7 @@ async def sum_own_usage(admin: AdminServices, query: OwnSumsQuery, identity: Ide
     days, groups = (query.first, query.last), tuple(query.group_by)
     return await public.usage_of(
         admin,
-        commands.SumUsage(identity.account_id, query.key, query.model, *days, groups, query.tag, public.MOST_GROUPS),
+        commands.SumUsage(identity.account_id, query.key, query.model, *days, groups, query.tag, public.MAX_GROUPS),
         identity,
     )
 

@@ -33,7 +33,7 @@ RECOMMENDED_TEMPERATURES: Final[Mapping[str, Mapping[str, float]]] = {
 """By use, from the published description of the models."""
 
 #: Rows of an answer about usage, and how many of them count as another query: an answer takes its time on the gateway.
-MOST_GROUPS: Final = 5000
+MAX_GROUPS: Final = 5000
 GROUPS_OF_A_QUERY: Final = 100
 _CREATED: Final = 1735689600  # 2025-01-01: the identifiers stay when other models stand behind them
 
@@ -144,7 +144,7 @@ async def get_balance(admin: AdminServices, identity: Identity) -> Balance:
 @of_account("GET", "/user/usage", "What your account has used", success="Sums by group.")
 async def get_usage(admin: AdminServices, query: OwnUsageQuery, identity: Identity) -> UsageList:
     groups = tuple(query.group_by)
-    wanted = commands.SumUsage(identity.account_id, None, None, query.first, query.last, groups, most=MOST_GROUPS)
+    wanted = commands.SumUsage(identity.account_id, None, None, query.first, query.last, groups, most=MAX_GROUPS)
     return await usage_of(admin, wanted, identity)
 
 

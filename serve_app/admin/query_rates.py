@@ -17,7 +17,7 @@ from serve_app.contracts.rates import Bucket
 from serve_app.gateway.web import duration
 
 KEYS_OF_AN_ACCOUNT: Final = 4  # that may use their whole rate at once
-MOST_BUCKETS: Final = 20_000  # about 4 MB; the longest unused is forgotten first
+MAX_BUCKETS: Final = 20_000  # about 4 MB; the longest unused is forgotten first
 
 
 class QueryRates:
@@ -27,7 +27,7 @@ class QueryRates:
     """
 
     def __init__(
-        self, per_minute: int = 60, clock: Callable[[], float] = time.monotonic, most_buckets: int = MOST_BUCKETS
+        self, per_minute: int = 60, clock: Callable[[], float] = time.monotonic, most_buckets: int = MAX_BUCKETS
     ) -> None:
         self.per_minute = per_minute
         self._clock = clock

@@ -105,7 +105,7 @@ class RetryStuck(Body):
     """POST /admin/ledger/stuck/retry. An id that is not stuck is passed over."""
 
     ids: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=200)]], Field(min_length=1, max_length=commands.MOST_RETRIED)
+        list[Annotated[str, Field(min_length=1, max_length=200)]], Field(min_length=1, max_length=commands.MAX_RETRIED)
     ]
 
 

@@ -20,7 +20,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 from serve_app.api import errors
 from serve_app.api.codec import (
-    MOST_ITEMS,
+    MAX_ITEMS,
     FirstFault,
     Shape,
     describe_value,
@@ -34,7 +34,7 @@ from serve_app.api.codec import (
 )
 from serve_app.api.structured_outputs import OTHER_FORMS, REFUSED, form_of, refuse_other_forms
 from serve_app.api.tools_and_formats import (
-    MOST_TOOLS,
+    MAX_TOOLS,
     TOOL_CHOICES,
     NamedTool,
     ResponseFormat,
@@ -77,8 +77,8 @@ MESSAGES: Final = {
 
 _ROLES: Final = tuple(role for _, roles, _ in MESSAGES.values() for role in roles)
 _TOKEN_ID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
-_MOST_STOPS: Final = 16
-_MOST_BIASES: Final = 1024
+_MAX_STOPS: Final = 16
+_MAX_BIASES: Final = 1024
 _CROWDS: Final = ("content", "tool_calls")  # lists of a message whose items are a token each at least
 _TOKENS_OF_A_MESSAGE: Final = 3  # at least: in every chat template its role, its end and one of its own
 _GREATEST: Final = 10**300
@@ -175,8 +175,8 @@ def _check_min_tokens(least: int, request: ChatRequest) -> None:
 
 
 def _check_stop(stops: tuple[str, ...], _: ChatRequest) -> None:
-    if len(stops) > _MOST_STOPS:
-        raise invalid("stop", f"must have at most {_MOST_STOPS} strings, but it has {len(stops)}")
+    if len(stops) > _MAX_STOPS:
+        raise invalid("stop", f"must have at most {_MAX_STOPS} strings, but it has {len(stops)}")
     if "" in stops:
         raise invalid("stop", "must not have an empty string")
 
@@ -202,7 +202,7 @@ def _check_form(_: Any, request: ChatRequest) -> None:
 Number = Annotated[float, BeforeValidator(_without_overflow)]
 _Text = Annotated[str, Tag("<string>")]
 _Stop = Annotated[str, Field(min_length=1)]
-_Stops = Annotated[list[_Stop], Field(max_length=_MOST_STOPS)]
+_Stops = Annotated[list[_Stop], Field(max_length=_MAX_STOPS)]
 _ToolChoice = Annotated[_Text, keywords(enum=list(TOOL_CHOICES))] | Annotated[NamedTool, Tag("<object>")]
 _Schema = Annotated[_Text | Annotated[dict[str, Any], Tag("<object>")], either("string_or_object")]
 _BIAS: Final = Range(-100, 100)
@@ -318,7 +318,7 @@ class ChatRequest(Shape):
         AfterValidator(_check_numbers),
         Check(_check_logit_bias),
         keywords(
-            maxProperties=_MOST_BIASES,
+            maxProperties=_MAX_BIASES,
             propertyNames={"pattern": f"^({_TOKEN_ID.pattern})$"},
             additionalProperties={"type": "number", "minimum": _BIAS.low, "maximum": _BIAS.high},
         ),
@@ -364,7 +364,7 @@ class ChatRequest(Shape):
     """Extension: the form of the reply, as one of `json`, `regex`, `choice` or `json_object`. Of all fields that say
     the form, one may be sent."""
     sent_tools: Annotated[
-        list[Tool], FirstFault(), Check(lambda value, _: check_tools(value)), keywords(maxItems=MOST_TOOLS)
+        list[Tool], FirstFault(), Check(lambda value, _: check_tools(value)), keywords(maxItems=MAX_TOOLS)
     ] = Field([], alias="tools")
     """Functions that the model may call, each name once."""
     sent_tool_choice: Annotated[
@@ -451,7 +451,7 @@ class ChatRequest(Shape):
 
 
 def parse_chat_request(
-    raw: bytes, served: ServedModels, max_body_bytes: int = MAX_BODY_BYTES, max_items: int = MOST_ITEMS
+    raw: bytes, served: ServedModels, max_body_bytes: int = MAX_BODY_BYTES, max_items: int = MAX_ITEMS
 ) -> ChatRequest:
     """Parses and checks the body of POST /chat/completions.
 
@@ -492,11 +492,11 @@ def _refuse_crowds(parsed: Mapping[str, Any], served: ServedModels) -> None:
         tokens = len(messages) * _TOKENS_OF_A_MESSAGE + sum(len(part) for part in found if isinstance(part, list))
         if tokens > longest:
             raise errors.context_length_exceeded(tokens, longest)
-    if isinstance(tools, list) and len(tools) > MOST_TOOLS:
-        raise invalid("tools", f"must be at most {MOST_TOOLS}, but it has {len(tools)}")
+    if isinstance(tools, list) and len(tools) > MAX_TOOLS:
+        raise invalid("tools", f"must be at most {MAX_TOOLS}, but it has {len(tools)}")
     biases = parsed.get("logit_bias")
-    if isinstance(biases, dict) and len(biases) > _MOST_BIASES:
-        raise invalid("logit_bias", f"must have at most {_MOST_BIASES} token ids, but it has {len(biases)}")
+    if isinstance(biases, dict) and len(biases) > _MAX_BIASES:
+        raise invalid("logit_bias", f"must have at most {_MAX_BIASES} token ids, but it has {len(biases)}")
 
 
 # Of several wrong values, the first in this order is reported, and then the others as they are declared.

@@ -17,7 +17,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 _encode_str = json.JSONEncoder(ensure_ascii=False).encode
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
-MOST_ITEMS: Final = 100_000  # of a body; 32768 tokens of any conversation have fewer
+MAX_ITEMS: Final = 100_000  # of a body; 32768 tokens of any conversation have fewer
 _MOMENT_BYTES: Final = 64 * 1024
 _MOMENT_ITEMS: Final = 500
 _PIECE: Final = 64 * 1024
@@ -102,7 +102,7 @@ def have_more_items(texts: Sequence[bytes], most: int) -> bool:
     return False
 
 
-def parse_object(raw: bytes, max_bytes: int, max_items: int = MOST_ITEMS) -> dict[str, Any]:
+def parse_object(raw: bytes, max_bytes: int, max_items: int = MAX_ITEMS) -> dict[str, Any]:
     """The JSON object in `raw`. Of a repeated member the last counts.
 
     Raises ApiError (400) for a body that is too large or has too many items, before it is parsed; then, with the place

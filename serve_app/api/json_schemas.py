@@ -17,17 +17,17 @@ from typing import Any, Final
 from serve_app.api import errors
 from serve_app.api.codec import encode_json, quote
 
-MOST_BYTES: Final = 64 * 1024  # of one schema as JSON without spaces
-MOST_BYTES_OF_TOOLS: Final = 128 * 1024  # of the parameters of all tools together
-MOST_LEVELS: Final = 64  # of arrays and objects in one another
-MOST_PROPERTIES: Final = 400  # of one object, since each that may be left out multiplies what may follow
-MOST_CHARACTERS: Final = 10_000  # of one text: a constant, a pattern, a name
-MOST_REPEATED: Final = 10_000  # characters of a pattern when each repetition is written out as often as it counts
-MOST_LEAST: Final = 10**9  # of minLength, minItems, minProperties
+MAX_BYTES: Final = 64 * 1024  # of one schema as JSON without spaces
+MAX_BYTES_OF_TOOLS: Final = 128 * 1024  # of the parameters of all tools together
+MAX_LEVELS: Final = 64  # of arrays and objects in one another
+MAX_PROPERTIES: Final = 400  # of one object, since each that may be left out multiplies what may follow
+MAX_CHARACTERS: Final = 10_000  # of one text: a constant, a pattern, a name
+MAX_REPEATED: Final = 10_000  # characters of a pattern when each repetition is written out as often as it counts
+MAX_MINIMUM: Final = 10**9  # of minLength, minItems, minProperties
 # A grammar counts remainders: of the least common multiple where several numbers hold at once.
-MOST_REMAINDERS: Final = 10_000
+MAX_REMAINDERS: Final = 10_000
 _GREATEST: Final = sys.float_info.max
-_LEAST: Final = ("minLength", "minItems", "minProperties")
+_MINIMUMS: Final = ("minLength", "minItems", "minProperties")
 
 _COUNT: Final = re.compile(r"\{(\d{1,12})(?:,(\d{0,12}))?\}")
 
@@ -35,27 +35,27 @@ _COUNT: Final = re.compile(r"\{(\d{1,12})(?:,(\d{0,12}))?\}")
 def check_schema(field: str, schema: dict[str, Any]) -> int:
     """The size of a schema in bytes. Raises ApiError (422), which names the field and the bound."""
     size = len(encode_json(schema))
-    if size > MOST_BYTES:
-        raise _beyond(field, f"is a JSON schema of {size} bytes, and at most {MOST_BYTES} are possible")
+    if size > MAX_BYTES:
+        raise _beyond(field, f"is a JSON schema of {size} bytes, and at most {MAX_BYTES} are possible")
     remainders = 1
     for level, value in _walk(schema):
-        if level > MOST_LEVELS:
-            raise _beyond(field, f"is nested deeper than the {MOST_LEVELS} levels that are possible in a JSON schema")
+        if level > MAX_LEVELS:
+            raise _beyond(field, f"is nested deeper than the {MAX_LEVELS} levels that are possible in a JSON schema")
         if isinstance(value, str):
-            if len(value) > MOST_CHARACTERS:
-                raise _beyond(field, f"has a text of {len(value)} characters: at most {MOST_CHARACTERS} are possible")
+            if len(value) > MAX_CHARACTERS:
+                raise _beyond(field, f"has a text of {len(value)} characters: at most {MAX_CHARACTERS} are possible")
         elif isinstance(value, int | float):
             if abs(value) > _GREATEST:
                 raise _beyond(field, "has a number that is too large for a JSON schema")
         elif isinstance(value, dict):
             _check_repetitions(field, value)
             for keyword in ("properties", "required"):
-                if isinstance(value.get(keyword), dict | list) and len(value[keyword]) > MOST_PROPERTIES:
+                if isinstance(value.get(keyword), dict | list) and len(value[keyword]) > MAX_PROPERTIES:
                     found = f"{len(value[keyword])} {keyword}"
-                    raise _beyond(field, f"has an object of {found}, and at most {MOST_PROPERTIES} are possible")
+                    raise _beyond(field, f"has an object of {found}, and at most {MAX_PROPERTIES} are possible")
             remainders = math.lcm(remainders, _remainders(value.get("multipleOf")))
-            if remainders > MOST_REMAINDERS:
-                what = f"the least common multiple of all multipleOf must be at most {MOST_REMAINDERS}"
+            if remainders > MAX_REMAINDERS:
+                what = f"the least common multiple of all multipleOf must be at most {MAX_REMAINDERS}"
                 raise _beyond(field, f"asks for too much: {what}")
     return size
 
@@ -63,14 +63,14 @@ def check_schema(field: str, schema: dict[str, Any]) -> int:
 def _check_repetitions(field: str, schema: dict[str, Any]) -> None:
     patterns = [schema.get("pattern"), *(schema["patternProperties"] if _has_patterns(schema) else ())]
     for pattern in patterns:
-        if isinstance(pattern, str) and repeated_size(pattern) > MOST_REPEATED:
-            what = f"more than {MOST_REPEATED} characters when its repetitions are written out"
+        if isinstance(pattern, str) and repeated_size(pattern) > MAX_REPEATED:
+            what = f"more than {MAX_REPEATED} characters when its repetitions are written out"
             raise _beyond(field, f"has a pattern of {what}, {quote(pattern)}: repeat less, or use maxLength")
-    for keyword in _LEAST:
+    for keyword in _MINIMUMS:
         least = schema.get(keyword)
-        if isinstance(least, int | float) and least > MOST_LEAST:
+        if isinstance(least, int | float) and least > MAX_MINIMUM:
             found = f"of {least:g}" if least <= _GREATEST else "with hundreds of digits"
-            raise _beyond(field, f"has a {keyword} {found}, and at most {MOST_LEAST} are possible")
+            raise _beyond(field, f"has a {keyword} {found}, and at most {MAX_MINIMUM} are possible")
 
 
 def _has_patterns(schema: dict[str, Any]) -> bool:
@@ -103,7 +103,7 @@ def _remainders(divisor: Any) -> int:
 def repeated_size(pattern: str) -> int:
     """About how many characters the regular expression has when `{2,5}` is written out as five times, nested ones too.
 
-    `MOST_REPEATED` + 1 for more than that. The grammar engine's work grows with it.
+    `MAX_REPEATED` + 1 for more than that. The grammar engine's work grows with it.
     """
     sizes, last, at = [0], 0, 0  # of the open groups, and of the piece before
     while at < len(pattern):
@@ -122,9 +122,9 @@ def repeated_size(pattern: str) -> int:
                 sizes.append(0)
                 last = 0
                 at += 2 * pattern.startswith("?:", at)
-        if last > MOST_REPEATED:
-            return MOST_REPEATED + 1
-    return min(MOST_REPEATED + 1, last + sum(sizes))
+        if last > MAX_REPEATED:
+            return MAX_REPEATED + 1
+    return min(MAX_REPEATED + 1, last + sum(sizes))
 
 
 def _end_of_class(pattern: str, at: int) -> int:

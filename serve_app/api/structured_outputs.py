@@ -13,13 +13,13 @@ from pydantic_core import from_json
 
 from serve_app.api import errors
 from serve_app.api.codec import describe_value, quote
-from serve_app.api.json_schemas import MOST_BYTES, check_schema
+from serve_app.api.json_schemas import MAX_BYTES, check_schema
 
 Form = dict[str, Any]
 """A `response_format`, or `{"type": "regex", "pattern"}` for a reply that is a text of this regular expression."""
 
 OTHER_FORMS: Final = frozenset({"guided_json", "guided_regex", "guided_choice", "structured_outputs"})
-MOST_CHARACTERS: Final = 4 * MOST_BYTES  # of a schema that is sent as text, line breaks and all
+MAX_CHARACTERS: Final = 4 * MAX_BYTES  # of a schema that is sent as text, line breaks and all
 _INSTEAD: Final = "Send response_format with json_schema, guided_regex or guided_choice"
 _TOOLS: Final = "is an older form that is not served. Send tools and tool_choice; the reply then has tool_calls"
 REFUSED: Final[Mapping[str, str]] = {
@@ -92,8 +92,8 @@ def form_of(sent: Sent) -> Form | None:
 def _json(field: str, value: Any) -> Form:
     schema = value
     if isinstance(value, str):
-        if len(value) > MOST_CHARACTERS:
-            rule = f"is a string of {len(value)} characters: at most {MOST_CHARACTERS} are possible"
+        if len(value) > MAX_CHARACTERS:
+            rule = f"is a string of {len(value)} characters: at most {MAX_CHARACTERS} are possible"
             raise errors.invalid_parameters(f"{field} {rule}.", field)
         try:
             schema = from_json(value, allow_inf_nan=False)

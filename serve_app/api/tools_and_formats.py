@@ -9,12 +9,12 @@ from typing import Annotated, Any, Final
 from pydantic import Field, model_validator
 
 from serve_app.api import errors
-from serve_app.api.codec import MOST_ITEMS, Shape, have_more_items, keywords, missing, quote, wrong_type
-from serve_app.api.json_schemas import MOST_BYTES_OF_TOOLS, check_schema
+from serve_app.api.codec import MAX_ITEMS, Shape, have_more_items, keywords, missing, quote, wrong_type
+from serve_app.api.json_schemas import MAX_BYTES_OF_TOOLS, check_schema
 from serve_app.contracts.generation import ToolChoice
 
 TOOL_CHOICES: Final[Mapping[str, ToolChoice]] = {"none": "none", "auto": "auto", "required": "required"}
-MOST_TOOLS: Final = 128
+MAX_TOOLS: Final = 128
 _NAME: Final = "[A-Za-z0-9_-]{1,64}"
 _NAMED: Final[dict[str, Any]] = {"pattern": f"^{_NAME}$"}
 _FORMATS: Final = ["text", "json_object", "json_schema"]
@@ -144,8 +144,8 @@ def check_arguments(calls: Sequence[ToolCall]) -> None:
 
     Templates read them as objects, so the model's replica parses them.
     """
-    if have_more_items([call.function.arguments.encode() for call in calls], MOST_ITEMS):
-        raise invalid("messages", f"have tool calls whose arguments have more than {MOST_ITEMS} values")
+    if have_more_items([call.function.arguments.encode() for call in calls], MAX_ITEMS):
+        raise invalid("messages", f"have tool calls whose arguments have more than {MAX_ITEMS} values")
 
 
 def check_response_format(given: ResponseFormat) -> None:
@@ -178,8 +178,8 @@ def check_tools(tools: Sequence[Tool]) -> None:
         for at, tool in enumerate(tools)
         if tool.function and tool.function.parameters is not None
     )
-    if total > MOST_BYTES_OF_TOOLS:
-        found = f"parameters of {total} bytes, and at most {MOST_BYTES_OF_TOOLS} are possible for all tools together"
+    if total > MAX_BYTES_OF_TOOLS:
+        found = f"parameters of {total} bytes, and at most {MAX_BYTES_OF_TOOLS} are possible for all tools together"
         raise invalid("tools", f"have {found}")
 
 

@@ -19,7 +19,7 @@ SOON_DAYS = 30
 CLOSED = ("GCS", "client server", "dashboard")
 ANYWHERE = ("0.0.0.0", "::")
 # By the CUDA that torch is built for: the least driver of that major version, by NVIDIA's table of compatibility.
-LEAST_DRIVERS = {11: 450, 12: 525, 13: 580}
+MIN_DRIVERS = {11: 450, 12: 525, 13: 580}
 OWN_PER_NODE = ("_PORT", "_PATH", "_LOC", "_BASE", "_FILE")  # ends of flags that may differ, such as sockets and ports
 
 
@@ -205,7 +205,7 @@ def drivers_check(nodes: Sequence[Facts]) -> Check:
     hosts = [node for node in nodes if node["gpus"]]
     problems, unknown = [], []
     for node in hosts:
-        least = LEAST_DRIVERS.get(int((node["cuda"] or "0").partition(".")[0]))
+        least = MIN_DRIVERS.get(int((node["cuda"] or "0").partition(".")[0]))
         if least is None:
             problems.append(f"{node['name']}: torch is not built for a CUDA that is known here ({node['cuda']})")
         elif node["driver"] is None:

@@ -9,13 +9,13 @@ import typer
 from serve_app.cli.command import Session, command
 from serve_app.cli.keys import app
 
-MOST = 500
+MAX_KEYS_LISTED = 500
 
 
 @command(app, "secret", examples=("serve-app keys secret", "serve-app keys secret --limit 500 --json"))
 def show_secret(
     session: Session,
-    limit: Annotated[int, typer.Option(min=1, max=MOST, help="List at most so many keys.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_KEYS_LISTED, help="List at most so many keys.")] = 100,
 ) -> None:
     """Show which keys the present key secret opens, and list those that still need the one before.
 

@@ -13,7 +13,7 @@ import typer
 
 from serve_app.cli.command import Session, command
 from serve_app.cli.output import CommandError, UsageError
-from serve_app.contracts.commands import MOST_RETRIED, CheckBooks
+from serve_app.contracts.commands import MAX_RETRIED, CheckBooks
 from serve_app.contracts.errors import LedgerError
 
 if TYPE_CHECKING:
@@ -191,8 +191,8 @@ def list_stuck(
         return
     ids = retry or [one["id"] for one in session.client.first_rows("ledger", "stuck", limit=None)]
     still: list[dict[str, Any]] = []
-    for first in range(0, len(ids), MOST_RETRIED):
-        body = {"ids": ids[first : first + MOST_RETRIED]}
+    for first in range(0, len(ids), MAX_RETRIED):
+        body = {"ids": ids[first : first + MAX_RETRIED]}
         still += session.client.api_post("ledger", "stuck", "retry", body=body)["data"]
     _show(session, still, empty="Nothing of this is stuck any more.")
     if still:

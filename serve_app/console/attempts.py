@@ -9,7 +9,7 @@ from typing import Final
 WINDOW_S: Final = 900.0
 OF_EMAIL: Final = 5
 OF_ADDRESS: Final = 30
-MOST_KEPT: Final = 10_000  # of each
+MAX_KEPT: Final = 10_000  # of each
 
 
 class Attempts:
@@ -34,7 +34,7 @@ class Attempts:
         for times, (table, name, _) in zip(recent, counted, strict=True):
             table[name] = [*times, now]
             table.move_to_end(name)
-            if len(table) > MOST_KEPT:
+            if len(table) > MAX_KEPT:
                 table.popitem(last=False)
         return True
 

@@ -12,7 +12,7 @@ from serve_app.contracts import commands
 from serve_app.contracts.periods import period_at
 from serve_app.contracts.recharges import ShowRecharge
 
-MOST_MONTHS: Final = 36
+MAX_MONTHS: Final = 36
 KINDS: Final = {"top_up": "Payment", "grant": "Credit given", "correction": "Correction", "expiry": "Expired credit"}
 OUTCOMES: Final = {"open": "not known yet", "succeeded": "paid", "failed": "failed"}
 
@@ -23,7 +23,7 @@ async def billing(visit: Visit) -> Response:
     account = await run(commands.GetAccount(account_id))
     months: list[str] = []
     at = now
-    while len(months) < MOST_MONTHS and at >= account.created_at:
+    while len(months) < MAX_MONTHS and at >= account.created_at:
         month = period_at("month", at)
         months.append(month.name)
         at = month.begins - 1

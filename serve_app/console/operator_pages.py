@@ -14,15 +14,15 @@ from serve_app.contracts.limits import ACCOUNT_LIMITS
 from serve_app.contracts.money import format_amount, parse_amount
 from serve_app.contracts.recharges import ORDER_S, EndAttempt, ShowRecharge
 
-MOST: Final = 100
+MAX_ACCOUNTS_FOUND: Final = 100
 PAGE: Final = 100
 CREDITS: Final = {"top_up": "paid", "grant": "given"}
 
 
 async def accounts(visit: Visit) -> Response:
     text = visit.request.query_params.get("search", "")[:100]
-    found = await visit.console.books.run(operators.SearchAccounts(text, MOST))
-    return visit.page("operator_accounts.html", accounts=found, search=text, most=MOST, now=visit.console.now())
+    found = await visit.console.books.run(operators.SearchAccounts(text, MAX_ACCOUNTS_FOUND))
+    return visit.page("operator_accounts.html", accounts=found, search=text, most=MAX_ACCOUNTS_FOUND, now=visit.console.now())
 
 
 async def account(visit: Visit) -> Response:

@@ -10,8 +10,8 @@ import pyotp
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 
-LEAST: Final = 12  # characters
-MOST: Final = 200
+MIN_LENGTH: Final = 12  # characters
+MAX_LENGTH: Final = 200
 STEP_S: Final = 30
 
 _HASHER: Final = PasswordHasher()
@@ -27,7 +27,7 @@ async def hashed(password: str) -> str:
 async def is_right(stored: str | None, password: str) -> bool:
     """Whether this is the password; None is nobody's, and so is the empty one of people with an identity."""
     async with _turns:
-        found = await asyncio.to_thread(_verify, stored or _NOBODYS, password[:MOST])
+        found = await asyncio.to_thread(_verify, stored or _NOBODYS, password[:MAX_LENGTH])
     return found and bool(stored)
 
 

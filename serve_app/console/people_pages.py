@@ -10,7 +10,7 @@ from typing import Final
 import pyotp
 from fastapi.responses import Response
 
-from serve_app.console.passwords import LEAST, MOST, hashed, is_right, step_of
+from serve_app.console.passwords import MIN_LENGTH, MAX_LENGTH, hashed, is_right, step_of
 from serve_app.console.web import COOKIE, SESSION_S, Refused, Visit
 from serve_app.contracts import people
 from serve_app.contracts.books import Audit
@@ -27,7 +27,7 @@ async def show_invitation(visit: Visit) -> Response:
     email = (await find_invitation(visit, visit.request.path_params["token"]))[0].email
     known = await visit.console.books.run(people.FindPerson(email))
     token = visit.request.path_params["token"]
-    return visit.page("join.html" if known else "invitation.html", email=email, least=LEAST, token=token)
+    return visit.page("join.html" if known else "invitation.html", email=email, least=MIN_LENGTH, token=token)
 
 
 async def accept(visit: Visit) -> Response:
@@ -85,7 +85,7 @@ async def sign_out(visit: Visit) -> Response:
 async def profile(visit: Visit) -> Response:
     sessions = await visit.console.books.run(people.ListSessions(visit.me.user_id))
     secret = pyotp.random_base32()
-    return visit.page("profile.html", sessions=sessions, here=visit.session, secret=secret, least=LEAST)
+    return visit.page("profile.html", sessions=sessions, here=visit.session, secret=secret, least=MIN_LENGTH)
 
 
 async def change_password(visit: Visit) -> Response:
@@ -123,8 +123,8 @@ async def find_invitation(visit: Visit, token: str) -> tuple[people.Invitation, 
 
 def _new_password(visit: Visit) -> str:
     password = visit.form.get("new_password", "")
-    if not LEAST <= len(password) <= MOST:
-        raise Refused(422, f"A password has {LEAST} to {MOST} characters.")
+    if not MIN_LENGTH <= len(password) <= MAX:
+        raise Refused(422, f"A password has {MIN_LENGTH} to {MAX_LENGTH} characters.")
     return password
 
 

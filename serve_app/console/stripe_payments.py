@@ -36,8 +36,8 @@ NO_CENTS: Final = frozenset(
         "BHD", "JOD", "KWD", "OMR", "TND", "ISK", "HUF", "TWD",
     )
 )  # fmt: skip
-LEAST: Final = 50 * CENT
-MOST: Final = 10_000 * 100 * CENT
+MIN_AMOUNT: Final = 50 * CENT
+MAX_AMOUNT: Final = 10_000 * 100 * CENT
 #: Seconds by which this machine's clock may be ahead of Stripe's.
 AHEAD_S: Final = 3600
 NO_ANSWER: Final = "There is no clear answer from Stripe yet."
@@ -60,8 +60,8 @@ class Stripe:
     def check(self, amount: int, currency: str) -> None:
         if currency in NO_CENTS:
             raise PaymentError(f"Payments in {currency} are not offered.")
-        if amount % CENT or not LEAST <= amount <= MOST:
-            least, most = format_amount(LEAST), format_amount(MOST)
+        if amount % CENT or not MIN_AMOUNT <= amount <= MAX:
+            least, most = format_amount(MIN_AMOUNT), format_amount(MAX_AMOUNT)
             raise PaymentError(f"Give an amount from {least} to {most}, with two decimals at most.")
 
     async def checkout(self, account_id: str, amount: int, currency: str, back: str) -> str:

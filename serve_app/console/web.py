@@ -42,7 +42,7 @@ COOKIE: Final = "console_session"
 VISIT: Final = "console_visit"  # before anybody has signed in: what a form's token is bound to
 SESSION_S: Final = 12 * 3600.0
 TOUCH_S: Final = 60.0
-MOST_BYTES: Final = 64 * 1024
+MAX_BYTES: Final = 64 * 1024
 HEADERS: Final = {
     "content-security-policy": "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'",
@@ -268,7 +268,7 @@ async def _checked(visit: Visit, rule: frozenset[str], handler: Handler) -> Resp
 async def _read_body(visit: Visit) -> None:
     async for part in visit.request.stream():
         visit.body += part
-        if len(visit.body) > MOST_BYTES:
+        if len(visit.body) > MAX_BYTES:
             raise Refused(413, "The form is too long.")
 
 

@@ -32,7 +32,7 @@ from serve_app.contracts.limiting import OpenHold
 from serve_app.contracts.messages import set_state
 from serve_app.contracts.money import Price
 
-MOST_RETRIED = 100  # stuck settlements of one command
+MAX_RETRIED = 100  # stuck settlements of one command
 
 Answer = TypeVar("Answer")
 Group = Literal["day", "model", "key", "account", "tag"]

@@ -12,7 +12,7 @@ from typing import Final, Literal
 from serve_app.contracts.commands import Command
 from serve_app.contracts.key_format import Hashed
 
-MOST_MOVES: Final = 200  # of one command
+MAX_MOVES: Final = 200  # of one command
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class KeyMove:
 
 @dataclass(frozen=True, slots=True)
 class MoveKeys(Command[list[bool]]):
-    """Moves API keys and management keys, up to MOST_MOVES: whether each has its new digest now.
+    """Moves API keys and management keys, up to MAX_MOVES: whether each has its new digest now.
 
     What has it already stays unchanged, and so does a key that has neither digest any more. Raises InvalidValue.
     """

@@ -13,7 +13,7 @@ from serve_app.contracts.books import AccountSnapshot, Audit
 from serve_app.contracts.commands import Command
 from serve_app.contracts.key_format import Hashed
 
-MOST_KEYS: Final = 20  # of an account, that are not revoked
+MAX_KEYS: Final = 20  # of an account, that are not revoked
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ KINDS: Final = {
     "month": "a month's spending reaches it",
     "unusual": "a day's spending reaches it, and three times the mean of the seven days before",
 }
-MOST_ALERTS: Final = 20  # of an account
-MOST_A_DAY: Final = 50  # notices of an account's alerts in a day of UTC
+MAX_ALERTS: Final = 20  # of an account
+MAX_A_DAY: Final = 50  # notices of an account's alerts in a day of UTC
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 #: What browsers accept as an e-mail address, without `=?`: a mail program may read that as another, encoded address.
 _EMAIL = re.compile(rf"(?!.*=\?)[A-Za-z0-9.!#$%&'*+/=?^_`{{|}}~-]+@{_LABEL}(?:\.{_LABEL})*")
@@ -118,7 +118,7 @@ class WatchAlerts(Command[tuple[list[Alarm], str | None]]):
 class RaiseAlarm(Command[bool]):
     """Changes the alert's state, unless somebody else has, and makes the notice. Whether it changed the state.
 
-    After `MOST_A_DAY` notices one more is made that is not sent and says why, then none until the next day.
+    After `MAX_A_DAY` notices one more is made that is not sent and says why, then none until the next day.
     """
 
     alarm: Alarm

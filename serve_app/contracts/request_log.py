@@ -23,7 +23,7 @@ FOLDER: Final = "logs"
 FILE_BYTES: Final = 32 * 1024 * 1024
 WAITING: Final = 10_000  # lines for the disk; beyond that they are lost
 GATHER_S: Final = 0.1  # lines of so long are written at once
-MOST_GATHERED: Final = 1000
+MAX_GATHERED: Final = 1000
 CLOSE_S: Final = 3.0
 REPORT_S: Final = 60.0
 FILES: Final = 4  # of one process, beside the one that is written
@@ -87,7 +87,7 @@ class RequestLog:
             if texts[0] is not None:
                 time.sleep(GATHER_S)
             with contextlib.suppress(Empty):
-                while len(texts) < MOST_GATHERED:
+                while len(texts) < MAX_GATHERED:
                     texts.append(self._lines.get_nowait())
             goes_on = texts[-1] is not None
             if lines := [text for text in texts if text is not None]:

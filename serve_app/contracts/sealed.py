@@ -21,7 +21,7 @@ from serve_app.contracts.key_format import KeySecrets
 
 _MARK: Final = "sealed:"
 _SEPARATOR: Final = "."
-_MOST_PARTS: Final = 2
+_MAX_PARTS: Final = 2
 _NONCE: Final = 12
 
 
@@ -39,7 +39,7 @@ def unseal(stored: str, key_secrets: KeySecrets, purpose: str) -> str:
 
 def open_sealed(text: str, key_secrets: KeySecrets, purpose: str) -> str:
     """What `seal` made under a valid secret, and nothing else. Raises ValueError."""
-    for part in text.removeprefix(_MARK).split(_SEPARATOR)[:_MOST_PARTS]:
+    for part in text.removeprefix(_MARK).split(_SEPARATOR)[:_MAX_PARTS]:
         for one in key_secrets.valid:
             with contextlib.suppress(InvalidTag, binascii.Error, UnicodeDecodeError):
                 sealed = base64.b64decode(part, validate=True)

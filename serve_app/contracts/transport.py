@@ -26,7 +26,7 @@ from serve_app.contracts.calls import Unavailable, detached
 
 logger = logging.getLogger("ray.serve")
 
-MOST_BYTES: Final = 256 * 1024 * 1024  # of one frame
+MAX_BYTES: Final = 256 * 1024 * 1024  # of one frame
 CONFIRM_S: Final = 0.4
 TRUST_S: Final = 1.2  # after a confirmation; with a heartbeat, less than a new limiter waits for open holds
 TIMEOUT_S: Final = 1.0  # of a confirmation
@@ -156,7 +156,7 @@ class _Frames(asyncio.Protocol, ABC):
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
             [length] = _LENGTH.unpack_from(self._buffer)
-            if length > MOST_BYTES:
+            if length > MAX_BYTES:
                 self.close()
                 return
             end = _LENGTH.size + length

@@ -28,7 +28,7 @@ from serve_app.engine.scheduling.sequence import Chunk, SequenceStatus, StepPlan
 
 logger = logging.getLogger(__name__)
 
-_LEAST_CHUNK = 16  # prompt tokens beside streams: deep in a long context fewer cost hardly less
+_MIN_CHUNK = 16  # prompt tokens beside streams: deep in a long context fewer cost hardly less
 
 
 class Runner(Protocol):
@@ -63,7 +63,7 @@ class EngineCore:
         self._native: Native | None = getattr(runner, "sampling", None)  # only compiled runners have one
         self._outbox = outbox
         fixed = settings.prefill_chunk_busy
-        self._pacer = PrefillPacer(_LEAST_CHUNK, settings.prefill_chunk)
+        self._pacer = PrefillPacer(_MIN_CHUNK, settings.prefill_chunk)
         self.scheduler = Scheduler(
             BlockAllocator(runner.num_blocks, settings.block_size),
             max_running=settings.max_running,

@@ -28,7 +28,7 @@ from serve_app.engine.text.detokenizer import Vocabulary
 
 logger = logging.getLogger(__name__)
 
-MOST_FAILURES = 5  # computations in a row, after which the device is taken for lost whatever its errors say
+MAX_FAILURES = 5  # computations in a row, after which the device is taken for lost whatever its errors say
 
 
 class Engine:
@@ -232,7 +232,7 @@ class Engine:
         with self._lock:
             self._core.fail(plan)
         self._failures += 1
-        if self._failures >= MOST_FAILURES:
+        if self._failures >= MAX_FAILURES:
             raise DeviceLost(f"{self._failures} computations in a row have failed")
 
     def _finish_aborted(self) -> None:

@@ -28,9 +28,9 @@ NOT_FOR_CHAT = "a management key opens /account alone: send an API key"
 NOT_KNOWN = "the API key is not known here: check it or create a new one"
 TOO_MANY: Final = "wrong_keys"
 CONFIRMED_S: Final = 10.0
-MOST_CONFIRMED: Final = 10_000
+MAX_CONFIRMED: Final = 10_000
 NEVER: Final = (0.0, "")
-MOST_WAITING: Final = 500  # requests whose key is being looked up; only a ledger that is away lets them be so many
+MAX_WAITING: Final = 500  # requests whose key is being looked up; only a ledger that is away lets them be so many
 _KEY: Final = re.compile(r"[!-~]{1,512}")
 _EXPECTED: Final = 'Send the header "Authorization: Bearer <your API key>".'
 
@@ -188,7 +188,7 @@ class Authenticator:
         # Of a key with allowed addresses each request is asked about, before its body is read.
         until = time.monotonic() + CONFIRMED_S if answer.from_anywhere else 0.0
         self._confirmed[digest] = until, account_id
-        if len(self._confirmed) > MOST_CONFIRMED:
+        if len(self._confirmed) > MAX_CONFIRMED:
             del self._confirmed[next(iter(self._confirmed))]
         if digest not in self.wrong_keys.right_keys:
             self.wrong_keys.right(digest)
@@ -212,7 +212,7 @@ class Authenticator:
         wrong_keys, address, digest = self.wrong_keys, self.address_of(request), digests[0]
         verdict = wrong_keys.verdict(address, digest)
         if verdict is not Verdict.WRONG:
-            if self._waiting >= MOST_WAITING:
+            if self._waiting >= MAX_WAITING:
                 raise Unavailable("too many keys are being looked up")
             self._waiting += 1
             try:

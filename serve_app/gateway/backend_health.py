@@ -1,6 +1,6 @@
 """Which backends a gateway takes out of an identifier's traffic, by how its own requests went.
 
-A backend is ejected when, within WINDOW_S, at least LEAST_BAD of an identifier's requests on it failed or missed their
+A backend is ejected when, within WINDOW_S, at least MIN_BAD of an identifier's requests on it failed or missed their
 latency targets, and these are at least half of them, and more than twice the share of the other backends: what is the
 fault of requests, or of too much load, happens to all of them. After a pause it is half open: one request each PROBE_S
 goes to it. GOOD_PROBES good ones in a row bring it back, a bad one begins a pause of twice the length.
@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Final
 
 WINDOW_S: Final = 10.0
-LEAST_BAD: Final = 3
+MIN_BAD: Final = 3
 PAUSE_S: Final = 10.0
 LONGEST_PAUSE_S: Final = 120.0
 PROBE_S: Final = 1.0
@@ -126,7 +126,7 @@ class BackendHealth:
             [self._records[identifier, one] for one in others if (identifier, one) in self._records]
         )
         share, others_share = bad / max(1, count), others_bad / max(1, others_count)
-        return bad >= LEAST_BAD and share >= 0.5 and share > 2 * others_share
+        return bad >= MIN_BAD and share >= 0.5 and share > 2 * others_share
 
     def _drop_old(self, record: _Record, now: float) -> None:
         # While it is half open, probes come one a second at most: their verdicts count from the pause's end.

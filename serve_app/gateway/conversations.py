@@ -17,7 +17,7 @@ from hashlib import blake2b
 from itertools import takewhile
 from typing import Any
 
-LEAST_BOUND = 8  # requests; below it a replica is never passed over: so few differ by chance
+MIN_BOUND = 8  # requests; below it a replica is never passed over: so few differ by chance
 BOUND = 1.25  # times the mean number of requests
 
 
@@ -40,4 +40,4 @@ def replicas_for(conversation: bytes, running: Mapping[str, int]) -> list[str]:
 
 def load_bound(requests: int, replicas: int) -> int:
     """The most requests that one of `replicas` gets of so many, while another has fewer."""
-    return max(LEAST_BOUND, math.ceil(BOUND * requests / max(1, replicas)))
+    return max(MIN_BOUND, math.ceil(BOUND * requests / max(1, replicas)))

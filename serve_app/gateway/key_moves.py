@@ -12,7 +12,7 @@ from typing import Final
 
 from serve_app.contracts.calls import Coalescer
 from serve_app.contracts.key_format import Hashed
-from serve_app.contracts.key_secrets import MOST_MOVES, KeyMove, MoveKeys
+from serve_app.contracts.key_secrets import MAX_MOVES, KeyMove, MoveKeys
 from serve_app.contracts.ports import BooksPort
 
 logger = logging.getLogger("ray.serve")
@@ -21,7 +21,7 @@ TIMEOUT_S: Final = 10.0  # of one call to the ledger
 AGAIN_S: Final = (
     5.0  # after a move: limiters know the new digest long before; after a failure, the next use tries again
 )
-MOST_KEYS: Final = 10_000
+MAX_KEYS: Final = 10_000
 
 
 class KeyMoves:
@@ -33,7 +33,7 @@ class KeyMoves:
     def __init__(self, books: BooksPort, clock: Callable[[], float] = time.monotonic) -> None:
         self._books = books
         self._clock = clock
-        self._calls: Coalescer[KeyMove, bool] = Coalescer(self._send, timeout_s=TIMEOUT_S, most=MOST_MOVES)
+        self._calls: Coalescer[KeyMove, bool] = Coalescer(self._send, timeout_s=TIMEOUT_S, most=MAX_MOVES)
         self._not_before: dict[str, float] = {}  # digest -> when its key may be moved again; inf: it is being moved
 
     def move(self, before: Hashed, after: Hashed, moved: Callable[[], None] = lambda: None) -> None:
@@ -59,5 +59,5 @@ class KeyMoves:
     def _wait(self, digest: str, until: float) -> None:
         self._not_before.pop(digest, None)
         self._not_before[digest] = until
-        if len(self._not_before) > MOST_KEYS:
+        if len(self._not_before) > MAX_KEYS:
             del self._not_before[next(iter(self._not_before))]

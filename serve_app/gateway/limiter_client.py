@@ -44,7 +44,7 @@ logger = logging.getLogger("ray.serve")
 
 RETRY_S = 0.1
 POST_AGAIN_S: Final = 600.0  # holds that stay open: less than the hour after which posted ones are removed
-MOST_KEYS: Final = 100_000  # whose account a gateway remembers: about 20 MB
+MAX_KEYS: Final = 100_000  # whose account a gateway remembers: about 20 MB
 KEYS_PER_QUERY: Final = 1000
 LOOK_UP_TIMEOUT_S: Final = 5.0  # of one query to the ledger
 LIVE_TIMEOUT_S: Final = 2.0  # a live view shows what there is, and asks again
@@ -67,7 +67,7 @@ class LimiterClient:
         accounting: BooksPort,
         *,
         admit_timeout_s: float,
-        most_keys: int = MOST_KEYS,
+        most_keys: int = MAX_KEYS,
     ) -> None:
         self.holder = holder
         self.admit_timeout_s = admit_timeout_s

@@ -26,7 +26,7 @@ logger = logging.getLogger("ray.serve")
 
 # A reply of 4,096 tokens has tens of kilobytes. One that is larger than this would fill database and spool, which are
 # sized for usage; it is not kept, and a retry of it is a new request.
-MOST_BYTES: Final = 1024 * 1024
+MAX_BYTES: Final = 1024 * 1024
 
 MAX_KEY_LENGTH: Final = 255  # a promise to clients, and a bound on what the service keeps for a day
 _KEY: Final = re.compile(rf"[!-~]{{1,{MAX_KEY_LENGTH}}}")
@@ -76,7 +76,7 @@ class Retry:
 
     def stored(self, body: bytes) -> StoredReply | None:
         """What the settlement carries; None for a reply that is too large to keep."""
-        if len(body) > MOST_BYTES:
+        if len(body) > MAX_BYTES:
             logger.warning("a reply of %d bytes is too large to be kept for a retry", len(body))
             return None
         return StoredReply(self.idempotency_key, self.fingerprint, body)

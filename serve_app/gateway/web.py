@@ -27,11 +27,11 @@ logger = logging.getLogger("ray.serve")
 
 BODY_TIMEOUT_S: Final = 30.0
 GRACE_S: Final = 5.0
-LEAST_RATE: Final = 2048  # bytes a second of a body
+MIN_RATE: Final = 2048  # bytes a second of a body
 LISTEN_S: Final = 0.1  # for what has come of a body that is late, while this process was busy
 SMALL_BODY: Final = 64 * 1024  # bytes
-MOST_BODIES_OF_ONE: Final = 256  # that are not complete
-MOST_BODIES: Final = 1600  # that are not complete, of all: Serve lets in 2,000 requests, probes of health among them
+MAX_BODIES_PER_KEY: Final = 256  # that are not complete
+MAX_BODIES: Final = 1600  # that are not complete, of all: Serve lets in 2,000 requests, probes of health among them
 MOMENT_S: Final = 1.0
 LATE_S: Final = 1.0
 STALLED_S: Final = 120.0  # a client that reads nothing for so long is gone, although its connection is open
@@ -148,9 +148,9 @@ class Bodies:
         mine = self._shares.setdefault(share.sender, [])
         # Of requests that come all at once, most are incomplete for a moment.
         is_slow = bool(mine) and share.began - mine[0].began > MOMENT_S
-        if len(mine) >= MOST_BODIES_OF_ONE * (1 if is_slow else 4):
+        if len(mine) >= MAX_BODIES_PER_KEY * (1 if is_slow else 4):
             raise errors.too_many_bodies("Too many bodies of yours are incomplete. Finish them first.")
-        if self.count >= MOST_BODIES:
+        if self.count >= MAX_BODIES:
             raise errors.overloaded("Too many bodies are incomplete. Try again.", retry_after_s=1)
         mine.append(share)
         self.count += 1
@@ -200,7 +200,7 @@ class BodyReader:
     """Reads the body of one request, refused as soon as it is known to be too long, compressed or too slow.
 
     The server reads and ignores the rest of a refused body, so the client sees the refusal. Too slow is a body that is
-    not complete after `timeout_s` seconds, or after GRACE_S and a second for each LEAST_RATE bytes that have come.
+    not complete after `timeout_s` seconds, or after GRACE_S and a second for each MIN_RATE bytes that have come.
     """
 
     def __init__(self, request: Request, most: int, timeout_s: float = BODY_TIMEOUT_S) -> None:
@@ -289,7 +289,7 @@ class BodyReader:
             raise errors.body_too_large(self._most)
 
     def _allowed_s(self) -> float:
-        return min(self._timeout_s, GRACE_S + len(self._body) // LEAST_RATE)
+        return min(self._timeout_s, GRACE_S + len(self._body) // MIN_RATE)
 
 
 class Sender:

@@ -19,8 +19,8 @@ from serve_app.contracts.rates import Bucket
 FREE: Final = 20  # wrong keys of one address in a minute that are answered with 401
 BEAT_S: Final = 0.02
 WRONG_FOR_S: Final = 60.0  # a key that the ledger did not know is not looked up again for so long
-MOST_ADDRESSES: Final = 10_000
-MOST_KEYS: Final = 20_000  # of each kind: about 4 MB
+MAX_ADDRESSES: Final = 10_000
+MAX_KEYS: Final = 20_000  # of each kind: about 4 MB
 FORWARDED: Final = "forwarded"  # in place of an address that the client may have written itself
 _ROUNDING: Final = 1e-6  # of a key
 
@@ -40,7 +40,7 @@ class WrongKeys:
     """
 
     def __init__(
-        self, clock: Callable[[], float], *, most_addresses: int = MOST_ADDRESSES, most_keys: int = MOST_KEYS
+        self, clock: Callable[[], float], *, most_addresses: int = MAX_ADDRESSES, most_keys: int = MAX_KEYS
     ) -> None:
         self._clock = clock
         self._most_addresses = most_addresses

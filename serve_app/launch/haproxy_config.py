@@ -27,7 +27,7 @@ from pathlib import Path
 REFUSED = 50  # 4xx, or as many 5xx, in 10 s to one address or to one key; from then on its requests take the lane
 AT_ONCE = 32  # requests of a lane that the gateways see at one time: a few long replies must not close it
 DELAY_MS = 800  # of each, so that a lane passes 40 requests a second
-MOST = 400  # requests of a lane's address or key that may wait: those of ten seconds
+MAX_WAITING = 400  # requests of a lane's address or key that may wait: those of ten seconds
 LANES = 64
 LARGE_BYTES = 8192  # a body from here on takes a lane of its own: it fills HAProxy's buffer, which ends the delay
 LARGE_PER_S = "2m"  # bytes of such bodies from one address
@@ -85,8 +85,8 @@ FRONTEND = f"""\
     acl is_key_refused_often sc_http_fail_rate(1) gt {REFUSED}
     acl is_large req.hdr_val(content-length) ge {LARGE_BYTES}
     acl is_large req.hdr(transfer-encoding) -m found
-    acl many_of_address sc_conn_cur(0) gt {MOST}
-    acl many_of_key sc_conn_cur(1) gt {MOST}
+    acl many_of_address sc_conn_cur(0) gt {MAX_WAITING}
+    acl many_of_key sc_conn_cur(1) gt {MAX_WAITING}
     http-request set-var(txn.is_busy) bool(true) if !{{ so_id 99 }} is_refused_often !is_good_key many_of_address
     http-request set-var(txn.is_busy) bool(true) if !{{ so_id 99 }} is_key_refused_often many_of_key
     http-request return status 503 content-type application/json hdr retry-after 5 string '{_BUSY}' \

@@ -14,8 +14,8 @@ from typing import IO
 import psutil
 
 GIB = 2**30
-LEAST_MEMORY = int(2.5 * GIB)  # Ray's processes, one replica with its weights and a small KV cache
-LEAST_DISK = 2 * GIB  # the converted model, the database, logs
+MIN_MEMORY = int(2.5 * GIB)  # Ray's processes, one replica with its weights and a small KV cache
+MIN_DISK = 2 * GIB  # the converted model, the database, logs
 OWN_PORTS = range(20000, 32768)  # above Ray's workers, below what Linux and macOS give to outgoing connections
 
 #: In an order of its own in each process, so that two do not choose alike, and none chooses a port twice.
@@ -33,7 +33,7 @@ def check_port(port: int) -> None:
         raise LaunchError(f"port {port} is taken: stop what listens there or choose another with PORT=…")
 
 
-def check_free_memory(least: int = LEAST_MEMORY, available: int | None = None) -> None:
+def check_free_memory(least: int = MIN_MEMORY, available: int | None = None) -> None:
     if available is None:
         available = psutil.virtual_memory().available
     if available < least:
@@ -43,7 +43,7 @@ def check_free_memory(least: int = LEAST_MEMORY, available: int | None = None) -
         )
 
 
-def check_free_disk(home: Path, least: int = LEAST_DISK) -> None:
+def check_free_disk(home: Path, least: int = MIN_DISK) -> None:
     free = shutil.disk_usage(home).free
     if free < least:
         raise LaunchError(f"{home} has {free / GIB:.1f} GiB of free disk, {least / GIB:.0f} GiB are needed")

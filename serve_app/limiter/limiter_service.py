@@ -50,14 +50,14 @@ EXPIRE_S = 1.0
 STALLED_S = 3.0  # between two rounds of EXPIRE_S: this process stood still, and renewals wait unread
 STUCK_S = 30.0  # without a turn of a task that takes seconds at most
 LEASE_RETRY_S = 0.5
-MOST_WAIT_S = 10.0  # between two renewals
+MAX_WAIT_S = 10.0  # between two renewals
 DEMAND_S = 2.5  # of which the demand counts
 ASKED_AGAIN_S = 30.0  # for so long a gateway may ask again for one request
-MOST_ASKED = 50_000
+MAX_ASKED = 50_000
 UNREAD_S = 3.0  # how long they may take to be read: nothing expires meanwhile
 IDLE_S = 600.0  # after so long without a request, keys and accounts are forgotten; far above CALL_TIMEOUT_S
-MOST_FORGOTTEN = 2000  # in one round of EXPIRE_S
-MOST_LOOKUPS = 4000  # at a time; further unknown keys must ask again
+MAX_FORGOTTEN = 2000  # in one round of EXPIRE_S
+MAX_LOOKUPS = 4000  # at a time; further unknown keys must ask again
 KEYS_PER_QUERY = 1000
 FROM_NOW = 2**62  # beyond any version: the answer is only the ledger's present version
 
@@ -134,8 +134,8 @@ class LimiterService:
     def demand(self) -> int:
         """Requests to admit that have come lately, each counted once."""
         now = self._clock()
-        for request_id, came_at in list(islice(self._asked.items(), MOST_ASKED)):
-            if came_at > now - ASKED_AGAIN_S and len(self._asked) <= MOST_ASKED:
+        for request_id, came_at in list(islice(self._asked.items(), MAX_ASKED)):
+            if came_at > now - ASKED_AGAIN_S and len(self._asked) <= MAX_ASKED:
                 break
             del self._asked[request_id]
         return sum(1 for _ in takewhile(lambda at: at > now - DEMAND_S, reversed(self._asked.values())))
@@ -160,7 +160,7 @@ class LimiterService:
             # The revocation of a key that is looked up before this limiter follows the ledger would be missed.
             return {}
         for digest in digests:
-            if digest not in self._lookups and len(self._lookups) < MOST_LOOKUPS:
+            if digest not in self._lookups and len(self._lookups) < MAX_LOOKUPS:
                 lookup = self._lookups[digest] = self._queries.submit(digest)
                 lookup.add_done_callback(partial(self._end_lookup, digest))
         lookups = {digest: self._lookups[digest] for digest in digests if digest in self._lookups}
@@ -277,7 +277,7 @@ class LimiterService:
             except Exception as error:
                 logger.warning("the limiter's lease could not be renewed: %s: %s", type(error).__name__, error)
                 wait_s = LEASE_RETRY_S
-            await asyncio.sleep(min(wait_s, MOST_WAIT_S))
+            await asyncio.sleep(min(wait_s, MAX_WAIT_S))
 
     def tidy(self) -> None:
         """Drops holds whose lease has ended, and some of the keys and accounts that have been idle for long."""
@@ -289,7 +289,7 @@ class LimiterService:
             for request_id in self.admission.expire():
                 self._count_expired()
                 logger.warning("hold of %s expired: its gateway is gone", request_id)
-        self.admission.forget_idle(IDLE_S, MOST_FORGOTTEN)
+        self.admission.forget_idle(IDLE_S, MAX_FORGOTTEN)
 
     def _report(self) -> None:
         if self._metrics is None or self.tenure is None:

@@ -14,12 +14,12 @@ from serve_app.contracts.limits import Contract
 
 _STEP_S: Final = 0.25  # the level moves at most so often, however many replicas report
 _RATE_S: Final = 5.0  # time constant of a replica's measured rate; it counts after so long with work
-_MOST: Final = 2.0  # more pressure above the target makes no difference, in targets
+_MAX_PRESSURE: Final = 2.0  # more pressure above the target makes no difference, in targets
 _ACCELERATION_S: Final = 5.0  # after so long without pressure the level rises twice as fast, after twice that thrice
 _ONSET: Final = 0.3  # of the capacity for an account of the default weight, when pressure begins
 _QUIET: Final = 0.1  # pressure below which nothing counts as waiting
 _FORGETTING: Final = 0.01  # per second; see Controller on why shards agree
-_LEAST: Final = 1e-5  # of the capacity, for an account of the default weight
+_MIN_SHARE: Final = 1e-5  # of the capacity, for an account of the default weight
 _FREE: Final = 100.0  # of the capacity; then an account of a hundredth of the default weight has all of it
 
 
@@ -154,7 +154,7 @@ class Controller:
             self._base = _ONSET * scale
             self.epoch += 1
             self.granted = 0.0
-        error = max(-_MOST, min(1.0, 1.0 - pressure))  # above 0 there is room
+        error = max(-_MAX_PRESSURE, min(1.0, 1.0 - pressure))  # above 0 there is room
         speed = tuning.gain * (1.0 + self._quiet_s / _ACCELERATION_S)
         share = log(self._base / scale)
         share += error * speed * dt
@@ -164,7 +164,7 @@ class Controller:
             self.restricts = False
             self.epoch += 1
             return
-        self._base = scale * exp(max(log(_LEAST), share))
+        self._base = scale * exp(max(log(_MIN_SHARE), share))
         self.level = self._base * exp(tuning.damping * error)
         self.restricts = True
 

@@ -40,8 +40,8 @@ TICK_S = 0.5  # between two flushes
 LATE_S = 0.5  # an answer that takes longer has waited for an accounting process
 ASK_TIMEOUT_S = 10.0
 DRAIN_S = 5.0  # then what is left stays in the spool
-MOST_WAIT_S = 900.0  # for spools of gateways, after an outage of any length
-MOST_SEEN = 10_000  # replies of which more is known than their usage
+MAX_WAIT_S = 900.0  # for spools of gateways, after an outage of any length
+MAX_SEEN = 10_000  # replies of which more is known than their usage
 
 Settle = Callable[[list[Settlement]], Awaitable[Sequence[SettleAnswer]]]
 Unsettled = Callable[[tuple[str, ...]], Awaitable[Collection[str]]]
@@ -152,7 +152,7 @@ class Orphans:
     def _note(self, call: GenerateCall, seen: Seen | None) -> None:
         if seen is not None:
             self._seen[call.request_id] = seen
-            if len(self._seen) > MOST_SEEN:  # the ledger has been away for long
+            if len(self._seen) > MAX_SEEN:  # the ledger has been away for long
                 del self._seen[next(iter(self._seen))]
 
     def _keep(self, spool: Spool, settlement: Settlement, delay_s: float) -> bool:
@@ -194,7 +194,7 @@ class Orphans:
         due_at = settlement.finished_at + self._delay_s
         if settlement.finished_at < self._back_at:
             missed_s = self._back_at - settlement.finished_at
-            due_at = max(due_at, self._back_at + max(self._delay_s, min(missed_s, MOST_WAIT_S)))
+            due_at = max(due_at, self._back_at + max(self._delay_s, min(missed_s, MAX_WAIT_S)))
         return self._clock() >= due_at
 
     async def _settle_batch(self, batch: list[Settlement]) -> Sequence[Settled | SettlementRejected]:

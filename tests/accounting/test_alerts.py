@@ -13,7 +13,7 @@ from serve_app.contracts.errors import AccountNotFound, Conflict, InvalidValue
 from serve_app.contracts.money import MAX_BALANCE
 from serve_app.contracts.notices import (
     KINDS,
-    MOST_ALERTS,
+    MAX_ALERTS,
     Alarm,
     CreateAlert,
     ListAlerts,
@@ -29,13 +29,13 @@ from serve_app.contracts.recharges import AskMethod, BeginRecharge, RecordOutcom
 from .books import COST, NOON, Books, Clock
 
 DAY = 86400.0
-MOST_A_DAY = 5
+MAX_A_DAY = 5
 
 
 @pytest.fixture
 def few_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alerts, "MOST_A_DAY", MOST_A_DAY)
-    monkeypatch.setattr(recharges, "MOST_A_DAY", MOST_A_DAY)
+    monkeypatch.setattr(alerts, "MAX_A_DAY", MAX_A_DAY)
+    monkeypatch.setattr(recharges, "MAX_A_DAY", MAX_A_DAY)
 
 
 def alert(books: Books, kind: str, threshold: int, **changed: Any) -> str:
@@ -160,16 +160,16 @@ def test_an_account_with_many_notices_keeps_no_other_waiting(timed: Books, clock
 def test_an_account_has_not_more_than_its_most_notices_in_a_day(timed: Books, clock: Clock) -> None:
     other = Books(timed.ledger, name="Ben")
     clock.now = NOON + 0.4 * DAY
-    fire(timed, MOST_A_DAY + 5)
-    assert len(due(timed)) == MOST_A_DAY
+    fire(timed, MAX_A_DAY + 5)
+    assert len(due(timed)) == MAX_A_DAY
     told = timed.ledger.run(ListNotices(timed.account_id))
     [last] = [one for one in told if one.next_at is None]
-    assert len(told) == MOST_A_DAY + 1
+    assert len(told) == MAX_A_DAY + 1
     assert (last.error, last.delivered_at) == (ENOUGH, None)
     fire(other, 1)
     clock.now = NOON + 0.5 * DAY  # midnight
     fire(timed, 1)
-    assert len(due(timed)) == MOST_A_DAY + 2
+    assert len(due(timed)) == MAX_A_DAY + 2
 
 
 @pytest.mark.usefixtures("few_a_day")
@@ -179,12 +179,12 @@ def test_that_recharging_is_paused_is_told_beyond_the_most_of_a_day(timed: Books
     run(SetRecharge(account_id, 10, 25, 100))
     setup_id = run(AskMethod(account_id)).setup_id or ""
     run(SaveMethod(account_id, setup_id, "stripe", "cus_1", "pm_1", Audit("stripe")))
-    fire(timed, MOST_A_DAY + 1)
+    fire(timed, MAX_A_DAY + 1)
     attempt = run(BeginRecharge(account_id, "stripe", Audit("recharge")))
     assert attempt is not None
     run(RecordOutcome(attempt.attempt_id, "failed", "refused", Audit("recharge")))
     assert [one.detail for one in due(timed) if one.detail] == ["refused"]
-    assert len(due(timed)) == MOST_A_DAY + 1
+    assert len(due(timed)) == MAX_A_DAY + 1
 
 
 def test_what_a_receiver_has_said_is_kept_as_text(timed: Books) -> None:
@@ -247,7 +247,7 @@ def test_browsers_addresses_and_those_of_webhooks_are_targets(timed: Books) -> N
 
 
 def test_an_account_has_not_more_than_its_most(timed: Books) -> None:
-    for _ in range(MOST_ALERTS):
+    for _ in range(MAX_ALERTS):
         alert(timed, next(iter(KINDS)), 1)
     with pytest.raises(Conflict):
         alert(timed, "day", 1)

@@ -75,7 +75,7 @@ def test_an_account_has_a_bounded_number_of_keys_that_work(
     def create(name: str, **terms: Any) -> KeySnapshot:
         return timed.ledger.create_key(timed.account_id, name, keys.digest(name, SECRET), "sk-…", **terms)
 
-    monkeypatch.setattr(api_keys, "MOST_KEYS", 4)  # one is there
+    monkeypatch.setattr(api_keys, "MAX_KEYS", 4)  # one is there
     first, *_ = create("a"), create("b"), create("for an hour", expires_at=clock.now + 3600)
     with pytest.raises(Conflict, match="revoke some"):
         create("c")

@@ -10,7 +10,7 @@ from serve_app.contracts.books import KeySnapshot
 from serve_app.contracts.commands import CreateKey, FindKeys
 from serve_app.contracts.errors import InvalidValue
 from serve_app.contracts.key_format import MANAGEMENT, Hashed, KeySecrets, hint, mark_of, new_key
-from serve_app.contracts.key_secrets import MOST_MOVES, KeyMove, ListSealed, ListUnmoved, MoveKeys, Reseal
+from serve_app.contracts.key_secrets import MAX_MOVES, KeyMove, ListSealed, ListUnmoved, MoveKeys, Reseal
 from serve_app.contracts.management import CreateManagementKey, FindManagementKey, ManagementKey, RevokeManagementKey
 from serve_app.contracts.notices import CreateAlert
 from serve_app.contracts.people import AcceptInvitation, ChangePerson, FindPerson, InvitePerson, Person
@@ -112,7 +112,7 @@ def test_what_no_key_has_moves_nothing_and_harms_no_other_move(books: Books) -> 
     [
         (KeyMove(Hashed(new_key(), mark_of(FIRST)), under(SECOND, "key")),),
         (KeyMove(under(FIRST, "key"), replace(under(SECOND, "key"), mark="a secret")),),
-        (KeyMove(under(FIRST, "key"), under(SECOND, "key")),) * (MOST_MOVES + 1),
+        (KeyMove(under(FIRST, "key"), under(SECOND, "key")),) * (MAX_MOVES + 1),
     ],
 )
 def test_a_key_or_a_secret_can_not_be_stored_by_mistake(books: Books, moves: tuple[KeyMove, ...]) -> None:

@@ -275,7 +275,7 @@ def test_pauses_are_told_no_more_than_so_often_in_a_day(
     timed: Books, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A holder could have them sent to any address, with a card that is refused."""
-    monkeypatch.setattr(recharges, "MOST_A_DAY", 5)
+    monkeypatch.setattr(recharges, "MAX_A_DAY", 5)
     turn_on(timed)
     timed.ledger.run(CreateAlert(timed.account_id, "balance", 1, "stranger@example.org", ""))
     day = period_at("day", clock.now)

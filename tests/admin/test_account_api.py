@@ -15,7 +15,7 @@ import pytest
 from serve_app.admin import own_account
 from serve_app.admin.auditing import FailedLogins
 from serve_app.admin.document import ENDPOINTS
-from serve_app.admin.management_keys import MOST_REMEMBERED, REMEMBERED_S
+from serve_app.admin.management_keys import MAX_REMEMBERED, REMEMBERED_S
 from serve_app.admin.query_rates import QueryRates
 from serve_app.contracts.key_format import MANAGEMENT, digest, hint, new_key, well_formed
 from serve_app.contracts.management import CreateManagementKey, ManagementKey, RevokeManagementKey
@@ -427,7 +427,7 @@ async def test_what_is_remembered_is_bounded(world: World, robot: httpx.AsyncCli
     management = world.admin.management
     assert (await robot.get("/account")).status_code == 200
     [entry] = management._remembered.values()
-    management._remembered.update((f"digest {number}", entry) for number in range(MOST_REMEMBERED))
+    management._remembered.update((f"digest {number}", entry) for number in range(MAX_REMEMBERED))
     robot.headers["authorization"] = f"Bearer {manage(world)[0]}"
     assert (await robot.get("/account")).status_code == 200
-    assert len(management._remembered) == MOST_REMEMBERED
+    assert len(management._remembered) == MAX_REMEMBERED

@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 import httpx
 import pytest
 
-from serve_app.admin.auditing import MOST_ADDRESSES, OTHERS, FailedLogins, record_prices
+from serve_app.admin.auditing import MAX_ADDRESSES, OTHERS, FailedLogins, record_prices
 from serve_app.contracts.books import Audit
 from serve_app.contracts.commands import Command, RecordAudit, RecordPrices
 from serve_app.contracts.errors import LedgerUnavailable
@@ -100,11 +100,11 @@ async def test_many_addresses_cannot_fill_the_ledger(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("serve_app.admin.auditing.RETRY_S", 0.001)
     books = Books(away=50)
     failed = FailedLogins(books, sleep=lambda _: asyncio.sleep(0))
-    for number in range(10 * MOST_ADDRESSES):
+    for number in range(10 * MAX_ADDRESSES):
         failed.count(f"10.0.{number // 256}.{number % 256}")
-    await until(lambda: len(books.commands) == MOST_ADDRESSES + 1)
+    await until(lambda: len(books.commands) == MAX_ADDRESSES + 1)
     tries = {one.audit.address: one.detail["tries"] for one in books.commands if isinstance(one, RecordAudit)}
-    assert tries.pop(OTHERS) == 9 * MOST_ADDRESSES
+    assert tries.pop(OTHERS) == 9 * MAX_ADDRESSES
     assert set(tries.values()) == {1}
     assert failed._tries == {}
 

@@ -133,7 +133,7 @@ async def test_usage_of_many_groups_counts_as_many_queries_and_has_an_end(
     async with client_of(world, world.key) as user:
         assert len((await user.get("/user/usage")).json()["data"]) == 4
         assert [(await user.get("/user/balance")).status_code for _ in range(6)] == [200] * 5 + [429]
-    monkeypatch.setattr(public, "MOST_GROUPS", 3)
+    monkeypatch.setattr(public, "MAX_GROUPS", 3)
     world.admin.queries._clock = lambda: 3600.0
     async with client_of(world, world.key) as user:
         refused = await user.get("/user/usage")

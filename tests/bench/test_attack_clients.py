@@ -126,7 +126,7 @@ async def test_what_the_service_cuts_is_counted_and_tried_again() -> None:
 
 
 async def test_it_stops_at_its_bound_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "MOST_BYTES", 100)
+    monkeypatch.setattr(connections, "MAX_BYTES", 100)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.readexactly(10):

@@ -46,7 +46,7 @@ FLAGS = (
     "RAY_SERVE_HAPROXY_RETRY_ON",
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH",
 )
-LEAST_DRIVER = 580  # for torch's CUDA 13 build
+MIN_DRIVER = 580  # for torch's CUDA 13 build
 
 Document = dict[str, Any]
 
@@ -132,12 +132,12 @@ def driver_problems(node: Document, document: Document) -> Iterator[str]:
     if images and not named:
         yield f"the machine image {images[0]} names no driver"
     for driver in named:
-        if driver < LEAST_DRIVER:
-            yield f"the machine image has driver {driver}, and torch needs {LEAST_DRIVER}"
+        if driver < MIN_DRIVER:
+            yield f"the machine image has driver {driver}, and torch needs {MIN_DRIVER}"
     found = (re.search(r"driver_version.*-ge (\d+)", one) for one in document["setup_commands"])
     checked = [one[1] for one in found if one]
-    if not checked or int(checked[0]) < LEAST_DRIVER:
-        yield f"no setup command checks that the driver is {LEAST_DRIVER} or newer"
+    if not checked or int(checked[0]) < MIN_DRIVER:
+        yield f"no setup command checks that the driver is {MIN_DRIVER} or newer"
 
 
 def launcher_problems(document: Document, given_flags: dict[str, str]) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 
 from serve_app.contracts.key_format import MANAGEMENT, digest, well_formed
 from serve_app.contracts.management import (
-    MOST_KEYS,
+    MAX_KEYS,
     CreateManagementKey,
     FindManagementKey,
     ListManagementKeys,
@@ -97,7 +97,7 @@ def test_a_name_is_text_on_the_page(house: House) -> None:
 
 
 def test_an_account_has_not_more_than_its_most(house: House) -> None:
-    for number in range(MOST_KEYS):
+    for number in range(MAX_KEYS):
         house.ledger.run(CreateManagementKey(house.account_id, "robot", f"{number:064x}", "mk-…"))
     browser, path = house.member(), page(house)
     answer = submit(browser, path, path, name="robot")

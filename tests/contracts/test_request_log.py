@@ -53,7 +53,7 @@ def test_a_line_is_found_by_each_of_its_ids(tmp_path: Path, asked: str) -> None:
 def test_rotated_files_and_those_of_other_processes_are_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_log, "MOST_GATHERED", 1)
+    monkeypatch.setattr(request_log, "MAX_GATHERED", 1)
     monkeypatch.setattr(request_log, "FILE_BYTES", 1000)
     first, second = RequestLog(tmp_path, "gateway-1"), RequestLog(tmp_path, "replica-1")
     for number in range(20):

@@ -23,7 +23,7 @@ from deployments.handles import ENTRANCE
 from deployments.routing import ConversationRouter, router_of
 from serve_app.contracts.generation import Bill, GenerateCall, SamplingParams
 from serve_app.contracts.money import Price
-from serve_app.gateway.conversations import LEAST_BOUND
+from serve_app.gateway.conversations import MIN_BOUND
 from serve_app.settings import ModelArgs
 
 MODEL = DeploymentID("Model", "smollm2")
@@ -94,7 +94,7 @@ async def test_the_next_replica_is_asked_when_the_first_is_full(router: RequestR
     router.update_replicas(replicas)
     [home] = await sent(router, [call(1)])
     full = next(one for one in replicas if one.replica_id.unique_id == home)
-    full.max_ongoing_requests = full.running = LEAST_BOUND - 1
+    full.max_ongoing_requests = full.running = MIN_BOUND - 1
     router.on_new_queue_len_info(full.replica_id, full.running)
     assert await sent(router, [call(1)]) != [home]
 

@@ -12,7 +12,7 @@ import torch
 from deployments.model import Model
 from serve_app.contracts.generation import Finished, FinishReason
 from serve_app.engine.device_faults import is_device_lost, is_out_of_memory
-from serve_app.engine.engine import MOST_FAILURES, Engine
+from serve_app.engine.engine import MAX_FAILURES, Engine
 from serve_app.engine.errors import EngineClosed, EngineFailed
 from serve_app.engine.scheduling.sequence import Chunk
 
@@ -93,14 +93,14 @@ def test_failures_of_any_kind_in_a_row_end_the_engine_and_a_success_between_them
         return finished.reason
 
     for _ in range(3):
-        for _ in range(MOST_FAILURES - 1):
+        for _ in range(MAX_FAILURES - 1):
             assert run(failing=True) is FinishReason.ERROR
         assert run(failing=False) is FinishReason.STOP
     engine.check_health()
-    for _ in range(MOST_FAILURES):
+    for _ in range(MAX_FAILURES):
         assert run(failing=True) is FinishReason.ERROR
     engine._thread.join(60)
-    with pytest.raises(EngineFailed, match=f"^{MOST_FAILURES} computations in a row have failed$"):
+    with pytest.raises(EngineFailed, match=f"^{MAX_FAILURES} computations in a row have failed$"):
         engine.check_health()
     engine.close()
 

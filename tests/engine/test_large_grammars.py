@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from llguidance import LLMatcher, LLParserLimits
 
 from serve_app.api.errors import ApiError
-from serve_app.api.json_schemas import MOST_LEAST, MOST_REPEATED, check_schema, repeated_size
+from serve_app.api.json_schemas import MAX_MINIMUM, MAX_REPEATED, check_schema, repeated_size
 from serve_app.contracts.generation import Grammar, GrammarKind
 from serve_app.engine.errors import UnsupportedGrammar
 from serve_app.engine.grammar.compiler import GrammarCompiler, GrammarState
@@ -106,10 +106,10 @@ def test_a_schema_is_refused_before_the_first_token_or_held_to(
 @pytest.mark.parametrize(
     ("keywords", "words"),
     [
-        (string("^a{100000}$"), f"a pattern of more than {MOST_REPEATED} characters"),
+        (string("^a{100000}$"), f"a pattern of more than {MAX_REPEATED} characters"),
         (string("^(a{101}){100}$"), "^(a{101}){100}$"),
-        ({"items": {"minLength": 10**12}}, f"a minLength of 1e+12, and at most {MOST_LEAST}"),
-        ({"minItems": MOST_LEAST + 1}, "a minItems of 1e+09"),
+        ({"items": {"minLength": 10**12}}, f"a minLength of 1e+12, and at most {MAX_MINIMUM}"),
+        ({"minItems": MAX_MINIMUM + 1}, "a minItems of 1e+09"),
     ],
 )
 def test_what_is_too_large_is_named(keywords: dict[str, Any], words: str) -> None:
@@ -124,7 +124,7 @@ def test_what_is_too_large_is_named(keywords: dict[str, Any], words: str) -> Non
     [
         ("abc", 3), ("a{3}", 3), ("(?:ab){2,}", 4), ("((a){2}b){3}", 9), ("[a-z]{5}", 5), ("[]a]{3}", 3),
         (r"\{9\}", 3), ("[{3}]", 1), (r"[\]]{4}", 4), ("]{4}", 4), ("[[:alpha:]]{7}", 7), (r"\\{5}", 5),
-        ("(a|b){10}x{0,2}", 32), ("a{200}{200}", MOST_REPEATED + 1), ("(" * 9000 + "a{10001}", MOST_REPEATED + 1),
+        ("(a|b){10}x{0,2}", 32), ("a{200}{200}", MAX_REPEATED + 1), ("(" * 9000 + "a{10001}", MAX_REPEATED + 1),
     ],
 )  # fmt: skip
 def test_repetitions_count_as_if_they_were_written_out(pattern: str, size: int) -> None:

@@ -237,7 +237,7 @@ def test_all_bodies_together_are_bounded_and_small_ones_are_always_served() -> N
 async def test_bodies_of_one_key_that_do_not_end_are_bounded_in_number(
     world: World, upload: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(web, "MOST_BODIES_OF_ONE", 3)
+    monkeypatch.setattr(web, "MAX_BODIES_PER_KEY", 3)
     monkeypatch.setattr(web, "MOMENT_S", 0.0)
     _, other = world.new_account()
     assert await serves(world, upload)
@@ -254,7 +254,7 @@ def test_requests_that_come_all_at_once_are_not_taken_for_slow_ones(monkeypatch:
     monkeypatch.setattr(web, "MOMENT_S", 60.0)
     bodies = web.Bodies()
     with contextlib.ExitStack() as open_now:
-        for _ in range(4 * web.MOST_BODIES_OF_ONE):
+        for _ in range(4 * web.MAX_BODIES_PER_KEY):
             open_now.enter_context(web.Share(bodies, "key", 10**6, 10**6))
         with pytest.raises(ApiError, match="incomplete"):
             open_now.enter_context(web.Share(bodies, "key", 10**6, 10**6))
@@ -262,7 +262,7 @@ def test_requests_that_come_all_at_once_are_not_taken_for_slow_ones(monkeypatch:
 
 
 def test_bodies_of_many_senders_that_do_not_end_leave_room_for_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web, "MOST_BODIES", 10)
+    monkeypatch.setattr(web, "MAX_BODIES", 10)
     bodies = web.Bodies()
     with contextlib.ExitStack() as open_now:
         for number in range(10):
@@ -282,7 +282,7 @@ class Coming:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(web, "GRACE_S", 600.0)
-        monkeypatch.setattr(web, "LEAST_RATE", 1)
+        monkeypatch.setattr(web, "MIN_RATE", 1)
         self._pieces: asyncio.Queue[Any] = asyncio.Queue()
         request = Request({"type": "http", "headers": []}, self._pieces.get)
         self.reading = asyncio.create_task(web.BodyReader(request, 10**6, 10_000.0).read())

@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.gateway.conversations import BOUND, LEAST_BOUND, conversation_key, load_bound, replicas_for
+from serve_app.gateway.conversations import BOUND, MIN_BOUND, conversation_key, load_bound, replicas_for
 
 FEW = settings(max_examples=30)
 NAMES = st.sets(st.text("abcdef0123456789", min_size=4, max_size=8), min_size=1, max_size=12)
@@ -68,7 +68,7 @@ def test_no_replica_gets_more_than_the_bound(conversations: list[bytes], names: 
     running = dict.fromkeys(names, 0)
     for number in calls:
         running[replicas_for(conversations[number % len(conversations)], running)[0]] += 1
-    assert max(running.values()) <= max(LEAST_BOUND, math.ceil(BOUND * len(calls) / len(names)))
+    assert max(running.values()) <= max(MIN_BOUND, math.ceil(BOUND * len(calls) / len(names)))
 
 
 @FEW
@@ -87,8 +87,8 @@ def test_a_replica_with_room_is_asked_before_those_without_and_all_are_asked(
 def test_a_few_requests_do_not_move_a_conversation() -> None:
     names = {"one", "two", "three"}
     at = home(b"x" * 16, names)
-    assert replicas_for(b"x" * 16, {name: LEAST_BOUND - 1 if name == at else 0 for name in names})[0] == at
-    assert replicas_for(b"x" * 16, {name: LEAST_BOUND if name == at else 0 for name in names})[0] != at
+    assert replicas_for(b"x" * 16, {name: MIN_BOUND - 1 if name == at else 0 for name in names})[0] == at
+    assert replicas_for(b"x" * 16, {name: MIN_BOUND if name == at else 0 for name in names})[0] != at
 
 
 def test_conversations_are_spread_over_the_replicas() -> None:

@@ -187,7 +187,7 @@ async def test_unknown_keys_leave_no_state_behind(world: World) -> None:
 async def test_look_ups_at_once_are_bounded_and_the_others_are_repeated(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limiter, "MOST_LOOKUPS", 10)
+    monkeypatch.setattr(limiter, "MAX_LOOKUPS", 10)
     service = world.limiter.service
     service._lookup_wait_s = 0.01
     gate = world.accounting.wire_call.hold["FindKeys"] = asyncio.Event()
@@ -203,7 +203,7 @@ async def test_look_ups_at_once_are_bounded_and_the_others_are_repeated(
 async def test_idle_accounts_are_forgotten_round_by_round_and_looked_up_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limiter, "MOST_FORGOTTEN", 3)
+    monkeypatch.setattr(limiter, "MAX_FORGOTTEN", 3)
     now = 1000.0
     admission = Admission(lambda: now, random.Random(7), Contract(1000, 10**6, 8), recovery_s=0.0)
     service = LimiterService(admission, world.accounting)

@@ -375,7 +375,7 @@ async def test_a_client_that_leaves_while_the_stored_reply_is_looked_up_leaves_n
 
 
 async def test_a_reply_that_is_too_large_is_sent_but_not_stored(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "MOST_BYTES", 100)
+    monkeypatch.setattr(retries, "MAX_BYTES", 100)
     assert (await answered(world)).status == 200
     again = await answered(world)
     assert (again.status, replayed(again)) == (200, False)

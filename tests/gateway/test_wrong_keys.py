@@ -194,7 +194,7 @@ async def test_requests_that_wait_for_a_ledger_that_is_away_are_bounded(
     world: World, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert (await chat(client, world.key)).status_code == 200
-    monkeypatch.setattr(authentication, "MOST_WAITING", 5)
+    monkeypatch.setattr(authentication, "MAX_WAITING", 5)
     gate = world.accounting.wire_call.hold["FindKeys"] = asyncio.Event()
     guesses = [asyncio.create_task(ask(client, keys.new_key())) for _ in range(5)]
     await until(lambda: world.authenticator._waiting == 5)

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from serve_app.launch import haproxy_config
-from serve_app.launch.haproxy_config import MOST, amended
+from serve_app.launch.haproxy_config import MAX_WAITING, amended
 from serve_app.launch.preflight import free_port
 
 REFUSED = 5  # requests until there is a lane
@@ -74,7 +74,7 @@ class Gateway:
 def small(text: str, most: int) -> str:
     """The configuration with small numbers, and rates of an hour: a slow machine changes none."""
     for before, after in (
-        (f"gt {MOST}", f"gt {most}"),
+        (f"gt {MAX_WAITING}", f"gt {most}"),
         (f"gt {haproxy_config.REFUSED}", f"gt {REFUSED}"),
         (f"maxconn {haproxy_config.AT_ONCE} ", f"maxconn {AT_ONCE} "),
         ("_rate(10s)", "_rate(1h)"),
@@ -89,7 +89,7 @@ def small(text: str, most: int) -> str:
 @pytest.fixture
 def most() -> int:
     """How many requests of a lane may wait."""
-    return MOST
+    return MAX_WAITING
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ def test_a_short_secret_is_refused_without_showing_it(
     with pytest.raises(SettingsError, match=f"^{variable}: only 7 characters") as refused:
         load(tmp_path)
     assert "hunter2" not in str(refused.value)
-    monkeypatch.setenv(variable, "x" * secret_files.LEAST_LENGTH)
+    monkeypatch.setenv(variable, "x" * secret_files.MIN_LENGTH)
     load(tmp_path)
 
 

@@ -10,7 +10,7 @@ from tests.malformed.row import Row, sent, valid, with_text
 
 GOOD = sent(valid())
 TEXT = GOOD.decode()
-MOST_BYTES = 4 * 1024 * 1024
+MAX_BYTES = 4 * 1024 * 1024
 FIFTY_MB = 50_000_000
 
 _NO_JSON: list[tuple[str, bytes, str]] = [
@@ -127,8 +127,8 @@ def rows() -> Iterator[Row]:
     yield Row("100,001 arrays without an end", endless, 400, None, ("more than 100000 values",))
     for name, text in (("commas", "," * 100_001), ("quotes", '"],[' * 50_001), ("backslashes", '\\",[' * 50_001)):
         yield Row(f"{name} in a string that are no values", sent(valid(user=text)), 200)
-    yield Row("a byte over 4 MiB", lambda: _of_length(MOST_BYTES + 1), 400, None, ("4194304 bytes",))
+    yield Row("a byte over 4 MiB", lambda: _of_length(MAX_BYTES + 1), 400, None, ("4194304 bytes",))
     yield Row("50 MB", lambda: b"x" * FIFTY_MB, 400, None, ("4194304 bytes",))
     for name, body in _SERVED:
         yield Row(name, body, 200)
-    yield Row("exactly 4 MiB", lambda: _of_length(MOST_BYTES), 200)
+    yield Row("exactly 4 MiB", lambda: _of_length(MAX_BYTES), 200)

@@ -166,7 +166,7 @@ async def test_what_is_settled_for_a_dead_gateway_comes_with_trace_replica_and_t
 async def test_what_is_known_of_replies_stays_bounded_while_the_ledger_is_away(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orphans, "MOST_SEEN", 2)
+    monkeypatch.setattr(orphans, "MAX_SEEN", 2)
     told: dict[str, Seen | None] = {}
     due = node.orphans(lambda one, seen: told.update({one.request_id: seen}))
     for number in range(3):

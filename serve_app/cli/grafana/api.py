@@ -15,7 +15,7 @@ from serve_app.cli.grafana.shipped import TAG, UID_PREFIX, Json
 from serve_app.cli.output import CommandError
 
 TIMEOUT_S = 10.0
-MOST_DASHBOARDS = 5000  # Grafana's own limit of one search
+MAX_DASHBOARDS = 5000  # Grafana's own limit of one search
 
 
 class Grafana:
@@ -32,7 +32,7 @@ class Grafana:
         """What is there of a folder with a title, dashboards by uid, and rule groups by name (None: no rules)."""
         folders = self._rows(self._api.folder.get_all_folders, "title", "uid")
         uid = next((str(one["uid"]) for one in folders if one["title"] == folder), None)
-        search = partial(self._api.search.search_dashboards, tag=TAG, type_="dash-db", limit=MOST_DASHBOARDS)
+        search = partial(self._api.search.search_dashboards, tag=TAG, type_="dash-db", limit=MAX_DASHBOARDS)
         ours = self._rows(search, "uid", "title")
         dashboards = {
             board: self._one(partial(self._api.dashboard.get_dashboard, board), "dashboard", "meta") for board in boards

@@ -14,7 +14,7 @@ from serve_app.engine.errors import UnsupportedGrammar
 from serve_app.engine.grammar import lark
 from serve_app.engine.grammar.lark import constant, regex, special_id
 
-MOST_CALLS = 16  # in one reply: small models may repeat a call until their budget is spent
+MAX_CALLS = 16  # in one reply: small models may repeat a call until their budget is spent
 _BLANKS = r" \t\r\n"
 _LIKE_JSON = "{[`"  # first characters of calls without a marker, and of a fence around them
 _OF_CALLS = ("name",), ("arguments", "parameters")  # a call without a marker has a key of each
@@ -63,7 +63,7 @@ def to_lark(
 def _calls(calls: Mapping[str, Any], embed: Sequence[Embed], special: Mapping[str, int]) -> list[str]:
     numbers = range(len(calls["alternatives"]))
     call = " | ".join(f"call_{number}" for number in numbers)
-    more = "" if calls["separator"] is None else f"({constant(calls['separator'], special)} more){{0,{MOST_CALLS - 1}}}"
+    more = "" if calls["separator"] is None else f"({constant(calls['separator'], special)} more){{0,{MAX_CALLS - 1}}}"
     around = (constant(calls["opening"], special), "first", more, constant(calls["closing"], special))
     rules = [f"calls: {' '.join(part for part in around if part)}"]
     rules += [f"first: {call}", *([f"more: {call.replace('call_', 'next_')}"] if more else [])]

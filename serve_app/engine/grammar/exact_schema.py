@@ -19,8 +19,8 @@ from typing import Any, Final
 
 from serve_app.engine.grammar.lark import none_of
 
-_LEAST_STEP: Final = 1e-15  # of bounds near 0, where doubles are so close that no grammar writes them out
-_MOST: Final = 2.0**53  # beyond it doubles are farther apart than integers
+_MIN_STEP: Final = 1e-15  # of bounds near 0, where doubles are so close that no grammar writes them out
+_MAX_EXACT_INTEGER: Final = 2.0**53  # beyond it doubles are farther apart than integers
 
 _UNREACHED: Final = 10**9  # characters, items or properties of a reply
 _LEAP_YEAR: Final = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
@@ -74,9 +74,9 @@ def _with_exact_values(schema: Any) -> Any:
 def _move_bound(schema: dict[str, Any], exclusive: str, inclusive: str, sign: int) -> None:
     """Replace an exclusive bound by an inclusive one inside it, in the direction of `sign`, or by a closer one."""
     bound, other = _number(schema.get(exclusive)), _number(schema.get(inclusive))
-    if bound is None or abs(bound) > _MOST:
+    if bound is None or abs(bound) > _MAX:
         return
-    inside = bound + sign * max(math.ulp(bound), _LEAST_STEP)
+    inside = bound + sign * max(math.ulp(bound), _MIN_STEP)
     if other is not None:
         inside = max(inside, other) if sign > 0 else min(inside, other)
     del schema[exclusive]

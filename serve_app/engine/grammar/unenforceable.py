@@ -13,7 +13,7 @@ from typing import Any, Final
 Complaint = Callable[[Mapping[str, Any]], str]
 """What the grammar engine says against a schema, empty when it can enforce it."""
 
-MOST_TRIES: Final = 400  # of one schema; each takes less than a millisecond
+MAX_TRIES: Final = 400  # of one schema; each takes less than a millisecond
 _STRINGS: Final = ("pattern", "format", "minLength", "maxLength")  # in the order in which they are given up
 _NUMBERS: Final = ("multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions")
@@ -85,7 +85,7 @@ class _Tried:
     def is_faulty(self, schema: Mapping[str, Any]) -> bool:
         text = json.dumps(schema, sort_keys=True)
         if text not in self._known:
-            if len(self._known) >= MOST_TRIES:
+            if len(self._known) >= MAX_TRIES:
                 raise TooManyTries
             said = self._complaint(schema)
             self._known[text] = any(words in said for words in _CAN_NOT)

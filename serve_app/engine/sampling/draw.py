@@ -25,9 +25,9 @@ DEAD_END = -2  # instead of a token if every logit is -inf: no token is allowed
 
 BLOCK = 128  # tokens
 _BELOW_ONE = 1 - 1e-12  # keeps a target inside its sum under any rounding
-_LEAST_EXPONENT = -80.0
-LEAST_WEIGHT = 1e-34  # above exp(-80); smaller weights, in any vocabulary, don't change a double's sum near 1
-_LEAST_TEMPERATURE = 1e-5  # below it the division would overflow; the distribution is a single token there
+_MIN_EXPONENT = -80.0
+MIN_WEIGHT = 1e-34  # above exp(-80); smaller weights, in any vocabulary, don't change a double's sum near 1
+_MIN_TEMPERATURE = 1e-5  # below it the division would overflow; the distribution is a single token there
 
 
 class Native(Protocol):
@@ -36,7 +36,7 @@ class Native(Protocol):
     def draw(self, blocks: torch.Tensor, steepness: list[float], uniform: list[float]) -> FirstDraw:
         """Draw from each row of contiguous float32 `blocks` (rows, blocks, `BLOCK`) by its random number in [0, 1).
 
-        Rows become weights, exp((logit - maximum) * steepness), and 0 up to `LEAST_WEIGHT`. Rows with a steepness of 0
+        Rows become weights, exp((logit - maximum) * steepness), and 0 up to `MIN_WEIGHT`. Rows with a steepness of 0
         stay as they are, and their token is the first of the likeliest.
         """
 
@@ -162,21 +162,21 @@ def _top_k(
 def _weigh(
     blocks: torch.Tensor, peaks: torch.Tensor, params: Sequence[SamplingParams]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """exp(logit / temperature), 1 for the likeliest and 0 below `LEAST_WEIGHT`, in place; and the same of the peaks."""
+    """exp(logit / temperature), 1 for the likeliest and 0 below `MIN_WEIGHT`, in place; and the same of the peaks."""
     steepness = _column(sharpness(params), blocks)
     best = peaks.amax(-1, keepdim=True)
 
     def exp(logits: torch.Tensor, best: torch.Tensor, sharpness: torch.Tensor) -> torch.Tensor:
         # exp is slower by an order of magnitude where it underflows, -inf included.
-        weights = logits.sub_(best).mul_(sharpness).clamp_(min=_LEAST_EXPONENT).exp_()
-        return torch.threshold_(weights, LEAST_WEIGHT, 0.0)
+        weights = logits.sub_(best).mul_(sharpness).clamp_(min=_MIN_EXPONENT).exp_()
+        return torch.threshold_(weights, MIN_WEIGHT, 0.0)
 
     return exp(blocks, best[..., None], steepness[..., None]), exp(peaks.clone(), best, steepness)
 
 
 def sharpness(params: Sequence[SamplingParams]) -> list[float]:
     """The factor of each row's logits: 1 / temperature."""
-    return [1 / max(p.temperature, _LEAST_TEMPERATURE) for p in params]
+    return [1 / max(p.temperature, _MIN_TEMPERATURE) for p in params]
 
 
 def _draw(

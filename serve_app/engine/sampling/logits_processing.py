@@ -13,7 +13,7 @@ import torch
 from serve_app.contracts.generation import SamplingParams
 
 BAN = -1e4  # added to a banned logit, which is out of reach while any other token is allowed
-_LEAST_BIAS = -100.0  # this bias and lower ones are bans
+_MIN_BIAS = -100.0  # this bias and lower ones are bans
 
 
 class Tally:
@@ -81,7 +81,7 @@ def penalise(logits: torch.Tensor, rows: Sequence[tuple[int, SamplingParams, np.
 def biases(logit_bias: Iterable[tuple[int, float]]) -> tuple[np.ndarray, np.ndarray]:
     """Distinct tokens (n,) and the amounts to add to their logits (n,); a token's last bias counts."""
     last = dict(logit_bias)
-    amounts = [BAN if bias <= _LEAST_BIAS else bias for bias in last.values()]
+    amounts = [BAN if bias <= _MIN_BIAS else bias for bias in last.values()]
     return np.array(list(last), dtype=np.int64), np.array(amounts, dtype=np.float32)
 
 

@@ -9,7 +9,7 @@ _REMEASURE = 64  # steps with prompt tokens after which the cost of one without 
 _NEAR = 1.5  # the measured cost of some rows is valid for up to this many times more or fewer rows
 _FIRST_TRY = 64  # prompt tokens, while their cost is unknown
 _IDLE_S = 0.04  # of a step without streams: a prompt that comes meanwhile waits so long at most
-_MOST_OWED = 32.0  # steps without prompt tokens after one with them, at most
+_MAX_OWED = 32.0  # steps without prompt tokens after one with them, at most
 
 
 class PrefillPacer:
@@ -78,7 +78,7 @@ class PrefillPacer:
             self._token_s = new if self._token_s is None else _smoothed(self._token_s, new, _SMOOTHING)
             if prompt_tokens <= self._smallest:  # larger chunks follow what they cost
                 owed_s = self._owed_s + seconds - _SLOWDOWN * decode_s
-                self._owed_s = min(max(0.0, owed_s), _MOST_OWED * decode_s)
+                self._owed_s = min(max(0.0, owed_s), _MAX_OWED * decode_s)
 
     def _estimate(self, rows: int) -> float | None:
         """Seconds of a step of `rows` alone, from the nearest number of rows with a recent measurement, if one is near.

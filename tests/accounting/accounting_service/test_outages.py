@@ -26,7 +26,7 @@ async def test_what_waits_for_a_ledger_that_hangs_is_bounded_in_time_number_and_
 ) -> None:
     finish = threading.Event()
     monkeypatch.setattr(accounting_service, "LANE_WAIT_S", 0.05)
-    monkeypatch.setattr(accounting_service, "MOST_WAITING", 10)
+    monkeypatch.setattr(accounting_service, "MAX_WAITING", 10)
     monkeypatch.setattr(books.ledger, "run", lambda command: finish.wait(600))
     before = threading.active_count()
     asking = [asyncio.create_task(service.run(FindKeys(("none",)))) for _ in range(50)]

@@ -15,7 +15,7 @@ from serve_app.accounting.schema import usage as usage_table
 from tests.service.chaos.load import Usage
 from tests.service.chaos.stand import Customer, Stand, as_nano
 
-MOST = 10  # differences of one kind in a report
+MAX_LINES = 10  # differences of one kind in a report
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,5 +165,5 @@ def close_when_settled(
 
 
 def _some(lines: list[str]) -> list[str]:
-    rest = len(lines) - MOST
-    return lines[:MOST] + ([f"… and {rest} more of this kind"] if rest > 0 else [])
+    rest = len(lines) - MAX_LINES
+    return lines[:MAX_LINES] + ([f"… and {rest} more of this kind"] if rest > 0 else [])

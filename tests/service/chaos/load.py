@@ -17,7 +17,7 @@ from tests.service.chaos.stand import Customer, Stand
 
 PATIENCE_S = 90.0
 PAUSE_S = 0.2  # after a failure
-MOST_TOKENS = 100
+MAX_TOKENS = 100
 CUT_SHARE = 0.12  # of the requests whose client hangs up
 STREAM_SHARE = 0.6
 #: Statuses that a correct client may get while parts of the service are killed.
@@ -94,7 +94,7 @@ def draw(rng: Random) -> Ask:
     return Ask(
         stream=rng.random() < STREAM_SHARE,
         words=rng.randint(1, 60),
-        max_tokens=rng.randint(1, MOST_TOKENS),
+        max_tokens=rng.randint(1, MAX_TOKENS),
         cut_after=rng.randint(1, 6) if rng.random() < CUT_SHARE else None,
     )
 

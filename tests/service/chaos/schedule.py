@@ -9,9 +9,9 @@ from random import Random
 KINDS = ("gateway", "limiter", "accounting", "model", "database")
 FIRST_S = 3.0  # load comes first
 GAP_S = 4.0  # mean
-LEAST_GAP_S = 0.5
+MIN_GAP_S = 0.5
 TOGETHER = 0.2  # of the kills come in the same moment as the one before
-MOST_DOWN_S = 4.0
+MAX_DOWN_S = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ def plan(seed: int, seconds: float, kinds: Sequence[str] = KINDS) -> list[Kill]:
     for kind in _in_rounds(rng, kinds):
         if at >= seconds:
             return kills
-        kills.append(Kill(at, kind, rng.random(), rng.uniform(0.2, MOST_DOWN_S)))
+        kills.append(Kill(at, kind, rng.random(), rng.uniform(0.2, MAX_DOWN_S)))
         if rng.random() >= TOGETHER:
-            at += LEAST_GAP_S + rng.expovariate(1 / (GAP_S - LEAST_GAP_S))
+            at += MIN_GAP_S + rng.expovariate(1 / (GAP_S - MIN_GAP_S))
     raise AssertionError("rounds never end")
 
 

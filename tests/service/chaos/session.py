@@ -92,7 +92,7 @@ async def run(
     say("waiting for the service to reply")
     report = Report(mode, seed, time.monotonic() - session.began, stand.facts())
     report.disturbances, report.answers = dict(session.killed), dict(sorted(tally.answers.items()))
-    report.problems += tally.wrong[: books.MOST]
+    report.problems += tally.wrong[: books.MAX_LINES]
     if session.lowest < 0:
         report.problems.append(f"a balance of {session.lowest} nano-units was shown")
     if problem := await _whole_request(stand, settled_s):

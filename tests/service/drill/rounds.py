@@ -79,7 +79,7 @@ async def losses(cluster: Cluster, rounds: int, kinds: Sequence[str], say: Say) 
     await load.close()
     report.seconds = time.monotonic() - began
     report.answers = {"calls": seen.calls, "streams": seen.streams, "streams cut with their gateway": seen.cut}
-    report.problems += seen.wrong[: books.MOST] + seen.tally.wrong
+    report.problems += seen.wrong[: books.MAX_LINES] + seen.tally.wrong
     say("comparing the books")
     try:
         kept, wrong_books = await asyncio.to_thread(

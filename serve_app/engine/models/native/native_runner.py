@@ -17,7 +17,7 @@ from serve_app.engine.models.llama_weights import LlamaWeights
 from serve_app.engine.models.native import library as native
 from serve_app.engine.models.quantize import Int8Weight
 from serve_app.engine.models.rope import RopeTable
-from serve_app.engine.sampling.draw import LEAST_WEIGHT, FirstDraw
+from serve_app.engine.sampling.draw import MIN_WEIGHT, FirstDraw
 from serve_app.engine.scheduling.sequence import Chunk
 
 _HUGE = 2 * 2**20
@@ -62,7 +62,7 @@ class NativeDraw:
             *(tensor.data_ptr() for tensor in (blocks, peaks, sums, scale, numbers, tokens, drawn)),
             rows=rows,
             blocks=count,
-            least=LEAST_WEIGHT,
+            least=MIN_WEIGHT,
             threads=min(self._threads, rows),
         )
         self._library.native_draw(ctypes.byref(call))
