@@ -38,6 +38,7 @@ from serve_app.console.web import Console
 from serve_app.contracts import key_format as keys
 from serve_app.contracts.books import Outcome, Settled, Settlement
 from serve_app.contracts.commands import AddCredit, CheckBooks, Command, CreateAccount, CreateKey, ListUsage, SumUsage
+from serve_app.contracts.key_format import digest
 from serve_app.contracts.limiting import AccountStatus
 from serve_app.contracts.limits import Contract
 from serve_app.contracts.money import Price
@@ -208,8 +209,8 @@ def pages(world: World) -> dict[str, float]:
         return AccountStatus(account_id, 0, 0, Contract())
 
     console = Console(Port(), b"bench", nothing, nothing, status_of)
-    digest, expires_at = console.digest("bench"), time.time() + 3600
-    ledger.run(InvitePerson(account_id, f"{uuid.uuid4().hex}@example.org", "owner", digest, expires_at))
+    token, expires_at = digest("bench"), time.time() + 3600
+    ledger.run(InvitePerson(account_id, f"{uuid.uuid4().hex}@example.org", "owner", token, expires_at))
     app = Starlette(routes=[Mount("/console", build_console(console))])
     with TestClient(app, base_url="https://console.test") as browser:
         form = browser.get("/console/invitations/bench").text

@@ -55,7 +55,7 @@ class ConsoleIngress:
         self._gateway_live = gateway.options(method_name="live", **PICKLED)
         self._console = Console(
             AccountingShards([AccountingHandle(shard) for shard in shards]),
-            keys.key_secrets,
+            keys.secret_keys,
             self._models,
             self._live,
             self._status_of,
@@ -72,7 +72,7 @@ class ConsoleIngress:
             self._console.books,
             args.mail,
             self._console.now,
-            key_secrets=keys.key_secrets,
+            secret_keys=keys.secret_keys,
             password=os.environ.get("SERVE_APP_SMTP_PASSWORD", ""),
             private_webhooks=args.private_webhooks,
         )
@@ -92,7 +92,7 @@ class ConsoleIngress:
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called once by Serve, after the constructor."""
         watching: list[Notifier | Pressure | Recharger | Resealing] = [self._notifier, self._console.pressure]
-        watching.append(Resealing(self._console.books, self._console.key_secrets))
+        watching.append(Resealing(self._console.books, self._console.secret_keys))
         if self._console.payments is not None:
             watching.append(Recharger(self._console.books, self._console.payments))
         self._watching = [asyncio.create_task(one.run()) for one in watching]

@@ -107,7 +107,7 @@ class Gateway:
         self._lifecycle = Lifecycle(
             self._services, ledger, BackendApplications(), self._metrics, changed=self._export_catalogue
         )
-        self._authenticator = Authenticator(limiter, key_secrets=keys.key_secrets, operator_keys=keys.operator_keys)
+        self._authenticator = Authenticator(limiter, operator_keys=keys.operator_keys)
         self._admin = AdminServices(
             self._authenticator,
             ledger,
@@ -115,7 +115,7 @@ class Gateway:
             backends,
             self._lifecycle.status,
             catalogue=lambda: self._services.catalogue,
-            key_secrets=keys.key_secrets,
+            secret_keys=keys.secret_keys,
             currency=args.currency,
             find_lines=partial(find_lines, args.state_dir() / FOLDER),
             alert_mail=args.alert_mail,

@@ -1,10 +1,10 @@
 """The service's two secrets: the operator key, and the secret under which API keys are hashed.
 
-On a cluster they come from the environment (SERVE_APP_OPERATOR_KEY, SERVE_APP_KEY_SECRET). On one machine
+On a cluster they come from the environment (SERVE_APP_OPERATOR_KEY, SERVE_APP_SECRET_KEY). On one machine
 (`settings.keeps_local_state`) they are files of the state folder with mode 0600, made on first use.
 
 While one of them is replaced, the one before is valid too: SERVE_APP_OPERATOR_KEY_PREVIOUS and
-SERVE_APP_KEY_SECRET_PREVIOUS, or files.
+SERVE_APP_SECRET_KEY_PREVIOUS, or files.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from serve_app.contracts.key_format import KeySecrets
+from serve_app.contracts.secret_keys import SecretKeys
 from serve_app.settings import SettingsError, is_placeholder, keeps_local_state
 
 MIN_LENGTH: Final = 16  # characters; those that are made here have 43
 _VARIABLES: Final = (
     "SERVE_APP_OPERATOR_KEY",
     "SERVE_APP_OPERATOR_KEY_PREVIOUS",
-    "SERVE_APP_KEY_SECRET",
-    "SERVE_APP_KEY_SECRET_PREVIOUS",
+    "SERVE_APP_SECRET_KEY",
+    "SERVE_APP_SECRET_KEY_PREVIOUS",
     "SERVE_APP_DATABASE_URL",
     "SERVE_APP_STRIPE_KEY",
     "SERVE_APP_STRIPE_WEBHOOK_SECRET",
@@ -39,7 +39,7 @@ class Secrets:
     """Without a repr, so that no log shows them."""
 
     operator_key: str
-    key_secrets: KeySecrets
+    secret_keys: SecretKeys
     previous_operator_key: str = ""  # empty: none
 
     @property
@@ -53,16 +53,16 @@ def load_secrets(home: Path) -> Secrets:
 
     Raises SettingsError for one that is missing elsewhere, and for one that anybody could guess.
     """
-    key_secret = _secret("SERVE_APP_KEY_SECRET", home, "key-secret")
-    former = _previous("SERVE_APP_KEY_SECRET_PREVIOUS", home, "key-secret.previous")
-    if former == key_secret:
+    secret_key = _secret("SERVE_APP_SECRET_KEY", home, "secret-key")
+    former = _previous("SERVE_APP_SECRET_KEY_PREVIOUS", home, "secret-key.previous")
+    if former == secret_key:
         raise SettingsError(
-            "SERVE_APP_KEY_SECRET_PREVIOUS, or secrets/key-secret.previous: the same as the present secret; give "
-            "SERVE_APP_KEY_SECRET, or secrets/key-secret, a new one, or remove the previous"
+            "SERVE_APP_SECRET_KEY_PREVIOUS, or secrets/secret-key.previous: the same as the present secret; give "
+            "SERVE_APP_SECRET_KEY, or secrets/secret-key, a new one, or remove the previous"
         )
     return Secrets(
         operator_key=_secret("SERVE_APP_OPERATOR_KEY", home, "operator-key"),
-        key_secrets=KeySecrets(key_secret.encode(), former.encode()),
+        secret_keys=SecretKeys(secret_key.encode(), former.encode()),
         previous_operator_key=_previous("SERVE_APP_OPERATOR_KEY_PREVIOUS", home, "operator-key.previous"),
     )
 

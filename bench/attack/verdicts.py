@@ -34,9 +34,7 @@ def total(count: Callable[[Results], Iterable[float]]) -> Callable[[Results], Sp
 
 PROMISES: Final = (
     *(
-        Promise(
-            f"{attack.title}: p99 to the first token, over the calm one", MAX_FACTOR, factor_of(name), at_most=True
-        )
+        Promise(f"{attack.title}: p99 to the first token, over the calm one", MAX_FACTOR, factor_of(name), at_most=True)
         for name, attack in ATTACKS.items()
     ),
     Promise(

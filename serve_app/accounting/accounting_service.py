@@ -15,8 +15,9 @@ from dataclasses import replace
 from typing import Any
 
 from serve_app.accounting.books_watch import BooksWatch
-from serve_app.accounting.ledger import LONG, LONG_READS, READS, Ledger
+from serve_app.accounting.ledger import Ledger
 from serve_app.accounting.limiter_leases import LeaseWatch
+from serve_app.accounting.registry import READS, STEPS
 from serve_app.contracts import metrics
 from serve_app.contracts.books import Refusal, Settled, Settlement, SettlementRejected
 from serve_app.contracts.calls import Coalescer, boottime, detached
@@ -49,7 +50,8 @@ COMMIT_STUCK_S = 300.0  # of a batch, which may be settled one by one
 # Requests wait for these, or for what they say: nothing else may take their threads.
 LOOK_UPS = (FindKeys, ReadChanges, ReadServed)
 LEASES = (HoldLease, ReleaseLease, PostHolds)  # a limiter's lease must not end because many read or write
-SLOW = frozenset((*LONG_READS, *LONG, SumHours))  # how long they take depends on who asks, and for what
+LONG_READS = (command for command, reading in READS.items() if reading.timeout_s is not None)
+SLOW = frozenset((*LONG_READS, *STEPS, SumHours))  # how long they take depends on who asks, and for what
 LANE_WAIT_S = 10.0  # as long as gateways wait
 MAX_WAITING = 2000  # in one lane; more than a limiter asks for at once
 AWAY_S = 0.5  # between two tries of a database that is away, however many callers ask

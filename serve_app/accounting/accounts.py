@@ -9,6 +9,7 @@ from sqlalchemy import insert, select, update
 from serve_app.accounting.audit_log import changed, value_of, write_audit
 from serve_app.accounting.currency import check_currency
 from serve_app.accounting.database import Transaction
+from serve_app.accounting.registry import writes
 from serve_app.accounting.schema import accounts
 from serve_app.accounting.snapshots import read_account
 from serve_app.accounting.validation import check_fields, check_limit, check_name
@@ -19,6 +20,7 @@ from serve_app.contracts.key_format import new_id
 from serve_app.contracts.limits import ACCOUNT_LIMITS
 
 
+@writes(CreateAccount)
 def create_account(transaction: Transaction, wanted: CreateAccount, now: float) -> AccountSnapshot:
     connection = transaction.connection
     name, currency, key = wanted.name, wanted.currency, wanted.idempotency_key
@@ -42,6 +44,7 @@ def create_account(transaction: Transaction, wanted: CreateAccount, now: float) 
     return read_account(connection, account_id)
 
 
+@writes(SetLimits)
 def set_limits(transaction: Transaction, wanted: SetLimits, now: float) -> AccountSnapshot:
     check_fields(wanted.changes, ACCOUNT_LIMITS)
     for name, value in wanted.changes.items():
@@ -49,6 +52,7 @@ def set_limits(transaction: Transaction, wanted: SetLimits, now: float) -> Accou
     return _change(transaction, wanted, "set_limits", dict(wanted.changes), now)
 
 
+@writes(SetActive)
 def set_active(transaction: Transaction, wanted: SetActive, now: float) -> AccountSnapshot:
     return _change(transaction, wanted, "set_active", {"active": bool(wanted.active)}, now)
 

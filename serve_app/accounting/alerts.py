@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Row, delete, func, insert, select, update
 from serve_app.accounting.audit_log import write_audit
 from serve_app.accounting.console_tables import alerts, notices
 from serve_app.accounting.database import Transaction
+from serve_app.accounting.registry import reads, writes
 from serve_app.accounting.schema import accounts, usage_daily
 from serve_app.accounting.snapshots import read_account
 from serve_app.accounting.validation import check_name, check_page, equals, is_text
@@ -49,6 +50,7 @@ ENOUGH: Final = (
 _SAME = ("account_id", "kind", "threshold", "target")
 
 
+@writes(CreateAlert)
 def create_alert(transaction: Transaction, wanted: CreateAlert, now: float) -> Alert:
     connection = transaction.connection
     read_account(connection, wanted.account_id)
@@ -80,12 +82,14 @@ def create_alert(transaction: Transaction, wanted: CreateAlert, now: float) -> A
     return _alert(connection.execute(select(alerts).where(alerts.c.id == row["id"])).one())
 
 
+@reads(ListAlerts)
 def list_alerts(connection: Connection, wanted: ListAlerts, _now: float) -> list[Alert]:
     read_account(connection, wanted.account_id)
     query = select(alerts).where(alerts.c.account_id == wanted.account_id).order_by(alerts.c.created_at, alerts.c.id)
     return [_alert(row) for row in connection.execute(query)]
 
 
+@writes(RemoveAlert)
 def remove_alert(transaction: Transaction, wanted: RemoveAlert, now: float) -> None:
     mine = (equals(alerts.c.id, wanted.alert_id), equals(alerts.c.account_id, wanted.account_id))
     if transaction.connection.execute(delete(alerts).where(*mine)).rowcount:
@@ -93,6 +97,7 @@ def remove_alert(transaction: Transaction, wanted: RemoveAlert, now: float) -> N
         write_audit(transaction, audit, "remove_alert", account_id, {}, now, subject=wanted.alert_id)
 
 
+@reads(WatchAlerts)
 def watch_alerts(connection: Connection, wanted: WatchAlerts, now: float) -> tuple[list[Alarm], str | None]:
     query = select(alerts).where(alerts.c.id > wanted.after).order_by(alerts.c.id).limit(BATCH)
     found = connection.execute(query).all()
@@ -104,6 +109,7 @@ def watch_alerts(connection: Connection, wanted: WatchAlerts, now: float) -> tup
     return alarms, found[-1].id if len(found) == BATCH else None
 
 
+@writes(RaiseAlarm)
 def raise_alarm(transaction: Transaction, wanted: RaiseAlarm, now: float) -> bool:
     connection, alarm = transaction.connection, wanted.alarm
     alert = connection.execute(select(alerts).where(alerts.c.id == alarm.alert_id)).one_or_none()
@@ -120,6 +126,7 @@ def raise_alarm(transaction: Transaction, wanted: RaiseAlarm, now: float) -> boo
     return True
 
 
+@reads(ListNotices)
 def list_notices(connection: Connection, wanted: ListNotices, now: float) -> list[Notice]:
     query = select(notices, accounts.c.name, accounts.c.currency).join(accounts).limit(check_page(wanted.limit))
     if wanted.account_id is None:
@@ -138,6 +145,7 @@ def list_notices(connection: Connection, wanted: ListNotices, now: float) -> lis
     ]  # fmt: skip
 
 
+@writes(RecordAttempt)
 def record_attempt(transaction: Transaction, wanted: RecordAttempt, now: float) -> None:
     delivered = {} if wanted.error else {"delivered_at": now}
     # What a receiver has said may hold anything, and PostgreSQL takes no NUL: the notice would stay due for good.

@@ -11,14 +11,15 @@ from sqlalchemy import func, insert, or_, select, update
 from serve_app.accounting import budgets
 from serve_app.accounting.audit_log import changed, value_of, write_audit
 from serve_app.accounting.database import Transaction
+from serve_app.accounting.registry import writes
 from serve_app.accounting.schema import api_keys
-from serve_app.accounting.snapshots import has_digest, read_account, read_key
+from serve_app.accounting.snapshots import read_account, read_key
 from serve_app.accounting.validation import check_fields, check_limit, check_name, check_time, is_text
 from serve_app.contracts.addresses import network_in
 from serve_app.contracts.books import KeySnapshot
-from serve_app.contracts.commands import CreateKey, RevokeKey, UpdateKey
-from serve_app.contracts.errors import Conflict, InvalidValue
-from serve_app.contracts.key_format import Hashed, new_id
+from serve_app.contracts.commands import CreateKey, RevokeKey, RotateKey, UpdateKey
+from serve_app.contracts.errors import Conflict, InvalidValue, KeyNotFound
+from serve_app.contracts.key_format import new_id
 from serve_app.contracts.limits import KEY_LIMITS
 from serve_app.contracts.money import MAX_BALANCE
 
@@ -30,14 +31,15 @@ MAX_ADDRESSES = 50
 TERMS = ("models", *KEY_LIMITS, "budget", "budget_period", "expires_at", "tags", "addresses")
 
 
+@writes(CreateKey)
 def create_key(transaction: Transaction, wanted: CreateKey, now: float) -> KeySnapshot:
     connection, account_id, digest = transaction.connection, wanted.account_id, wanted.digest
     check_name(wanted.name)
     check_name(wanted.hint, "a hint", longest=40)
     check_fields(wanted.terms, TERMS)
-    stored = stored_digests(digest, wanted.mark, wanted.before)
+    check_digest(digest)
     read_account(connection, account_id)
-    earlier = connection.execute(select(api_keys).where(has_digest(api_keys, digests_in(stored)))).first()
+    earlier = connection.execute(select(api_keys).where(api_keys.c.digest == digest)).first()
     if earlier is not None:
         if (earlier.account_id, earlier.name) != (account_id, wanted.name):
             raise Conflict("this API key exists already: make a new one")
@@ -49,7 +51,7 @@ def create_key(transaction: Transaction, wanted: CreateKey, now: float) -> KeySn
     terms = {name: value for name, value in _checked(wanted.terms, now).items() if value is not None}
     _check_budget(terms.get("budget"), terms.get("budget_period"))
     key_id = new_id("key_")
-    given = {"account_id": account_id, "name": wanted.name, "hint": wanted.hint} | stored | _stored(terms)
+    given = {"account_id": account_id, "name": wanted.name, "digest": digest, "hint": wanted.hint} | _stored(terms)
     initial = {"id": key_id, "active": True, "version": transaction.next_version(), "created_at": now}
     connection.execute(insert(api_keys).values(given | initial))
     budgets.count_anew(connection, account_id, key_id, terms.get("budget_period"), now)
@@ -57,6 +59,7 @@ def create_key(transaction: Transaction, wanted: CreateKey, now: float) -> KeySn
     return read_key(connection, key_id, now)
 
 
+@writes(UpdateKey)
 def update_key(transaction: Transaction, wanted: UpdateKey, now: float) -> KeySnapshot:
     connection, key_id = transaction.connection, wanted.key_id
     before = read_key(connection, key_id, now)
@@ -82,6 +85,7 @@ def update_key(transaction: Transaction, wanted: UpdateKey, now: float) -> KeySn
     return after
 
 
+@writes(RevokeKey)
 def revoke_key(transaction: Transaction, wanted: RevokeKey, now: float) -> KeySnapshot:
     connection, key_id = transaction.connection, wanted.key_id
     before = read_key(connection, key_id, now)
@@ -98,24 +102,30 @@ def revoke_key(transaction: Transaction, wanted: RevokeKey, now: float) -> KeySn
     return after
 
 
+@writes(RotateKey)
+def rotate_key(transaction: Transaction, wanted: RotateKey, now: float) -> KeySnapshot:
+    connection = transaction.connection
+    old = read_key(connection, wanted.key_id, now)
+    if old.account_id != wanted.account_id:
+        raise KeyNotFound(wanted.key_id)
+    is_repetition = connection.execute(select(api_keys.c.id).where(api_keys.c.digest == wanted.digest)).first()
+    if not (old.active or is_repetition):
+        raise InvalidValue(f"{old.key_id} is revoked: create a new key")
+    until = check_time(wanted.until)
+    ends_at = until if old.expires_at is None else min(until, old.expires_at)
+    create = CreateKey(old.account_id, old.name, wanted.digest, wanted.hint, old.terms, wanted.audit)
+    made = create_key(transaction, create, now)
+    if ends_at > now:
+        update_key(transaction, UpdateKey(old.key_id, {"expires_at": ends_at}, wanted.audit), now)
+    else:
+        revoke_key(transaction, RevokeKey(old.key_id, wanted.audit), now)
+    return made
+
+
 def check_digest(digest: str) -> None:
     """Raises InvalidValue."""
     if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
         raise InvalidValue("a digest is 64 hex digits: pass what key_format.digest returns, never the key itself")
-
-
-def stored_digests(digest: str, mark: str | None, before: Hashed | None) -> dict[str, str | None]:
-    """The columns of a new key; with `before` it is found by both digests from the beginning. Raises InvalidValue."""
-    check_digest(digest)
-    if before is None:
-        return {"digest": digest, "digest_mark": mark}
-    check_digest(before.digest)
-    return {"digest": before.digest, "digest_mark": before.mark, "moved_digest": digest, "moved_mark": mark}
-
-
-def digests_in(stored: Mapping[str, str | None]) -> list[str]:
-    """Those among the columns of `stored_digests`."""
-    return [digest for name in ("digest", "moved_digest") if (digest := stored.get(name)) is not None]
 
 
 def _checked(given: Mapping[str, Any], now: float) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from typing import Any
 from sqlalchemy import Connection, delete, func, insert, or_, select, update
 
 from serve_app.accounting.check_books import Part, compare_part
-from serve_app.accounting.checkpoints import ROWS, advance, begin_checkpoint, next_part, number_rows, remove_old
+from serve_app.accounting.checkpoints import ROWS, advance, begin_checkpoint, next_part, remove_old
 from serve_app.accounting.database import Database
 from serve_app.accounting.journal import EntryKind
 from serve_app.accounting.schema import (
@@ -64,7 +64,6 @@ def archive_months(database: Database, before: str, folder: Path, now: float, pr
     if later := [row.before for row in done if row.before > before]:
         raise InvalidValue(f"everything before {max(later)} is archived")
     if not any(row.before == before for row in done):
-        number_rows(database)
         _export(database, before, cutoff, folder, now, progress)
     return _remove(database, before, now, progress)
 

@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, insert, select
 
 from serve_app.accounting.database import Transaction
+from serve_app.accounting.registry import LONG_S, reads, writes
 from serve_app.accounting.schema import audit_log
 from serve_app.accounting.validation import check_page, equals, is_text
 from serve_app.contracts.books import AccountSnapshot, Audit, AuditRecord, KeySnapshot
@@ -57,6 +58,7 @@ def write_audit(
     )
 
 
+@writes(RecordAudit)
 def record_audit(transaction: Transaction, wanted: RecordAudit, now: float) -> None:
     for what, text in (("an action", wanted.action), ("a subject", wanted.subject)):
         if not is_text(text, 200):
@@ -64,6 +66,7 @@ def record_audit(transaction: Transaction, wanted: RecordAudit, now: float) -> N
     write_audit(transaction, wanted.audit, wanted.action, wanted.account_id, wanted.detail, now, subject=wanted.subject)
 
 
+@writes(RecordPrices)
 def record_prices(transaction: Transaction, wanted: RecordPrices, now: float) -> None:
     """Several gateways report the same prices; the first of them writes."""
     for model, price in wanted.prices.items():
@@ -94,6 +97,7 @@ def changed(
     return {name: {"was": was, "is": now} for name, (was, now) in values.items() if was != now}
 
 
+@reads(ListAudit, timeout_s=LONG_S)
 def list_audit(connection: Connection, wanted: ListAudit, _now: float) -> list[AuditRecord]:
     query = select(audit_log).order_by(audit_log.c.id.desc()).limit(check_page(wanted.limit))
     if wanted.account_id is not None:

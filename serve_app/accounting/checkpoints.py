@@ -29,6 +29,7 @@ from serve_app.accounting.check_books import (
     compare_whole,
 )
 from serve_app.accounting.database import Transaction
+from serve_app.accounting.registry import runs_in_steps
 from serve_app.accounting.schema import (
     COUNTS,
     DAILY_GROUP,
@@ -50,11 +51,8 @@ from serve_app.contracts.errors import Conflict, InvalidValue
 #: Rows of a step. On SQLite a step's sums are written while settlements wait.
 ROWS = {"sqlite": 2000, "postgresql": 10_000}
 ACCOUNTS = 200  # of a step
-NUMBERED = 1000  # rows of before migration 0010 that get their number at once; settlements wait meanwhile
 MAX_KEPT = 1000  # differences of one checkpoint
 ABANDONED_S = 3600.0  # a full check that has not gone on for so long was given up
-
-_UNNUMBERED = select(usage.c.request_id).where(usage.c.number.is_(None), usage.c.entry_id.is_(None))
 
 
 class Books(Protocol):
@@ -79,14 +77,13 @@ class Place:
 NOT_BEGUN = Place(0, 0, 0)
 
 
+@runs_in_steps(CheckBooks)
 def check_books(database: Books, wanted: CheckBooks, now: float) -> CheckReport:
     """Steps for about `wanted.seconds`, at least one."""
     until = time.monotonic() + wanted.seconds
     found: list[Difference] = []
     place: Place | None = NOT_BEGUN if wanted.after is None else _parse(wanted.after)
     if place == NOT_BEGUN:
-        if not number_rows(database, until):
-            return CheckReport(0, 0, 0, (), next=_next_of(NOT_BEGUN), done=0.0)
         place = _begin(database, full=wanted.full, now=now, until=until)
         with database.snapshot() as connection:
             kept = select(checkpoint_differences).where(_of(checkpoint_differences, place.checkpoint_id))
@@ -166,30 +163,6 @@ def _compare_some(connection: Connection, at: Any, place: Place, found: list[Dif
         return replace(place, compared=place.compared + len(account_ids), account_id=some.last)
     found += compare_whole(connection, proven)
     return None
-
-
-def number_rows(database: Books, until: float = math.inf) -> bool:
-    """Gives a number to the usage rows that were written before migration 0010; False if some are left at `until`.
-
-    `until` is of the monotonic clock.
-    """
-    while True:
-        with database.snapshot() as connection:
-            if connection.execute(_UNNUMBERED.limit(1)).first() is None:
-                return True
-        # In its turn to write: numbers rise with the commits.
-        with database.transaction() as transaction:
-            connection = transaction.connection
-            some = connection.execute(_UNNUMBERED.limit(NUMBERED)).scalars().all()
-            if connection.dialect.name == "postgresql":
-                following = update(usage).values(number=text("nextval('usage_number')"))
-                connection.execute(following.where(usage.c.request_id.in_(some)))
-            else:
-                highest = select(func.coalesce(func.max(usage.c.number), 0)).scalar_subquery()
-                for request_id in some:
-                    connection.execute(update(usage).where(usage.c.request_id == request_id).values(number=1 + highest))
-        if time.monotonic() >= until:
-            return False
 
 
 def next_part(connection: Connection, at: Any, size: int) -> Part:

@@ -10,6 +10,7 @@ from serve_app.accounting.audit_log import write_audit
 from serve_app.accounting.console_tables import sessions, users
 from serve_app.accounting.database import Transaction
 from serve_app.accounting.people import read_person
+from serve_app.accounting.registry import reads, writes
 from serve_app.accounting.validation import equals
 from serve_app.contracts.errors import InvalidValue
 from serve_app.contracts.key_format import new_id
@@ -24,6 +25,7 @@ from serve_app.contracts.people import (
 )
 
 
+@writes(OpenSession)
 def open_session(transaction: Transaction, wanted: OpenSession, now: float) -> SignedIn:
     connection = transaction.connection
     earlier = connection.execute(select(sessions).where(sessions.c.digest == wanted.digest)).one_or_none()
@@ -47,6 +49,7 @@ def open_session(transaction: Transaction, wanted: OpenSession, now: float) -> S
     return _signed_in(connection.execute(select(sessions).where(sessions.c.id == session_id)).one())
 
 
+@reads(FindSession)
 def find_session(connection: Connection, wanted: FindSession, now: float) -> tuple[SignedIn, Person] | None:
     good = (sessions.c.revoked_at.is_(None), sessions.c.expires_at > now)
     row = connection.execute(select(sessions).where(equals(sessions.c.digest, wanted.digest), *good)).one_or_none()
@@ -56,17 +59,20 @@ def find_session(connection: Connection, wanted: FindSession, now: float) -> tup
     return None if person.suspended else (_signed_in(row), person)
 
 
+@writes(TouchSession)
 def touch_session(transaction: Transaction, wanted: TouchSession, now: float) -> None:
     one = update(sessions).where(equals(sessions.c.id, wanted.session_id))
     transaction.connection.execute(one.values(seen_at=now))
 
 
+@reads(ListSessions)
 def list_sessions(connection: Connection, wanted: ListSessions, now: float) -> list[SignedIn]:
     query = select(sessions).where(equals(sessions.c.user_id, wanted.user_id), sessions.c.revoked_at.is_(None))
     query = query.where(sessions.c.expires_at > now).order_by(sessions.c.created_at.desc(), sessions.c.id)
     return [_signed_in(row) for row in connection.execute(query)]
 
 
+@writes(EndSession)
 def end_session(transaction: Transaction, wanted: EndSession, now: float) -> None:
     mine = (equals(sessions.c.id, wanted.session_id), equals(sessions.c.user_id, wanted.user_id))
     ended = transaction.connection.execute(

@@ -150,9 +150,6 @@ management_keys = Table(
     Column("created_at", Double, nullable=False),
     Column("expires_at", Double),
     Column("revoked_at", Double),
-    Column("moved_digest", Text, index=True, unique=True),  # as those of api_keys
-    Column("digest_mark", Text),
-    Column("moved_mark", Text),
 )
 
 recharges = Table(

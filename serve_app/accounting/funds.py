@@ -13,6 +13,7 @@ from serve_app.accounting.currency import check_currency
 from serve_app.accounting.database import Transaction
 from serve_app.accounting.grants import write_remaining
 from serve_app.accounting.journal import Entry, EntryKind
+from serve_app.accounting.registry import reads, writes
 from serve_app.accounting.schema import accounts, grants, journal_entries, postings
 from serve_app.accounting.snapshots import read_account
 from serve_app.accounting.validation import check_name, check_time
@@ -29,6 +30,7 @@ MAX_EXPIRED = 10_000
 Movement = AddCredit | CorrectBalance | TakeBackGrant
 
 
+@writes(AddCredit)
 def add_credit(transaction: Transaction, wanted: AddCredit, now: float) -> AccountSnapshot:
     connection, account_id, amount = transaction.connection, wanted.account_id, wanted.amount
     if type(amount) is not int or not 0 < amount <= MAX_AMOUNT:
@@ -57,6 +59,7 @@ def add_credit(transaction: Transaction, wanted: AddCredit, now: float) -> Accou
     return read_account(connection, account_id)
 
 
+@writes(CorrectBalance)
 def correct_balance(transaction: Transaction, wanted: CorrectBalance, now: float) -> AccountSnapshot:
     connection, account_id, amount = transaction.connection, wanted.account_id, wanted.amount
     if type(amount) is not int or not 0 < abs(amount) <= MAX_AMOUNT:
@@ -72,6 +75,7 @@ def correct_balance(transaction: Transaction, wanted: CorrectBalance, now: float
     return read_account(connection, account_id)
 
 
+@reads(ListGrants)
 def list_grants(connection: Connection, wanted: ListGrants, _now: float) -> list[GrantSnapshot]:
     read_account(connection, wanted.account_id)
     entry = journal_entries.c
@@ -87,6 +91,7 @@ def list_grants(connection: Connection, wanted: ListGrants, _now: float) -> list
     ]
 
 
+@writes(TakeBackGrant)
 def take_back_grant(transaction: Transaction, wanted: TakeBackGrant, now: float) -> AccountSnapshot:
     connection, account_id, grant_id = transaction.connection, wanted.account_id, wanted.grant_id
     if not wanted.memo:
@@ -113,6 +118,7 @@ def take_back_grant(transaction: Transaction, wanted: TakeBackGrant, now: float)
     return read_account(connection, account_id)
 
 
+@writes(ExpireGrants)
 def expire_grants(transaction: Transaction, wanted: ExpireGrants, now: float) -> int:
     limit = wanted.limit
     if type(limit) is not int or not 1 <= limit <= MAX_EXPIRED:

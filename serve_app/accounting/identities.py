@@ -8,16 +8,19 @@ from serve_app.accounting.audit_log import write_audit
 from serve_app.accounting.console_tables import identities
 from serve_app.accounting.database import Transaction
 from serve_app.accounting.people import add_identity, owner_of, read_person
+from serve_app.accounting.registry import reads, writes
 from serve_app.accounting.validation import equals
 from serve_app.contracts.errors import Conflict, InvalidValue
 from serve_app.contracts.people import FindIdentity, LinkIdentity, Person, UnlinkIdentities
 
 
+@reads(FindIdentity)
 def find_identity(connection: Connection, wanted: FindIdentity, _now: float) -> Person | None:
     user_id = owner_of(connection, wanted.identity)
     return None if user_id is None else read_person(connection, user_id)
 
 
+@writes(LinkIdentity)
 def link_identity(transaction: Transaction, wanted: LinkIdentity, now: float) -> Person:
     connection, identity = transaction.connection, wanted.identity
     person, owner = read_person(connection, wanted.user_id), owner_of(connection, identity)
@@ -30,6 +33,7 @@ def link_identity(transaction: Transaction, wanted: LinkIdentity, now: float) ->
     return read_person(connection, person.user_id)
 
 
+@writes(UnlinkIdentities)
 def unlink_identities(transaction: Transaction, wanted: UnlinkIdentities, now: float) -> Person:
     connection = transaction.connection
     person = read_person(connection, wanted.user_id)

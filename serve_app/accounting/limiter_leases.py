@@ -27,6 +27,7 @@ from typing import Final
 from sqlalchemy import Connection, delete, insert, select, update
 
 from serve_app.accounting.database import Transaction
+from serve_app.accounting.registry import writes
 from serve_app.accounting.schema import limiter_holds, limiter_leases, usage
 from serve_app.contracts.calls import boottime
 from serve_app.contracts.commands import Blocker, HoldLease, LeaseState, PostHolds, ReleaseLease
@@ -42,6 +43,7 @@ _HOLD_FIELDS: Final = frozenset(field.name for field in fields(OpenHold))
 _leases = limiter_leases.c
 
 
+@writes(HoldLease)
 def hold_lease(transaction: Transaction, wanted: HoldLease, now: float) -> LeaseState:
     connection = transaction.connection
     connection.execute(delete(limiter_holds).where(limiter_holds.c.posted_at < now - KEPT_S))
@@ -79,6 +81,7 @@ def hold_lease(transaction: Transaction, wanted: HoldLease, now: float) -> Lease
     return LeaseState(epoch, holds=_holds(connection))
 
 
+@writes(ReleaseLease)
 def release_lease(transaction: Transaction, wanted: ReleaseLease, now: float) -> bool:
     for owner, holds in wanted.holds.items():
         _add(transaction.connection, owner, holds, now)
@@ -86,6 +89,7 @@ def release_lease(transaction: Transaction, wanted: ReleaseLease, now: float) ->
     return transaction.connection.execute(released).rowcount > 0
 
 
+@writes(PostHolds)
 def post_holds(transaction: Transaction, wanted: PostHolds, now: float) -> bool:
     transaction.connection.execute(delete(limiter_holds).where(limiter_holds.c.owner == wanted.owner))
     _add(transaction.connection, wanted.owner, wanted.holds, now)

@@ -6,11 +6,12 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, insert, select, update
 
-from serve_app.accounting.api_keys import digests_in, stored_digests
+from serve_app.accounting.api_keys import check_digest
 from serve_app.accounting.audit_log import write_audit
 from serve_app.accounting.console_tables import management_keys
 from serve_app.accounting.database import Transaction
-from serve_app.accounting.snapshots import has_digest, read_account
+from serve_app.accounting.registry import reads, writes
+from serve_app.accounting.snapshots import read_account
 from serve_app.accounting.validation import check_name, check_time, equals
 from serve_app.contracts.books import AccountSnapshot
 from serve_app.contracts.errors import Conflict, InvalidValue, KeyNotFound
@@ -27,13 +28,14 @@ from serve_app.contracts.management import (
 _COLUMNS = management_keys.c
 
 
+@writes(CreateManagementKey)
 def create_management_key(transaction: Transaction, wanted: CreateManagementKey, now: float) -> ManagementKey:
     connection, account_id = transaction.connection, wanted.account_id
     check_name(wanted.name)
     check_name(wanted.hint, "a hint", longest=40)
-    stored = stored_digests(wanted.digest, wanted.mark, wanted.before)
+    check_digest(wanted.digest)
     read_account(connection, account_id)
-    by_digest = select(management_keys).where(has_digest(management_keys, digests_in(stored)))
+    by_digest = select(management_keys).where(_COLUMNS.digest == wanted.digest)
     earlier = connection.execute(by_digest).first()
     if earlier is not None:
         if (earlier.account_id, earlier.name) != (account_id, wanted.name):
@@ -45,14 +47,16 @@ def create_management_key(transaction: Transaction, wanted: CreateManagementKey,
     mine = (_COLUMNS.account_id == account_id, _COLUMNS.revoked_at.is_(None))
     if connection.execute(select(func.count()).select_from(management_keys).where(*mine)).scalar_one() >= MAX_KEYS:
         raise Conflict(f"an account has at most {MAX_KEYS} management keys: revoke one")
-    row = {"id": new_id("mkey_"), "account_id": account_id, "name": wanted.name, "hint": wanted.hint}
+    given = {"account_id": account_id, "name": wanted.name, "digest": wanted.digest, "hint": wanted.hint}
+    row = {"id": new_id("mkey_")} | given
     times = {"created_at": now, "expires_at": expires_at}
-    connection.execute(insert(management_keys).values(**row, **times, **stored))
+    connection.execute(insert(management_keys).values(**row, **times))
     detail = {"name": wanted.name} | ({} if expires_at is None else {"expires_at": expires_at})
     write_audit(transaction, wanted.audit, "create_management_key", account_id, detail, now, subject=row["id"])
     return _key(connection.execute(by_digest).one())
 
 
+@writes(RevokeManagementKey)
 def revoke_management_key(transaction: Transaction, wanted: RevokeManagementKey, now: float) -> ManagementKey:
     connection = transaction.connection
     mine = (equals(_COLUMNS.id, wanted.key_id), equals(_COLUMNS.account_id, wanted.account_id))
@@ -66,21 +70,20 @@ def revoke_management_key(transaction: Transaction, wanted: RevokeManagementKey,
     return _key(connection.execute(query).one())
 
 
+@reads(ListManagementKeys)
 def list_management_keys(connection: Connection, wanted: ListManagementKeys, _now: float) -> list[ManagementKey]:
     read_account(connection, wanted.account_id)
     query = select(management_keys).where(_COLUMNS.account_id == wanted.account_id)
     return [_key(row) for row in connection.execute(query.order_by(_COLUMNS.created_at, _COLUMNS.id))]
 
 
+@reads(FindManagementKey)
 def find_management_key(
     connection: Connection, wanted: FindManagementKey, _now: float
 ) -> tuple[ManagementKey, AccountSnapshot] | None:
-    digests = [one for one in (wanted.digest, wanted.before) if one is not None and one.isprintable()]  # see `equals`
-    row = connection.execute(select(management_keys).where(has_digest(management_keys, digests))).first()
+    row = connection.execute(select(management_keys).where(equals(_COLUMNS.digest, wanted.digest))).first()
     return None if row is None else (_key(row), read_account(connection, row.account_id))
 
 
 def _key(row: Row[Any]) -> ManagementKey:
-    digests = tuple(digest for digest in (row.digest, row.moved_digest) if digest is not None)
-    times = (row.created_at, row.expires_at, row.revoked_at)
-    return ManagementKey(row.id, row.account_id, row.name, row.hint, *times, digests)
+    return ManagementKey(row.id, row.account_id, row.name, row.hint, row.created_at, row.expires_at, row.revoked_at)

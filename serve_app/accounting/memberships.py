@@ -8,12 +8,14 @@ from serve_app.accounting.audit_log import write_audit
 from serve_app.accounting.console_tables import invitations, memberships
 from serve_app.accounting.database import Transaction
 from serve_app.accounting.people import find_invitation, read_person
+from serve_app.accounting.registry import writes
 from serve_app.accounting.validation import equals
 from serve_app.contracts.books import Audit
 from serve_app.contracts.errors import Conflict, InvalidValue
 from serve_app.contracts.people import ROLES, FindInvitation, JoinAccount, Person, SetMembership
 
 
+@writes(SetMembership)
 def set_membership(transaction: Transaction, wanted: SetMembership, now: float) -> Person:
     connection = transaction.connection
     here = (equals(memberships.c.account_id, wanted.account_id), equals(memberships.c.user_id, wanted.user_id))
@@ -32,6 +34,7 @@ def set_membership(transaction: Transaction, wanted: SetMembership, now: float) 
     return read_person(connection, wanted.user_id)
 
 
+@writes(JoinAccount)
 def join_account(transaction: Transaction, wanted: JoinAccount, now: float) -> Person:
     connection = transaction.connection
     invitation = find_invitation(connection, FindInvitation(wanted.digest), now)

@@ -11,6 +11,7 @@ from serve_app.accounting.console_tables import operator_roles, pending_credits
 from serve_app.accounting.database import Transaction
 from serve_app.accounting.funds import add_credit
 from serve_app.accounting.people import end_sessions, find_person, read_person
+from serve_app.accounting.registry import reads, writes
 from serve_app.accounting.snapshots import read_account
 from serve_app.accounting.validation import check_name, equals
 from serve_app.contracts.commands import AddCredit
@@ -30,6 +31,7 @@ from serve_app.contracts.people import FindPerson, Person
 _DAY_S: Final = 86_400.0
 
 
+@writes(SetOperatorRole)
 def set_operator_role(transaction: Transaction, wanted: SetOperatorRole, now: float) -> Person:
     connection = transaction.connection
     if wanted.role is not None and wanted.role not in ROLES:
@@ -55,6 +57,7 @@ def set_operator_role(transaction: Transaction, wanted: SetOperatorRole, now: fl
     return read_person(connection, before.user_id)
 
 
+@writes(AskCredit)
 def ask_credit(transaction: Transaction, wanted: AskCredit, now: float) -> PendingCredit:
     connection = transaction.connection
     read_account(connection, wanted.account_id)
@@ -89,11 +92,13 @@ def ask_credit(transaction: Transaction, wanted: AskCredit, now: float) -> Pendi
     return _pending(row)
 
 
+@reads(ListPendingCredits)
 def list_pending_credits(connection: Connection, _wanted: ListPendingCredits, _now: float) -> list[PendingCredit]:
     query = select(pending_credits).where(pending_credits.c.decided_at.is_(None))
     return [_pending(row) for row in connection.execute(query.order_by(pending_credits.c.asked_at))]
 
 
+@writes(DecideCredit)
 def decide_credit(transaction: Transaction, wanted: DecideCredit, now: float) -> bool:
     connection, audit = transaction.connection, wanted.audit
     row = _find(connection, wanted.pending_id)

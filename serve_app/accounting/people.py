@@ -9,6 +9,7 @@ from sqlalchemy import Connection, Row, Select, insert, select, update
 from serve_app.accounting.audit_log import write_audit
 from serve_app.accounting.console_tables import identities, invitations, memberships, operator_roles, sessions, users
 from serve_app.accounting.database import Transaction
+from serve_app.accounting.registry import reads, writes
 from serve_app.accounting.snapshots import read_account
 from serve_app.accounting.validation import check_fields, check_name, equals, is_text
 from serve_app.contracts.books import Audit
@@ -34,6 +35,7 @@ _LONGEST = 500  # of an issuer or a subject; OpenID Connect has 255 for the latt
 _OPEN = (invitations.c.used_at.is_(None), invitations.c.revoked_at.is_(None))
 
 
+@writes(InvitePerson)
 def invite_person(transaction: Transaction, wanted: InvitePerson, now: float) -> Invitation:
     connection, email = transaction.connection, wanted.email.strip().lower()
     read_account(connection, wanted.account_id)
@@ -55,12 +57,14 @@ def invite_person(transaction: Transaction, wanted: InvitePerson, now: float) ->
     return _invitation(connection.execute(select(invitations).where(invitations.c.id == row["id"])).one())
 
 
+@reads(FindInvitation)
 def find_invitation(connection: Connection, wanted: FindInvitation, now: float) -> Invitation | None:
     query = select(invitations).where(equals(invitations.c.digest, wanted.digest), *_OPEN)
     row = connection.execute(query.where(invitations.c.expires_at > now)).one_or_none()
     return None if row is None else _invitation(row)
 
 
+@writes(RevokeInvitation)
 def revoke_invitation(transaction: Transaction, wanted: RevokeInvitation, now: float) -> Invitation:
     connection = transaction.connection
     query = select(invitations).where(equals(invitations.c.id, wanted.invitation_id))
@@ -73,6 +77,7 @@ def revoke_invitation(transaction: Transaction, wanted: RevokeInvitation, now: f
     return _invitation(connection.execute(query).one())
 
 
+@writes(AcceptInvitation)
 def accept_invitation(transaction: Transaction, wanted: AcceptInvitation, now: float) -> Person:
     connection = transaction.connection
     invitation = find_invitation(connection, FindInvitation(wanted.digest), now)
@@ -97,11 +102,13 @@ def accept_invitation(transaction: Transaction, wanted: AcceptInvitation, now: f
     return read_person(connection, user_id)
 
 
+@reads(FindPerson)
 def find_person(connection: Connection, wanted: FindPerson, _now: float) -> Person | None:
     row = connection.execute(select(users).where(equals(users.c.email, wanted.email.strip().lower()))).one_or_none()
     return None if row is None else _person(connection, row)
 
 
+@reads(ListPeople)
 def list_people(connection: Connection, wanted: ListPeople, now: float) -> tuple[list[Person], list[Invitation]]:
     read_account(connection, wanted.account_id)
     members = select(memberships.c.user_id).where(memberships.c.account_id == wanted.account_id)
@@ -115,6 +122,7 @@ def list_people(connection: Connection, wanted: ListPeople, now: float) -> tuple
     )
 
 
+@writes(SuspendPerson)
 def suspend_person(transaction: Transaction, wanted: SuspendPerson, now: float) -> Person:
     connection = transaction.connection
     before = find_person(connection, FindPerson(wanted.email), now)
@@ -128,6 +136,7 @@ def suspend_person(transaction: Transaction, wanted: SuspendPerson, now: float) 
     return read_person(connection, before.user_id)
 
 
+@writes(ChangePerson)
 def change_person(transaction: Transaction, wanted: ChangePerson, now: float) -> Person:
     connection = transaction.connection
     check_fields(wanted.changes, ("password", "totp_secret"))

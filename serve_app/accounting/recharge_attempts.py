@@ -16,6 +16,7 @@ from serve_app.accounting.console_tables import recharge_attempts, recharges
 from serve_app.accounting.currency import foreign_accounts
 from serve_app.accounting.database import Transaction
 from serve_app.accounting.recharges import attempt_of, count_to_cap, pause_recharge, read_row
+from serve_app.accounting.registry import reads, writes
 from serve_app.accounting.schema import accounts
 from serve_app.accounting.snapshots import read_account
 from serve_app.accounting.validation import equals
@@ -47,6 +48,7 @@ _ON: Final = recharges.c.state == literal_column("'on'")
 _OPEN: Final = recharge_attempts.c.state == literal_column("'open'")
 
 
+@reads(WatchRecharges)
 def watch_recharges(connection: Connection, wanted: WatchRecharges, now: float) -> tuple[list[str], str | None]:
     has = recharges.c
     is_open = exists().where(recharge_attempts.c.account_id == has.account_id, _OPEN)
@@ -65,6 +67,7 @@ def watch_recharges(connection: Connection, wanted: WatchRecharges, now: float) 
     )
 
 
+@writes(BeginRecharge)
 def begin_recharge(transaction: Transaction, wanted: BeginRecharge, now: float) -> Attempt | None:
     connection, account_id = transaction.connection, wanted.account_id
     row = read_row(connection, account_id)
@@ -95,12 +98,14 @@ def begin_recharge(transaction: Transaction, wanted: BeginRecharge, now: float) 
     return _read(connection, attempt_id)
 
 
+@reads(ListDueAttempts)
 def list_due_attempts(connection: Connection, wanted: ListDueAttempts, now: float) -> list[Attempt]:
     has = recharge_attempts.c
     query = select(recharge_attempts).where(_OPEN, has.next_at <= now, has.provider == wanted.provider)
     return [attempt_of(row) for row in connection.execute(query.order_by(has.next_at, has.id).limit(MAX_DUE))]
 
 
+@writes(ClaimAttempt)
 def claim_attempt(transaction: Transaction, wanted: ClaimAttempt, now: float) -> Claim | None:
     connection = transaction.connection
     row = _find(connection, wanted.attempt_id)
@@ -112,6 +117,7 @@ def claim_attempt(transaction: Transaction, wanted: ClaimAttempt, now: float) ->
     return Claim(_read(connection, row.id), _refusal(connection, row, now))
 
 
+@writes(RecordOutcome)
 def record_outcome(transaction: Transaction, wanted: RecordOutcome, now: float) -> None:
     connection, state, error = transaction.connection, wanted.state, wanted.error[:300]
     if state not in ("open", "succeeded", "failed"):
@@ -143,6 +149,7 @@ def record_outcome(transaction: Transaction, wanted: RecordOutcome, now: float) 
         pause_recharge(transaction, account_id, error, wanted.audit, now)
 
 
+@writes(EndAttempt)
 def end_attempt(transaction: Transaction, wanted: EndAttempt, now: float) -> None:
     row = _find(transaction.connection, wanted.attempt_id)
     if row is None or row.account_id != wanted.account_id:

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, Row, func, insert, select, update
 from serve_app.accounting.audit_log import write_audit
 from serve_app.accounting.console_tables import alerts, memberships, notices, recharge_attempts, recharges, users
 from serve_app.accounting.database import Transaction
+from serve_app.accounting.registry import reads, writes
 from serve_app.accounting.snapshots import read_account
 from serve_app.accounting.validation import check_name, equals
 from serve_app.contracts.books import Audit
@@ -33,6 +34,7 @@ _AMOUNTS: Final = ("threshold", "amount", "monthly_cap")
 _STORED: Final = (*_AMOUNTS, "state", "reason", "provider", "customer", "method", "setup_id", "next_at")
 
 
+@writes(SetRecharge)
 def set_recharge(transaction: Transaction, wanted: SetRecharge, now: float) -> Recharge:
     connection, account_id = transaction.connection, wanted.account_id
     read_account(connection, account_id)
@@ -54,6 +56,7 @@ def set_recharge(transaction: Transaction, wanted: SetRecharge, now: float) -> R
     return _read(connection, account_id, now)
 
 
+@writes(AskMethod)
 def ask_method(transaction: Transaction, wanted: AskMethod, now: float) -> Recharge:
     connection, account_id = transaction.connection, wanted.account_id
     row = _expect(connection, account_id)
@@ -63,6 +66,7 @@ def ask_method(transaction: Transaction, wanted: AskMethod, now: float) -> Recha
     return _read(connection, account_id, now)
 
 
+@writes(SaveMethod)
 def save_method(transaction: Transaction, wanted: SaveMethod, now: float) -> str | None:
     connection, account_id, method = transaction.connection, wanted.account_id, wanted.method
     for what in (wanted.provider, wanted.customer, method):
@@ -78,6 +82,7 @@ def save_method(transaction: Transaction, wanted: SaveMethod, now: float) -> str
     return row.method if row.method != method and row.provider == wanted.provider else None
 
 
+@writes(ResumeRecharge)
 def resume_recharge(transaction: Transaction, wanted: ResumeRecharge, now: float) -> Recharge:
     connection, account_id = transaction.connection, wanted.account_id
     row = _expect(connection, account_id)
@@ -89,6 +94,7 @@ def resume_recharge(transaction: Transaction, wanted: ResumeRecharge, now: float
     return _read(connection, account_id, now)
 
 
+@writes(StopRecharge)
 def stop_recharge(transaction: Transaction, wanted: StopRecharge, now: float) -> str | None:
     connection, account_id = transaction.connection, wanted.account_id
     row = read_row(connection, account_id)
@@ -129,6 +135,7 @@ def pause_recharge(transaction: Transaction, account_id: str, reason: str, audit
         connection.execute(insert(notices).values(shared | own))
 
 
+@reads(ShowRecharge)
 def show_recharge(connection: Connection, wanted: ShowRecharge, now: float) -> tuple[Recharge | None, list[Attempt]]:
     account_id = read_account(connection, wanted.account_id).account_id
     has = recharge_attempts.c

@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, delete, func, select, tuple_
 
 from serve_app.accounting.database import Transaction, upserts
+from serve_app.accounting.registry import reads, writes
 from serve_app.accounting.schema import replies
 from serve_app.accounting.validation import equals, is_text
 from serve_app.contracts.books import Settlement, StoredReply
@@ -111,6 +112,7 @@ def write_replies(connection: Connection, rows: Sequence[dict[str, Any]]) -> Non
     connection.execute(_ADD[connection.dialect.name], rows)
 
 
+@reads(FindReply)
 def find_reply(connection: Connection, wanted: FindReply, now: float) -> StoredReply | None:
     query = select(replies).where(
         equals(replies.c.account_id, wanted.account_id),
@@ -121,6 +123,7 @@ def find_reply(connection: Connection, wanted: FindReply, now: float) -> StoredR
     return None if row is None else StoredReply(row.idempotency_key, row.fingerprint, bytes(row.body))
 
 
+@writes(PruneReplies)
 def prune_replies(transaction: Transaction, _wanted: PruneReplies, now: float) -> int:
     mine = tuple_(replies.c.account_id, replies.c.idempotency_key)
     old = select(replies.c.account_id, replies.c.idempotency_key).where(replies.c.created_at <= now - KEPT_S)

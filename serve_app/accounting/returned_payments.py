@@ -16,6 +16,7 @@ from serve_app.accounting.audit_log import write_audit
 from serve_app.accounting.database import Transaction
 from serve_app.accounting.funds import correct_balance
 from serve_app.accounting.recharges import pause_recharge, stop_recharge
+from serve_app.accounting.registry import writes
 from serve_app.accounting.schema import audit_log, journal_entries, postings
 from serve_app.accounting.snapshots import read_account
 from serve_app.accounting.validation import check_name
@@ -28,6 +29,7 @@ from serve_app.contracts.recharges import StopRecharge
 NOT_COVERED: Final = "return_not_covered"
 
 
+@writes(ReturnPayment)
 def return_payment(transaction: Transaction, wanted: ReturnPayment, now: float) -> int | None:
     connection, account_id, key = transaction.connection, wanted.account_id, wanted.idempotency_key
     if type(wanted.amount) is not int or not 0 < wanted.amount <= MAX_AMOUNT:

@@ -1,8 +1,7 @@
 """The ledger's tables, the same on SQLite and PostgreSQL. The migrations must lead to exactly this (a test compares).
 
 Money is integer nano-units, times are Unix seconds, days are YYYY-MM-DD in UTC. The columns of limits follow from
-`contracts.limits`. Triggers keep the rows of what is append-only (migrations 0002, 0004, 0006, 0013), until an archive
-holds them (migration 0010).
+`contracts.limits`. Triggers refuse changes of append-only tables, and removals until an archive has the rows.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ head = Table(
     Column("audit", BigInteger, nullable=False, server_default=text("0")),  # the last record of the audit log, likewise
     Column("currency", Text),  # of all accounts and prices; null: no service has named it yet
     # The oldest release that runs on this schema, by the last revision that it knows.
-    Column("runs_from", Text, nullable=False, server_default=text("'0012'")),
+    Column("runs_from", Text, nullable=False, server_default=text("'0001'")),
     CheckConstraint("id = 1", name="one_row"),
 )
 
@@ -95,10 +94,6 @@ api_keys = Table(
     Column("expires_at", Double),
     Column("tags", Text),  # a JSON array of texts; null: none
     Column("addresses", Text),  # a JSON array of CIDR networks; null: any
-    # A key is found by either digest: see `contracts/key_secrets.py`. Marks tell secrets apart; null: not written.
-    Column("moved_digest", Text, index=True, unique=True),
-    Column("digest_mark", Text),
-    Column("moved_mark", Text),
 )
 
 # What a key with a budget has been charged in a period of its kind, YYYY-MM-DD or YYYY-MM: always the sum of its usage
@@ -208,12 +203,6 @@ Index(
     unique=True,
     sqlite_where=text("number IS NOT NULL"),
     postgresql_where=text("number IS NOT NULL"),
-)
-Index(  # empty, but for the rows of before migration 0010
-    "ix_usage_unnumbered",
-    usage.c.request_id,
-    sqlite_where=text("number IS NULL AND entry_id IS NULL"),
-    postgresql_where=text("number IS NULL AND entry_id IS NULL"),
 )
 
 usage_daily = Table(

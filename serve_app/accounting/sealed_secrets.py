@@ -1,4 +1,4 @@
-"""Secrets that the ledger keeps sealed: listed, and sealed anew when the key secret is replaced."""
+"""Lists sealed secrets, and replaces them when the secret key is rotated."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from sqlalchemy import Connection, Table, select, update
 
 from serve_app.accounting.console_tables import alerts, notices, users
 from serve_app.accounting.database import Transaction
+from serve_app.accounting.registry import reads, writes
 from serve_app.contracts.errors import InvalidValue
-from serve_app.contracts.key_secrets import ListSealed, Reseal, SealedSecret
-from serve_app.contracts.sealed import of_totp, of_webhooks
+from serve_app.contracts.secret_keys import ListSealed, Reseal, SealedSecret, of_totp, of_webhooks
 
 PAGE: Final = 200
 _TABLES: Final[dict[str, tuple[Table, Any]]] = {
@@ -20,6 +20,7 @@ _TABLES: Final[dict[str, tuple[Table, Any]]] = {
 }
 
 
+@reads(ListSealed)
 def list_sealed(connection: Connection, wanted: ListSealed, _now: float) -> tuple[list[SealedSecret], str | None]:
     """`after` is a table's name and an id."""
     at, _, after = wanted.after.partition(" ")
@@ -43,13 +44,14 @@ def list_sealed(connection: Connection, wanted: ListSealed, _now: float) -> tupl
     return found, None
 
 
+@writes(Reseal)
 def reseal(transaction: Transaction, wanted: Reseal, _now: float) -> int:
-    if len(wanted.sealed) != len(wanted.anew):
-        raise InvalidValue(f"{len(wanted.anew)} for {len(wanted.sealed)} secrets: give one for each")
+    if len(wanted.sealed) != len(wanted.resealed):
+        raise InvalidValue(f"{len(wanted.resealed)} texts for {len(wanted.sealed)} secrets: give one for each")
     changed = 0
-    for one, anew in zip(wanted.sealed, wanted.anew, strict=True):
+    for one, resealed in zip(wanted.sealed, wanted.resealed, strict=True):
         table, column = _TABLES[one.table]
         # A secret that was changed meanwhile stays as it is.
         same = (table.c.id == one.row_id, column == one.stored)
-        changed += transaction.connection.execute(update(table).where(*same).values({column.name: anew})).rowcount
+        changed += transaction.connection.execute(update(table).where(*same).values({column.name: resealed})).rowcount
     return changed

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Row, func, select
 
+from serve_app.accounting.registry import reads
 from serve_app.accounting.schema import served_backends, served_models, served_prices, served_traffic
 from serve_app.contracts.money import Price
 from serve_app.contracts.served import (
@@ -31,6 +32,7 @@ _LAST = select(
 )
 
 
+@reads(ReadServed)
 def read_served(connection: Connection, wanted: ReadServed, now: float) -> Served | None:
     version = max(connection.execute(_LAST).one())
     if version == wanted.after:

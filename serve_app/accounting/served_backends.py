@@ -11,6 +11,7 @@ from sqlalchemy import Connection, insert, select, update
 
 from serve_app.accounting.audit_log import write_audit
 from serve_app.accounting.database import Transaction
+from serve_app.accounting.registry import writes
 from serve_app.accounting.schema import served_backends, served_models
 from serve_app.accounting.served import backend_of, current_traffic, spec_of
 from serve_app.accounting.validation import check_fields, equals
@@ -23,6 +24,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 _MAX_BYTES: Final = 32 * 1024
 
 
+@writes(DeployBackend)
 def deploy_backend(transaction: Transaction, wanted: DeployBackend, now: float) -> Backend:
     connection, name = transaction.connection, wanted.name
     if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -42,6 +44,7 @@ def deploy_backend(transaction: Transaction, wanted: DeployBackend, now: float) 
     return _read(connection, name)
 
 
+@writes(RetireBackend)
 def retire_backend(transaction: Transaction, wanted: RetireBackend, now: float) -> Backend:
     connection, name = transaction.connection, wanted.name
     earlier = _read(connection, name)

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, insert, select, update
 
 from serve_app.accounting.audit_log import write_audit
 from serve_app.accounting.database import Transaction
+from serve_app.accounting.registry import reads, writes
 from serve_app.accounting.schema import served_models, served_prices
 from serve_app.accounting.served import model_of, price_of
 from serve_app.accounting.served_backends import check_not_retired
@@ -27,6 +28,7 @@ _SPEC: Final = TypeAdapter(ModelSpec)
 _MAX_USES: Final = 50  # recommended temperatures
 
 
+@writes(CreateModel)
 def create_model(transaction: Transaction, wanted: CreateModel, now: float) -> ServedModel:
     connection, identifier = transaction.connection, wanted.identifier
     if not isinstance(identifier, str) or not _IDENTIFIER.fullmatch(identifier):
@@ -57,6 +59,7 @@ def create_model(transaction: Transaction, wanted: CreateModel, now: float) -> S
     return ServedModel(identifier, version, wanted.spec, now)
 
 
+@writes(UpdateModel)
 def update_model(transaction: Transaction, wanted: UpdateModel, now: float) -> ServedModel:
     connection, identifier = transaction.connection, wanted.identifier
     before = model_of(_live(connection, identifier))
@@ -72,6 +75,7 @@ def update_model(transaction: Transaction, wanted: UpdateModel, now: float) -> S
     return ServedModel(identifier, version, wanted.spec, before.created_at)
 
 
+@writes(RemoveModel)
 def remove_model(transaction: Transaction, wanted: RemoveModel, now: float) -> None:
     connection, identifier = transaction.connection, wanted.identifier
     row = connection.execute(_named(identifier)).one_or_none()
@@ -86,6 +90,7 @@ def remove_model(transaction: Transaction, wanted: RemoveModel, now: float) -> N
     write_audit(transaction, wanted.audit, "remove_model", "", {}, now, subject=identifier)
 
 
+@writes(SchedulePrice)
 def schedule_price(transaction: Transaction, wanted: SchedulePrice, now: float) -> PriceVersion:
     connection, identifier = transaction.connection, wanted.identifier
     check_name(identifier, "an identifier")
@@ -108,6 +113,7 @@ def schedule_price(transaction: Transaction, wanted: SchedulePrice, now: float) 
     return row
 
 
+@reads(ListPrices)
 def list_prices(connection: Connection, wanted: ListPrices, _now: float) -> list[PriceVersion]:
     return sorted(_prices(connection, wanted.identifier), key=lambda one: -one.version)
 

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, insert, select
 
 from serve_app.accounting.audit_log import write_audit
 from serve_app.accounting.database import Transaction
+from serve_app.accounting.registry import reads, writes
 from serve_app.accounting.schema import served_models, served_traffic
 from serve_app.accounting.served import read_traffic, traffic_of
 from serve_app.accounting.served_backends import check_not_retired
@@ -30,6 +31,7 @@ CONFIGURED: Final = "config.yaml"  # the actor of weights that held before the f
 _MAX_REASON: Final = 500  # characters
 
 
+@writes(SetTraffic)
 def set_traffic(transaction: Transaction, wanted: SetTraffic, now: float) -> Traffic:
     connection, identifier = transaction.connection, wanted.identifier
     check_name(identifier, "an identifier")
@@ -62,6 +64,7 @@ def set_traffic(transaction: Transaction, wanted: SetTraffic, now: float) -> Tra
     return row
 
 
+@writes(RollBackTraffic)
 def roll_back_traffic(transaction: Transaction, wanted: RollBackTraffic, now: float) -> Traffic:
     connection, identifier = transaction.connection, wanted.identifier
     check_name(identifier, "an identifier")
@@ -86,6 +89,7 @@ def roll_back_traffic(transaction: Transaction, wanted: RollBackTraffic, now: fl
     return row
 
 
+@reads(ListTraffic)
 def list_traffic(connection: Connection, wanted: ListTraffic, _now: float) -> list[Traffic]:
     query = _rows_of(wanted.identifier).limit(check_page(wanted.limit))
     if wanted.before is not None:

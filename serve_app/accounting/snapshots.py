@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, Table, func, or_, select, tuple_
+from sqlalchemy import Connection, Row, Select, func, or_, select, tuple_
 
 from serve_app.accounting import budgets, grants
 from serve_app.accounting.currency import foreign_accounts
+from serve_app.accounting.registry import LONG_S, reads
 from serve_app.accounting.schema import accounts, api_keys, head
 from serve_app.accounting.validation import check_name, check_page, equals
 from serve_app.contracts.books import AccountSnapshot, Changes, KeySnapshot
@@ -41,10 +42,12 @@ def read_key(connection: Connection, key_id: str, now: float) -> KeySnapshot:
     return snapshots[0]
 
 
+@reads(GetAccount)
 def get_account(connection: Connection, wanted: GetAccount, _now: float) -> AccountSnapshot:
     return read_account(connection, wanted.account_id)
 
 
+@reads(ListAccounts)
 def list_accounts(connection: Connection, wanted: ListAccounts, _now: float) -> list[AccountSnapshot]:
     query = select(accounts).order_by(accounts.c.created_at, accounts.c.id).limit(check_page(wanted.limit))
     if wanted.after is not None:
@@ -53,6 +56,7 @@ def list_accounts(connection: Connection, wanted: ListAccounts, _now: float) -> 
     return _accounts(connection, query)
 
 
+@reads(SearchAccounts, timeout_s=LONG_S)
 def search_accounts(connection: Connection, wanted: SearchAccounts, _now: float) -> list[AccountSnapshot]:
     text = wanted.text.strip().lower()
     query = select(accounts).order_by(accounts.c.created_at.desc(), accounts.c.id).limit(check_page(wanted.limit))
@@ -63,26 +67,24 @@ def search_accounts(connection: Connection, wanted: SearchAccounts, _now: float)
     return _accounts(connection, query)
 
 
+@reads(ListKeys)
 def list_keys(connection: Connection, wanted: ListKeys, now: float) -> list[KeySnapshot]:
     read_account(connection, wanted.account_id)
     query = _KEYS.where(api_keys.c.account_id == wanted.account_id).order_by(api_keys.c.created_at, api_keys.c.id)
     return _keys(connection, query, now)
 
 
+@reads(FindKeys)
 def find_keys(connection: Connection, wanted: FindKeys, now: float) -> dict[str, tuple[KeySnapshot, AccountSnapshot]]:
     digests = {digest for digest in wanted.digests if digest.isprintable()}  # see `equals`
-    keys = _keys(connection, _KEYS.where(has_digest(api_keys, digests)), now) if digests else []
+    keys = _keys(connection, _KEYS.where(api_keys.c.digest.in_(digests)), now) if digests else []
     owners = {key.account_id for key in keys}
     found = _accounts(connection, select(accounts).where(accounts.c.id.in_(owners))) if owners else []
     by_id = {account.account_id: account for account in _served(connection, found)}
-    return {digest: (key, by_id[key.account_id]) for key in keys for digest in key.digests if digest in digests}
+    return {key.digest: (key, by_id[key.account_id]) for key in keys}
 
 
-def has_digest(table: Table, digests: Collection[str]) -> ColumnElement[bool]:
-    """Whether a row of `api_keys` or `management_keys` has one of these, which must be printable."""
-    return or_(table.c.digest.in_(digests), table.c.moved_digest.in_(digests))
-
-
+@reads(ReadChanges)
 def read_changes(connection: Connection, wanted: ReadChanges, now: float) -> Changes:
     limit = check_page(wanted.limit)
     version = connection.execute(select(head.c.version)).scalar_one()
@@ -135,7 +137,7 @@ def _keys(connection: Connection, query: Select[Any], now: float) -> list[KeySna
         KeySnapshot(
             key_id=row.id,
             **_stored(row, "account_id", "name", "digest", "hint", "active", "version", "created_at", "revoked_at"),
-            **_stored(row, "budget", "budget_period", "expires_at", "moved_digest"),
+            **_stored(row, "budget", "budget_period", "expires_at"),
             models=_listed(row.models),
             tags=_listed(row.tags),
             addresses=_listed(row.addresses),

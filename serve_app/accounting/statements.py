@@ -9,6 +9,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, func, select
 
 from serve_app.accounting.journal import EntryKind, granted, topped_up
+from serve_app.accounting.registry import LONG_S, reads
 from serve_app.accounting.schema import journal_entries, postings, usage_daily
 from serve_app.accounting.snapshots import read_account
 from serve_app.accounting.usage import sum_usage
@@ -18,6 +19,7 @@ from serve_app.contracts.errors import InvalidValue
 from serve_app.contracts.periods import month_named, period_at
 
 
+@reads(ShowStatement, timeout_s=LONG_S)
 def show_statement(connection: Connection, wanted: ShowStatement, now: float) -> Statement:
     account = read_account(connection, wanted.account_id)
     try:

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, bindparam, delete, func, select
 
 from serve_app.accounting.audit_log import write_audit
 from serve_app.accounting.database import Transaction, upserts
+from serve_app.accounting.registry import reads
 from serve_app.accounting.schema import stuck_settlements, usage
 from serve_app.accounting.validation import check_page, equals
 from serve_app.contracts.books import Audit, Refusal, Settlement, SettlementRejected, StuckSettlement
@@ -68,6 +69,7 @@ def remove(transaction: Transaction, stuck_id: str, settlement: Settlement, audi
         write_audit(transaction, audit, "retry_stuck", settlement.account_id, detail, now)
 
 
+@reads(ListStuck)
 def list_stuck(connection: Connection, wanted: ListStuck, _now: float) -> list[StuckSettlement]:
     query = select(stuck_settlements).order_by(stuck_settlements.c.stuck_id).limit(check_page(wanted.limit))
     if wanted.after is not None:
@@ -84,6 +86,7 @@ def count_stuck(connection: Connection) -> int:
     return connection.execute(select(func.count()).select_from(stuck_settlements)).scalar_one()
 
 
+@reads(FindUnsettled)
 def find_unsettled(connection: Connection, wanted: FindUnsettled, _now: float) -> list[str]:
     ids = list(dict.fromkeys(wanted.request_ids))[:MAX_ASKED]
     known = {row.request_id for row in connection.execute(_RECORDED, {"ids": ids})}

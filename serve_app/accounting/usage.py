@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import JSON, BigInteger, ColumnElement, Connection, Subquery, Table, cast, func, select, true, tuple_
 
+from serve_app.accounting.registry import LONG_S, reads
 from serve_app.accounting.schema import api_keys, price_versions, usage_daily
 from serve_app.accounting.schema import usage as usage_rows
 from serve_app.accounting.snapshots import read_account
@@ -33,6 +34,7 @@ _RECORDS = select(
 ).select_from(usage_rows.join(price_versions))
 
 
+@reads(SumUsage, timeout_s=LONG_S)
 def sum_usage(connection: Connection, wanted: SumUsage, _now: float) -> list[UsageRow]:
     known = (*_GROUPS, "tag")
     unknown = [name for name in wanted.group_by if name not in known]
@@ -63,6 +65,7 @@ def sum_usage(connection: Connection, wanted: SumUsage, _now: float) -> list[Usa
     ]
 
 
+@reads(SumHours)
 def sum_hours(connection: Connection, wanted: SumHours, _now: float) -> list[UsageRow]:
     rows = usage_rows.c
     # PostgreSQL rounds where SQLite cuts off; SQLite has no `floor` everywhere.
@@ -87,12 +90,14 @@ def sum_hours(connection: Connection, wanted: SumHours, _now: float) -> list[Usa
     return found
 
 
+@reads(ShowAccount, timeout_s=LONG_S)
 def show_account(connection: Connection, wanted: ShowAccount, now: float) -> tuple[AccountSnapshot, UsageRow]:
     account = read_account(connection, wanted.account_id)
     rows = sum_usage(connection, SumUsage(wanted.account_id), now)
     return account, rows[0] if rows else UsageRow(0, 0, 0, 0, 0)
 
 
+@reads(ListUsage, timeout_s=LONG_S)
 def list_usage(connection: Connection, wanted: ListUsage, _now: float) -> UsagePage:
     rows = usage_rows.c
     matching = _matching(connection, usage_rows, wanted)
@@ -108,6 +113,7 @@ def list_usage(connection: Connection, wanted: ListUsage, _now: float) -> UsageP
     return UsagePage(records, _cursor(records[-1]) if len(page) > wanted.limit else None)
 
 
+@reads(FindRequest)
 def find_request(connection: Connection, wanted: FindRequest, _now: float) -> UsageRecord | None:
     row = connection.execute(_RECORDS.where(equals(usage_rows.c.request_id, wanted.request_id))).one_or_none()
     return None if row is None else _record(row)
@@ -121,6 +127,7 @@ def _record(row: Any) -> UsageRecord:
     )
 
 
+@reads(PricedModels)
 def priced_models(connection: Connection, _wanted: PricedModels, _now: float) -> list[str]:
     return [row.model for row in connection.execute(select(price_versions.c.model).distinct())]
 

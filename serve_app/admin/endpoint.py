@@ -42,10 +42,10 @@ from serve_app.contracts.errors import (
     LedgerUnavailable,
     ModelNotFound,
 )
-from serve_app.contracts.key_format import KeySecrets, digest
 from serve_app.contracts.limiting import Identity
 from serve_app.contracts.ports import BackendPort, BackendUnavailable, BooksPort
 from serve_app.contracts.request_log import Found
+from serve_app.contracts.secret_keys import SecretKeys
 from serve_app.gateway.authentication import Authenticator, bearer
 from serve_app.gateway.backends import Catalogue
 from serve_app.gateway.limiter_client import LimiterClient
@@ -72,7 +72,7 @@ class AdminServices:
     # As BackendPort.status. This gateway sends requests by the same answer, so what /ready says holds for them.
     status: Callable[[], Awaitable[dict[str, dict[str, Any]]]]
     catalogue: Callable[[], Catalogue]  # the one of the present configuration
-    key_secrets: KeySecrets
+    secret_keys: SecretKeys
     currency: str = "USD"
     queries: QueryRates = field(default_factory=QueryRates)
     find_lines: Callable[[str], Found] = lambda _: Found([])  # in this gateway's log; it blocks
@@ -85,7 +85,7 @@ class AdminServices:
 
     def __post_init__(self) -> None:
         self.failed_logins = FailedLogins(self.accounting)
-        self.management = ManagementKeys(self.authenticator, self.run, self.key_secrets, lambda: self.now())
+        self.management = ManagementKeys(self.authenticator, self.run, lambda: self.now())
 
     async def run(self, command: Command[Answer]) -> Answer:
         """The command's answer. Raises ApiError: 404, 422, or 503 when the ledger stays away."""
@@ -175,7 +175,7 @@ class Endpoint:
             given["idempotency_key"] = _idempotency_key(request) or uuid.uuid4().hex
         if "once" in self.types:
             key = bearer(request.headers.get("authorization"))
-            given["once"] = Once(admin.key_secrets, key, _idempotency_key(request))
+            given["once"] = Once(admin.secret_keys, key, _idempotency_key(request))
         reply = await self.handler(admin, **given)
         if self.recorded:
             await admin.run(_record(self.recorded, _audit(admin, request, identity), given))
@@ -232,7 +232,7 @@ def _audit(admin: AdminServices, request: Request, identity: Identity | None) ->
     name = request.headers.get("x-operator", "").strip()
     if name and not _OPERATOR.fullmatch(name):
         raise errors.invalid_parameters("x-operator must be 1 to 100 printable ASCII characters", param="x-operator")
-    key = f"key:{digest(bearer(request.headers.get('authorization')), admin.key_secrets.current)[:12]}"
+    key = f"key:{admin.secret_keys.derive(bearer(request.headers.get('authorization')))[:12]}"
     return Audit(f"{name} {key}" if name else key, request_id, address)
 
 

@@ -11,7 +11,7 @@ from serve_app.admin.values import Amount, Body, Money, Name, Reply, Time, TimeT
 from serve_app.api import errors
 from serve_app.contracts import commands
 from serve_app.contracts.books import Audit, KeySnapshot
-from serve_app.contracts.key_format import hint, new_key
+from serve_app.contracts.key_format import digest, hint, new_key
 from serve_app.contracts.limits import KEY_LIMITS
 from serve_app.contracts.periods import BudgetPeriod, period_at
 
@@ -102,8 +102,7 @@ async def create_key(admin: AdminServices, account_id: str, body: CreateKey, aud
     terms = terms_of(admin, body)
     terms.pop("name", None)
     key = new_key()
-    found, before = admin.key_secrets.hashed(key)
-    command = commands.CreateKey(account_id, body.name, found.digest, hint(key), terms, audit, found.mark, before)
+    command = commands.CreateKey(account_id, body.name, digest(key), hint(key), terms, audit)
     return NewKey.from_snapshot(admin.now(), await admin.run(command), key=key)
 
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from serve_app.api import errors
 from serve_app.api.errors import ApiError
 from serve_app.contracts.books import AccountSnapshot
-from serve_app.contracts.key_format import MANAGEMENT, KeySecrets, digest, well_formed
+from serve_app.contracts.key_format import MANAGEMENT, digest, well_formed
 from serve_app.contracts.limiting import Identity
 from serve_app.contracts.management import FindManagementKey, ManagementKey
 from serve_app.gateway.authentication import Authenticator, bearer
@@ -42,16 +42,14 @@ class ManagementKeys:
         self,
         authenticator: Authenticator,
         find: Find,
-        key_secrets: KeySecrets,
         now: Callable[[], float],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clock = clock
         self._authenticator = authenticator
         self._find = find
-        self._key_secrets = key_secrets
         self._now = now
-        #: Key digest under the current secret -> until when, and the key.
+        #: Key digest -> until when, and the key.
         self._remembered: OrderedDict[str, tuple[float, ManagementKey]] = OrderedDict()
         self._one_by_one = asyncio.Semaphore(1)
         self._waiting = 0
@@ -61,7 +59,7 @@ class ManagementKeys:
         key = bearer(request.headers.get("authorization"))
         if not well_formed(key, MANAGEMENT):
             raise self._wrong(request, NOT_WELL_FORMED)
-        found = digest(key, self._key_secrets.current)
+        found = digest(key)
         until, known = self._remembered.get(found, (0.0, None))
         if known is None or until <= self.clock():
             known = await self._look_up(request, found)
@@ -94,25 +92,17 @@ class ManagementKeys:
         if verdict is Verdict.WRONG:
             return None
         if verdict is Verdict.LOOK_UP:
-            answer = await self._found(request, found)
+            answer = await self._find(FindManagementKey(found))
         else:
             if self._waiting >= MAX_WAITING:
                 raise errors.overloaded("too many keys are being looked up: try again", retry_after_s=2)
             self._waiting += 1
             try:
                 async with self._one_by_one:
-                    answer = await self._found(request, found)
+                    answer = await self._find(FindManagementKey(found))
             finally:
                 self._waiting -= 1
         wrong_keys.looked_up(found, answer is None)
-        return answer
-
-    async def _found(self, request: Request, found: str) -> tuple[ManagementKey, AccountSnapshot] | None:
-        """A key that only has a digest under the secret before is moved behind the request."""
-        now, before = self._key_secrets.hashed(bearer(request.headers.get("authorization")))
-        answer = await self._find(FindManagementKey(found, None if before is None else before.digest))
-        if answer is not None and before is not None and found not in answer[0].digests:
-            self._authenticator.moves.move(before, now)
         return answer
 
     def _wrong(self, request: Request, message: str) -> ApiError:

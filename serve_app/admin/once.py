@@ -10,14 +10,14 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 
-from serve_app.contracts.key_format import KeySecrets, digest
+from serve_app.contracts.secret_keys import SecretKeys
 
 
 @dataclass(frozen=True, slots=True)
 class Once:
     """Of one request. Without an idempotency key, all that it makes up is random."""
 
-    secrets: KeySecrets
+    secrets: SecretKeys
     key: str = field(repr=False)
     idempotency_key: str | None = field(repr=False)
 
@@ -30,4 +30,4 @@ class Once:
         if self.idempotency_key is None:
             return (secrets.randbits(256),)
         text = "\0".join(("once", what, self.key, self.idempotency_key))
-        return tuple(int(digest(text, secret), 16) for secret in self.secrets.valid)
+        return tuple(int(token, 16) for token in self.secrets.derive_all(text))

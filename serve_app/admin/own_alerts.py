@@ -15,7 +15,7 @@ from serve_app.api import errors
 from serve_app.contracts import notices
 from serve_app.contracts.books import Audit
 from serve_app.contracts.limiting import Identity
-from serve_app.contracts.sealed import of_webhooks, seal
+from serve_app.contracts.secret_keys import of_webhooks, seal
 from serve_app.webhook_address import BadAddress, pinned
 
 endpoint = Endpoints(TAG, "managementKey")
@@ -79,7 +79,7 @@ async def create_alert(
     threshold = amount_of(body.threshold, "threshold")
     alert_id, bits = await _made_up(admin, identity, once)
     secret = f"whsec_{base64.b64encode(bits.to_bytes(32)).decode()}" if is_webhook else ""
-    stored = seal(secret, admin.key_secrets, of_webhooks(identity.account_id)) if is_webhook else ""
+    stored = seal(secret, admin.secret_keys, of_webhooks(identity.account_id)) if is_webhook else ""
     command = notices.CreateAlert(identity.account_id, body.kind, threshold, body.target, stored, audit, alert_id)
     return NewAlert.from_fields(await admin.run(command), secret=secret or None)
 

@@ -15,7 +15,7 @@ from serve_app.api import errors
 from serve_app.contracts import commands
 from serve_app.contracts.books import Audit, KeySnapshot
 from serve_app.contracts.errors import KeyNotFound
-from serve_app.contracts.key_format import hint, new_key
+from serve_app.contracts.key_format import digest, hint, new_key
 from serve_app.contracts.limiting import Identity
 
 endpoint = Endpoints(TAG, "managementKey")
@@ -40,7 +40,7 @@ async def create_own_key(admin: AdminServices, body: CreateKey, identity: Identi
     terms = terms_of(admin, body)
     terms.pop("name", None)
     key = await _key_of(admin, once, "key")
-    made = await admin.run(_creation(admin, identity, body.name, key, terms, audit))
+    made = await admin.run(_creation(identity, body.name, key, terms, audit))
     return NewKey.from_snapshot(admin.now(), made, key=key)
 
 
@@ -68,39 +68,23 @@ async def rotate_own_key(
     admin: AdminServices, key_id: str, body: RotateKey, identity: Identity, audit: Audit, once: Once
 ) -> NewKey:
     """The new key has no expiry; the old one ends after the overlap, or at its own time."""
-    old, keys = await _own(admin, identity, key_id)
     key = await _key_of(admin, once, f"rotate {key_id}")
-    is_repetition = not _digests(admin, key).isdisjoint(digest for one in keys for digest in one.digests)
-    if not (old.active or is_repetition):
-        raise errors.invalid_parameters(f"{key_id} is revoked: create a new key")
-    now, overlap_s = admin.now(), body.overlap_hours * 3600.0
-    until = min(now + overlap_s, old.expires_at or now + overlap_s)
-    made = await admin.run(_creation(admin, identity, old.name, key, old.terms, audit))
-    if until > now:
-        await admin.run(commands.UpdateKey(key_id, {"expires_at": until}, audit))
-    else:
-        await admin.run(commands.RevokeKey(key_id, audit))
-    return NewKey.from_snapshot(now, made, key=key)
+    until = admin.now() + body.overlap_hours * 3600.0
+    command = commands.RotateKey(identity.account_id, key_id, digest(key), hint(key), until, audit)
+    return NewKey.from_snapshot(admin.now(), await admin.run(command), key=key)
 
 
 async def _key_of(admin: AdminServices, once: Once, what: str) -> str:
     """The key that a request makes, or has made already."""
     key, *before = (new_key(bits=bits) for bits in once.bits(what))
     for earlier in before:
-        if await admin.run(commands.FindKeys(tuple(_digests(admin, earlier)))):
+        if await admin.run(commands.FindKeys((digest(earlier),))):
             return earlier
     return key
 
 
-def _digests(admin: AdminServices, key: str) -> set[str]:
-    return {hashed.digest for hashed in admin.key_secrets.hashed(key) if hashed is not None}
-
-
-def _creation(
-    admin: AdminServices, identity: Identity, name: str, key: str, terms: dict[str, Any], audit: Audit
-) -> commands.CreateKey:
-    found, before = admin.key_secrets.hashed(key)
-    return commands.CreateKey(identity.account_id, name, found.digest, hint(key), terms, audit, found.mark, before)
+def _creation(identity: Identity, name: str, key: str, terms: dict[str, Any], audit: Audit) -> commands.CreateKey:
+    return commands.CreateKey(identity.account_id, name, digest(key), hint(key), terms, audit)
 
 
 async def _own(admin: AdminServices, identity: Identity, key_id: str) -> tuple[KeySnapshot, list[KeySnapshot]]:

@@ -11,6 +11,7 @@ from serve_app.admin.endpoint import AdminServices, Endpoints
 from serve_app.admin.values import Body, Reply, Time
 from serve_app.contracts import operators, people
 from serve_app.contracts.books import Audit
+from serve_app.contracts.key_format import digest
 
 endpoint = Endpoints("Operator: People", "operatorKey")
 
@@ -102,7 +103,7 @@ class Suspended(Reply):
 @endpoint("POST", "/admin/accounts/{account_id}/people", "Invite a person to the console", status=201)
 async def invite_person(admin: AdminServices, account_id: str, body: InvitePerson, audit: Audit) -> NewInvitation:
     token = secrets.token_urlsafe(32)
-    found = people.token_digest(token, admin.key_secrets.current)
+    found = digest(token)
     expires_at = admin.now() + body.hours * 3600
     made = await admin.run(people.InvitePerson(account_id, body.email, body.role, found, expires_at, audit))
     return NewInvitation.from_fields(made, path=f"/invitations/{token}")

@@ -50,7 +50,7 @@ def back_up_ledger(
     """Write the ledger as it is at one moment into one file, while the service runs.
 
     Of PostgreSQL it takes pg_dump, of the server's version or newer. The file has digests of API keys, no keys and no
-    secrets; keep SERVE_APP_KEY_SECRET apart from it, because without it no API key works.
+    secrets; keep SERVE_APP_SECRET_KEY apart from it, because without it no API key works.
     """
     with _errors():
         from serve_app.accounting.backup import back_up

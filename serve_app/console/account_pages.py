@@ -12,7 +12,7 @@ from serve_app.console.web import WITH_COPY, Refused, Visit
 from serve_app.contracts import commands
 from serve_app.contracts.books import KeySnapshot, Outcome
 from serve_app.contracts.calls import Unavailable
-from serve_app.contracts.key_format import hint, new_key
+from serve_app.contracts.key_format import digest, hint, new_key
 from serve_app.contracts.limiting import AccountStatus
 from serve_app.contracts.limits import ACCOUNT_LIMITS, KEY_LIMITS
 from serve_app.contracts.money import parse_amount
@@ -101,22 +101,19 @@ async def keys(visit: Visit) -> Response:
 
 
 async def create_key(visit: Visit) -> Response:
-    return await _make_key(visit, visit.form.get("name", "").strip(), await _terms(visit))
+    account_id, name, key = visit.request.path_params["account_id"], visit.form.get("name", "").strip(), new_key()
+    command = commands.CreateKey(account_id, name, digest(key), hint(key), await _terms(visit), visit.audit)
+    return await _show_key(visit, key, await visit.console.books.run(command))
 
 
 async def rotate_key(visit: Visit) -> Response:
-    """A key of the same name and terms without an expiry; the old one ends after an overlap, or at its own time."""
-    old, now = await _key(visit), visit.console.now()
-    overlap = OVERLAPS.get(visit.form.get("overlap", ""))
+    old, overlap = await _key(visit), OVERLAPS.get(visit.form.get("overlap", ""))
     if overlap is None or not old.active:
-        raise Refused(422, "Choose a key that is active, and how long it still works.")
-    until = min(now + overlap, old.expires_at or now + overlap)
-    answer = await _make_key(visit, old.name, old.terms, until)
-    if until > now:
-        await visit.console.books.run(commands.UpdateKey(old.key_id, {"expires_at": until}, visit.audit))
-    else:
-        await visit.console.books.run(commands.RevokeKey(old.key_id, visit.audit))
-    return answer
+        raise Refused(422, "Choose an active key, and how long the old one keeps working.")
+    key, until = new_key(), visit.console.now() + overlap
+    command = commands.RotateKey(old.account_id, old.key_id, digest(key), hint(key), until, visit.audit)
+    made = await visit.console.books.run(command)
+    return await _show_key(visit, key, made, min(until, old.expires_at or until) if overlap else None)
 
 
 async def revoke_key(visit: Visit) -> Response:
@@ -133,16 +130,11 @@ async def _key(visit: Visit) -> KeySnapshot:
     raise Refused(404, "This account has no such key.")
 
 
-async def _make_key(visit: Visit, name: str, terms: dict[str, Any], old_until: float | None = None) -> Response:
-    """The page that shows it, once."""
-    console, key, account_id = visit.console, new_key(), visit.request.path_params["account_id"]
-    found, before = console.key_secrets.hashed(key)
-    command = commands.CreateKey(account_id, name, found.digest, hint(key), terms, visit.audit, found.mark, before)
-    await console.books.run(command)
-    model = (terms.get("models") or await console.models() or ["MODEL"])[0]
-    base = f"{visit.origin}/v1"
-    page = {"key": key, "name": name, "model": model, "base": base}
-    return visit.page("key_made.html", 201, allowed=WITH_COPY, old_until=old_until, **page)
+async def _show_key(visit: Visit, key: str, made: KeySnapshot, old_until: float | None = None) -> Response:
+    """The page that shows a new key, once."""
+    model = (made.models or await visit.console.models() or ["MODEL"])[0]
+    page = {"key": key, "name": made.name, "model": model, "base": f"{visit.origin}/v1", "old_until": old_until}
+    return visit.page("key_made.html", 201, allowed=WITH_COPY, **page)
 
 
 async def _terms(visit: Visit) -> dict[str, Any]:

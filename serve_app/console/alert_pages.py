@@ -12,7 +12,7 @@ from serve_app.console.notifier import words
 from serve_app.console.web import WITH_COPY, Refused, Visit
 from serve_app.contracts import notices
 from serve_app.contracts.money import parse_amount
-from serve_app.contracts.sealed import of_webhooks, seal
+from serve_app.contracts.secret_keys import of_webhooks, seal
 from serve_app.webhook_address import BadAddress, pinned
 
 LATEST: Final = 50
@@ -43,7 +43,7 @@ async def create(visit: Visit) -> Response:
     secret = f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}"
     threshold = parse_amount(visit.form.get("threshold", "").strip())
     kind = visit.form.get("kind", "")
-    stored = seal(secret, visit.console.key_secrets, of_webhooks(account_id)) if is_webhook else ""
+    stored = seal(secret, visit.console.secret_keys, of_webhooks(account_id)) if is_webhook else ""
     command = notices.CreateAlert(account_id, kind, threshold, target, stored, visit.audit)
     made = await visit.console.books.run(command)
     if is_webhook:

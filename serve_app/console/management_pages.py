@@ -7,7 +7,7 @@ from fastapi.responses import Response
 from serve_app.console.account_pages import last_moment
 from serve_app.console.web import WITH_COPY, Refused, Visit
 from serve_app.contracts import management
-from serve_app.contracts.key_format import MANAGEMENT, hint, new_key
+from serve_app.contracts.key_format import MANAGEMENT, digest, hint, new_key
 
 
 async def show(visit: Visit) -> Response:
@@ -19,9 +19,9 @@ async def show(visit: Visit) -> Response:
 async def create(visit: Visit) -> Response:
     console, account_id = visit.console, visit.request.path_params["account_id"]
     key, name = new_key(MANAGEMENT), visit.form.get("name", "").strip()
-    expires_at, (found, before) = last_moment(visit.form.get("expires", "")), console.key_secrets.hashed(key)
-    more = (hint(key), expires_at, visit.audit, found.mark, before)
-    await console.books.run(management.CreateManagementKey(account_id, name, found.digest, *more))
+    expires_at = last_moment(visit.form.get("expires", ""))
+    command = management.CreateManagementKey(account_id, name, digest(key), hint(key), expires_at, visit.audit)
+    await console.books.run(command)
     base = f"{visit.origin}/v1"
     return visit.page("management_key_made.html", 201, allowed=WITH_COPY, key=key, name=name, base=base)
 

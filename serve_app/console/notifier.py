@@ -24,11 +24,10 @@ from standardwebhooks import Webhook
 
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.errors import LedgerError
-from serve_app.contracts.key_format import KeySecrets
 from serve_app.contracts.money import format_amount
 from serve_app.contracts.notices import ListNotices, Notice, RaiseAlarm, RecordAttempt, WatchAlerts, is_webhook
 from serve_app.contracts.ports import BooksPort
-from serve_app.contracts.sealed import of_webhooks, unseal
+from serve_app.contracts.secret_keys import SecretKeys, of_webhooks, unseal
 from serve_app.settings import MailSettings
 from serve_app.webhook_address import pinned
 
@@ -68,14 +67,14 @@ class Notifier:
         mail: MailSettings | None,
         now: Callable[[], float],
         *,
-        key_secrets: KeySecrets,
+        secret_keys: SecretKeys,
         password: str = "",
         private_webhooks: bool = False,
     ) -> None:
         self._books = books
         self._mail = mail
         self._now = now
-        self._key_secrets = key_secrets
+        self._secret_keys = secret_keys
         self._password = password
         self._private = private_webhooks
         # Their own: a relay that hangs keeps its thread after `MAIL_S`, and must not keep those of other work.
@@ -120,7 +119,7 @@ class Notifier:
         await self._books.run(RecordAttempt(notice.notice_id, error, again))
 
     async def _post(self, notice: Notice) -> None:
-        secret = unseal(notice.secret, self._key_secrets, of_webhooks(notice.account_id))
+        secret = unseal(notice.secret, self._secret_keys, of_webhooks(notice.account_id))
         body = json.dumps(document(notice), separators=(",", ":"))
         at = datetime.fromtimestamp(self._now(), UTC)
         headers = {

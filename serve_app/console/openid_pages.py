@@ -7,7 +7,6 @@ What the browser brings back is sealed for its own session, so no other browser 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import json
 import logging
 import secrets
@@ -20,8 +19,8 @@ from serve_app.console.people_pages import check_password, find_invitation, open
 from serve_app.console.web import Refused, Visit
 from serve_app.contracts import people
 from serve_app.contracts.errors import InvalidValue
-from serve_app.contracts.key_format import KeySecrets
-from serve_app.contracts.sealed import open_sealed, seal
+from serve_app.contracts.key_format import digest
+from serve_app.contracts.secret_keys import SecretKeys, seal, unseal
 
 logger = logging.getLogger("ray.serve")
 
@@ -54,12 +53,12 @@ async def unlink(visit: Visit) -> Response:
 
 async def come_back(visit: Visit) -> Response:
     provider, query = _provider(visit), visit.request.query_params
-    purpose, invited, secret = _opened(visit, query.get("state", ""))
+    purpose, invited, keys = _opened(visit, query.get("state", ""))
     if not visit.console.attempts.begin(visit.address, f"openid {query['state'][-200:]}"):
         raise Refused(429, "Too many attempts: try again in 15 minutes.")
     if "code" not in query:
         raise Refused(403, f"You have not signed in with {provider.settings.name}.")
-    nonce, verifier = _derived(secret, query["state"])
+    nonce, verifier = _derived(keys, query["state"])
     try:
         identity, name = await provider.finish(query["code"], nonce, verifier, visit.origin + visit.root + BACK)
     except (SignInRefused, ProviderAway) as error:
@@ -72,9 +71,9 @@ async def come_back(visit: Visit) -> Response:
         return visit.go("/profile")
     person = await run(people.FindIdentity(identity))
     if purpose == ACCEPT and person is None:
-        invitation, digest = await find_invitation(visit, invited)
+        invitation = await find_invitation(visit, invited)
         name = name.strip()[:100] if name.strip() and name.isprintable() else invitation.email
-        command = people.AcceptInvitation(digest, name, "", visit.address, identity)
+        command = people.AcceptInvitation(digest(invited), name, "", visit.address, identity)
         person = await run(command)
     elif purpose == ACCEPT:
         raise Refused(409, "You can sign in here already: do, and open the invitation again.")
@@ -90,9 +89,9 @@ async def _leave(visit: Visit, purpose: str, invited: str = "") -> Response:
     """A page that leads on: a redirect would be held to the form's policy, at each further address too."""
     provider, now = _provider(visit), visit.console.now()
     text = json.dumps([purpose, invited, now, secrets.token_hex(16)])
-    secret = visit.console.key_secrets.current
-    state = seal(text, KeySecrets(secret), f"openid {visit.token}")
-    nonce, verifier = _derived(secret, state)
+    keys = SecretKeys(visit.console.secret_keys.current)
+    state = seal(text, keys, f"openid {visit.token}")
+    nonce, verifier = _derived(keys, state)
     try:
         address = await provider.begin(state, nonce, verifier, visit.origin + visit.root + BACK)
     except (SignInRefused, ProviderAway) as error:
@@ -100,24 +99,22 @@ async def _leave(visit: Visit, purpose: str, invited: str = "") -> Response:
     return visit.page("leave.html", address=address, provider=provider.settings.name)
 
 
-def _opened(visit: Visit, state: str) -> tuple[str, str, bytes]:
-    """The purpose, the invitation, and the key secret under which the sign-in was begun. Raises Refused."""
-    for secret in visit.console.key_secrets.valid:
+def _opened(visit: Visit, state: str) -> tuple[str, str, SecretKeys]:
+    """Returns the purpose, the invitation, and the secret key that the sign-in began with. Raises Refused."""
+    for keys in map(SecretKeys, visit.console.secret_keys.valid):
         with contextlib.suppress(ValueError):
-            purpose, invited, at, _ = json.loads(open_sealed(state, KeySecrets(secret), f"openid {visit.token}"))
+            purpose, invited, at, _ = json.loads(unseal(state, keys, f"openid {visit.token}"))
             break
     else:
         raise Refused(403, "This sign-in was not begun here: begin again.")
     if not 0 <= visit.console.now() - at <= TRY_S:
         raise Refused(403, "This sign-in took too long: begin again.")
-    return purpose, invited, secret
+    return purpose, invited, keys
 
 
-def _derived(secret: bytes, state: str) -> tuple[str, str]:
-    """Nonce and PKCE verifier of a sign-in: nothing is kept between its two requests."""
-    return tuple(
-        hmac.digest(secret, f"openid {name} {state}".encode(), "sha256").hex() for name in ("nonce", "verifier")
-    )  # type: ignore[return-value]
+def _derived(keys: SecretKeys, state: str) -> tuple[str, str]:
+    """Nonce and PKCE verifier of a sign-in. Nothing is stored between its two requests."""
+    return keys.derive(f"openid nonce {state}"), keys.derive(f"openid verifier {state}")
 
 
 def _provider(visit: Visit) -> OpenId:

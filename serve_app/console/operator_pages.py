@@ -22,7 +22,9 @@ CREDITS: Final = {"top_up": "paid", "grant": "given"}
 async def accounts(visit: Visit) -> Response:
     text = visit.request.query_params.get("search", "")[:100]
     found = await visit.console.books.run(operators.SearchAccounts(text, MAX_ACCOUNTS_FOUND))
-    return visit.page("operator_accounts.html", accounts=found, search=text, most=MAX_ACCOUNTS_FOUND, now=visit.console.now())
+    return visit.page(
+        "operator_accounts.html", accounts=found, search=text, most=MAX_ACCOUNTS_FOUND, now=visit.console.now()
+    )
 
 
 async def account(visit: Visit) -> Response:

@@ -10,12 +10,13 @@ from typing import Final
 import pyotp
 from fastapi.responses import Response
 
-from serve_app.console.passwords import MIN_LENGTH, MAX_LENGTH, hashed, is_right, step_of
+from serve_app.console.passwords import MAX_LENGTH, MIN_LENGTH, hashed, is_right, step_of
 from serve_app.console.web import COOKIE, SESSION_S, Refused, Visit
 from serve_app.contracts import people
 from serve_app.contracts.books import Audit
 from serve_app.contracts.errors import InvalidValue
-from serve_app.contracts.sealed import of_totp, seal, unseal
+from serve_app.contracts.key_format import digest
+from serve_app.contracts.secret_keys import of_totp, seal, unseal
 
 logger = logging.getLogger("ray.serve")
 
@@ -24,18 +25,18 @@ WRONG: Final = "E-mail, password or code is wrong."
 
 
 async def show_invitation(visit: Visit) -> Response:
-    email = (await find_invitation(visit, visit.request.path_params["token"]))[0].email
-    known = await visit.console.books.run(people.FindPerson(email))
     token = visit.request.path_params["token"]
+    email = (await find_invitation(visit, token)).email
+    known = await visit.console.books.run(people.FindPerson(email))
     return visit.page("join.html" if known else "invitation.html", email=email, least=MIN_LENGTH, token=token)
 
 
 async def accept(visit: Visit) -> Response:
-    invitation, digest = await find_invitation(visit, visit.request.path_params["token"])
+    console, token = visit.console, visit.request.path_params["token"]
+    invitation = await find_invitation(visit, token)
     password = _new_password(visit)
-    console = visit.console
     name = visit.form.get("name", "").strip()
-    command = people.AcceptInvitation(digest, name, await hashed(password), visit.address)
+    command = people.AcceptInvitation(digest(token), name, await hashed(password), visit.address)
     person = await console.books.run(command)
     assert person.email == invitation.email
     return await open_session(visit, person)
@@ -44,9 +45,7 @@ async def accept(visit: Visit) -> Response:
 async def join(visit: Visit) -> Response:
     """An invitation to a further account, of somebody who has one."""
     console, token = visit.console, visit.request.path_params["token"]
-    found = await console.find_invitation(token)
-    digest = console.digest(token) if found is None else found[1]
-    await console.books.run(people.JoinAccount(digest, visit.me.user_id, visit.address))
+    await console.books.run(people.JoinAccount(digest(token), visit.me.user_id, visit.address))
     return visit.go("/")
 
 
@@ -98,7 +97,7 @@ async def totp_on(visit: Visit) -> Response:
     secret = visit.form.get("secret", "")
     if not _SECRET.fullmatch(secret) or step_of(secret, visit.form.get("code", ""), visit.console.now()) is None:
         raise Refused(422, "The code is wrong: add the secret to your app again, and type what it shows.")
-    sealed = seal(secret, visit.console.key_secrets, of_totp(visit.me.user_id))
+    sealed = seal(secret, visit.console.secret_keys, of_totp(visit.me.user_id))
     return await _change(visit, {"totp_secret": sealed})
 
 
@@ -113,9 +112,9 @@ async def end_session(visit: Visit) -> Response:
     return visit.go("/profile")
 
 
-async def find_invitation(visit: Visit, token: str) -> tuple[people.Invitation, str]:
-    """With its digest. Raises Refused."""
-    found = await visit.console.find_invitation(token)
+async def find_invitation(visit: Visit, token: str) -> people.Invitation:
+    """Raises Refused."""
+    found = await visit.console.books.run(people.FindInvitation(digest(token)))
     if found is None:
         raise Refused(404, "This invitation is used, revoked or over: ask for a new one.")
     return found
@@ -123,7 +122,7 @@ async def find_invitation(visit: Visit, token: str) -> tuple[people.Invitation, 
 
 def _new_password(visit: Visit) -> str:
     password = visit.form.get("new_password", "")
-    if not MIN_LENGTH <= len(password) <= MAX:
+    if not MIN_LENGTH <= len(password) <= MAX_LENGTH:
         raise Refused(422, f"A password has {MIN_LENGTH} to {MAX_LENGTH} characters.")
     return password
 
@@ -132,7 +131,7 @@ def _totp_secret(visit: Visit, person: people.Person) -> str:
     """Raises Refused."""
     assert person.totp_secret is not None
     try:
-        return unseal(person.totp_secret, visit.console.key_secrets, of_totp(person.user_id))
+        return unseal(person.totp_secret, visit.console.secret_keys, of_totp(person.user_id))
     except ValueError as error:
         logger.error("%s can't sign in: %s", person.email, error)
         raise Refused(503, "One-time codes can't be checked: ask the operator of this service.") from None
@@ -161,7 +160,7 @@ async def open_session(
     console, token = visit.console, secrets.token_urlsafe(32)
     audit = Audit(person.email, address=visit.address)
     expires_at = console.now() + SESSION_S
-    opened = people.OpenSession(person.user_id, console.digest(token), expires_at, step, audit, password)
+    opened = people.OpenSession(person.user_id, digest(token), expires_at, step, audit, password)
     await console.books.run(opened)
     response = visit.go("/")
     visit.set_cookie(response, COOKIE, token)

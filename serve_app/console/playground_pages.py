@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse, Response
 
 from serve_app.console.web import Refused, Visit
 from serve_app.contracts import commands
-from serve_app.contracts.key_format import hint, new_key
+from serve_app.contracts.key_format import digest, hint, new_key
 from serve_app.contracts.money import format_amount
 
 KEY_S: Final = 3600.0
@@ -26,9 +26,7 @@ async def make_key(visit: Visit) -> Response:
     key, name = new_key(), f"Playground of {visit.me.email}"[:100]
     before = [one for one in await console.books.run(commands.ListKeys(account_id)) if one.name == name and one.active]
     terms = {"expires_at": console.now() + KEY_S}
-    found, hashed_before = console.key_secrets.hashed(key)
-    more = (hint(key), terms, visit.audit, found.mark, hashed_before)
-    await console.books.run(commands.CreateKey(account_id, name, found.digest, *more))
+    await console.books.run(commands.CreateKey(account_id, name, digest(key), hint(key), terms, visit.audit))
     for one in before:
         await console.books.run(commands.RevokeKey(one.key_id, visit.audit))
     return JSONResponse({"key": key})

@@ -1,4 +1,4 @@
-"""Seals anew what the current key secret does not open, or one that is gone still does."""
+"""Seals stored secrets again after the secret key was replaced."""
 
 from __future__ import annotations
 
@@ -8,32 +8,30 @@ from typing import Final
 
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.errors import LedgerError
-from serve_app.contracts.key_format import KeySecrets
-from serve_app.contracts.key_secrets import ListSealed, Reseal, SealedSecret
 from serve_app.contracts.ports import BooksPort
-from serve_app.contracts.sealed import is_current, seal, unseal
+from serve_app.contracts.secret_keys import ListSealed, Reseal, SealedSecret, SecretKeys, is_current, seal, unseal
 
 logger = logging.getLogger("ray.serve")
 
 RETRY_S: Final = 5.0
-AGAIN_S: Final = 300.0  # processes that know the secret before alone may still seal something under it
+AGAIN_S: Final = 300.0  # a process that knows only the previous key may still seal something under it
 
 
 class Resealing:
-    """What no valid secret opens is left as it is, and logged."""
+    """Leaves a secret that no valid key opens as it is, and logs it."""
 
-    def __init__(self, books: BooksPort, key_secrets: KeySecrets) -> None:
+    def __init__(self, books: BooksPort, secret_keys: SecretKeys) -> None:
         self._books = books
-        self._key_secrets = key_secrets
+        self._secret_keys = secret_keys
 
     async def run(self) -> None:
-        """Until it is cancelled; without a secret before, it returns after one turn."""
+        """Runs until it is cancelled. Without a previous key, it returns after one turn."""
         while True:
             wait_s = AGAIN_S
             try:
                 if resealed := await self.turn():
-                    logger.info("%d secrets are sealed under the present key secret now", resealed)
-                if not self._key_secrets.previous:
+                    logger.info("sealed %d secrets again under the current secret key", resealed)
+                if not self._secret_keys.previous:
                     return
             except (Unavailable, LedgerError) as error:
                 logger.warning("sealed secrets wait for the ledger: %s", error)
@@ -43,7 +41,7 @@ class Resealing:
             await asyncio.sleep(wait_s)
 
     async def turn(self) -> int:
-        """Looks at all sealed secrets once; returns how many it has sealed anew."""
+        """Checks every sealed secret once; returns the number that were sealed again."""
         resealed = 0
         after: str | None = ""
         while after is not None:
@@ -54,10 +52,10 @@ class Resealing:
         return resealed
 
     def _sealed_anew(self, one: SealedSecret) -> str | None:
-        if is_current(one.stored, self._key_secrets, one.purpose):
+        if is_current(one.stored, self._secret_keys, one.purpose):
             return None
         try:
-            return seal(unseal(one.stored, self._key_secrets, one.purpose), self._key_secrets, one.purpose)
+            return seal(unseal(one.stored, self._secret_keys, one.purpose), self._secret_keys, one.purpose)
         except ValueError as error:
             logger.warning("%s of %s: %s", one.purpose, one.row_id, error)
             return None

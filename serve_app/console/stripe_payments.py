@@ -60,7 +60,7 @@ class Stripe:
     def check(self, amount: int, currency: str) -> None:
         if currency in NO_CENTS:
             raise PaymentError(f"Payments in {currency} are not offered.")
-        if amount % CENT or not MIN_AMOUNT <= amount <= MAX:
+        if amount % CENT or not MIN_AMOUNT <= amount <= MAX_AMOUNT:
             least, most = format_amount(MIN_AMOUNT), format_amount(MAX_AMOUNT)
             raise PaymentError(f"Give an amount from {least} to {most}, with two decimals at most.")
 

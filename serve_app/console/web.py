@@ -23,19 +23,17 @@ from serve_app.console.rules import ANYONE, OPERATORS, PROVIDER, RULES, SIGNED_I
 from serve_app.contracts.books import Audit
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.errors import LedgerError, LedgerUnavailable
-from serve_app.contracts.key_format import KeySecrets
+from serve_app.contracts.key_format import digest
 from serve_app.contracts.limiting import AccountStatus
 from serve_app.contracts.money import NANO_PER_UNIT, format_amount
 from serve_app.contracts.people import (
-    FindInvitation,
     FindSession,
-    Invitation,
     Person,
     SignedIn,
     TouchSession,
-    token_digest,
 )
 from serve_app.contracts.ports import BooksPort
+from serve_app.contracts.secret_keys import SecretKeys
 from serve_app.gateway.wrong_keys import client_address
 
 COOKIE: Final = "console_session"
@@ -92,7 +90,7 @@ class Console:
     """What all pages share. `models` returns the identifiers that are served."""
 
     books: BooksPort
-    key_secrets: KeySecrets
+    secret_keys: SecretKeys
     models: Callable[[], Awaitable[list[str]]]
     live: Callable[[], Awaitable[dict[str, Any]]]  # what goes on now, as `GET /admin/live` has it; raises Unavailable
     status_of: Callable[[str], Awaitable[AccountStatus]]  # by account; raises Unavailable
@@ -109,28 +107,6 @@ class Console:
     def __post_init__(self) -> None:
         self.attempts = Attempts(self.now)
         self.pressure = Pressure(self.live, self.now)
-
-    def digest(self, token: str) -> str:
-        """Of a session's or invitation's token that is made now."""
-        return token_digest(token, self.key_secrets.current)
-
-    def digests(self, token: str) -> list[str]:
-        """By which a session or invitation may be known: while two key secrets are valid, both."""
-        return [token_digest(token, secret) for secret in self.key_secrets.valid]
-
-    async def find_session(self, token: str) -> tuple[SignedIn, Person] | None:
-        """None: there is none, or it is over."""
-        for digest in self.digests(token):
-            if (found := await self.books.run(FindSession(digest))) is not None:
-                return found
-        return None
-
-    async def find_invitation(self, token: str) -> tuple[Invitation, str] | None:
-        """With the digest that it is known by; None: it can't be accepted."""
-        for digest in self.digests(token):
-            if (found := await self.books.run(FindInvitation(digest))) is not None:
-                return found, digest
-        return None
 
 
 @dataclass(slots=True)
@@ -178,10 +154,9 @@ class Visit:
         return self.csrf_tokens[0]
 
     @property
-    def csrf_tokens(self) -> list[str]:
-        """All that a form may have: the first is that of new ones."""
-        text = f"form {self.token}".encode()
-        return [hmac.digest(secret, text, "sha256").hex() for secret in self.console.key_secrets.valid]
+    def csrf_tokens(self) -> tuple[str, ...]:
+        """The tokens that are valid in a form. New forms have the first."""
+        return self.console.secret_keys.derive_all(f"form {self.token}")
 
     def page(self, template: str, status: int = 200, *, allowed: str = "", **values: Any) -> Response:
         """`allowed`: what its Content-Security-Policy lets besides that of all pages."""
@@ -241,7 +216,7 @@ async def _checked(visit: Visit, rule: frozenset[str], handler: Handler) -> Resp
     if rule is PROVIDER:
         await _read_body(visit)
         return await handler(visit)
-    found = await console.find_session(visit.token) if COOKIE in request.cookies else None
+    found = await console.books.run(FindSession(digest(visit.token))) if COOKIE in request.cookies else None
     if found is not None:
         visit.session, visit.person = found
         if console.now() - visit.session.seen_at >= TOUCH_S:

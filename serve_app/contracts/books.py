@@ -126,14 +126,8 @@ class KeySnapshot:
     expires_at: float | None = None
     tags: tuple[str, ...] | None = None  # by which its usage is summed; None: none
     addresses: tuple[str, ...] | None = None  # the networks that it may be used from, as CIDR; None: anywhere
-    moved_digest: str | None = None  # under the secret that replaced that of `digest`
 
     __setstate__ = set_state
-
-    @property
-    def digests(self) -> tuple[str, ...]:
-        """All by which it is found."""
-        return (self.digest,) if self.moved_digest is None else (self.digest, self.moved_digest)
 
     @property
     def terms(self) -> dict[str, Any]:

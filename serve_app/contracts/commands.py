@@ -27,7 +27,6 @@ from serve_app.contracts.books import (
     UsageRecord,
     UsageRow,
 )
-from serve_app.contracts.key_format import Hashed
 from serve_app.contracts.limiting import OpenHold
 from serve_app.contracts.messages import set_state
 from serve_app.contracts.money import Price
@@ -182,8 +181,6 @@ class CreateKey(Command[KeySnapshot]):
     hint: str
     terms: Mapping[str, Any] = field(default_factory=dict)
     audit: Audit | None = None
-    mark: str | None = None  # of the secret of `digest` (contracts.key_secrets)
-    before: Hashed | None = None  # under the secret before, while both are valid
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +205,23 @@ class RevokeKey(Command[KeySnapshot]):
 
 
 @dataclass(frozen=True, slots=True)
+class RotateKey(Command[KeySnapshot]):
+    """Creates a key with the name and terms of another one, without an expiry, and returns it.
+
+    The old key expires at `until`, a Unix time, or at its own expiry if that comes first. A time that is past revokes
+    it. The same digest returns the same key. Raises KeyNotFound, also for a key of another account, InvalidValue for a
+    key that is revoked, and Conflict.
+    """
+
+    account_id: str
+    key_id: str
+    digest: str
+    hint: str
+    until: float
+    audit: Audit | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ListKeys(Command[list[KeySnapshot]]):
     """Oldest first, revoked ones included. Raises AccountNotFound."""
 
@@ -218,8 +232,7 @@ class ListKeys(Command[list[KeySnapshot]]):
 class FindKeys(Command[dict[str, tuple[KeySnapshot, AccountSnapshot]]]):
     """The keys with these digests and their accounts, active or not, by digest; without those that do not exist.
 
-    A key that was moved to another secret is found by either digest. Hundreds cost about what one costs, so unknown
-    keys can't use the ledger up.
+    Looking up hundreds costs about as much as looking up one, so unknown keys cannot overload the ledger.
     """
 
     digests: tuple[str, ...]

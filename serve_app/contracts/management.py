@@ -11,7 +11,6 @@ from typing import Final
 
 from serve_app.contracts.books import AccountSnapshot, Audit
 from serve_app.contracts.commands import Command
-from serve_app.contracts.key_format import Hashed
 
 MAX_KEYS: Final = 20  # of an account, that are not revoked
 
@@ -27,7 +26,6 @@ class ManagementKey:
     created_at: float
     expires_at: float | None = None
     revoked_at: float | None = None
-    digests: tuple[str, ...] = field(default=(), repr=False)  # by which it is found
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +41,6 @@ class CreateManagementKey(Command[ManagementKey]):
     hint: str
     expires_at: float | None = None
     audit: Audit | None = None
-    mark: str | None = None  # as in CreateKey, as the next
-    before: Hashed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +61,6 @@ class RevokeManagementKey(Command[ManagementKey]):
 
 @dataclass(frozen=True, slots=True)
 class FindManagementKey(Command[tuple[ManagementKey, AccountSnapshot] | None]):
-    """The key with one of these digests and its account, whether they are active or not; None: there is no such key."""
+    """Returns the key with this digest and its account, active or not; None if there is no such key."""
 
     digest: str = field(repr=False)
-    before: str | None = field(default=None, repr=False)  # under the secret before

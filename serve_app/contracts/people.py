@@ -11,16 +11,10 @@ from typing import Final, Literal
 
 from serve_app.contracts.books import Audit
 from serve_app.contracts.commands import Command
-from serve_app.contracts.key_format import digest
 
 Role = Literal["owner", "member", "billing"]
 ROLES: Final = ("owner", "member", "billing")
 OPERATOR_ROLES: Final = ("admin", "support", "finance", "read-only")
-
-
-def token_digest(token: str, secret: str | bytes) -> str:
-    """Of the token of a session or an invitation."""
-    return digest(f"console {token}", secret)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -16,9 +15,8 @@ from starlette.requests import Request
 from serve_app.api import errors
 from serve_app.api.errors import ApiError
 from serve_app.contracts.calls import Unavailable
-from serve_app.contracts.key_format import MANAGEMENT, KeySecrets, digest, well_formed
+from serve_app.contracts.key_format import MANAGEMENT, digest, well_formed
 from serve_app.contracts.limiting import Admit, Grant, Identify, Identity, Refusal, UnknownKey
-from serve_app.gateway.key_moves import KeyMoves
 from serve_app.gateway.limiter_client import LimiterClient
 from serve_app.gateway.refusal_errors import refusal_error, restarting
 from serve_app.gateway.wrong_keys import BEAT_S, Verdict, WrongKeys, client_address, client_host
@@ -94,9 +92,6 @@ class Caller:
 class Authenticator:
     """Checks API keys against the limiter, and operator keys: while one replaces another, both are valid.
 
-    So are two key secrets. Everything here goes by a key's digest under the current one. A key that only has a digest
-    under the one before is found by that, and moved behind the request.
-
     `trusted_proxies` is explained at `client_address`; it may be set at any time.
     """
 
@@ -104,7 +99,6 @@ class Authenticator:
         self,
         limiter: LimiterClient,
         *,
-        key_secrets: KeySecrets,
         operator_keys: Sequence[str],
         trusted_proxies: int = 0,
         wrong_keys: WrongKeys | None = None,
@@ -112,8 +106,6 @@ class Authenticator:
         self.trusted_proxies = trusted_proxies
         self.beat_s = BEAT_S
         self._limiter = limiter
-        self._key_secrets = key_secrets
-        self.moves = KeyMoves(limiter.accounting)
         self._operator_keys = [key.encode() for key in operator_keys]
         self.wrong_keys = WrongKeys(time.monotonic) if wrong_keys is None else wrong_keys
         #: Key digest -> until when, and its account; the longest unconfirmed first.
@@ -126,7 +118,7 @@ class Authenticator:
         key = bearer(request.headers.get("authorization"))
         if not well_formed(key):
             raise self.wrong(request, NOT_FOR_CHAT if key.startswith(MANAGEMENT) else NOT_WELL_FORMED)
-        return Caller(self, request, digest(key, self._key_secrets.current))
+        return Caller(self, request, digest(key))
 
     def check_operator(self, request: Request) -> None:
         """Raises ApiError unless the request carries an operator key: 401, 429 for too many wrong keys."""
@@ -141,36 +133,22 @@ class Authenticator:
         Raises Unavailable while the limiter or, for a key that it does not know, the ledger is away.
         """
         answer = await self._limiter.ask(ask)
-        if isinstance(answer, UnknownKey) and self._key_secrets.previous:
-            answer = await self._ask_by_both(ask, request)
-        elif isinstance(answer, UnknownKey):
-            answer, _ = await self._ask_ledger(ask, [ask.key_digest], request)
+        if isinstance(answer, UnknownKey):
+            answer = await self._ask_ledger(ask, request)
         self._learn(ask.key_digest, answer)
         return answer
 
-    async def _ask_by_both(self, ask: Admit | Identify, request: Request) -> Any:
-        """The answer for a key whose digest under the current secret the limiter does not know."""
-        now, before = self._key_secrets.hashed(bearer(request.headers.get("authorization")))
-        assert before is not None
-        found_by = before.digest
-        answer = await self._limiter.ask(replace(ask, key_digest=found_by))
-        if isinstance(answer, UnknownKey):
-            answer, found_by = await self._ask_ledger(ask, [now.digest, before.digest], request)
-        if found_by == before.digest and not _is_no_key(answer):
-            self.moves.move(before, now, partial(self._limiter.moved, before.digest, now.digest))
-        return answer
-
-    async def _ask_ledger(self, ask: Admit | Identify, digests: list[str], request: Request) -> tuple[Any, str]:
-        """The answer for a key that the limiter does not know, and by which of its digests the ledger has it."""
-        found, found_by = await self._look_up(digests, request)
+    async def _ask_ledger(self, ask: Admit | Identify, request: Request) -> Any:
+        """The answer for a key that the limiter does not know."""
+        found = await self._look_up(ask.key_digest, request)
         if isinstance(ask, Identify):
-            return found, found_by
+            return found
         if isinstance(found, Refusal):
-            return replace(found, request_id=ask.request_id), found_by
-        answer = await self._limiter.ask(replace(ask, key_digest=found_by))
+            return replace(found, request_id=ask.request_id)
+        answer = await self._limiter.ask(ask)
         if isinstance(answer, UnknownKey):
             raise Unavailable("the limiter has forgotten the key again")
-        return answer, found_by
+        return answer
 
     def is_confirmed(self, digest: str) -> bool:
         """Whether the key let a request in during the last CONFIRMED_S."""
@@ -204,12 +182,9 @@ class Authenticator:
         forwarded_for = request.headers.getlist("x-forwarded-for")
         return client_host(peer, forwarded_for, self.trusted_proxies) if forwarded_for else peer
 
-    async def _look_up(self, digests: list[str], request: Request) -> tuple[Identity | Refusal, str]:
-        """Whose key it is by the ledger, and by which digest; a Refusal with 401, 403, or 429 for many wrong keys.
-
-        All digests of one key are one look-up, in one query. Raises Unavailable.
-        """
-        wrong_keys, address, digest = self.wrong_keys, self.address_of(request), digests[0]
+    async def _look_up(self, digest: str, request: Request) -> Identity | Refusal:
+        """Returns the key's owner, or a refusal: 401, 403, or 429 after too many wrong keys. Raises Unavailable."""
+        wrong_keys, address = self.wrong_keys, self.address_of(request)
         verdict = wrong_keys.verdict(address, digest)
         if verdict is not Verdict.WRONG:
             if self._waiting >= MAX_WAITING:
@@ -218,18 +193,16 @@ class Authenticator:
             try:
                 if verdict is Verdict.LOOK_UP_AT_BEAT:
                     await self._next_beat()
-                host = self.host_of(request)
-                answers = await asyncio.gather(*(self._limiter.ask(Identify(one, address=host)) for one in digests))
+                answer = await self._limiter.ask(Identify(digest, address=self.host_of(request)))
             finally:
                 self._waiting -= 1
-            wrong = [isinstance(answer, Refusal) and answer.status == 401 for answer in answers]
-            wrong_keys.looked_up(digest, all(wrong))
-            if not all(wrong):
-                right = wrong.index(False)
-                assert isinstance(answers[right], Identity | Refusal)
-                return answers[right], digests[right]
+            is_wrong = isinstance(answer, Refusal) and answer.status == 401
+            wrong_keys.looked_up(digest, is_wrong)
+            if not is_wrong:
+                assert isinstance(answer, Identity | Refusal)
+                return answer
         wait_s = wrong_keys.count(address)
-        return _too_many("", wait_s) if wait_s else Refusal("", 401, "invalid_api_key", NOT_KNOWN), digest
+        return _too_many("", wait_s) if wait_s else Refusal("", 401, "invalid_api_key", NOT_KNOWN)
 
     async def _next_beat(self) -> None:
         if self._beat is None:

@@ -122,11 +122,6 @@ class LimiterClient:
         """What each shard reports, in their order; None of one that does not answer now. Never raises."""
         return tuple(await asyncio.gather(*(shard.live(ask) for shard in self._shards)))
 
-    def moved(self, before: str, after: str) -> None:
-        """A key that is known by the digest `before` has the digest `after` too."""
-        if before in self._accounts:
-            self._accounts[after] = self._accounts[before]
-
     def opened(self, admit: Admit, grant: Grant) -> None:
         """Keeps the grant's hold alive from here on."""
         self._shard_of(grant.account_id).open[grant.request_id] = OpenHold(

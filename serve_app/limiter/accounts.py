@@ -220,11 +220,6 @@ class Key:
     def __post_init__(self) -> None:
         self.requests, self.tokens = self.account.requests, self.account.tokens
 
-    @property
-    def digests(self) -> tuple[str, ...]:
-        """By which it is known."""
-        return () if self.snapshot is None else self.snapshot.digests
-
     def apply(self, snapshot: KeySnapshot, now: float) -> bool:
         """Takes over a committed state; False and no change unless it is newer than what is known.
 
@@ -312,7 +307,7 @@ class Key:
 
 
 class Registry:
-    """Accounts by id and keys by each of their digests. What was not used for long is forgotten, and looked up again.
+    """Accounts by id and keys by digest. What was not used for long is forgotten, and looked up again.
 
     `_idle` holds the keys without open requests and the accounts without keys, the longest idle first. The start and
     end of a request and every snapshot or settlement move them to the end or out. So what was learnt of them stays
@@ -362,11 +357,8 @@ class Registry:
             self.touch(account, now)
             return
         key = self.key_or_new(account, snapshot.key_id, now)
-        before = key.digests
         if key.apply(snapshot, now):
-            for digest in before:
-                del self.keys[digest]
-            self.keys |= dict.fromkeys(key.digests, key)
+            self.keys[snapshot.digest] = key
         self.touch(key, now)
 
     def open(self, hold: Hold) -> None:
@@ -401,8 +393,8 @@ class Registry:
         if isinstance(owner, Account):
             del self.accounts[owner.account_id]
             return
-        for digest in owner.digests:
-            del self.keys[digest]
+        if owner.snapshot is not None:
+            del self.keys[owner.snapshot.digest]
         keys = owner.account.keys
         del keys[owner.key_id]
         if not keys:

@@ -160,7 +160,7 @@ class Books:
 
     def new_key(self, account_id: str | None = None, **limits: Any) -> Any:
         key = keys.new_key()
-        digest = keys.digest(key, SECRET)
+        digest = keys.digest(key)
         return self.ledger.create_key(account_id or self.account_id, "main", digest, keys.hint(key), **limits)
 
     def key(self, key_id: str | None = None) -> Any:

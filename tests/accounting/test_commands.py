@@ -9,16 +9,16 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from serve_app.accounting.ledger import LONG, READS, WRITES
+from serve_app.accounting.registry import READS, STEPS, WRITES
 from serve_app.contracts import (
     commands,
-    key_secrets,
     management,
     notices,
     operators,
     payments,
     people,
     recharges,
+    secret_keys,
     served_commands,
 )
 from serve_app.contracts.commands import Command
@@ -30,13 +30,14 @@ SQLITE_AND_POSTGRESQL_DIFFER = ["\0", "a\0b", "\ud800"]  # PostgreSQL takes none
 
 
 def test_each_command_has_one_function_that_is_named_after_it() -> None:
-    files = (commands, served_commands, people, management, notices, operators, payments, recharges, key_secrets)
+    files = (commands, served_commands, people, management, notices, operators, payments, recharges, secret_keys)
     declared = {name: value for file in files for name, value in vars(file).items()}
     classes = [value for value in declared.values() if isinstance(value, type) and issubclass(value, Command)]
     # A retry of what is stuck settles, like Ledger.settle, and is one of its methods.
-    assert READS.keys() | WRITES.keys() | LONG.keys() == set(classes) - {Command, commands.RetryStuck}
-    assert len(READS) + len(WRITES) + len(LONG) == len(READS | WRITES | LONG)
-    for command, function in (READS | WRITES | LONG).items():
+    functions = {command: reading.run for command, reading in READS.items()} | WRITES | STEPS
+    assert functions.keys() == set(classes) - {Command, commands.RetryStuck}
+    assert len(READS) + len(WRITES) + len(STEPS) == len(functions)
+    for command, function in functions.items():
         assert function.__name__.replace("_", "") == command.__name__.lower()
         hints = get_type_hints(function)
         assert command in hints.values()

@@ -26,10 +26,12 @@ def test_the_first_currency_stays(url: str) -> None:
             ledger.create_account("Bob", "USD")
 
 
-def test_a_ledger_of_an_earlier_release_has_the_currency_of_its_accounts(upgraded_url: str) -> None:
+def test_a_ledger_has_the_currency_of_its_first_account(url: str) -> None:
+    with Ledger(url) as ledger:
+        ledger.create_account("Ada", "USD")
     with pytest.raises(OtherCurrency, match="kept in USD"):
-        Ledger(upgraded_url, currency="EUR")
-    Ledger(upgraded_url, currency="USD").close()
+        Ledger(url, currency="EUR")
+    Ledger(url, currency="USD").close()
 
 
 def test_accounts_of_another_currency_are_neither_charged_nor_credited_nor_served(url: str) -> None:

@@ -14,8 +14,9 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from serve_app.accounting import database, ledger
+from serve_app.accounting import database
 from serve_app.accounting.database import Database
+from serve_app.accounting.registry import READS, Reading
 from serve_app.contracts.books import Settled
 from serve_app.contracts.commands import ListUsage, SumUsage
 from serve_app.contracts.errors import LedgerUnavailable
@@ -227,10 +228,8 @@ def test_a_long_read_has_bounds_of_its_own(on_postgres: str, monkeypatch: pytest
         of_server = [connection.exec_driver_sql(f"SHOW {name}").scalar_one() for name in names]
         return [*of_server, database._ends_at.get() - time.monotonic() > 50]
 
-    for command in (ListUsage, SumUsage):
-        monkeypatch.setitem(ledger.READS, command, bounds)
-    monkeypatch.setitem(ledger.LONG_READS, ListUsage, 7200.0)
-    monkeypatch.delitem(ledger.LONG_READS, SumUsage)
+    monkeypatch.setitem(READS, ListUsage, Reading(bounds, timeout_s=7200.0))
+    monkeypatch.setitem(READS, SumUsage, Reading(bounds, timeout_s=None))
     with Ledger(on_postgres, timeout_s=50) as opened:
         assert opened.run(SumUsage()) == ["40s", "50s", False]
         assert opened.run(ListUsage()) == ["2h", "2h", True]

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from serve_app.accounting.database import Database
-from serve_app.accounting.ledger import READS, WRITES
+from serve_app.accounting.registry import READS, WRITES
 from serve_app.contracts.commands import Command, ExpireGrants, FindRequest, ListUsage, PruneReplies, SumUsage
 from serve_app.contracts.notices import ListNotices
 from serve_app.contracts.recharges import ListDueAttempts, WatchRecharges
@@ -58,8 +58,8 @@ def explained(sqlite_template: Any) -> Iterator[Explained]:
 def test_it_reads_through_an_index(explained: Explained, command: Command[Any], table: str) -> None:
     explained.plans.clear()
     with explained.database.transaction() as transaction:
-        if (read := READS.get(type(command))) is not None:
-            read(transaction.connection, command, 1e9)
+        if (reading := READS.get(type(command))) is not None:
+            reading.run(transaction.connection, command, 1e9)
         else:
             WRITES[type(command)](transaction, command, 1e9)
     steps = [plan for plan in explained.plans if f" {table}" in plan]

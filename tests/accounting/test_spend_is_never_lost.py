@@ -12,7 +12,7 @@ from serve_app.contracts import key_format as keys
 from serve_app.contracts.books import Settled
 from serve_app.contracts.spool import Spool
 
-from .books import COST, NOON, SECRET, Books, Ledger
+from .books import COST, NOON, Books, Ledger
 
 
 def test_the_spend_that_a_reader_sees_is_always_that_of_its_usage_rows(books: Books, url: str) -> None:
@@ -94,7 +94,7 @@ def test_a_stale_copy_of_a_key_is_never_written_back(books: Books) -> None:
 
 def test_a_stopped_account_is_stopped_with_all_its_keys(books: Books) -> None:
     """A key is read together with its account in one snapshot, so no key stays active longer than its account."""
-    stored = books.ledger.create_key(books.account_id, "k", keys.digest(keys.new_key(), SECRET), "sk-…")
+    stored = books.ledger.create_key(books.account_id, "k", keys.digest(keys.new_key()), "sk-…")
     books.ledger.set_active(books.account_id, False)
     for digest in (stored.digest, books.key().digest):
         found = books.ledger.find_key(digest)

@@ -14,10 +14,11 @@ from serve_app.contracts.books import Outcome, Refusal, Settlement, SettlementRe
 from serve_app.contracts.commands import Command
 from serve_app.contracts.key_format import digest
 from serve_app.contracts.money import Price
+from serve_app.contracts.secret_keys import SecretKeys
 from tests.gateway.answers import refused
 from tests.gateway.world import NANO, OPERATOR, SECRET, World
 
-FINGERPRINT = f"key:{digest(OPERATOR, SECRET)[:12]}"
+FINGERPRINT = f"key:{SecretKeys(SECRET).derive(OPERATOR)[:12]}"
 # Each is a name, the endpoint, a body, and the actions of its records.
 WRITES: list[tuple[str, str, str, dict[str, Any] | None, list[str]]] = [
     ("create_account", "POST", "/admin/accounts", {"name": "x"}, ["create_account"]),
@@ -223,7 +224,7 @@ async def test_no_secret_is_in_the_log_or_in_a_log_line(
         OPERATOR,
         SECRET.decode(),
         made["key"],
-        digest(made["key"], SECRET),
+        digest(made["key"]),
         world.key,
         "wrong-operator-key",
     ):

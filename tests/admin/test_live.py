@@ -19,7 +19,7 @@ from serve_app.contracts.money import format_amount
 from serve_app.settings import GatewaySettings
 from tests.gateway.answers import refused
 from tests.gateway.connections import Call
-from tests.gateway.world import FULL_SETTINGS, OPERATOR, PRICE_IN, PRICE_OUT, SECRET, World, price
+from tests.gateway.world import FULL_SETTINGS, OPERATOR, PRICE_IN, PRICE_OUT, World, price
 
 SHARDS = 3
 MakeWorld = Callable[..., Awaitable[World]]
@@ -40,7 +40,7 @@ async def live(world: World, **query: Any) -> Any:
 
 
 async def admitted(world: World, key: str, number: int = 0) -> None:
-    ask = Admit(f"{key}-{number}", "g", digest(key, SECRET), "svc-chat", 10, 20, PRICE_IN, PRICE_OUT, backend="fake")
+    ask = Admit(f"{key}-{number}", "g", digest(key), "svc-chat", 10, 20, PRICE_IN, PRICE_OUT, backend="fake")
     assert isinstance(await world.limiter_client.ask(ask), Grant)
 
 

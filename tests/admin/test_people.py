@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from serve_app.contracts import people
+from serve_app.contracts import key_format, people
 from serve_app.contracts.people import AcceptInvitation, FindInvitation, FindPerson, OpenSession
-from tests.gateway.world import SECRET, World
+from tests.gateway.world import World
 
 ADA = "ada@example.org"
 
@@ -25,7 +25,7 @@ async def invite(world: World, admin: httpx.AsyncClient, **body: Any) -> dict[st
 
 def digest(made: dict[str, Any]) -> str:
     """Of the invitation, as the console looks for it."""
-    return people.token_digest(made["path"].removeprefix("/invitations/"), SECRET)
+    return key_format.digest(made["path"].removeprefix("/invitations/"))
 
 
 async def actions(admin: httpx.AsyncClient) -> list[str]:

@@ -21,7 +21,7 @@ from serve_app.contracts.request_log import Found, find_lines
 from serve_app.gateway.observer import log_line
 from serve_app.model.orphans import Orphans, Seen, orphan_line
 from tests.gateway.connections import Call
-from tests.gateway.world import SECRET, World, says, until
+from tests.gateway.world import World, says, until
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PRICE = "0.000016"  # of 10 tokens and 2
@@ -132,7 +132,7 @@ async def refused(world: World, status: int) -> Call:
         fields = {"model": "svc-chta"}
     else:
         own = keys.new_key()
-        world.ledger.create_key(world.account_id, "own", keys.digest(own, SECRET), keys.hint(own), rpm=1)
+        world.ledger.create_key(world.account_id, "own", keys.digest(own), keys.hint(own), rpm=1)
         assert (await Call(world, own).done()).status == 200
         key = own
     return await Call(world, key, sends={"x-request-id": "mine"}, **fields).done()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from serve_app.contracts import people
-from tests.gateway.world import SECRET
+from serve_app.contracts import key_format, people
 
 from .conftest import Run
 from .real_service import RealService
@@ -18,7 +17,7 @@ def test_a_person_is_invited_listed_suspended_and_resumed(real: RealService, run
     assert made["link"].startswith(f"{real.url}/console/invitations/")
     assert "path" not in made
     assert re.search(r"ada@example\.org +member +invited until", run("people", "list", account).out)
-    digest = people.token_digest(made["link"].rpartition("/")[2], SECRET)
+    digest = key_format.digest(made["link"].rpartition("/")[2])
     real.world.ledger.run(people.AcceptInvitation(digest, "Ada", "a hash"))
     assert re.search(r"ada@example\.org +Ada +member +active", run("people", "list", account).out)
     assert run("people", "suspend", "ada@example.org", "--json").json["suspended"] is True
@@ -28,7 +27,7 @@ def test_a_person_is_invited_listed_suspended_and_resumed(real: RealService, run
 
 def test_a_person_gets_a_role_of_operators_and_loses_it(real: RealService, run: Run) -> None:
     made = run("people", "invite", "olga@example.org", real.world.account_id, "--json").json
-    digest = people.token_digest(made["link"].rpartition("/")[2], SECRET)
+    digest = key_format.digest(made["link"].rpartition("/")[2])
     real.world.ledger.run(people.AcceptInvitation(digest, "Olga", "a hash"))
     account = ("--account", real.world.account_id)
     given = run("people", "operator", "olga@example.org", "--role", "finance", *account, "--json").json

@@ -16,7 +16,7 @@ from .checks import CLUSTER, DRAIN, FLAGS, SECRETS, deployments, flags, read
 UNITS = CLUSTER / "bare-metal"
 ROLES = {
     "head": set(),
-    "gateway": {"SERVE_APP_OPERATOR_KEY", "SERVE_APP_KEY_SECRET"},
+    "gateway": {"SERVE_APP_OPERATOR_KEY", "SERVE_APP_SECRET_KEY"},
     "accounting": {"SERVE_APP_DATABASE_URL"},
     "model": set(),
 }

@@ -126,7 +126,7 @@ def test_a_wrong_value_is_found(launcher: Document, path: str, value: object) ->
 
 
 # While they are replaced.
-PREVIOUS = "SERVE_APP_OPERATOR_KEY_PREVIOUS=the-key-before\nSERVE_APP_KEY_SECRET_PREVIOUS=the-secret-before\n"
+PREVIOUS = "SERVE_APP_OPERATOR_KEY_PREVIOUS=the-key-before\nSERVE_APP_SECRET_KEY_PREVIOUS=the-secret-before\n"
 
 
 def started_with(launcher: Document, part: str, resources: str, home: Path) -> dict[str, str]:

@@ -25,15 +25,16 @@ from serve_app.console.web import Console
 from serve_app.contracts import people
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.commands import Command
-from serve_app.contracts.key_format import KeySecrets
+from serve_app.contracts.key_format import digest
 from serve_app.contracts.limiting import AccountStatus
 from serve_app.contracts.operators import SetOperatorRole
+from serve_app.contracts.secret_keys import SecretKeys
 from tests.accounting.books import NOON, Clock, Ledger
 
 from . import stripe_stand_in
 from .stripe_stand_in import HOOK, StandIn
 
-SECRET = b"key secret of the tests"
+SECRET = b"secret key of the tests"
 PASSWORD = "a long enough password"
 CSRF = re.compile(r'name="csrf" value="([0-9a-f]{64})"')
 CHEAP = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
@@ -60,7 +61,7 @@ class House:
         self.live = {"open_requests": 2, "held": "0.50", "currency": "EUR", "limiters": [{"admits": True}]}
         self.live |= {"backends": [], "models": [], "accounts": [], "gateways": []}
         self.console = Console(
-            LedgerPort(ledger), KeySecrets(SECRET), self._models, self._live, self._status_of, now=clock
+            LedgerPort(ledger), SecretKeys(SECRET), self._models, self._live, self._status_of, now=clock
         )
         self.pages = build_console(self.console)
         self.app = Starlette(routes=[Mount("/console", self.pages)])
@@ -89,9 +90,7 @@ class House:
 
     def invite(self, email: str, role: str = "owner", account_id: str = "") -> str:
         token = f"token-of-{email}"
-        wanted = people.InvitePerson(
-            account_id or self.account_id, email, role, self.console.digest(token), self.clock.now + 3600
-        )
+        wanted = people.InvitePerson(account_id or self.account_id, email, role, digest(token), self.clock.now + 3600)
         self.ledger.run(wanted)
         return f"/console/invitations/{token}"
 

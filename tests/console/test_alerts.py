@@ -19,9 +19,8 @@ from aiosmtpd.controller import Controller
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from serve_app.console.notifier import AGAIN_S, Notifier
-from serve_app.contracts.key_format import KeySecrets
 from serve_app.contracts.notices import CreateAlert, ListNotices
-from serve_app.contracts.sealed import of_webhooks, seal
+from serve_app.contracts.secret_keys import SecretKeys, of_webhooks, seal
 from serve_app.launch.preflight import free_port
 from serve_app.settings import MailSettings
 from tests.accounting.books import NOON
@@ -63,8 +62,8 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def notifier(house: House, mail: MailSettings | None = None, *, private: bool = True) -> Notifier:
-    key_secrets = house.console.key_secrets
-    return Notifier(house.console.books, mail, house.clock, key_secrets=key_secrets, private_webhooks=private)
+    secret_keys = house.console.secret_keys
+    return Notifier(house.console.books, mail, house.clock, secret_keys=secret_keys, private_webhooks=private)
 
 
 def alert(house: House, target: str, secret: str = "") -> None:
@@ -144,11 +143,11 @@ def test_secrets_are_not_readable_in_the_database(house: House, receiver: Receiv
 
 
 async def test_a_webhook_whose_secret_does_not_open_is_told_on_the_page(house: House, receiver: Receiver) -> None:
-    alert(house, receiver.url, seal(SECRET, KeySecrets(b"another key secret"), of_webhooks(house.account_id)))
+    alert(house, receiver.url, seal(SECRET, SecretKeys(b"another secret key"), of_webhooks(house.account_id)))
     await notifier(house).turn()
     assert receiver.came == []
     [notice] = house.ledger.run(ListNotices(house.account_id))
-    assert "SERVE_APP_KEY_SECRET" in notice.error
+    assert "SERVE_APP_SECRET_KEY" in notice.error
 
 
 def test_the_page_shows_a_secret_once_and_what_was_told(house: House, receiver: Receiver) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from serve_app.contracts.key_format import digest
 from serve_app.contracts.people import FindPerson, InvitePerson
 
 from .conftest import House, submit
@@ -44,8 +45,8 @@ def test_a_member_of_another_account_is_out_of_reach(house: House) -> None:
 def test_a_person_joins_a_second_account_and_chooses_between_the_two(house: House) -> None:
     other = house.ledger.create_account("Bob & Co").account_id
     ada, eve = house.member(), house.member("eve@example.org")
-    digest, expires_at = house.console.digest("second"), house.clock.now + 3600
-    house.ledger.run(InvitePerson(other, "ada@example.org", "billing", digest, expires_at))
+    token, expires_at = digest("second"), house.clock.now + 3600
+    house.ledger.run(InvitePerson(other, "ada@example.org", "billing", token, expires_at))
     path = "/console/invitations/second"
     assert "who may sign in here already" in house.browser().get(path).text
     assert "who may sign in here already" in eve.get(path).text

@@ -19,8 +19,8 @@ from serve_app.console import notifier
 from serve_app.console.notifier import Notifier
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.commands import Command
-from serve_app.contracts.key_format import KeySecrets
 from serve_app.contracts.notices import ListNotices, Notice, RecordAttempt, WatchAlerts
+from serve_app.contracts.secret_keys import SecretKeys
 from serve_app.launch.preflight import free_port
 from serve_app.settings import MailSettings
 from tests.accounting.books import NOON
@@ -61,7 +61,7 @@ def notice(notice_id: str, target: str, secret: str) -> Notice:
 
 
 def sender(due: Due, mail: MailSettings | None = None) -> Notifier:
-    return Notifier(due, mail, lambda: NOON, key_secrets=KeySecrets(b"key secret"), private_webhooks=True)
+    return Notifier(due, mail, lambda: NOON, secret_keys=SecretKeys(b"secret key"), private_webhooks=True)
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import pyotp
 import pytest
 
 from serve_app.console.attempts import OF_ADDRESS, OF_EMAIL, WINDOW_S
-from serve_app.contracts.key_format import KeySecrets
+from serve_app.contracts.secret_keys import SecretKeys
 
 from .conftest import CSRF, PASSWORD, House, submit
 
@@ -81,7 +81,7 @@ def test_with_codes_on_a_password_alone_does_not_open_and_no_code_opens_twice(ho
     assert sign_in(house, house.browser(), code="ü").status_code == 403
     assert sign_in(house, house.browser(), code=code).status_code == 303
     assert sign_in(house, house.browser(), code=code).status_code == 403
-    house.console.key_secrets = KeySecrets(b"another key secret")
+    house.console.secret_keys = SecretKeys(b"another secret key")
     assert sign_in(house, house.browser(), code=code).status_code == 503
 
 

@@ -15,7 +15,7 @@ from serve_app.contracts.key_format import digest
 from serve_app.contracts.people import FindPerson
 from tests.accounting.books import COST, NOON, settlement
 
-from .conftest import PASSWORD, SECRET, House, submit
+from .conftest import PASSWORD, House, submit
 
 DAY = 86400.0
 TODAY, YESTERDAY = "2026-06-01", "2026-05-31"
@@ -23,7 +23,7 @@ TODAY, YESTERDAY = "2026-06-01", "2026-05-31"
 
 def use(house: House, *requests: str, at: float = NOON - 60, **changed: Any) -> str:
     """Settles requests with a key of their own; returns its id."""
-    made = house.ledger.create_key(house.account_id, f"key of {requests[0]}", digest(requests[0], SECRET), "sk-…")
+    made = house.ledger.create_key(house.account_id, f"key of {requests[0]}", digest(requests[0]), "sk-…")
     fields = {"started_at": at - 2.5, "finished_at": at, **changed}
     settlements = [settlement(one, house.account_id, made.key_id, **fields) for one in requests]
     for first in range(0, len(settlements), 1000):

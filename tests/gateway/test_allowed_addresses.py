@@ -17,7 +17,7 @@ from tests.gateway.connections import Call, chat_body, http_request, served
 from tests.gateway.test_bodies import Upload
 from tests.gateway.test_refusals import new_key
 from tests.gateway.test_wrong_keys import of
-from tests.gateway.world import SECRET, World, price, settled, until
+from tests.gateway.world import World, price, settled, until
 
 HERE, ELSEWHERE = "203.0.113.7", "198.51.100.9"
 PATHS = ("/models", "/v1/models/svc-chat", "/user/balance", "/user/usage")
@@ -162,4 +162,4 @@ async def test_a_wrong_key_that_is_429_is_not_taken_for_a_right_one(world: World
     wrong = keys.new_key()
     statuses = [(await chat(world, wrong, ELSEWHERE)).status_code for _ in range(25)]
     assert statuses[-1] == 429
-    assert not world.authenticator.is_confirmed(keys.digest(wrong, SECRET))
+    assert not world.authenticator.is_confirmed(keys.digest(wrong))

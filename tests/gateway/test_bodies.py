@@ -135,7 +135,7 @@ async def test_a_confirmed_key_that_is_revoked_is_401_at_once(world: World, uplo
     one = await upload(world.key, f"content-length: {len(body)}")
     await one.send(body)
     assert (await one.answer())[0] == 401
-    assert not world.authenticator.is_confirmed(keys.digest(world.key, world.authenticator._key_secrets.current))
+    assert not world.authenticator.is_confirmed(keys.digest(world.key))
 
 
 async def test_a_confirmation_ends(world: World, monkeypatch: pytest.MonkeyPatch, upload: Callable[..., Any]) -> None:

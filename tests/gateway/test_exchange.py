@@ -15,7 +15,7 @@ from serve_app.contracts.limiting import Identify, Status
 from serve_app.contracts.ports import BackendUnavailable
 from serve_app.gateway import web
 from tests.gateway.connections import Call
-from tests.gateway.world import NANO, PRICE_OUT, SECRET, World, price, says, settled, until
+from tests.gateway.world import NANO, PRICE_OUT, World, price, says, settled, until
 
 # Requests that complete
 
@@ -432,7 +432,7 @@ async def test_a_request_that_waits_too_long_is_503_and_stays_free_whatever_the_
 
 
 async def test_an_admission_whose_answer_is_lost_is_admitted_once(world: World) -> None:
-    await world.limiter.service.ask([Identify(keys.digest(world.key, SECRET))])  # the limiter knows the key
+    await world.limiter.service.ask([Identify(keys.digest(world.key))])  # the limiter knows the key
     world.limiter.wire.lose.add("Admit")
     call = Call(world)
     await until(lambda: sum(type(ask).__name__ == "Admit" for ask in world.limiter.asked) >= 3)

@@ -26,7 +26,7 @@ from serve_app.contracts.money import Price
 from serve_app.limiter import limiter_service as limiter
 from serve_app.limiter.admission import Admission
 from serve_app.limiter.limiter_service import LimiterService
-from tests.gateway.world import PATIENT_S, SECRET, World, until
+from tests.gateway.world import PATIENT_S, World, until
 
 TERMS: dict[str, Any] = {
     "models": ("svc-chat",), "rpm": 7, "tpm": 7000, "concurrency": 2, "budget": 50_000, "budget_period": "day",
@@ -34,7 +34,7 @@ TERMS: dict[str, Any] = {
 
 
 def digest(key: str) -> str:
-    return keys.digest(key, SECRET)
+    return keys.digest(key)
 
 
 def add_key(world: World, **terms: Any) -> tuple[str, str]:

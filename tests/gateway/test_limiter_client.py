@@ -31,13 +31,13 @@ from serve_app.gateway.limiter_client import LimiterClient
 from serve_app.limiter import limiter_service
 from serve_app.limiter.limiter_service import STUCK_S, LimiterService
 from tests.gateway.connections import Call
-from tests.gateway.world import PATIENT_S, SECRET, World, price, until
+from tests.gateway.world import PATIENT_S, World, price, until
 
 RECOVERY_S = 0.05
 
 
 def digest(key: str) -> str:
-    return keys.digest(key, SECRET)
+    return keys.digest(key)
 
 
 def admit(world: World, key: str, request_id: str = "r") -> Admit:

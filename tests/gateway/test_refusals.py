@@ -11,7 +11,7 @@ from serve_app.contracts import key_format as keys
 from serve_app.contracts.limiting import Refusal, Release, Window
 from serve_app.gateway.refusal_errors import refusal_error
 from tests.gateway.connections import Call
-from tests.gateway.world import SECRET, World, price, settled, until
+from tests.gateway.world import World, price, settled, until
 
 WINDOWS = Window(10, 0, 6.0), Window(1000, 250, 45.0)
 RETRY = {"retry-after", "retry-after-ms"}
@@ -45,7 +45,7 @@ def test_each_refusal_has_its_row_of_the_table(
 def new_key(world: World, **terms: Any) -> tuple[str, str]:
     """A key of the world's account with terms of its own: its id and the key."""
     key = keys.new_key()
-    made = world.ledger.create_key(world.account_id, "own", keys.digest(key, SECRET), keys.hint(key), **terms)
+    made = world.ledger.create_key(world.account_id, "own", keys.digest(key), keys.hint(key), **terms)
     return made.key_id, key
 
 

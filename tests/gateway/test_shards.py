@@ -18,7 +18,7 @@ from serve_app.contracts.commands import FindUnsettled, GetAccount
 from serve_app.contracts.generation import Delta, Started
 from serve_app.contracts.limiting import Admit, Announce, Identify, Identity, Release, Status
 from tests.gateway.connections import Call
-from tests.gateway.world import SECRET, World, says, until
+from tests.gateway.world import World, says, until
 
 SHARDS = 3
 
@@ -168,7 +168,7 @@ async def test_many_at_once_never_spend_more_than_there_is(shards: World) -> Non
 
 
 async def test_identifying_a_caller_asks_the_accounts_limiter(shards: World) -> None:
-    answer = await shards.limiter_client.ask(Identify(keys.digest(shards.key, SECRET)))
+    answer = await shards.limiter_client.ask(Identify(keys.digest(shards.key)))
     assert isinstance(answer, Identity)
     assert answer.account_id == shards.account_id
     assert sum(asks_of(shards, Identify)) == asks_of(shards, Identify)[home_of(shards)] == 1

@@ -23,7 +23,6 @@ from serve_app.accounting.accounting_service import AccountingService
 from serve_app.admin.endpoint import AdminServices
 from serve_app.admin.query_rates import QueryRates
 from serve_app.admin.routes import admin_router
-from serve_app.contracts import key_format as keys
 from serve_app.contracts import metrics
 from serve_app.contracts.accounting_shards import AccountingShards
 from serve_app.contracts.calls import Unavailable
@@ -33,6 +32,7 @@ from serve_app.contracts.generation import BackendEvent, Delta, Finished, Finish
 from serve_app.contracts.limits import Contract
 from serve_app.contracts.metric import Metric
 from serve_app.contracts.ports import BackendUnavailable
+from serve_app.contracts.secret_keys import SecretKeys
 from serve_app.contracts.spool import Spool
 from serve_app.gateway.app import build_app
 from serve_app.gateway.authentication import Authenticator
@@ -268,7 +268,7 @@ class World:
         accounting_shards: int = 1,
         beside: World | None = None,
         limiters: list[LimiterService] | None = None,
-        key_secrets: keys.KeySecrets | None = None,
+        secret_keys: SecretKeys | None = None,
         name: str = "",
         **settings: Any,
     ) -> None:
@@ -276,7 +276,7 @@ class World:
         defaults = {**dict.fromkeys(timeouts, PATIENT_S), "queries_per_minute": 10**6}
         self.settings = GatewaySettings.model_validate({**FULL_SETTINGS, **defaults, **settings})
         self.folder = folder
-        self.key_secrets = key_secrets or keys.KeySecrets(SECRET)
+        self.secret_keys = secret_keys or SecretKeys(SECRET)
         self.beside = beside
         self.is_dead = False
         self.later_s = 0.0  # how far the limiter's wall clock is ahead
@@ -330,7 +330,6 @@ class World:
         self.now = 0.0  # of the clock that wrong keys are counted by
         self.authenticator = Authenticator(
             self.limiter_client,
-            key_secrets=self.key_secrets,
             operator_keys=[OPERATOR, FORMER_OPERATOR],
             trusted_proxies=self.settings.trusted_proxies,
             wrong_keys=WrongKeys(lambda: self.now),
@@ -343,7 +342,7 @@ class World:
             self.backends,
             self.backends.status,
             catalogue=lambda: self.services.catalogue,
-            key_secrets=self.key_secrets,
+            secret_keys=self.secret_keys,
             queries=QueryRates(self.settings.queries_per_minute, self.clock),
             patience_s=PATIENT_S,
         )

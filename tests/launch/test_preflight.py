@@ -194,7 +194,7 @@ def test_secrets_are_made_once_for_concurrent_starts_and_only_their_owner_can_re
 
 def test_secrets_of_the_environment_win_and_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVE_APP_OPERATOR_KEY", "from the environment")
-    monkeypatch.setenv("SERVE_APP_KEY_SECRET", "a secret from the environment")
+    monkeypatch.setenv("SERVE_APP_SECRET_KEY", "a secret from the environment")
     loaded = secret_files.load_secrets(tmp_path)
     assert loaded.operator_key == "from the environment"
     assert "environment" not in repr(loaded)

@@ -10,14 +10,14 @@ import pytest
 
 from deployments.model import Model
 from serve_app import secret_files
-from serve_app.contracts.key_format import KeySecrets
+from serve_app.contracts.secret_keys import SecretKeys
 from serve_app.launch.driver import driver_environment
 from serve_app.launch.preflight import free_port
 from serve_app.settings import GatewayArgs, SettingsError
 
 GOOD = "b3BlbnNzbCByYW5kIC1iYXNlNjQgMzI="
 DATABASE = "postgresql+psycopg://serve:secret@db.internal:5432/ledger"
-VARIABLES = ("SERVE_APP_OPERATOR_KEY", "SERVE_APP_KEY_SECRET", "SERVE_APP_DATABASE_URL")
+VARIABLES = ("SERVE_APP_OPERATOR_KEY", "SERVE_APP_SECRET_KEY", "SERVE_APP_DATABASE_URL")
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +92,7 @@ def test_under_the_launcher_secrets_and_ledger_are_files(tmp_path: Path, monkeyp
         monkeypatch.setenv(variable, value)
     made = secret_files.load_secrets(tmp_path)
     again = secret_files.load_secrets(tmp_path)
-    assert (made.operator_key, made.key_secrets) == (again.operator_key, again.key_secrets)
+    assert (made.operator_key, made.secret_keys) == (again.operator_key, again.secret_keys)
     assert GatewayArgs().ledger_url() == f"sqlite:///{tmp_path / 'ledger.db'}"
 
 
@@ -151,33 +151,33 @@ async def test_a_model_replica_forgets_the_secrets_of_its_machine_before_anythin
 FORMER = "the secret of last year, which is long"
 
 
-def test_a_key_secret_and_the_one_before_are_both_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert secret_files.load_secrets(tmp_path).key_secrets == KeySecrets(GOOD.encode())
-    monkeypatch.setenv("SERVE_APP_KEY_SECRET_PREVIOUS", FORMER)
+def test_a_secret_key_and_the_one_before_are_both_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert secret_files.load_secrets(tmp_path).secret_keys == SecretKeys(GOOD.encode())
+    monkeypatch.setenv("SERVE_APP_SECRET_KEY_PREVIOUS", FORMER)
     loaded = secret_files.load_secrets(tmp_path)
-    assert loaded.key_secrets.valid == (GOOD.encode(), FORMER.encode())
-    assert FORMER not in repr((loaded, loaded.key_secrets))
+    assert loaded.secret_keys.valid == (GOOD.encode(), FORMER.encode())
+    assert FORMER not in repr((loaded, loaded.secret_keys))
 
 
-def test_on_one_machine_the_key_secret_before_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    former = tmp_path / "secrets" / "key-secret.previous"
+def test_on_one_machine_the_secret_key_before_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    former = tmp_path / "secrets" / "secret-key.previous"
     former.parent.mkdir()
     former.write_text(f"{FORMER}\n")
-    assert secret_files.load_secrets(tmp_path).key_secrets.previous == b""
+    assert secret_files.load_secrets(tmp_path).secret_keys.previous == b""
     monkeypatch.setenv("SERVE_APP_LOCAL_STATE", "1")
-    assert secret_files.load_secrets(tmp_path).key_secrets.previous == FORMER.encode()
+    assert secret_files.load_secrets(tmp_path).secret_keys.previous == FORMER.encode()
 
 
 @pytest.mark.parametrize("value", ["REPLACE_ME_REPLACE_ME", "hunter2", GOOD])
-def test_a_key_secret_before_that_can_not_be_one_is_refused(
+def test_a_secret_key_before_that_can_not_be_one_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
-    monkeypatch.setenv("SERVE_APP_KEY_SECRET_PREVIOUS", value)
-    with pytest.raises(SettingsError, match="SERVE_APP_KEY_SECRET_PREVIOUS"):
+    monkeypatch.setenv("SERVE_APP_SECRET_KEY_PREVIOUS", value)
+    with pytest.raises(SettingsError, match="SERVE_APP_SECRET_KEY_PREVIOUS"):
         load(tmp_path)
 
 
-def test_the_environment_forgets_both_key_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SERVE_APP_KEY_SECRET_PREVIOUS", FORMER)
+def test_the_environment_forgets_both_secret_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVE_APP_SECRET_KEY_PREVIOUS", FORMER)
     secret_files.forget_environment()
-    assert not {"SERVE_APP_KEY_SECRET", "SERVE_APP_KEY_SECRET_PREVIOUS"} & set(os.environ)
+    assert not {"SERVE_APP_SECRET_KEY", "SERVE_APP_SECRET_KEY_PREVIOUS"} & set(os.environ)

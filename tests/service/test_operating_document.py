@@ -66,7 +66,7 @@ def test_state(operator: Operator) -> None:
         ledger.settle([books.settlement(f"past-{n}", finished_at=then, started_at=then) for n in range(PAST_REQUESTS)])
     run(operator, "State", {"make serve": Step(), "make serve TLS=1": None})
     secrets = operator.home / "secrets"
-    assert {path.name for path in secrets.iterdir()} >= {"operator-key", "key-secret", "ray-token", "first-api-key"}
+    assert {path.name for path in secrets.iterdir()} >= {"operator-key", "secret-key", "ray-token", "first-api-key"}
     assert {stat.S_IMODE(path.stat().st_mode) for path in secrets.iterdir()} == {0o600}
     assert (operator.home / "logs" / "ray").is_dir()
     reply = operator.service.chat(operator.service.first_key, max_tokens=1)

@@ -107,5 +107,5 @@ def test_the_command_line_works_on_the_running_service(service: Service) -> None
 
 def test_secrets_are_readable_by_their_owner_alone(service: Service) -> None:
     secrets = list((service.home / "secrets").iterdir())
-    assert {path.name for path in secrets} >= {"operator-key", "key-secret", "first-api-key"}
+    assert {path.name for path in secrets} >= {"operator-key", "secret-key", "first-api-key"}
     assert {stat.S_IMODE(path.stat().st_mode) for path in secrets} == {0o600}

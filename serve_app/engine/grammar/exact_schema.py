@@ -74,7 +74,7 @@ def _with_exact_values(schema: Any) -> Any:
 def _move_bound(schema: dict[str, Any], exclusive: str, inclusive: str, sign: int) -> None:
     """Replace an exclusive bound by an inclusive one inside it, in the direction of `sign`, or by a closer one."""
     bound, other = _number(schema.get(exclusive)), _number(schema.get(inclusive))
-    if bound is None or abs(bound) > _MAX:
+    if bound is None or abs(bound) > _MAX_EXACT_INTEGER:
         return
     inside = bound + sign * max(math.ulp(bound), _MIN_STEP)
     if other is not None:

@@ -88,8 +88,8 @@ class Stand:
     """One running service. A context manager: everything has ended after it.
 
     `beside` is another one, whose ledger and secrets this one has, too. `login` is the database user that this one has
-    in place of the other's, and `operator_key` and `key_secret` are new ones: the other's are those before them. With
-    `previous_key_secret` "" a secret before that the other one has is not valid here.
+    in place of the other's, and `operator_key` and `secret_key` are new ones: the other's are those before them. With
+    `previous_secret_key` "" a secret before that the other one has is not valid here.
     """
 
     def __init__(
@@ -100,14 +100,14 @@ class Stand:
         *,
         login: str = "",
         operator_key: str = "",
-        key_secret: str = "",
-        previous_key_secret: str | None = None,
+        secret_key: str = "",
+        previous_secret_key: str | None = None,
     ) -> None:
         self.shape = shape
         self._beside = beside
         self._login = login
-        self._new = {"operator-key": operator_key, "key-secret": key_secret}
-        self._previous_key_secret = previous_key_secret
+        self._new = {"operator-key": operator_key, "secret-key": secret_key}
+        self._previous_secret_key = previous_secret_key
         self._say = say
         self.folder = Path(tempfile.mkdtemp(prefix="chaos-"))
         self.home = self.folder / "home"
@@ -155,11 +155,11 @@ class Stand:
                     secret = self.home / "secrets" / name
                     secret.with_suffix(".previous").write_text(secret.read_text())
                     secret.write_text(new)
-            if self._previous_key_secret is not None:
-                previous = self.home / "secrets" / "key-secret.previous"
+            if self._previous_secret_key is not None:
+                previous = self.home / "secrets" / "secret-key.previous"
                 previous.unlink(missing_ok=True)
-                if self._previous_key_secret:
-                    previous.write_text(self._previous_key_secret)
+                if self._previous_secret_key:
+                    previous.write_text(self._previous_secret_key)
         elif self.shape.database == "postgresql":
             self._say("starting PostgreSQL")
             self.postgres = Postgres()

@@ -43,7 +43,7 @@ class Secrets:
 
     ray_token: str = field(default_factory=lambda: secrets.token_hex(32))
     operator_key: str = field(default_factory=lambda: secrets.token_urlsafe(32))
-    key_secret: str = field(default_factory=lambda: secrets.token_urlsafe(32))
+    secret_key: str = field(default_factory=lambda: secrets.token_urlsafe(32))
 
 
 class Nodes:
@@ -97,8 +97,8 @@ class Nodes:
         if name == HEAD:
             environment |= {"RAY_REDIS_ADDRESS": f"{GATE}:{REDIS_PORT}", "RAY_external_storage_namespace": "drill"}
         if role == "gateway":
-            operator, secret = self._known.operator_key, self._known.key_secret
-            environment |= {"SERVE_APP_OPERATOR_KEY": operator, "SERVE_APP_KEY_SECRET": secret}
+            operator, secret = self._known.operator_key, self._known.secret_key
+            environment |= {"SERVE_APP_OPERATOR_KEY": operator, "SERVE_APP_SECRET_KEY": secret}
         if role == "accounting":
             environment |= {"SERVE_APP_DATABASE_URL": self._database_url}
         return environment

@@ -1,0 +1,30 @@
+"""Secrets in the ledger that are not sealed under the current secret key yet, with the operator's key."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from serve_app.admin.endpoint import AdminServices, Endpoints
+from serve_app.admin.values import Count, Reply
+from serve_app.contracts.secret_keys import ListSealed, is_current
+
+endpoint = Endpoints("Operator: Keys", "operatorKey")
+
+
+class SealedSecrets(Reply):
+    """How many stored secrets are sealed under the current secret key."""
+
+    has_previous: bool = Field(description="Whether the previous secret key is valid too.")
+    current: Count = Field(description="Secrets of one-time codes and webhooks that are sealed under the current key.")
+    outdated: Count = Field(description="Secrets that are not. A running console seals them again.")
+
+
+@endpoint("GET", "/admin/sealed-secrets", "Show whether the previous secret key is still needed")
+async def show_sealed_secrets(admin: AdminServices) -> SealedSecrets:
+    current = outdated = 0
+    after: str | None = ""
+    while after is not None:
+        listed, after = await admin.run(ListSealed(after))
+        known = sum(is_current(one.stored, admin.secret_keys, one.purpose) for one in listed)
+        current, outdated = current + known, outdated + len(listed) - known
+    return SealedSecrets(has_previous=bool(admin.secret_keys.previous), current=current, outdated=outdated)

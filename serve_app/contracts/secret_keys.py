@@ -1,0 +1,134 @@
+"""The service's secret key: it seals secrets that the ledger stores, and derives tokens that are stored nowhere.
+
+Secrets are sealed by AES-256-GCM. Each seal is bound to a purpose, for example one user's one-time codes: a sealed
+text that was copied to another row does not open there.
+
+While the key is replaced, the previous one is valid too. Secrets are then sealed under both, so that processes which
+know only one of them can open them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import hmac
+import secrets
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from serve_app.contracts.commands import Command
+
+_SEPARATOR: Final = "."
+_NONCE_BYTES: Final = 12
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SecretKeys:
+    """The current key, and the previous one while both are valid. Without a repr, so that no log shows them."""
+
+    current: bytes
+    previous: bytes = b""  # empty: none
+
+    @property
+    def valid(self) -> tuple[bytes, ...]:
+        """The current one first."""
+        return (self.current, self.previous) if self.previous else (self.current,)
+
+    def derive(self, text: str) -> str:
+        """A token of 64 hex digits that only holders of the current key can compute from `text`."""
+        return _derived(self.current, text)
+
+    def derive_all(self, text: str) -> tuple[str, ...]:
+        """The token under each valid key, the current one first."""
+        return tuple(_derived(key, text) for key in self.valid)
+
+
+def seal(secret: str, keys: SecretKeys, purpose: str) -> str:
+    """Seals under each valid key, the current one first."""
+    return _SEPARATOR.join(_sealed(secret, key, purpose) for key in keys.valid)
+
+
+def unseal(sealed: str, keys: SecretKeys, purpose: str) -> str:
+    """Returns what `seal` was given for this purpose. Raises ValueError."""
+    for part in sealed.split(_SEPARATOR, maxsplit=1):
+        for key in keys.valid:
+            with contextlib.suppress(InvalidTag, binascii.Error, UnicodeDecodeError, ValueError):
+                raw = base64.b64decode(part, validate=True)
+                return _cipher(key).decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], purpose.encode()).decode()
+    raise ValueError("a stored secret does not open: it was sealed under another SERVE_APP_SECRET_KEY")
+
+
+def is_current(sealed: str, keys: SecretKeys, purpose: str) -> bool:
+    """Whether the secret can stay as it is: the current key opens it, and no key that is not valid any more does.
+
+    A process that knows only the older of two keys leaves alone what is sealed under both.
+    """
+    current = SecretKeys(keys.current)
+    newest, _, other = sealed.partition(_SEPARATOR)
+    previous_opens_it = bool(other) and _opens(newest, current, purpose)
+    return _opens(sealed, current, purpose) and (bool(keys.previous) or not previous_opens_it)
+
+
+def of_totp(user_id: str) -> str:
+    """The purpose of the secret of a person's one-time codes."""
+    return f"one-time codes of {user_id}"
+
+
+def of_webhooks(account_id: str) -> str:
+    """The purpose of the secrets that an account's webhooks are signed with."""
+    return f"webhooks of {account_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class SealedSecret:
+    """A secret as it is stored in a row of a table."""
+
+    table: Literal["users", "alerts", "notices"]
+    row_id: str
+    purpose: str
+    stored: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ListSealed(Command[tuple[list[SealedSecret], str | None]]):
+    """Returns up to 200 sealed secrets that are in use, and `after` of the next page; None at the end."""
+
+    after: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reseal(Command[int]):
+    """Replaces secrets that are still stored as they were listed; returns their number.
+
+    `resealed` has one text for each of `sealed`. Raises InvalidValue.
+    """
+
+    sealed: tuple[SealedSecret, ...]
+    resealed: tuple[str, ...] = field(repr=False)
+
+
+def _opens(sealed: str, keys: SecretKeys, purpose: str) -> bool:
+    try:
+        unseal(sealed, keys, purpose)
+    except ValueError:
+        return False
+    return True
+
+
+def _derived(key: bytes, text: str) -> str:
+    return hmac.digest(key, text.encode(), "sha256").hex()
+
+
+def _sealed(secret: str, key: bytes, purpose: str) -> str:
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    return base64.b64encode(nonce + _cipher(key).encrypt(nonce, secret.encode(), purpose.encode())).decode()
+
+
+def _cipher(key: bytes) -> AESGCM:
+    return AESGCM(HKDF(SHA256(), 32, salt=None, info=b"serve-app: secrets in the ledger").derive(key))
