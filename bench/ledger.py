@@ -17,7 +17,7 @@ from serve_app.accounting.accounting_service import AccountingService
 from serve_app.accounting.ledger import Ledger
 from serve_app.contracts import key_format as keys
 from serve_app.contracts.books import Outcome, Settled, Settlement
-from serve_app.contracts.commands import AddCredit, CheckBooks, CreateAccount, CreateKey, UpdateKey
+from serve_app.contracts.commands import AddCredit, CheckBooks, CreateKey, OpenAccount, UpdateKey
 from serve_app.contracts.money import Price
 
 
@@ -27,7 +27,7 @@ def main(url: str, seconds: float = 3.0) -> None:
     with Ledger(url) as ledger:
         owners = []
         for number in range(10):
-            account_id = ledger.run(CreateAccount(f"bench {number}")).account_id
+            account_id = ledger.run(OpenAccount(f"bench {number}")).account_id
             ledger.run(AddCredit(account_id, 10**15))
             key = keys.new_key()
             stored = ledger.run(CreateKey(account_id, "bench", keys.digest(key, "bench"), keys.hint(key)))

@@ -37,7 +37,7 @@ from serve_app.console.app import build_console
 from serve_app.console.web import Console
 from serve_app.contracts import key_format as keys
 from serve_app.contracts.books import Outcome, Settled, Settlement
-from serve_app.contracts.commands import AddCredit, CheckBooks, Command, CreateAccount, CreateKey, ListUsage, SumUsage
+from serve_app.contracts.commands import AddCredit, CheckBooks, Command, CreateKey, ListUsage, OpenAccount, SumUsage
 from serve_app.contracts.key_format import digest
 from serve_app.contracts.limiting import AccountStatus
 from serve_app.contracts.limits import Contract
@@ -95,7 +95,7 @@ class World:
         self.numbers = itertools.count()
         self.owners: list[tuple[str, str]] = []
         for number in range(accounts):
-            account_id = ledger.run(CreateAccount(f"bench {number}")).account_id
+            account_id = ledger.run(OpenAccount(f"bench {number}")).account_id
             ledger.run(AddCredit(account_id, 10**15))
             key = keys.new_key()
             stored = ledger.run(CreateKey(account_id, "bench", keys.digest(key, "bench"), keys.hint(key)))

@@ -9,19 +9,31 @@ from sqlalchemy import insert, select, update
 from serve_app.accounting.audit_log import changed, value_of, write_audit
 from serve_app.accounting.currency import check_currency
 from serve_app.accounting.database import Transaction
+from serve_app.accounting.funds import add_credit
 from serve_app.accounting.registry import writes
 from serve_app.accounting.schema import accounts
 from serve_app.accounting.snapshots import read_account
 from serve_app.accounting.validation import check_fields, check_limit, check_name
 from serve_app.contracts.books import AccountSnapshot
-from serve_app.contracts.commands import CreateAccount, SetActive, SetLimits
+from serve_app.contracts.commands import AddCredit, OpenAccount, SetActive, SetLimits
 from serve_app.contracts.errors import Conflict, InvalidValue
 from serve_app.contracts.key_format import new_id
 from serve_app.contracts.limits import ACCOUNT_LIMITS
 
 
-@writes(CreateAccount)
-def create_account(transaction: Transaction, wanted: CreateAccount, now: float) -> AccountSnapshot:
+@writes(OpenAccount)
+def open_account(transaction: Transaction, wanted: OpenAccount, now: float) -> AccountSnapshot:
+    account, is_new = _found_or_created(transaction, wanted, now)
+    if is_new and wanted.limits:
+        account = set_limits(transaction, SetLimits(account.account_id, wanted.limits, wanted.audit), now)
+    if wanted.credit is not None:
+        key = None if wanted.idempotency_key is None else f"{wanted.idempotency_key}:credit"
+        terms = (wanted.credit, wanted.credit_kind, key, "opening credit", wanted.credit_expires_at, wanted.audit)
+        account = add_credit(transaction, AddCredit(account.account_id, *terms), now)
+    return account
+
+
+def _found_or_created(transaction: Transaction, wanted: OpenAccount, now: float) -> tuple[AccountSnapshot, bool]:
     connection = transaction.connection
     name, currency, key = wanted.name, wanted.currency, wanted.idempotency_key
     check_name(name)
@@ -35,13 +47,13 @@ def create_account(transaction: Transaction, wanted: CreateAccount, now: float) 
             if (earlier.name, earlier.currency) != (name, currency):
                 message = f"idempotency key {key!r} has created {earlier.id}, which is named {earlier.name!r}"
                 raise Conflict(message)
-            return read_account(connection, earlier.id)
+            return read_account(connection, earlier.id), False
     account_id = new_id("acct_")
     given = {"id": account_id, "name": name, "currency": currency, "idempotency_key": key, "created_at": now}
     initial = {"active": True, "granted": 0, "topped_up": 0, "version": transaction.next_version()}
     connection.execute(insert(accounts).values(given | initial))
     write_audit(transaction, wanted.audit, "create_account", account_id, {"name": name, "currency": currency}, now)
-    return read_account(connection, account_id)
+    return read_account(connection, account_id), True
 
 
 @writes(SetLimits)

@@ -187,16 +187,10 @@ async def create_account(admin: AdminServices, body: CreateAccount, audit: Audit
     expires_at = expiry_of(body.expires_at, admin.now())
     if expires_at is not None and (amount is None or body.kind != "grant"):
         raise errors.invalid_parameters("expires_at is for an opening grant: only grants expire", param="expires_at")
-    account = await admin.run(commands.CreateAccount(body.name, admin.currency, idempotency_key, audit))
     limits = body.model_dump(include=set(ACCOUNT_LIMITS), exclude_none=True)
-    if limits:
-        account = await admin.run(commands.SetLimits(account.account_id, limits, audit))
-    if amount is not None:
-        key, memo = f"{idempotency_key}:credit", "opening credit"
-        account = await admin.run(
-            commands.AddCredit(account.account_id, amount, body.kind, key, memo, expires_at, audit)
-        )
-    return await _account_reply(admin, account)
+    credit = (amount, body.kind, expires_at)
+    command = commands.OpenAccount(body.name, admin.currency, idempotency_key, audit, limits, *credit)
+    return await _account_reply(admin, await admin.run(command))
 
 
 @endpoint("GET", "/admin/accounts", "List accounts", more_errors=(404,))

@@ -44,16 +44,21 @@ class Command(Generic[Answer]):
 
 
 @dataclass(frozen=True, slots=True)
-class CreateAccount(Command[AccountSnapshot]):
-    """A new, empty account; names need not be unique. The same idempotency key returns the same account.
+class OpenAccount(Command[AccountSnapshot]):
+    """Creates an account with these limits and an opening credit in nano-units. Names need not be unique.
 
-    Raises InvalidValue, and Conflict when the idempotency key has created an account of another name.
+    The same idempotency key returns the same account. Raises InvalidValue, InvalidAmount, and Conflict when the key has
+    opened an account of another name or credit.
     """
 
     name: str
     currency: str = "USD"
     idempotency_key: str | None = None
     audit: Audit | None = None
+    limits: Mapping[str, int] = field(default_factory=dict)
+    credit: int | None = None
+    credit_kind: Literal["top_up", "grant"] = "top_up"
+    credit_expires_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

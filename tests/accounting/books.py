@@ -100,7 +100,7 @@ class Ledger(accounting.Ledger):
     def find_key(self, digest: str) -> tuple[KeySnapshot, AccountSnapshot] | None:
         return self.run(commands.FindKeys((digest,))).get(digest)
 
-    create_account = _runs(commands.CreateAccount)
+    create_account = _runs(commands.OpenAccount)
     get_account = _runs(commands.GetAccount)
     list_accounts = _runs(commands.ListAccounts)
     set_active = _runs(commands.SetActive)

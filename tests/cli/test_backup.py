@@ -12,7 +12,7 @@ import pytest
 
 from serve_app.accounting import backup, restore
 from serve_app.accounting.ledger import Ledger
-from serve_app.contracts.commands import AddCredit, CreateAccount
+from serve_app.contracts.commands import AddCredit, OpenAccount
 
 from .conftest import Run
 
@@ -27,7 +27,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SERVE_APP_HOME", str(folder))
     monkeypatch.delenv("SERVE_APP_DATABASE_URL", raising=False)
     with Ledger(f"sqlite:///{folder}/ledger.db", currency="USD") as ledger:
-        ledger.run(AddCredit(ledger.run(CreateAccount("Ada")).account_id, 1_500_000_000))
+        ledger.run(AddCredit(ledger.run(OpenAccount("Ada")).account_id, 1_500_000_000))
     return folder
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from serve_app.accounting.ledger import Ledger
-from serve_app.contracts.commands import AddCredit, CreateAccount
+from serve_app.contracts.commands import AddCredit, OpenAccount
 
 from .conftest import Run
 from .fake_service import Answer, FakeService
@@ -45,7 +45,7 @@ def test_a_ledger_is_checked_without_its_service(run: Run, tmp_path: Path) -> No
     missing = run("ledger", "check", "--database", url)
     assert (missing.code, "no ledger" in missing.err) == (1, True)
     with Ledger(url, now=lambda: time.time() - 90 * 86400) as ledger:
-        account = ledger.run(CreateAccount("Ada")).account_id
+        account = ledger.run(OpenAccount("Ada")).account_id
         ledger.run(AddCredit(account, 1000))
     checked = run("ledger", "check", "--database", url, "--json")
     assert (checked.code, checked.json["ok"], checked.json["entries"]) == (0, True, 1)
