@@ -38,12 +38,12 @@ from serve_app.contracts.notices import (
     is_webhook,
 )
 from serve_app.contracts.periods import period_at
+from serve_app.contracts.units import DAY_S
 
 BATCH: Final = 200
 LOW: Final = "low"
 UNUSUAL: Final = 3  # times the mean of
 DAYS_BEFORE: Final = 7
-_DAY_S: Final = 86400.0
 ENOUGH: Final = (
     f"not sent: an account gets {MAX_A_DAY} notices of its alerts in a day (UTC), and no more until the next"
 )
@@ -181,7 +181,7 @@ def _state(connection: Connection, alert: Row[Any], now: float) -> tuple[str, in
     today = period_at("day", now).name
     value = _spent(connection, alert.account_id, today, today)
     if alert.kind == "unusual" and value >= alert.threshold:
-        first, last = (period_at("day", now - days * _DAY_S).name for days in (DAYS_BEFORE, 1))
+        first, last = (period_at("day", now - days * DAY_S).name for days in (DAYS_BEFORE, 1))
         before = _spent(connection, alert.account_id, first, last)
         if value * DAYS_BEFORE < UNUSUAL * before:
             return alert.state, value

@@ -39,10 +39,11 @@ from serve_app.accounting.schema import (
 )
 from serve_app.contracts.errors import Conflict, InvalidValue
 from serve_app.contracts.spool import flush_folder
+from serve_app.contracts.units import DAY_S
 
 #: Seconds after a month's end in which usage may still arrive from a spool, before the month can be archived. Half of
 #: it after the cut is closed for requests that the ledger does not know: it could not tell whether one was archived.
-SETTLING_S = 2 * 86400.0
+SETTLING_S = 2 * DAY_S
 REMOVED = {"sqlite": 500, "postgresql": 5000}  # entries at once
 _FILES = {"usage": usage, "journal_entries": journal_entries, "postings": postings}
 _MANIFEST = "manifest.json"

@@ -23,8 +23,9 @@ from serve_app.accounting import postgres_tools
 from serve_app.accounting.backup_file import CHUNK, Manifest, write_copy, write_manifest
 from serve_app.accounting.database import Database
 from serve_app.accounting.schema import accounts, head, usage, usage_daily
+from serve_app.contracts.units import DAY_S
 
-LONGEST_S: Final = 86400.0  # that the snapshot is kept for pg_dump
+LONGEST_S: Final = DAY_S  # that the snapshot is kept for pg_dump
 PAGES: Final = 4096  # of a SQLite file, copied between two looks at Ctrl-C
 REVISION: Final = "alembic_version"  # the table with the schema's revision
 

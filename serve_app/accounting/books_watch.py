@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -10,8 +9,8 @@ from typing import Any
 
 from serve_app.contracts import metrics
 from serve_app.contracts.books import CheckReport
+from serve_app.contracts.calls import repeat
 from serve_app.contracts.commands import CheckBooks
-from serve_app.contracts.errors import LedgerError
 from serve_app.contracts.metric import Metrics
 
 logger = logging.getLogger("ray.serve")
@@ -38,14 +37,8 @@ class BooksWatch:
         self._wall = wall
 
     async def check_forever(self) -> None:
-        while True:
-            try:
-                await self.check()
-            except LedgerError as error:
-                logger.warning("the books could not be checked, next try in %g s: %s", self._every_s, error)
-            except Exception:
-                logger.exception("the books could not be checked, next try in %g s", self._every_s)
-            await asyncio.sleep(self._every_s)
+        """Runs until it is cancelled."""
+        await repeat(self.check, self._every_s, f"the books could not be checked, next try in {self._every_s:g} s")
 
     async def check(self) -> int:
         """One whole check. Returns the number of differences; raises LedgerError."""

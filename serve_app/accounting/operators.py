@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
@@ -27,8 +27,7 @@ from serve_app.contracts.operators import (
     SetOperatorRole,
 )
 from serve_app.contracts.people import FindPerson, Person
-
-_DAY_S: Final = 86_400.0
+from serve_app.contracts.units import DAY_S
 
 
 @writes(SetOperatorRole)
@@ -78,7 +77,7 @@ def ask_credit(transaction: Transaction, wanted: AskCredit, now: float) -> Pendi
             if any(earlier._mapping[name] != value for name, value in (detail | asked).items()):
                 raise Conflict("this form has been sent with other values: load the page again")
             return _pending(earlier)
-    is_booked = wanted.amount + _given_alone(connection, wanted.audit.actor, now - _DAY_S) <= wanted.alone
+    is_booked = wanted.amount + _given_alone(connection, wanted.audit.actor, now - DAY_S) <= wanted.alone
     decided = {"decided_by": wanted.audit.actor, "decided_at": now, "approved": True} if is_booked else {}
     connection.execute(insert(pending_credits).values(id=pending_id, asked_at=now, **detail, **asked, **decided))
     if is_booked:

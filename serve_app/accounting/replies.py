@@ -18,8 +18,9 @@ from serve_app.accounting.schema import replies
 from serve_app.accounting.validation import equals, is_text
 from serve_app.contracts.books import Settlement, StoredReply
 from serve_app.contracts.commands import FindReply, PruneReplies
+from serve_app.contracts.units import DAY_S
 
-KEPT_S = 24 * 3600.0
+KEPT_S = DAY_S
 MAX_BODY = 8 * 2**20  # bytes
 MAX_PRUNED = 1000  # at once: nothing else is written meanwhile
 MAX_ACCOUNTS = 10_000  # whose writes a process counts

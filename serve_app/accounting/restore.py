@@ -28,10 +28,11 @@ from serve_app.contracts.books import Difference
 from serve_app.contracts.commands import CheckBooks
 from serve_app.contracts.errors import Conflict, InvalidValue, LedgerError, SchemaMismatch
 from serve_app.contracts.spool import flush_folder
+from serve_app.contracts.units import DAY_S
 
 # More than a ledger gives out between a backup and its loss.
 AHEAD: Final = 10**12
-NO_RECHARGE_S: Final = 86400.0
+NO_RECHARGE_S: Final = DAY_S
 
 Progress = Callable[[str], None]
 

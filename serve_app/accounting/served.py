@@ -22,9 +22,10 @@ from serve_app.contracts.served import (
     Traffic,
 )
 from serve_app.contracts.served_commands import ReadServed
+from serve_app.contracts.units import DAY_S
 
-RETIRED_S: Final = 30 * 86400.0  # for so long gateways hear of a backend that was retired, to delete it
-_EARLIER_S: Final = 86400.0  # a gateway's clock may be behind: for so long it hears of the price before
+RETIRED_S: Final = 30 * DAY_S  # for so long gateways hear of a backend that was retired, to delete it
+_EARLIER_S: Final = DAY_S  # a gateway with a slow clock may still use the previous price for this long
 
 _TABLES = (served_traffic, served_prices, served_models, served_backends)
 _LAST = select(

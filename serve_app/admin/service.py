@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from serve_app.admin.endpoint import AdminServices, Endpoints
-from serve_app.admin.values import FLAG, WHOLE, Body, Count, Instant, Query, Reply, iso
+from serve_app.admin.values import FLAG, WHOLE, Body, Count, Instant, Query, Reply, utc_text
 from serve_app.contracts import commands
 from serve_app.contracts.books import Audit, AuditRecord
 from serve_app.contracts.money import format_amount, format_price
@@ -154,4 +154,4 @@ def _shown_value(name: str, value: Any) -> Any:
         return format_amount(value)
     if name in ("input", "cached_input", "output") and isinstance(value, int):
         return format_price(value)
-    return iso(value) if name in ("expires_at", "effective_at") and isinstance(value, int | float) else value
+    return utc_text(value) if name in ("expires_at", "effective_at") and isinstance(value, int | float) else value

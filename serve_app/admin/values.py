@@ -14,6 +14,7 @@ from serve_app.api import errors
 from serve_app.contracts.errors import LedgerError
 from serve_app.contracts.limits import Contract
 from serve_app.contracts.money import format_amount, format_price, parse_amount
+from serve_app.contracts.units import utc_text
 
 Schema = dict[str, Any]
 
@@ -39,11 +40,6 @@ class Reply(BaseModel):
         return cls.model_validate({one.name: getattr(snapshot, one.name) for one in fields(snapshot)} | more)
 
 
-def iso(seconds: float, precision: Literal["seconds", "milliseconds"] = "seconds") -> str:
-    """ISO 8601 in UTC."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec=precision).replace("+00:00", "Z")
-
-
 def _from_number(convert: Callable[[Any], str]) -> BeforeValidator:
     return BeforeValidator(lambda value: convert(value) if isinstance(value, int | float) else value)
 
@@ -58,8 +54,8 @@ PerMillion = Annotated[
     str, _from_number(format_price), Field(pattern=r"^[0-9]+\.[0-9]{2,3}$", description="Per million tokens.")
 ]
 _UTC: Final = Field(json_schema_extra={"format": "date-time"}, description="In UTC.")
-Time = Annotated[str, _from_number(iso), _UTC]
-Instant = Annotated[str, _from_number(partial(iso, precision="milliseconds")), _UTC]
+Time = Annotated[str, _from_number(utc_text), _UTC]
+Instant = Annotated[str, _from_number(partial(utc_text, precision="milliseconds")), _UTC]
 Day = Annotated[str, Field(json_schema_extra={"format": "date"}, description="In UTC.")]
 Count = Annotated[int, Field(ge=0)]
 

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +17,7 @@ from serve_app.cli.ledger import app, progress_of
 from serve_app.cli.output import CommandError, UsageError
 from serve_app.contracts.errors import LedgerError
 from serve_app.contracts.money import format_amount
+from serve_app.contracts.units import utc_text
 
 if TYPE_CHECKING:
     from serve_app.accounting.backup_file import Manifest
@@ -128,11 +128,13 @@ def _url(session: Session, named: str | None) -> Any:
 def _document(manifest: Manifest) -> dict[str, Any]:
     return {
         "kind": manifest.kind,
-        "taken_at": _time(manifest.taken_at),
+        "taken_at": utc_text(manifest.taken_at, "milliseconds"),
         "release": manifest.release,
         "revision": manifest.revision,
         "last_settled": manifest.last_settled,
-        "last_settled_at": None if manifest.last_settled_at is None else _time(manifest.last_settled_at),
+        "last_settled_at": None
+        if manifest.last_settled_at is None
+        else utc_text(manifest.last_settled_at, "milliseconds"),
         "currency": manifest.currency,
         "balance": format_amount(manifest.balance),
         "charged": format_amount(manifest.charged),
@@ -159,7 +161,3 @@ def _lines(manifest: Manifest) -> list[tuple[str, object]]:
             f"revision {manifest.revision}, release {manifest.release}, {manifest.kind} {manifest.server}".rstrip(),
         ),
     ]
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

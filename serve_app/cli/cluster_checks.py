@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from serve_app.contracts.units import DAY_S
 from serve_app.times import DRAIN, HARD_STOP, RAY_DRAIN_S, RAY_HARD_STOP_S, Part, chain_problems
 
 Facts = dict[str, Any]
 CLOCK_LIMIT_S = 1.0
-DAY = 86400
 SOON_DAYS = 30
 # Who reaches one of these may run code on the cluster, unless Ray asks for its token.
 CLOSED = ("GCS", "client server", "dashboard")
@@ -140,7 +140,7 @@ def certificates_check(nodes: Sequence[Facts], now: float) -> Check:
             if ends is None:
                 missing.append(f"{name} of {node['name']} is no certificate")
                 continue
-            days = (ends - now) / DAY
+            days = (ends - now) / DAY_S
             least = days if least is None else min(least, days)
             if days <= 0:
                 expired.append(f"{name} of {node['name']} has expired {-days:.0f} days ago")

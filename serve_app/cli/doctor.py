@@ -16,11 +16,11 @@ from serve_app.cli.client import AdminClient, Json
 from serve_app.cli.command import Session, command
 from serve_app.cli.connection import Connection
 from serve_app.cli.output import CommandError, UsageError
+from serve_app.contracts.units import GIB
 
 MIN_PYTHON = (3, 11)
 MIN_MEMORY_GIB = 2.0
 MIN_DISK_GIB = 2.0
-GIB = 1024**3
 FLAGS = Path("cluster/flags.env")
 LOG = "look at the service's log"
 

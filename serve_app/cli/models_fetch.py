@@ -11,8 +11,7 @@ import typer
 from serve_app.cli.command import Session, command
 from serve_app.cli.models import app
 from serve_app.cli.output import CommandError, UsageError
-
-GIB = 2**30
+from serve_app.contracts.units import GIB
 
 
 @command(

@@ -38,39 +38,30 @@ def plain_amount(text: str, *, signed: bool = False) -> str:
 
 def parse_expiry(text: str, now: datetime) -> str:
     """The value of --expires: a time, a day to its end, or a duration from `now`; as ISO 8601 in UTC."""
-    try:
-        if duration := _DURATION.fullmatch(text):
-            at = now + int(duration[1]) * _UNITS[duration[2]]
-        elif len(text) == len("2026-12-31"):
-            at = datetime.combine(date.fromisoformat(text), datetime.min.time(), UTC) + timedelta(days=1)
-        else:
-            at = datetime.fromisoformat(text)
-            if at.tzinfo is None:
-                raise ValueError("no time zone")
-            at = at.astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise UsageError(f"--expires {text}: write it like {_EXPIRY_EXAMPLES}; times need a Z or an offset") from None
-    if at <= now:
-        raise UsageError(f"--expires {text}: that has passed")
-    return at.isoformat(timespec="seconds").replace("+00:00", "Z")
+    return _parse_time("--expires", text, now, day_counts=timedelta(days=1))
 
 
 def parse_start(option: str, text: str, now: datetime) -> str:
     """The time from which something holds: a time, a day from its beginning, or after a duration; ISO 8601 in UTC."""
+    return _parse_time(option, text, now, day_counts=timedelta())
+
+
+def _parse_time(option: str, text: str, now: datetime, *, day_counts: timedelta) -> str:
     try:
         if duration := _DURATION.fullmatch(text):
             at = now + int(duration[1]) * _UNITS[duration[2]]
         elif len(text) == len("2026-12-31"):
-            at = datetime.combine(date.fromisoformat(text), datetime.min.time(), UTC)
+            at = datetime.combine(date.fromisoformat(text), datetime.min.time(), UTC) + day_counts
         else:
             at = datetime.fromisoformat(text)
             if at.tzinfo is None:
                 raise ValueError("no time zone")
+        at = at.astimezone(UTC)
     except (ValueError, OverflowError):
         raise UsageError(f"{option} {text}: write it like {_EXPIRY_EXAMPLES}; times need a Z or an offset") from None
     if at <= now:
         raise UsageError(f"{option} {text}: that has passed")
-    return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return at.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def parse_pairs(option: str, given: Iterable[str]) -> dict[str, Any]:

@@ -17,12 +17,12 @@ from serve_app.contracts.limiting import AccountStatus
 from serve_app.contracts.limits import ACCOUNT_LIMITS, KEY_LIMITS
 from serve_app.contracts.money import parse_amount
 from serve_app.contracts.periods import period_at
+from serve_app.contracts.units import DAY_S
 
-_DAY_S: Final = 86400.0
 _BURN_DAYS: Final = 7
 STATUS_S: Final = 2.0
 #: How long a key that is replaced still works, in seconds.
-OVERLAPS: Final = {"1 day": _DAY_S, "1 hour": 3600.0, "7 days": 7 * _DAY_S, "no time": 0.0}
+OVERLAPS: Final = {"1 day": DAY_S, "1 hour": 3600.0, "7 days": 7 * DAY_S, "no time": 0.0}
 
 
 async def home(visit: Visit) -> Response:
@@ -38,7 +38,7 @@ async def overview(visit: Visit) -> Response:
     run, now = visit.console.books.run, visit.console.now()
     account_id = visit.request.path_params["account_id"]
     today = period_at("day", now)
-    first = period_at("day", now - (_BURN_DAYS - 1) * _DAY_S).name
+    first = period_at("day", now - (_BURN_DAYS - 1) * DAY_S).name
     account = await run(commands.GetAccount(account_id))
     days = await run(commands.SumUsage(account_id, day_from=first, group_by=("day",)))
     recent = await run(commands.ListUsage(account_id, time_from=today.begins))
@@ -168,4 +168,4 @@ def last_moment(day: str) -> float | None:
         begins = datetime.strptime(day.strip(), "%Y-%m-%d").replace(tzinfo=UTC)
     except ValueError:
         raise Refused(422, "Give the expiry as YYYY-MM-DD.") from None
-    return begins.timestamp() + _DAY_S
+    return begins.timestamp() + DAY_S

@@ -22,12 +22,12 @@ from typing import Final
 import httpx
 from standardwebhooks import Webhook
 
-from serve_app.contracts.calls import Unavailable
-from serve_app.contracts.errors import LedgerError
+from serve_app.contracts.calls import repeat
 from serve_app.contracts.money import format_amount
 from serve_app.contracts.notices import ListNotices, Notice, RaiseAlarm, RecordAttempt, WatchAlerts, is_webhook
 from serve_app.contracts.ports import BooksPort
 from serve_app.contracts.secret_keys import SecretKeys, of_webhooks, unseal
+from serve_app.contracts.units import utc_text
 from serve_app.settings import MailSettings
 from serve_app.webhook_address import pinned
 
@@ -81,15 +81,8 @@ class Notifier:
         self._threads = ThreadPoolExecutor(MAILS_AT_ONCE, "mail")
 
     async def run(self) -> None:
-        """Until it is cancelled."""
-        while True:
-            try:
-                await self.turn()
-            except (Unavailable, LedgerError) as error:
-                logger.warning("alerts wait for the ledger: %s", error)
-            except Exception:
-                logger.exception("a turn of the alerts failed")
-            await asyncio.sleep(EVERY_S)
+        """Runs until it is cancelled."""
+        await repeat(self.turn, EVERY_S, "alerts could not be checked or sent")
 
     async def turn(self) -> None:
         """Looks at all alerts once, and sends what is due."""
@@ -168,7 +161,7 @@ def words(notice: Notice) -> str:
 
 def document(notice: Notice) -> dict[str, object]:
     """The body of a webhook's message."""
-    at = datetime.fromtimestamp(notice.created_at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    at = utc_text(notice.created_at)
     return {
         "type": type_of(notice),
         "timestamp": at,

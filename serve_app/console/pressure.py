@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
+
+from serve_app.contracts.calls import repeat
 
 logger = logging.getLogger("ray.serve")
 
@@ -27,13 +28,8 @@ class Pressure:
         self.seen.append((self._now(), {name: load["pressure"] for name, load in loads.items() if load is not None}))
 
     async def run(self) -> None:
-        """Until it is cancelled. A service that starts, or is busy, leaves a gap."""
-        while True:
-            try:
-                await self.look()
-            except Exception as error:
-                logger.warning("the console could not read the pressure: %s: %s", type(error).__name__, error)
-            await asyncio.sleep(EVERY_S)
+        """Runs until it is cancelled. A service that starts, or is busy, leaves a gap."""
+        await repeat(self.look, EVERY_S, "the console could not read the pressure")
 
     def by_hour(self) -> list[tuple[float, dict[str, float]]]:
         """The beginning of each hour, and the most of each backend in it; the newest first."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from serve_app.console.payments import BadReport, Charge, PaymentError, PaymentProvider, book
 from serve_app.contracts.books import Audit
-from serve_app.contracts.calls import Unavailable
+from serve_app.contracts.calls import Unavailable, repeat
 from serve_app.contracts.errors import LedgerError, LedgerUnavailable
 from serve_app.contracts.ports import BooksPort
 from serve_app.contracts.recharges import (
@@ -42,15 +42,8 @@ class Recharger:
         self._slots = asyncio.Semaphore(AT_ONCE)
 
     async def run(self) -> None:
-        """Until it is cancelled."""
-        while True:
-            try:
-                await self.turn()
-            except (Unavailable, LedgerError) as error:
-                logger.warning("recharging waits for the ledger: %s", error)
-            except Exception:
-                logger.exception("a turn of recharging failed")
-            await asyncio.sleep(EVERY_S)
+        """Runs until it is cancelled."""
+        await repeat(self.turn, EVERY_S, "accounts could not be recharged")
 
     async def turn(self) -> None:
         """Looks once at the attempts that are open, and at the accounts that are low."""

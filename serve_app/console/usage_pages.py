@@ -16,8 +16,8 @@ from serve_app.contracts import commands
 from serve_app.contracts.books import UsageRow
 from serve_app.contracts.exports import REQUEST_COLUMNS, Csv, Row, request_row
 from serve_app.contracts.periods import Period, month_named, period_at
+from serve_app.contracts.units import DAY_S
 
-_DAY_S: Final = 86400.0
 _HOUR_S: Final = 3600.0
 HOURS: Final = "24 hours"
 SPANS: Final = {"30 days": 30, HOURS: 1, "7 days": 7, "90 days": 90}  # of each choice the first is the default
@@ -40,7 +40,7 @@ async def usage(visit: Visit) -> Response:
         by_day = await run(commands.SumHours(account_id, first, now + _HOUR_S, _group(group)))
         whole = await run(commands.SumHours(account_id, first, now + _HOUR_S)) if group == "tag" else by_day
     else:
-        days = [period_at("day", now - back * _DAY_S).name for back in range(SPANS[span] - 1, -1, -1)]
+        days = [period_at("day", now - back * DAY_S).name for back in range(SPANS[span] - 1, -1, -1)]
         wanted = commands.SumUsage(account_id, day_from=days[0], group_by=("day", _group(group)))
         by_day = await run(wanted)
         # A key with several tags is in several rows: sums of days are of each request once.
@@ -137,7 +137,7 @@ def _day(name: str) -> Period:
         if not _DAY.fullmatch(name):
             raise ValueError(name)
         month = month_named(name[:7])
-        day = period_at("day", month.begins + (int(name[8:]) - 1) * _DAY_S)
+        day = period_at("day", month.begins + (int(name[8:]) - 1) * DAY_S)
     except ValueError:
         raise Refused(404, "There is no such day.") from None
     if day.name != name:

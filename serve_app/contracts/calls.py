@@ -10,6 +10,8 @@ import zlib
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
 
+from serve_app.contracts.errors import LedgerError
+
 logger = logging.getLogger("ray.serve")
 
 Ask = TypeVar("Ask")
@@ -48,6 +50,18 @@ def detached(coroutine: Coroutine[Any, Any, Any], *, endless: bool = False) -> a
     (_endless if endless else _running).add(task)  # the loop itself keeps only a weak reference
     task.add_done_callback(_ended)
     return task
+
+
+async def repeat(step: Callable[[], Awaitable[Any]], every_s: float, failure: str) -> None:
+    """Runs `step` every `every_s` seconds until it is cancelled. Logs `failure` when it raises, and goes on."""
+    while True:
+        try:
+            await step()
+        except (Unavailable, LedgerError) as error:
+            logger.warning("%s: %s", failure, error)
+        except Exception:
+            logger.exception(failure)
+        await asyncio.sleep(every_s)
 
 
 async def wait_for_background(timeout_s: float) -> bool:

@@ -10,11 +10,11 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from serve_app.contracts.books import UsageRecord
 from serve_app.contracts.money import format_amount, format_price
+from serve_app.contracts.units import utc_text
 
 Row = Mapping[str, Any]
 
@@ -37,12 +37,11 @@ def request_row(record: UsageRecord) -> Row:
         "price_output": format_price(record.price.output),
         "charged": format_amount(record.charged),
         "uncollected": format_amount(record.uncollected),
-        **{name: _iso(getattr(record, name)) for name in ("started_at", "finished_at", "settled_at")},
+        **{
+            name: utc_text(getattr(record, name), "milliseconds")
+            for name in ("started_at", "finished_at", "settled_at")
+        },
     }
-
-
-def _iso(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 # What makes spreadsheets compute, or call other programs, instead of showing (OWASP, "CSV injection"): also in the

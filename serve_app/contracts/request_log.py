@@ -19,6 +19,8 @@ from pathlib import Path
 from queue import Empty, Full, Queue
 from typing import Any, Final
 
+from serve_app.contracts.units import DAY_S
+
 FOLDER: Final = "logs"
 FILE_BYTES: Final = 32 * 1024 * 1024
 WAITING: Final = 10_000  # lines for the disk; beyond that they are lost
@@ -28,7 +30,7 @@ CLOSE_S: Final = 3.0
 REPORT_S: Final = 60.0
 FILES: Final = 4  # of one process, beside the one that is written
 KEPT: Final = 60  # files
-KEPT_S: Final = 86_400.0  # and all that were written to in so many seconds: their processes may live
+KEPT_S: Final = DAY_S  # and all that were written to in so many seconds: their processes may live
 #: The parts of a request's time in their order, fields with `_ms` behind, and what it waits for in each.
 PHASES: Final[Mapping[str, str]] = {
     "admit": "the limiter's decision",

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from serve_app.contracts import metrics
 from serve_app.contracts.books import Audit
-from serve_app.contracts.calls import Unavailable, application_of, detached
+from serve_app.contracts.calls import Unavailable, application_of, detached, repeat
 from serve_app.contracts.errors import LedgerError, LedgerUnavailable
 from serve_app.contracts.metric import Metrics
 from serve_app.contracts.ports import ApplicationsPort, BackendUnavailable, BooksPort
@@ -75,7 +75,9 @@ class Lifecycle:
             logger.warning("the ledger does not answer: the weights of the configuration hold until it does")
         await self.read_status()
         for step, every_s in ((self.read, READ_S), (self.read_status, STATUS_S), (self.look, LOOK_S)):
-            self._tasks.append(detached(_repeat(step, every_s), endless=True))
+            self._tasks.append(
+                detached(repeat(step, every_s, "a step of the gateway's background work failed"), endless=True)
+            )
 
     def stop(self) -> None:
         for task in self._tasks:
@@ -234,12 +236,3 @@ async def _until(step: Callable[[], Awaitable[bool]]) -> None:
         if await step():
             return
         await asyncio.sleep(READ_S)
-
-
-async def _repeat(step: Callable[[], Awaitable[Any]], every_s: float) -> None:
-    while True:
-        try:
-            await step()
-        except Exception:
-            logger.exception("a step of the gateway's background work failed")
-        await asyncio.sleep(every_s)

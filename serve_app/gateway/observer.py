@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 from serve_app.contracts import metrics
 from serve_app.contracts.books import Outcome
 from serve_app.contracts.metric import Metrics
 from serve_app.contracts.money import format_amount
+from serve_app.contracts.units import utc_text
 from serve_app.gateway.record import RequestRecord
 from serve_app.settings import IdentifierSettings
 
@@ -89,7 +89,7 @@ def log_line(record: RequestRecord) -> dict[str, Any]:
     """A request as its line in the log."""
     phases = record.phases
     line: dict[str, Any] = {
-        "time": datetime.fromtimestamp(record.arrived_at, UTC).isoformat(timespec="milliseconds"),
+        "time": utc_text(record.arrived_at, "milliseconds"),
         "event": "request",
         "request_id": record.request_id,
         "first_request_id": record.first_request_id,

@@ -13,7 +13,8 @@ from typing import IO
 
 import psutil
 
-GIB = 2**30
+from serve_app.contracts.units import GIB
+
 MIN_MEMORY = int(2.5 * GIB)  # Ray's processes, one replica with its weights and a small KV cache
 MIN_DISK = 2 * GIB  # the converted model, the database, logs
 OWN_PORTS = range(20000, 32768)  # above Ray's workers, below what Linux and macOS give to outgoing connections

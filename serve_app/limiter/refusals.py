@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from math import ceil, inf
 from random import Random
 
 from serve_app.contracts.addresses import Address
 from serve_app.contracts.limiting import MAX_RETRY_AFTER_S, Refusal, Window
 from serve_app.contracts.money import format_amount
+from serve_app.contracts.units import utc_text
 from serve_app.limiter.accounts import Key, LimitBucket, tightest
 from serve_app.limiter.shares import NoCapacity, OverShare
 
@@ -25,7 +25,7 @@ def revoked(request_id: str) -> Refusal:
 
 
 def key_expired(request_id: str, expires_at: float) -> Refusal:
-    message = f"This API key has expired, at {_utc(expires_at)}. Use another key."
+    message = f"This API key has expired, at {utc_text(expires_at)}. Use another key."
     return Refusal(request_id, 401, "invalid_api_key", message)
 
 
@@ -188,11 +188,7 @@ def _budget(key: Key, at: float) -> str:
 
 
 def _renewal(key: Key, at: float) -> str:
-    return f"The budget renews at {_utc(key.period(at).ends)}; the operator of this service can raise it."
-
-
-def _utc(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return f"The budget renews at {utc_text(key.period(at).ends)}; the operator of this service can raise it."
 
 
 def _wait(wait_s: float) -> str:

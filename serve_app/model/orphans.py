@@ -22,7 +22,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from serve_app.contracts.books import Outcome, Settled, Settlement, SettlementRejected
@@ -31,6 +30,7 @@ from serve_app.contracts.generation import Finished, FinishReason, GenerateCall
 from serve_app.contracts.money import format_amount
 from serve_app.contracts.ports import SettleAnswer
 from serve_app.contracts.spool import Spool
+from serve_app.contracts.units import utc_text
 
 logger = logging.getLogger("ray.serve")
 
@@ -261,7 +261,7 @@ def orphan_line(settlement: Settlement, seen: Seen | None, process: str) -> dict
     """
     one, seen = settlement, seen or Seen("")
     return {
-        "time": datetime.fromtimestamp(one.started_at, UTC).isoformat(timespec="milliseconds"),
+        "time": utc_text(one.started_at, "milliseconds"),
         "event": "settled for a gateway that is gone",
         "settled_by": process,
         "request_id": one.request_id,

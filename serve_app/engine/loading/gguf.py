@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy
 
+from serve_app.contracts.units import GIB
 from serve_app.engine.errors import ModelError, first_line
 from serve_app.engine.loading import prepared
 from serve_app.engine.loading.placement import require_memory
 from serve_app.engine.loading.prepared import gguf_slot
 from serve_app.engine.loading.progress import Say, quiet_transformers
-
-_GIB = 2**30
 
 
 def converted(gguf_path: Path, cache: Path, say: Say) -> Path:
@@ -92,14 +91,14 @@ def convert_gguf(gguf_path: Path, out_dir: Path, progress: Say) -> None:
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     if (free := shutil.disk_usage(out_dir.parent).free) < size:
         raise ModelError(
-            f"{out_dir.parent} has {free / _GIB:.1f} GiB of free disk, "
-            f"{size / _GIB:.1f} GiB are needed for the converted {gguf_path.name}: free some, or set cache_dir."
+            f"{out_dir.parent} has {free / GIB:.1f} GiB of free disk, "
+            f"{size / GIB:.1f} GiB are needed for the converted {gguf_path.name}: free some, or set cache_dir."
         )
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     work = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}-", dir=out_dir.parent))
     try:
-        progress(f"Converting {gguf_path.name} ({size / _GIB:.1f} GiB as float32), once; this may take minutes")
+        progress(f"Converting {gguf_path.name} ({size / GIB:.1f} GiB as float32), once; this may take minutes")
         # No switch of the library turns off the GGUF reader's progress bar.
         with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
             source = {"gguf_file": gguf_path.name}

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from serve_app.contracts.units import GIB
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.errors import ModelError, first_line
 from serve_app.engine.loading import checkpoint, gguf, hub, memory_plan, placement, prepared, weights_cache
@@ -21,8 +22,6 @@ from serve_app.engine.models import llama_weights
 from serve_app.engine.models.llama_weights import LlamaWeights
 
 logger = logging.getLogger(__name__)
-
-_GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +141,7 @@ def _load_float(source: Source, settings: EngineSettings, say: Say, dtype: str |
             )
     _check_report(source, report, say)
     if away := placement.offloaded_bytes(model, settings):
-        say(f"{away / _GIB:.2f} GiB of the weights of {source.name} are offloaded, fetched in each step: this is slow")
+        say(f"{away / GIB:.2f} GiB of the weights of {source.name} are offloaded, fetched in each step: this is slow")
     return model
 
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from serve_app.contracts.units import GIB
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.errors import ModelError
 from serve_app.engine.loading import checkpoint, placement
 
-GIB = 2**30
 SPARE = 0.05  # of a device's free memory: allocators can't use all of it
 CUDA_BYTES = 600 * 2**20  # of each process on each GPU: context, kernels, workspaces
 ITEM = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}  # bytes

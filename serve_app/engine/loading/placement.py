@@ -9,10 +9,10 @@ from typing import Any
 import psutil
 import torch
 
+from serve_app.contracts.units import GIB
 from serve_app.engine.config import INT8_REMEDY, EngineSettings
 from serve_app.engine.errors import ModelError
 
-_GIB = 2**30
 _ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes
 _SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
 
@@ -178,7 +178,7 @@ def require_memory(needed: int, task: str, remedy: str, available: int | None = 
     there = available_memory() if available is None else available
     if needed > there:
         raise ModelError(
-            f"Too little memory: {there / _GIB:.1f} GiB are available, {task} needs {needed / _GIB:.1f} GiB: {remedy}."
+            f"Too little memory: {there / GIB:.1f} GiB are available, {task} needs {needed / GIB:.1f} GiB: {remedy}."
         )
 
 

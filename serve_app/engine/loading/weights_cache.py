@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from serve_app.contracts.units import GIB
 from serve_app.engine.errors import first_line
 from serve_app.engine.loading import prepared
 from serve_app.engine.loading.prepared import INT8_FORMAT
@@ -24,7 +25,6 @@ from serve_app.engine.loading.progress import Progress, Say
 from serve_app.engine.models.llama_weights import LlamaLayer, LlamaShape, LlamaWeights
 from serve_app.engine.models.quantize import Int8Weight
 
-_GIB = 2**30
 _PARTS = tuple(part.name for part in fields(LlamaLayer))
 _OPTIONAL = frozenset({"qkv_bias", "q_norm", "k_norm", "output_bias"})
 _MATRICES = frozenset({"qkv", "output", "gate_up", "down"})
@@ -73,8 +73,8 @@ def load_or_build(
         del weights  # mapped from the file instead, so that the pages are shared
         total = sum(path.stat().st_size for path in slot.folder.rglob("*") if path.is_file())
         say(
-            f"Int8 weights are ready in {slot.path} ({slot.path.stat().st_size / _GIB:.2f} GiB; "
-            f"{total / _GIB:.2f} GiB in all in that folder)"
+            f"Int8 weights are ready in {slot.path} ({slot.path.stat().st_size / GIB:.2f} GiB; "
+            f"{total / GIB:.2f} GiB in all in that folder)"
         )
         try:
             return read(slot, shape, device, say)
