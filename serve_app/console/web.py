@@ -5,10 +5,10 @@ from __future__ import annotations
 import hmac
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 from urllib.parse import parse_qsl
 
 from fastapi import Request
@@ -19,7 +19,7 @@ from serve_app.console.attempts import Attempts
 from serve_app.console.openid import OpenId
 from serve_app.console.payments import PaymentProvider
 from serve_app.console.pressure import Pressure
-from serve_app.console.rules import ANYONE, OPERATORS, PROVIDER, RULES, SIGNED_IN
+from serve_app.console.rules import ANYONE, OPERATORS, PROVIDER, SIGNED_IN
 from serve_app.contracts.books import Audit
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.errors import LedgerError, LedgerUnavailable
@@ -56,25 +56,6 @@ TEMPLATES.filters["time"] = lambda at: time.strftime("%Y-%m-%d %H:%M UTC", time.
 TEMPLATES.filters["clock"] = lambda at: time.strftime("%H:%M:%S", time.gmtime(at))
 #: Of the pages that have a script: what it may do besides.
 WITH_COPY: Final = "script-src 'self'"
-OPERATOR_SECTIONS: Final = {
-    "/accounts": "Accounts",
-    "/credits": "Credits",
-    "/audit": "Audit log",
-    "/books": "Books",
-    "/live": "Live",
-}
-#: The pages of an account that stand above each of them, for those who may open them.
-SECTIONS: Final = {
-    "": "Overview",
-    "/playground": "Playground",
-    "/keys": "Keys",
-    "/usage": "Usage",
-    "/billing": "Billing",
-    "/alerts": "Alerts",
-    "/members": "Members",
-    "/management-keys": "API",
-    "/docs": "Docs",
-}
 
 
 class Refused(Exception):
@@ -101,12 +82,18 @@ class Console:
     payments: PaymentProvider | None = None
     credit_alone: int = 100 * NANO_PER_UNIT  # in 24 hours; above it, two operators must agree
     openid: OpenId | None = None
+    pages: Sequence[Page] = field(init=False, default=())
     attempts: Attempts = field(init=False)
     pressure: Pressure = field(init=False)
 
     def __post_init__(self) -> None:
         self.attempts = Attempts(self.now)
         self.pressure = Pressure(self.live, self.now)
+
+    def sections(self, prefix: str, role: str | None = None) -> dict[str, str]:
+        """The names in the navigation by path below `prefix`, of pages that `role` may open; None: all."""
+        named = (page for page in self.pages if page.section and page.path.startswith(prefix))
+        return {page.path.removeprefix(prefix): page.section for page in named if role is None or role in page.rule}
 
 
 @dataclass(slots=True)
@@ -162,12 +149,14 @@ class Visit:
         """`allowed`: what its Content-Security-Policy lets besides that of all pages."""
         account_id = self.request.path_params.get("account_id")
         role = self.person.roles.get(account_id, "") if self.person is not None and account_id is not None else ""
-        sections = {
-            path: name for path, name in SECTIONS.items() if role in RULES[f"GET /accounts/{{account_id}}{path}"]
-        }
+        sections = self.console.sections("/accounts/{account_id}", role)
         shared = {"root": self.root, "csrf": self.csrf, "me": self.person, "account_id": account_id, "error": ""}
         shared["openid"] = None if self.console.openid is None else self.console.openid.settings
-        shared |= {"sections": sections, "operator_sections": OPERATOR_SECTIONS, "once": secrets.token_hex(16)}
+        shared |= {
+            "sections": sections,
+            "operator_sections": self.console.sections("/operator"),
+            "once": secrets.token_hex(16),
+        }
         shared["operator"] = self.person is not None and self.request.url.path.startswith(f"{self.root}/operator/")
         response = HTMLResponse(TEMPLATES.get_template(template).render(shared | values), status)
         if allowed:
@@ -185,15 +174,29 @@ class Visit:
 Handler = Callable[[Visit], Awaitable[Response]]
 
 
-def responder(console: Console, method: str, path: str, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-    """The handler behind its rule. Raises KeyError for a route that has none."""
-    rule = RULES[f"{method} {path}"]
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A route: who may open it, what answers it, and its name in the navigation, if it is there."""
+
+    method: Literal["GET", "POST"]
+    path: str
+    rule: frozenset[str]
+    handler: Handler
+    section: str = ""
+
+    @property
+    def route(self) -> str:
+        return f"{self.method} {self.path}"
+
+
+def responder(console: Console, page: Page) -> Callable[[Request], Awaitable[Response]]:
+    """The page's handler behind its rule."""
 
     async def respond(request: Request) -> Response:
         token = request.cookies.get(COOKIE, "")
         visit = Visit(console, request, token or request.cookies.get(VISIT, "") or secrets.token_urlsafe(32))
         try:
-            response = await _checked(visit, rule, handler)
+            response = await _checked(visit, page.rule, page.handler)
         except Refused as error:
             response = visit.page("message.html", error.status, error=str(error))
         except (Unavailable, LedgerUnavailable):
@@ -201,7 +204,7 @@ def responder(console: Console, method: str, path: str, handler: Handler) -> Cal
         except LedgerError as error:
             response = visit.page("message.html", 422, error=str(error))
         # Not on what a shared cache may keep: it would give everybody the same visit.
-        is_page = "cache-control" not in response.headers and rule is not PROVIDER
+        is_page = "cache-control" not in response.headers and page.rule is not PROVIDER
         if visit.person is None and is_page and not request.cookies.get(VISIT):
             visit.set_cookie(response, VISIT, visit.token)
         for name, value in HEADERS.items():

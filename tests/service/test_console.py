@@ -21,7 +21,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 from standardwebhooks import Webhook
 
-from serve_app.console.rules import RULES
+from serve_app.console.app import PAGES
 from tests.console.webhook_receiver import Receiver
 from tests.service.conftest import STRIPE_SECRET
 from tests.service.harness import FRANCE, Account, Service, until
@@ -258,7 +258,7 @@ def test_every_page_is_usable(service: Service, browser: Chrome) -> None:
     values = {"account_id": account.id, "id": account.id, "month": time.strftime("%Y-%m", time.gmtime())}
     values["token"] = service.cli(*invite, "fay@example.org", account.id)["link"].rsplit("/", 1)[1]
     no_pages = ("/static/", ".csv", "/openid", "{request_id}")
-    paths = [route.split()[1] for route in RULES if route.startswith("GET ")]
+    paths = [page.path for page in PAGES if page.method == "GET"]
     pages = [path.format(**values) for path in paths if not any(part in path for part in no_pages)]
     assert len(pages) >= 20
     for page in pages:
