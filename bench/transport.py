@@ -20,8 +20,8 @@ from typing import Any
 import grpc  # type: ignore[import-untyped]
 import uvloop
 
+from deployments.transport import Server, connect
 from serve_app.contracts.limiting import Admit
-from serve_app.contracts.transport import Server, connect
 
 MESSAGE = [Admit("chatcmpl-" + "0" * 32, "gateway-1", "0" * 64, "svc-chat", 100, 1000, 270, 1100, "smollm2")]
 METHOD = "/bench/answer"

@@ -11,13 +11,13 @@ from ray import serve
 
 from deployments.metrics import RayMetrics
 from deployments.priority import yield_to_models
+from deployments.transport import Server
 from serve_app.accounting.accounting_service import AccountingService
 from serve_app.accounting.ledger import Ledger
 from serve_app.accounting.replies import ReplyQuota
 from serve_app.contracts import metrics
 from serve_app.contracts.books import Settlement
 from serve_app.contracts.commands import Command
-from serve_app.contracts.transport import Server
 from serve_app.settings import GatewayArgs
 
 

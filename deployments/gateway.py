@@ -28,9 +28,7 @@ from serve_app.contracts.accounting_shards import AccountingShards
 from serve_app.contracts.books import Settlement
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.limiting import AccountStatus
-from serve_app.contracts.request_log import FOLDER, RequestLog, find_lines
 from serve_app.contracts.spans import SpanExport
-from serve_app.contracts.spool import ORPHANS, Spool
 from serve_app.gateway.app import build_app
 from serve_app.gateway.authentication import Authenticator
 from serve_app.gateway.backends import Catalogue
@@ -43,6 +41,8 @@ from serve_app.gateway.settlements import Settlements
 from serve_app.gateway.tracing import Tracing
 from serve_app.model.orphans import Orphans, Seen, orphan_line
 from serve_app.settings import GatewayArgs, GatewaySettings, IdentifierSettings, parse
+from serve_app.storage.request_log import FOLDER, RequestLog, find_lines
+from serve_app.storage.spool import ORPHANS, Spool
 from serve_app.times import GATEWAY_STOPS_S
 
 FINISH_S = 15.0  # longer than a settlement takes to reach the ledger or the spool

@@ -20,13 +20,13 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
 from ray.serve.schema import ApplicationStatus
 
+from deployments.transport import Line
 from serve_app.contracts.books import Settlement
 from serve_app.contracts.calls import Unavailable, application_of, detached
 from serve_app.contracts.commands import Answer, Command, FindUnsettled
 from serve_app.contracts.errors import LedgerError
 from serve_app.contracts.generation import BackendEvent, GenerateCall, Rejected, Rejection
 from serve_app.contracts.ports import BackendUnavailable, SettleAnswer
-from serve_app.contracts.transport import Line
 
 TRANSPORT = (RayError, RayServeException, grpc.RpcError)
 # Serve's own choice, cloudpickle, takes up to four times as long and is for classes that the other side can't import.

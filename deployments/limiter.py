@@ -15,12 +15,12 @@ from ray.serve.handle import DeploymentHandle
 from deployments.handles import AccountingHandle
 from deployments.metrics import RayMetrics
 from deployments.priority import yield_to_models
+from deployments.transport import Server
 from serve_app.contracts import metrics
 from serve_app.contracts.accounting_shards import AccountingShards
 from serve_app.contracts.calls import boottime
 from serve_app.contracts.limiting import RECOVERY_S
 from serve_app.contracts.limits import Contract
-from serve_app.contracts.transport import Server
 from serve_app.limiter.admission import Admission
 from serve_app.limiter.limiter_service import LimiterService
 from serve_app.limiter.tenure import Tenure

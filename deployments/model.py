@@ -25,9 +25,7 @@ from serve_app.contracts.books import Settlement
 from serve_app.contracts.calls import shard_name
 from serve_app.contracts.generation import BackendEvent, GenerateCall
 from serve_app.contracts.ports import SettleAnswer
-from serve_app.contracts.request_log import RequestLog
 from serve_app.contracts.spans import SpanExport
-from serve_app.contracts.spool import ORPHANS, Spool, measure
 from serve_app.engine.errors import ModelError
 from serve_app.engine.port import EnginePort
 from serve_app.model.bundled import bundled_cache_dir, ensure_bundled_model
@@ -39,6 +37,8 @@ from serve_app.model.replica import Replica
 from serve_app.model.warm_up import warm_up
 from serve_app.scaling.signals import LoadMeter, ReplicaLoad
 from serve_app.settings import ModelArgs, home_dir
+from serve_app.storage.request_log import RequestLog
+from serve_app.storage.spool import ORPHANS, Spool, measure
 from serve_app.times import MODEL_STOPS_S
 
 logger = logging.getLogger("ray.serve")

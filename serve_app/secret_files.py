@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from serve_app.contracts.secret_keys import SecretKeys
 from serve_app.settings import SettingsError, is_placeholder, keeps_local_state
+from serve_app.storage.sealing import SecretKeys
 
 MIN_LENGTH: Final = 16  # characters; those that are made here have 43
 _VARIABLES: Final = (

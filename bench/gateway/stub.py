@@ -26,9 +26,9 @@ from serve_app.contracts.generation import (
     Rejection,
     Started,
 )
-from serve_app.contracts.spool import ORPHANS, Spool
 from serve_app.model.orphans import Orphans
 from serve_app.settings import home_dir
+from serve_app.storage.spool import ORPHANS, Spool
 
 
 @serve.deployment(name="Stub", max_ongoing_requests=2000, ray_actor_options={"num_cpus": 0})

@@ -10,8 +10,8 @@ from typing import Any, Final
 from bench.harness.command import say
 from bench.harness.servers import Launched, deployment, shipped_config
 from bench.routing.figures import Sent
-from serve_app.contracts.request_log import FOLDER, PATTERN
 from serve_app.model.bundled import ensure_bundled_model
+from serve_app.storage.request_log import FOLDER, PATTERN
 
 #: Name -> what it is.
 ROUTERS: Final = {

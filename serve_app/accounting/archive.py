@@ -38,8 +38,8 @@ from serve_app.accounting.schema import (
     usage,
 )
 from serve_app.contracts.errors import Conflict, InvalidValue
-from serve_app.contracts.spool import flush_folder
 from serve_app.contracts.units import DAY_S
+from serve_app.storage.spool_file import flush_folder
 
 #: Seconds after a month's end in which usage may still arrive from a spool, before the month can be archived. Half of
 #: it after the cut is closed for requests that the ledger does not know: it could not tell whether one was archived.

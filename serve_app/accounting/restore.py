@@ -27,8 +27,8 @@ from serve_app.accounting.schema import accounts, api_keys, head, limiter_holds,
 from serve_app.contracts.books import Difference
 from serve_app.contracts.commands import CheckBooks
 from serve_app.contracts.errors import Conflict, InvalidValue, LedgerError, SchemaMismatch
-from serve_app.contracts.spool import flush_folder
 from serve_app.contracts.units import DAY_S
+from serve_app.storage.spool_file import flush_folder
 
 # More than a ledger gives out between a backup and its loss.
 AHEAD: Final = 10**12

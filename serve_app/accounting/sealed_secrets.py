@@ -10,7 +10,8 @@ from serve_app.accounting.console_tables import alerts, notices, users
 from serve_app.accounting.database import Transaction
 from serve_app.accounting.registry import reads, writes
 from serve_app.contracts.errors import InvalidValue
-from serve_app.contracts.secret_keys import ListSealed, Reseal, SealedSecret, of_totp, of_webhooks
+from serve_app.contracts.sealed_secrets import ListSealed, Reseal, SealedSecret
+from serve_app.storage.sealing import of_totp, of_webhooks
 
 PAGE: Final = 200
 _TABLES: Final[dict[str, tuple[Table, Any]]] = {

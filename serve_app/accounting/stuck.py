@@ -16,7 +16,7 @@ from serve_app.accounting.schema import stuck_settlements, usage
 from serve_app.accounting.validation import check_page, equals
 from serve_app.contracts.books import Audit, Refusal, Settlement, SettlementRejected, StuckSettlement
 from serve_app.contracts.commands import FindUnsettled, ListStuck
-from serve_app.contracts.spool import decode, encode
+from serve_app.storage.settlement_lines import decode, encode
 
 MAX_ASKED = 1000
 

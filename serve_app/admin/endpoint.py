@@ -44,12 +44,12 @@ from serve_app.contracts.errors import (
 )
 from serve_app.contracts.limiting import Identity
 from serve_app.contracts.ports import BackendPort, BackendUnavailable, BooksPort
-from serve_app.contracts.request_log import Found
-from serve_app.contracts.secret_keys import SecretKeys
 from serve_app.gateway.authentication import Authenticator, bearer
 from serve_app.gateway.backends import Catalogue
 from serve_app.gateway.limiter_client import LimiterClient
 from serve_app.gateway.web import BodyReader
+from serve_app.storage.request_log import Found
+from serve_app.storage.sealing import SecretKeys
 
 RETRY_S = 0.5
 MAX_BYTES: Final = 64 * 1024

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 
-from serve_app.contracts.secret_keys import SecretKeys
+from serve_app.storage.sealing import SecretKeys
 
 
 @dataclass(frozen=True, slots=True)

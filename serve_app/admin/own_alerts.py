@@ -15,7 +15,7 @@ from serve_app.api import errors
 from serve_app.contracts import notices
 from serve_app.contracts.books import Audit
 from serve_app.contracts.limiting import Identity
-from serve_app.contracts.secret_keys import of_webhooks, seal
+from serve_app.storage.sealing import of_webhooks, seal
 from serve_app.webhook_address import BadAddress, pinned
 
 endpoint = Endpoints(TAG, "managementKey")

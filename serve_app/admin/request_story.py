@@ -16,7 +16,7 @@ from pydantic import AwareDatetime, BaseModel, Field, ValidationError
 from serve_app.admin.values import Count, Money, Reply
 from serve_app.contracts import metrics
 from serve_app.contracts.books import Outcome
-from serve_app.contracts.request_log import PHASES, TEXTS, Line
+from serve_app.storage.request_log import PHASES, TEXTS, Line
 
 _CHAT_ID: Final = "chatcmpl-"
 _TRACE_ID: Final = re.compile("[0-9a-f]{32}")

@@ -16,7 +16,7 @@ from serve_app.admin.values import FLAG, Query, Reply
 from serve_app.api import errors
 from serve_app.contracts import commands
 from serve_app.contracts.books import Audit
-from serve_app.contracts.request_log import Found
+from serve_app.storage.request_log import Found
 
 endpoint = Endpoints("Operator: Requests", "operatorKey")
 

@@ -6,7 +6,8 @@ from pydantic import Field
 
 from serve_app.admin.endpoint import AdminServices, Endpoints
 from serve_app.admin.values import Count, Reply
-from serve_app.contracts.secret_keys import ListSealed, is_current
+from serve_app.contracts.sealed_secrets import ListSealed
+from serve_app.storage.sealing import is_current
 
 endpoint = Endpoints("Operator: Keys", "operatorKey")
 

@@ -18,7 +18,7 @@ from serve_app.api import errors
 from serve_app.api.errors import ApiError
 from serve_app.contracts import commands
 from serve_app.contracts.books import UsageRecord, UsageRow
-from serve_app.contracts.exports import FORMATS, REQUEST_COLUMNS, Row, request_row
+from serve_app.storage.exports import FORMATS, REQUEST_COLUMNS, Row, request_row
 
 logger = logging.getLogger("ray.serve")
 

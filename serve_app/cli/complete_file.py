@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from serve_app.cli.output import CommandError
-from serve_app.contracts.spool import flush_folder
+from serve_app.storage.spool_file import flush_folder
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from serve_app.cli.command import Session, command
 from serve_app.cli.complete_file import complete_file
 from serve_app.cli.output import UsageError
 from serve_app.cli.usage import COUNTS, GROUPS, Filters, app, parse_filters, parse_groups
-from serve_app.contracts.exports import FORMATS, REQUEST_COLUMNS
+from serve_app.storage.exports import FORMATS, REQUEST_COLUMNS
 
 PAGE_SIZE = 1000  # requests; no more are in memory at once
 PATIENCE_S = 2.0  # an export that is done by then prints no progress

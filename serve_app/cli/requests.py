@@ -14,7 +14,7 @@ import typer
 
 from serve_app.cli.command import Session, command
 from serve_app.cli.output import CommandError, UsageError
-from serve_app.contracts.request_log import PATTERN, PHASES, TEXTS, Line, find_lines
+from serve_app.storage.request_log import PATTERN, PHASES, TEXTS, Line, find_lines
 
 TRACE_ID = "{trace_id}"
 

@@ -12,7 +12,7 @@ from serve_app.console.notifier import words
 from serve_app.console.web import WITH_COPY, Refused, Visit
 from serve_app.contracts import notices
 from serve_app.contracts.money import parse_amount
-from serve_app.contracts.secret_keys import of_webhooks, seal
+from serve_app.storage.sealing import of_webhooks, seal
 from serve_app.webhook_address import BadAddress, pinned
 
 LATEST: Final = 50

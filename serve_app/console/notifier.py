@@ -26,9 +26,9 @@ from serve_app.contracts.calls import repeat
 from serve_app.contracts.money import format_amount
 from serve_app.contracts.notices import ListNotices, Notice, RaiseAlarm, RecordAttempt, WatchAlerts, is_webhook
 from serve_app.contracts.ports import BooksPort
-from serve_app.contracts.secret_keys import SecretKeys, of_webhooks, unseal
 from serve_app.contracts.units import utc_text
 from serve_app.settings import MailSettings
+from serve_app.storage.sealing import SecretKeys, of_webhooks, unseal
 from serve_app.webhook_address import pinned
 
 logger = logging.getLogger("ray.serve")

@@ -20,7 +20,7 @@ from serve_app.console.web import Refused, Visit
 from serve_app.contracts import people
 from serve_app.contracts.errors import InvalidValue
 from serve_app.contracts.key_format import digest
-from serve_app.contracts.secret_keys import SecretKeys, seal, unseal
+from serve_app.storage.sealing import SecretKeys, seal, unseal
 
 logger = logging.getLogger("ray.serve")
 

@@ -16,7 +16,7 @@ from serve_app.contracts import people
 from serve_app.contracts.books import Audit
 from serve_app.contracts.errors import InvalidValue
 from serve_app.contracts.key_format import digest
-from serve_app.contracts.secret_keys import of_totp, seal, unseal
+from serve_app.storage.sealing import of_totp, seal, unseal
 
 logger = logging.getLogger("ray.serve")
 

@@ -9,7 +9,8 @@ from typing import Final
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.errors import LedgerError
 from serve_app.contracts.ports import BooksPort
-from serve_app.contracts.secret_keys import ListSealed, Reseal, SealedSecret, SecretKeys, is_current, seal, unseal
+from serve_app.contracts.sealed_secrets import ListSealed, Reseal, SealedSecret
+from serve_app.storage.sealing import SecretKeys, is_current, seal, unseal
 
 logger = logging.getLogger("ray.serve")
 

@@ -14,9 +14,9 @@ from serve_app.console.chart import stacked
 from serve_app.console.web import Refused, Visit
 from serve_app.contracts import commands
 from serve_app.contracts.books import UsageRow
-from serve_app.contracts.exports import REQUEST_COLUMNS, Csv, Row, request_row
 from serve_app.contracts.periods import Period, month_named, period_at
 from serve_app.contracts.units import DAY_S
+from serve_app.storage.exports import REQUEST_COLUMNS, Csv, Row, request_row
 
 _HOUR_S: Final = 3600.0
 HOURS: Final = "24 hours"

@@ -33,8 +33,8 @@ from serve_app.contracts.people import (
     TouchSession,
 )
 from serve_app.contracts.ports import BooksPort
-from serve_app.contracts.secret_keys import SecretKeys
 from serve_app.gateway.wrong_keys import client_address
+from serve_app.storage.sealing import SecretKeys
 
 COOKIE: Final = "console_session"
 VISIT: Final = "console_visit"  # before anybody has signed in: what a form's token is bound to

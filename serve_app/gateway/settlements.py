@@ -29,8 +29,8 @@ from serve_app.contracts.errors import LedgerUnavailable, SpoolFull
 from serve_app.contracts.limiting import OpenHold, Release, SpoolState
 from serve_app.contracts.metric import Metrics
 from serve_app.contracts.ports import SettleAnswer
-from serve_app.contracts.spool import Spool, measure
 from serve_app.gateway.limiter_client import LimiterClient
+from serve_app.storage.spool import Spool, measure
 
 logger = logging.getLogger("ray.serve")
 

@@ -29,8 +29,8 @@ from serve_app.contracts.errors import LedgerUnavailable, SpoolFull
 from serve_app.contracts.generation import Finished, FinishReason, GenerateCall
 from serve_app.contracts.money import format_amount
 from serve_app.contracts.ports import SettleAnswer
-from serve_app.contracts.spool import Spool
 from serve_app.contracts.units import utc_text
+from serve_app.storage.spool import Spool
 
 logger = logging.getLogger("ray.serve")
 

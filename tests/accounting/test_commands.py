@@ -18,7 +18,7 @@ from serve_app.contracts import (
     payments,
     people,
     recharges,
-    secret_keys,
+    sealed_secrets,
     served_commands,
 )
 from serve_app.contracts.commands import Command
@@ -30,7 +30,7 @@ SQLITE_AND_POSTGRESQL_DIFFER = ["\0", "a\0b", "\ud800"]  # PostgreSQL takes none
 
 
 def test_each_command_has_one_function_that_is_named_after_it() -> None:
-    files = (commands, served_commands, people, management, notices, operators, payments, recharges, secret_keys)
+    files = (commands, served_commands, people, management, notices, operators, payments, recharges, sealed_secrets)
     declared = {name: value for file in files for name, value in vars(file).items()}
     classes = [value for value in declared.values() if isinstance(value, type) and issubclass(value, Command)]
     # A retry of what is stuck settles, like Ledger.settle, and is one of its methods.

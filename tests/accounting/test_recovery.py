@@ -14,8 +14,8 @@ from serve_app.accounting.accounting_service import AccountingService
 from serve_app.contracts.accounting_shards import AccountingShards
 from serve_app.contracts.books import Settled, Settlement, SettlementRejected
 from serve_app.contracts.errors import LedgerError, LedgerUnavailable
-from serve_app.contracts.spool import Spool
 from serve_app.gateway.settlements import REPLAY_BATCH, Settlements
+from serve_app.storage.spool import Spool
 
 from .books import COST, Books
 

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from serve_app.contracts.notices import CreateAlert
 from serve_app.contracts.people import AcceptInvitation, ChangePerson, FindPerson, InvitePerson, Person
-from serve_app.contracts.secret_keys import (
-    ListSealed,
-    Reseal,
-    SecretKeys,
-    is_current,
-    of_totp,
-    of_webhooks,
-    seal,
-    unseal,
-)
+from serve_app.contracts.sealed_secrets import ListSealed, Reseal
+from serve_app.storage.sealing import SecretKeys, is_current, of_totp, of_webhooks, seal, unseal
 
 from .books import Books
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from serve_app.accounting.accounting_service import AccountingService
 from serve_app.contracts import key_format as keys
 from serve_app.contracts.books import Settled
-from serve_app.contracts.spool import Spool
+from serve_app.storage.spool import Spool
 
 from .books import COST, NOON, Books, Ledger
 

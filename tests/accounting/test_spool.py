@@ -18,7 +18,9 @@ import pytest
 
 from serve_app.contracts.books import Settled, Settlement, SettlementRejected, StoredReply
 from serve_app.contracts.errors import InvalidValue, LedgerUnavailable, SpoolBusy, SpoolFull
-from serve_app.contracts.spool import Settle, Spool, _SpoolFile, from_line, to_line
+from serve_app.storage.settlement_lines import from_line, to_line
+from serve_app.storage.spool import Settle, Spool
+from serve_app.storage.spool_file import SpoolFile
 
 from .books import COST, Books, settlement
 
@@ -302,7 +304,7 @@ ENDLESS = """
 import itertools, sys
 from serve_app.contracts.books import Outcome, Settlement
 from serve_app.contracts.money import Price
-from serve_app.contracts.spool import Spool
+from serve_app.storage.spool import Spool
 
 spool = Spool(sys.argv[1], "gateway")
 for number in itertools.count():
@@ -337,7 +339,7 @@ def test_a_spool_name_is_a_plain_file_name(tmp_path: Path, name: str) -> None:
 
 def test_the_spool_shrinks_as_it_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a crash in the middle of a replay repeats is one file, however much was spooled."""
-    monkeypatch.setattr("serve_app.contracts.spool.FILE_BYTES", 64 * len(to_line(one("r000"))))
+    monkeypatch.setattr("serve_app.storage.spool.FILE_BYTES", 64 * len(to_line(one("r000"))))
     spool = Spool(tmp_path, "gateway-1")
     names = [f"r{number:03}" for number in range(300)]
     for name in names:
@@ -436,7 +438,7 @@ def test_what_is_not_flushed_survives_the_process(tmp_path: Path, monkeypatch: p
 
 
 def test_what_a_disk_did_not_flush_is_flushed_by_the_next_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve_app.contracts.spool.FILE_BYTES", 1)  # a file for each settlement
+    monkeypatch.setattr("serve_app.storage.spool.FILE_BYTES", 1)  # a file for each settlement
     spool = Spool(tmp_path, "replica-1", suffix=".orphans", flushed=False)
     for name in ("r1", "r2", "r3"):
         spool.append(one(name))
@@ -464,7 +466,7 @@ def test_a_spool_that_cannot_be_read_keeps_no_other_one_from_being_adopted(
         dead = Spool(tmp_path, name)
         dead.append(one(name))
         dead.close()
-    opened = _SpoolFile.open_locked
+    opened = SpoolFile.open_locked
 
     def refuses(path: Path, **options: Any) -> Any:
         if path.name.startswith("dead-2"):
@@ -472,7 +474,7 @@ def test_a_spool_that_cannot_be_read_keeps_no_other_one_from_being_adopted(
         return opened(path, **options)
 
     spool = Spool(tmp_path, "alive")
-    monkeypatch.setattr(_SpoolFile, "open_locked", refuses)
+    monkeypatch.setattr(SpoolFile, "open_locked", refuses)
     with caplog.at_level(logging.ERROR):
         assert ids(spool.adopt_orphans()) == ["dead-1", "dead-3"]
     assert "dead-2.spool" in caplog.text
@@ -486,14 +488,14 @@ def test_settlements_are_appended_while_a_large_spool_is_adopted(
     dead.append(one("r1"))
     dead.close()
     reads, go = threading.Event(), threading.Event()
-    lines = _SpoolFile.lines
+    lines = SpoolFile.lines
 
-    def slow(file: _SpoolFile) -> Any:
+    def slow(file: SpoolFile) -> Any:
         reads.set()
         assert go.wait(600)
         return lines(file)
 
-    monkeypatch.setattr(_SpoolFile, "lines", slow)
+    monkeypatch.setattr(SpoolFile, "lines", slow)
     spool = Spool(tmp_path, "alive")
     adopting = threading.Thread(target=spool.adopt_orphans)
     adopting.start()

@@ -14,8 +14,8 @@ import pytest
 
 from serve_app.admin import usage
 from serve_app.contracts.commands import Command, ListUsage
-from serve_app.contracts.exports import REQUEST_COLUMNS
 from serve_app.contracts.money import parse_amount
+from serve_app.storage.exports import REQUEST_COLUMNS
 from tests.accounting.books import settlement
 from tests.gateway.answers import refused
 from tests.gateway.billed import START, bill

@@ -14,7 +14,7 @@ from serve_app.contracts.books import Outcome, Refusal, Settlement, SettlementRe
 from serve_app.contracts.commands import Command
 from serve_app.contracts.key_format import digest
 from serve_app.contracts.money import Price
-from serve_app.contracts.secret_keys import SecretKeys
+from serve_app.storage.sealing import SecretKeys
 from tests.gateway.answers import refused
 from tests.gateway.world import NANO, OPERATOR, SECRET, World
 

@@ -17,9 +17,9 @@ from serve_app.admin.request_story import tell
 from serve_app.contracts import key_format as keys
 from serve_app.contracts.accounting_shards import AccountingShards
 from serve_app.contracts.generation import Delta, Finished, FinishReason, Started
-from serve_app.contracts.request_log import Found, find_lines
 from serve_app.gateway.observer import log_line
 from serve_app.model.orphans import Orphans, Seen, orphan_line
+from serve_app.storage.request_log import Found, find_lines
 from tests.gateway.connections import Call
 from tests.gateway.world import World, says, until
 

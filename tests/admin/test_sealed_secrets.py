@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 
 from serve_app.contracts.notices import CreateAlert
-from serve_app.contracts.secret_keys import SecretKeys, of_webhooks, seal
+from serve_app.storage.sealing import SecretKeys, of_webhooks, seal
 from tests.gateway.world import SECRET, World
 
 NEXT = b"the secret that follows it"

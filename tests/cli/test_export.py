@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.contracts.exports import REQUEST_COLUMNS, Csv, JsonArray
+from serve_app.storage.exports import REQUEST_COLUMNS, Csv, JsonArray
 
 from .conftest import Run
 from .fake_service import FakeService, error

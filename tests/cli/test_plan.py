@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.contracts.exports import REQUEST_COLUMNS, Csv
+from serve_app.storage.exports import REQUEST_COLUMNS, Csv
 
 from .conftest import Run
 from .fake_service import FakeService

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from serve_app.contracts.request_log import find_lines
 from serve_app.gateway.observer import log_line
+from serve_app.storage.request_log import find_lines
 from tests.gateway.connections import chat_body
 from tests.gateway.world import World, until
 

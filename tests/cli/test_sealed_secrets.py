@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from serve_app.contracts.notices import CreateAlert, RemoveAlert
-from serve_app.contracts.secret_keys import SecretKeys, of_webhooks, seal
+from serve_app.storage.sealing import SecretKeys, of_webhooks, seal
 from tests.gateway.world import SECRET
 
 from .conftest import Run

@@ -28,7 +28,7 @@ from serve_app.contracts.commands import Command
 from serve_app.contracts.key_format import digest
 from serve_app.contracts.limiting import AccountStatus
 from serve_app.contracts.operators import SetOperatorRole
-from serve_app.contracts.secret_keys import SecretKeys
+from serve_app.storage.sealing import SecretKeys
 from tests.accounting.books import NOON, Clock, Ledger
 
 from . import stripe_stand_in

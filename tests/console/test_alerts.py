@@ -20,9 +20,9 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 from serve_app.console.notifier import AGAIN_S, Notifier
 from serve_app.contracts.notices import CreateAlert, ListNotices
-from serve_app.contracts.secret_keys import SecretKeys, of_webhooks, seal
 from serve_app.launch.preflight import free_port
 from serve_app.settings import MailSettings
+from serve_app.storage.sealing import SecretKeys, of_webhooks, seal
 from tests.accounting.books import NOON
 
 from .conftest import PASSWORD, House, submit

@@ -20,9 +20,9 @@ from serve_app.console.notifier import Notifier
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.commands import Command
 from serve_app.contracts.notices import ListNotices, Notice, RecordAttempt, WatchAlerts
-from serve_app.contracts.secret_keys import SecretKeys
 from serve_app.launch.preflight import free_port
 from serve_app.settings import MailSettings
+from serve_app.storage.sealing import SecretKeys
 from tests.accounting.books import NOON
 
 from .webhook_receiver import Receiver

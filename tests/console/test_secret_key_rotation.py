@@ -8,8 +8,9 @@ import pytest
 from serve_app.console.openid import OpenId
 from serve_app.console.resealing import Resealing
 from serve_app.contracts.notices import CreateAlert
-from serve_app.contracts.secret_keys import ListSealed, SecretKeys, is_current, of_webhooks, seal, unseal
+from serve_app.contracts.sealed_secrets import ListSealed
 from serve_app.settings import OpenIdSettings
+from serve_app.storage.sealing import SecretKeys, is_current, of_webhooks, seal, unseal
 
 from .conftest import CSRF, PASSWORD, SECRET, House, submit
 from .openid_provider import CLIENT, Provider

@@ -6,7 +6,7 @@ import pyotp
 import pytest
 
 from serve_app.console.attempts import OF_ADDRESS, OF_EMAIL, WINDOW_S
-from serve_app.contracts.secret_keys import SecretKeys
+from serve_app.storage.sealing import SecretKeys
 
 from .conftest import CSRF, PASSWORD, House, submit
 

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from serve_app.contracts import calls, transport
+from deployments import transport
+from serve_app.contracts import calls
 from serve_app.contracts.calls import Unavailable
 
 

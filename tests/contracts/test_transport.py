@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from serve_app.contracts import transport
+from deployments import transport
 from serve_app.contracts.calls import Unavailable
 
 
@@ -113,5 +113,5 @@ async def test_connecting_to_an_unknown_address_returns_none() -> None:
 
 
 async def test_a_process_of_another_user_is_refused(other: Other, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve_app.contracts.transport.os.geteuid", lambda: 4_000_000)
+    monkeypatch.setattr("deployments.transport.os.geteuid", lambda: 4_000_000)
     assert await transport.connect(other.address) is None

@@ -13,9 +13,9 @@ import pytest
 
 from serve_app.accounting import accounting_service
 from serve_app.admin import endpoint
-from serve_app.contracts import spool
 from serve_app.gateway import authentication, key_moves, lifecycle, limiter_client, reruns, settlements, web
 from serve_app.limiter import limiter_service as limiter
+from serve_app.storage import spool, spool_file
 from tests.gateway.world import OPERATOR, PATIENT_S, World
 
 
@@ -43,6 +43,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web, "GRACE_S", PATIENT_S)
     monkeypatch.setattr(web, "LATE_S", PATIENT_S)
     monkeypatch.setattr(spool, "flush_folder", lambda _: None)
+    monkeypatch.setattr(spool_file, "flush_folder", lambda _: None)
 
 
 @pytest.fixture

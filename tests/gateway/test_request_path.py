@@ -20,10 +20,10 @@ import pytest
 from serve_app.contracts import limiting
 from serve_app.contracts.generation import BackendEvent, Delta, Finished, FinishReason, GenerateCall, Started
 from serve_app.contracts.limits import Contract
-from serve_app.contracts.spool import ORPHANS, Spool
 from serve_app.limiter.pressure import Tuning
 from serve_app.model.orphans import Orphans
 from serve_app.model.replica import Replica
+from serve_app.storage.spool import ORPHANS, Spool
 from tests.gateway.world import World, until
 from tests.model.test_replica import ScriptedEngine
 
@@ -33,7 +33,7 @@ SHELLS = {
     "deployments/handles.py",
     "deployments/metrics.py",
     "deployments/model.py",
-    "serve_app/contracts/transport.py",
+    "deployments/transport.py",
 }
 
 

@@ -13,11 +13,11 @@ import pytest
 from serve_app.contracts.books import Outcome
 from serve_app.contracts.generation import Delta, Finished, FinishReason, GenerateCall, Started
 from serve_app.contracts.ports import BackendUnavailable
-from serve_app.contracts.spool import ORPHANS, Spool
 from serve_app.gateway import reruns
 from serve_app.gateway.observer import log_line
 from serve_app.model import orphans
 from serve_app.model.orphans import Orphans
+from serve_app.storage.spool import ORPHANS, Spool
 from tests.gateway.connections import Call
 from tests.gateway.world import World, price, says, settled, until
 

@@ -11,7 +11,7 @@ import pytest
 from serve_app.contracts import key_format as keys
 from serve_app.contracts.key_format import MANAGEMENT
 from serve_app.contracts.management import CreateManagementKey
-from serve_app.contracts.secret_keys import SecretKeys
+from serve_app.storage.sealing import SecretKeys
 from tests.gateway.world import SECRET, World
 
 NEXT = b"the secret that follows it"

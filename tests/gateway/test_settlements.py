@@ -18,9 +18,9 @@ from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.errors import LedgerUnavailable
 from serve_app.contracts.generation import Delta, Started
 from serve_app.contracts.money import Price
-from serve_app.contracts.spool import Spool
 from serve_app.gateway import settlements
 from serve_app.gateway.settlements import Settlements
+from serve_app.storage.spool import Spool
 from tests.gateway.connections import Call
 from tests.gateway.world import PATIENT_S, Counts, World, price, says, until
 

@@ -32,8 +32,6 @@ from serve_app.contracts.generation import BackendEvent, Delta, Finished, Finish
 from serve_app.contracts.limits import Contract
 from serve_app.contracts.metric import Metric
 from serve_app.contracts.ports import BackendUnavailable
-from serve_app.contracts.secret_keys import SecretKeys
-from serve_app.contracts.spool import Spool
 from serve_app.gateway.app import build_app
 from serve_app.gateway.authentication import Authenticator
 from serve_app.gateway.backends import Catalogue
@@ -46,6 +44,8 @@ from serve_app.gateway.wrong_keys import WrongKeys
 from serve_app.limiter.admission import Admission
 from serve_app.limiter.limiter_service import LimiterService
 from serve_app.settings import GatewaySettings, IdentifierSettings
+from serve_app.storage.sealing import SecretKeys
+from serve_app.storage.spool import Spool
 from tests.accounting.books import Ledger
 from tests.gateway import quick_ledger
 from tests.gateway.quick_ledger import NANO, SECRET

@@ -10,10 +10,10 @@ import pytest
 
 from deployments.model import Model
 from serve_app import secret_files
-from serve_app.contracts.secret_keys import SecretKeys
 from serve_app.launch.driver import driver_environment
 from serve_app.launch.preflight import free_port
 from serve_app.settings import GatewayArgs, SettingsError
+from serve_app.storage.sealing import SecretKeys
 
 GOOD = "b3BlbnNzbCByYW5kIC1iYXNlNjQgMzI="
 DATABASE = "postgresql+psycopg://serve:secret@db.internal:5432/ledger"

@@ -15,11 +15,11 @@ import pytest
 from serve_app.contracts.books import Outcome, Refusal, Settled, Settlement, SettlementRejected
 from serve_app.contracts.errors import LedgerUnavailable
 from serve_app.contracts.generation import Delta, Finished, FinishReason, Started
-from serve_app.contracts.spool import ORPHANS, Spool
 from serve_app.contracts.trace_context import TraceCall
 from serve_app.model import orphans
 from serve_app.model.orphans import Orphans, Seen
 from serve_app.model.replica import Replica
+from serve_app.storage.spool import ORPHANS, Spool
 from tests.model.test_replica import ScriptedEngine, a_call
 
 SETTLED = Settled("r", 30, 70, 2)

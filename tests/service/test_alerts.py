@@ -28,7 +28,7 @@ from dashboards.exported import REPLICA_STARTS
 from dashboards.query import Prometheus
 from serve_app.contracts.books import Outcome, Settlement
 from serve_app.contracts.money import Price
-from serve_app.contracts.spool import Spool
+from serve_app.storage.spool import Spool
 from tests.service.harness import FRANCE, PRICE_CACHED, PRICE_IN, PRICE_OUT, Account, Service, until
 from tests.service.prometheus import SHIPPED, scraping, shortened
 from tests.service.started import started

@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from serve_app.contracts.spool import from_line
+from serve_app.storage.settlement_lines import from_line
 from tests.service.harness import FRANCE, HELD, Service, nano, until
 from tests.service.replies import reply
 

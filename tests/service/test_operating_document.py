@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from serve_app.contracts.books import Refusal, SettlementRejected
-from serve_app.contracts.spool import Spool
+from serve_app.storage.spool import Spool
 from tests.accounting.books import COST, Books, Clock, Ledger, settlement
 from tests.service.harness import nano, until
 from tests.service.operating.document import left_over, sections

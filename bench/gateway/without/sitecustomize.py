@@ -117,7 +117,7 @@ def is_switched_off() -> bool:
 _switch: dict[str, Any] = {"looked": 0.0, "off": False}
 
 SPEEDUPS: Final = {
-    "sockets": Speedup("local sockets beside Serve's calls", "serve_app.contracts.transport", _sockets),
+    "sockets": Speedup("local sockets beside Serve's calls", "deployments.transport", _sockets),
     "joined-asks": Speedup(
         "asks to the limiter that wait travel in one call", "serve_app.gateway.limiter_client", _coalescer
     ),

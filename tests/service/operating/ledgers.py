@@ -16,7 +16,7 @@ import pytest
 
 from serve_app.contracts import commands
 from serve_app.contracts.errors import LedgerUnavailable
-from serve_app.contracts.spool import Spool
+from serve_app.storage.spool import Spool
 from tests.accounting.books import COST, Books, Ledger, settlement
 from tests.service.harness import nano, until
 from tests.service.operating import postgres

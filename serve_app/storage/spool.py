@@ -10,24 +10,20 @@ Keep the folder on a local disk: the locks are `flock`.
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import fcntl
-import json
 import logging
 import os
 import re
 import threading
 import time
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, replace
-from itertools import islice, takewhile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 
-from serve_app.contracts.books import Outcome, Settled, Settlement, SettlementRejected, StoredReply
+from serve_app.contracts.books import Settled, Settlement, SettlementRejected
 from serve_app.contracts.errors import InvalidValue, SpoolBusy, SpoolFull
-from serve_app.contracts.money import Price
+from serve_app.storage.settlement_lines import reply_size, to_line
+from serve_app.storage.spool_file import SpoolFile, flush_folder
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +32,6 @@ Settle = Callable[[Sequence[Settlement]], Sequence[Settled | SettlementRejected]
 REPLAY_BATCH = 64
 SUFFIX = ".spool"
 ORPHANS = ".orphans"  # of model replicas: settlements that count only if no gateway makes a better one
-REFUSED = ".refused"  # lines that cannot be read, and what the ledger neither took nor kept: for the operator
 FILE_BYTES = 2**20
 REPLIES = 0.25  # of the bound, for the stored replies: the rest is for usage
 
@@ -63,11 +58,11 @@ class Spool:
         self._replaying = threading.Lock()
         self._begun = 0  # files after the first one
         self._has_new_file = True  # that the folder may forget with the machine
-        own = _SpoolFile.open_locked(self._folder / (name + suffix), create=True, flushed=flushed)
+        own = SpoolFile.open_locked(self._folder / (name + suffix), create=True, flushed=flushed)
         if own is None:
             raise SpoolBusy(f"spool {name!r} in {self._folder} belongs to a running process: choose another name")
         self._own = own
-        self._earlier: list[_SpoolFile] = []  # adopted ones, and full ones of this process
+        self._earlier: list[SpoolFile] = []  # adopted ones, and full ones of this process
 
     @property
     def size(self) -> int:
@@ -108,7 +103,7 @@ class Spool:
             replies = int(REPLIES * self.max_bytes) - sum(file.reply_bytes for file in self._files())
             reply_bytes = 0
             for settlement in settlements:
-                size = _reply_size(settlement)
+                size = reply_size(settlement)
                 if size and size > replies - reply_bytes:
                     logger.warning(
                         "the spool has no room for the reply to %s: only its usage waits", settlement.request_id
@@ -188,7 +183,7 @@ class Spool:
         return adopted
 
     def _adopt(self, path: Path) -> list[Settlement]:
-        file = _SpoolFile.open_locked(path, create=False, flushed=self._flushed)
+        file = SpoolFile.open_locked(path, create=False, flushed=self._flushed)
         if file is None:
             return []
         try:
@@ -200,7 +195,7 @@ class Spool:
             file.delete()
             return []
         logger.warning("adopted %s with %d settlements of a process that is gone", path.name, len(waiting))
-        file.reply_bytes = sum(map(_reply_size, waiting))
+        file.reply_bytes = sum(map(reply_size, waiting))
         with self._lock:
             self._earlier.append(file)
         return waiting
@@ -215,7 +210,7 @@ class Spool:
                     file.close()
             self._earlier = []
 
-    def _files(self) -> list[_SpoolFile]:
+    def _files(self) -> list[SpoolFile]:
         return [*self._earlier, self._own]
 
     def _begin_file(self) -> None:
@@ -224,7 +219,7 @@ class Spool:
         # "+" is in no spool's name, so no other process has this file.
         path = self._folder / f"{self._name}+{self._begun}{self._suffix}"
         try:
-            file = _SpoolFile.open_locked(path, create=True, flushed=self._flushed)
+            file = SpoolFile.open_locked(path, create=True, flushed=self._flushed)
         except OSError as error:
             raise SpoolFull(f"cannot write to {path}: {error}; admit nothing until the disk is well") from error
         if file is not None:
@@ -232,7 +227,7 @@ class Spool:
             self._own, self._has_new_file = file, True
 
     def _settle_batch(
-        self, file: _SpoolFile, settle: Settle, is_due: Callable[[Settlement], bool] | None, most: int
+        self, file: SpoolFile, settle: Settle, is_due: Callable[[Settlement], bool] | None, most: int
     ) -> bool:
         """Settles the next lines of a file; false when there are none. Other threads append meanwhile."""
         with self._lock:
@@ -257,206 +252,7 @@ class Spool:
         return True
 
 
-class _SpoolFile:
-    """One open, locked file. Calls must not overlap."""
-
-    def __init__(self, path: Path, descriptor: int, flushed: bool) -> None:
-        self.path = path
-        self._flushed = flushed
-        self.size = os.fstat(descriptor).st_size
-        self._descriptor = descriptor
-        self._settled = 0  # bytes at the start that are settled already
-        self.waiting = 0  # lines that are not settled
-        self.reply_bytes = 0  # of the file, for replies
-        self.unflushed = False
-        # The end of a line was lost in a crash: the next one begins on a line of its own.
-        self._ragged = self.size > 0 and os.pread(descriptor, 1, self.size - 1) != b"\n"
-        if self.size:
-            with open(descriptor, "rb", closefd=False) as file:
-                file.seek(0)
-                self.waiting = sum(line != b"\n" for line in file)
-
-    @property
-    def has_more(self) -> bool:
-        return self._settled < self.size
-
-    @classmethod
-    def open_locked(cls, path: Path, *, create: bool, flushed: bool) -> _SpoolFile | None:
-        """The file, or None if another process has it or, without `create`, it does not exist."""
-        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        while True:
-            try:
-                descriptor = os.open(path, flags, 0o600)
-            except FileNotFoundError:
-                return None
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(descriptor)
-                return None
-            try:
-                # Between open and lock, the owner before may have emptied and removed it.
-                with contextlib.suppress(FileNotFoundError):
-                    if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                        if create and flushed:
-                            flush_folder(path.parent)
-                        return cls(path, descriptor, flushed)
-            except BaseException:
-                os.close(descriptor)  # else it would be locked as long as this process lives
-                raise
-            os.close(descriptor)
-
-    def append(self, lines: Sequence[bytes]) -> None:
-        """Adds lines and flushes them, or leaves the file as it was."""
-        data = b"".join(lines)
-        if self._ragged:
-            data = b"\n" + data
-        try:
-            written = os.write(self._descriptor, data)
-            if written != len(data):
-                raise OSError(f"only {written} of {len(data)} bytes were written")
-            if self._flushed:
-                os.fsync(self._descriptor)
-        except OSError as error:
-            try:
-                os.ftruncate(self._descriptor, self.size)
-            except OSError:
-                self._ragged = True
-                self.size = os.fstat(self._descriptor).st_size
-            raise SpoolFull(f"cannot write to {self.path}: {error}; admit nothing until the disk is well") from error
-        self.unflushed = not self._flushed
-        self._ragged = False
-        self.size += len(data)
-        self.waiting += len(lines)
-
-    def duplicate(self) -> int:
-        """A descriptor of its own, to flush what was appended until now: another thread may close this file."""
-        self.unflushed = False
-        return os.dup(self._descriptor)
-
-    def first(self) -> Settlement | None:
-        """The first that is not settled."""
-        return next((settlement for _, raw in self._raw_lines() if (settlement := from_line(raw)) is not None), None)
-
-    def lines(self) -> Iterator[tuple[int, bytes, Settlement | None]]:
-        """What is not settled: (offset after the line, the line, its settlement or None if it cannot be read)."""
-        return ((offset, raw, self.read(offset, raw)) for offset, raw in self._raw_lines())
-
-    def next_lines(self, limit: int) -> list[tuple[int, bytes]]:
-        """The first `limit` that are not settled: (offset after it, line); empties the file when there are none."""
-        lines = list(islice(self._raw_lines(), limit))
-        if not lines and self.size:
-            self.mark_settled(self.size, 0)
-        return lines
-
-    def read(self, offset: int, raw: bytes) -> Settlement | None:
-        """The settlement of a line that ends at `offset`."""
-        settlement = from_line(raw)
-        if settlement is None:
-            logger.warning("%s: skipping a torn or damaged line that ends at byte %d", self.path.name, offset)
-        return settlement
-
-    def _raw_lines(self) -> Iterator[tuple[int, bytes]]:
-        offset = self._settled
-        with open(self._descriptor, "rb", closefd=False) as file:
-            file.seek(offset)
-            for raw in file:
-                offset += len(raw)
-                if raw != b"\n":
-                    yield offset, raw
-
-    def mark_settled(self, offset: int, settled: int) -> None:
-        """Marks all before `offset`, which are `settled` lines, as settled."""
-        self._settled = offset
-        self.waiting -= settled
-        if offset == self.size:
-            os.ftruncate(self._descriptor, 0)
-            # Before the flush, which may fail: what is appended from here on begins at the file's beginning.
-            self.size = self._settled = self.waiting = self.reply_bytes = 0
-            if self._flushed:
-                os.fsync(self._descriptor)
-
-    def set_aside(self, lines: Sequence[bytes]) -> None:
-        """Keeps lines that will never settle, on disk, before they leave the spool."""
-        beside = self.path.with_name(self.path.name + REFUSED)
-        with open(beside, "ab") as file:
-            file.writelines(line if line.endswith(b"\n") else line + b"\n" for line in lines)
-            file.flush()
-            os.fsync(file.fileno())
-        flush_folder(beside.parent)
-
-    def delete(self) -> None:
-        """Deletes it, then unlocks it."""
-        with contextlib.suppress(FileNotFoundError):
-            self.path.unlink()
-        self.close()
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-
-_FIELDS = frozenset(field.name for field in fields(Settlement))
-# Without the epoch: an earlier release does not read lines with fields that it does not know.
-_NAMES = tuple(field.name for field in fields(Settlement) if field.name != "epoch")
-_to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-
-
-def to_line(settlement: Settlement) -> bytes:
-    body = encode(settlement)
-    return b"%08x %s\n" % (zlib.crc32(body), body)
-
-
-def from_line(line: bytes) -> Settlement | None:
-    """The settlement of a line, or None if the line is torn or cannot be read by this release."""
-    checksum, _, body = line.rstrip(b"\n").partition(b" ")
-    return decode(body) if checksum == b"%08x" % zlib.crc32(body) else None
-
-
-def encode(settlement: Settlement) -> bytes:
-    """JSON, in ASCII. Raises TypeError or ValueError for what was never a settlement."""
-    # `dataclasses.asdict` takes five times as long, on the path of every request.
-    values = {name: getattr(settlement, name) for name in _NAMES}
-    # Optional fields that are not set are left out, so that a release that does not know them can read it too.
-    values = {name: value for name, value in values.items() if value is not None}
-    price = settlement.price
-    values["price"] = {"input": price.input, "cached_input": price.cached_input, "output": price.output}
-    if (reply := settlement.reply) is not None:
-        body = base64.b64encode(reply.body).decode()
-        values["reply"] = {"idempotency_key": reply.idempotency_key, "fingerprint": reply.fingerprint, "body": body}
-    return _to_json(values).encode()
-
-
-def decode(body: bytes) -> Settlement | None:
-    """The settlement that `encode` has encoded, in this release or another; None if it cannot be read."""
-    try:
-        found = json.loads(body)
-        # Fields that a later release has added do not keep this one from billing what it knows.
-        values = {name: value for name, value in found.items() if name in _FIELDS}
-        price = Price(*(found["price"][name] for name in ("input", "cached_input", "output")))
-        values |= {"price": price, "outcome": Outcome(found["outcome"])}
-        if (reply := found.get("reply")) is not None:
-            known = {name: reply[name] for name in ("idempotency_key", "fingerprint")}
-            values["reply"] = StoredReply(**known, body=base64.b64decode(reply["body"], validate=True))
-        return Settlement(**values)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None
-
-
 def measure(spool: Spool) -> tuple[int, int, float]:
     """For metrics: settlements that wait, bytes, and seconds since the end of the request that waits longest."""
     waiting, oldest_at = spool.waiting, spool.oldest_at
     return waiting, spool.size, 0.0 if oldest_at is None else max(0.0, time.time() - oldest_at)
-
-
-def _reply_size(settlement: Settlement) -> int:
-    """Bytes of its reply in a line, about."""
-    return 0 if settlement.reply is None else len(settlement.reply.body) * 4 // 3
-
-
-def flush_folder(folder: Path) -> None:
-    """Makes the names of its files survive the machine."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

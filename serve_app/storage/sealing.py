@@ -14,15 +14,13 @@ import binascii
 import contextlib
 import hmac
 import secrets
-from dataclasses import dataclass, field
-from typing import Final, Literal
+from dataclasses import dataclass
+from typing import Final
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
-from serve_app.contracts.commands import Command
 
 _SEPARATOR: Final = "."
 _NONCE_BYTES: Final = 12
@@ -83,34 +81,6 @@ def of_totp(user_id: str) -> str:
 def of_webhooks(account_id: str) -> str:
     """The purpose of the secrets that an account's webhooks are signed with."""
     return f"webhooks of {account_id}"
-
-
-@dataclass(frozen=True, slots=True)
-class SealedSecret:
-    """A secret as it is stored in a row of a table."""
-
-    table: Literal["users", "alerts", "notices"]
-    row_id: str
-    purpose: str
-    stored: str = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class ListSealed(Command[tuple[list[SealedSecret], str | None]]):
-    """Returns up to 200 sealed secrets that are in use, and `after` of the next page; None at the end."""
-
-    after: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Reseal(Command[int]):
-    """Replaces secrets that are still stored as they were listed; returns their number.
-
-    `resealed` has one text for each of `sealed`. Raises InvalidValue.
-    """
-
-    sealed: tuple[SealedSecret, ...]
-    resealed: tuple[str, ...] = field(repr=False)
 
 
 def _opens(sealed: str, keys: SecretKeys, purpose: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from serve_app.contracts.secret_keys import SecretKeys, is_current, of_totp, of_webhooks, seal, unseal
+from serve_app.storage.sealing import SecretKeys, is_current, of_totp, of_webhooks, seal, unseal
 
 KEY, OTHER = SecretKeys(b"a secret key"), SecretKeys(b"another secret key")
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from serve_app.contracts import request_log
-from serve_app.contracts.request_log import FOLDER, KEPT, SEARCH_LINES, Found, RequestLog, find_lines
+from serve_app.storage import request_log
+from serve_app.storage.request_log import FOLDER, KEPT, SEARCH_LINES, Found, RequestLog, find_lines
 
 
 def line(number: int, **more: Any) -> dict[str, Any]:

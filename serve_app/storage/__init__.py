@@ -1,0 +1,1 @@
+"""What processes keep on their own disks, and the formats that they write: spools, request logs, exports, seals."""
