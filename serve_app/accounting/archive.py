@@ -24,8 +24,9 @@ from typing import Any
 from sqlalchemy import Connection, delete, func, insert, or_, select, update
 
 from serve_app.accounting.check_books import Part, compare_part
-from serve_app.accounting.checkpoints import ROWS, advance, begin_checkpoint, next_part, remove_old
+from serve_app.accounting.checkpoints import advance, begin_checkpoint, next_part, remove_old
 from serve_app.accounting.database import Database
+from serve_app.accounting.dialects import rows_at_once
 from serve_app.accounting.journal import EntryKind
 from serve_app.accounting.schema import (
     archives,
@@ -44,7 +45,6 @@ from serve_app.storage.spool_file import flush_folder
 #: Seconds after a month's end in which usage may still arrive from a spool, before the month can be archived. Half of
 #: it after the cut is closed for requests that the ledger does not know: it could not tell whether one was archived.
 SETTLING_S = 2 * DAY_S
-REMOVED = {"sqlite": 500, "postgresql": 5000}  # entries at once
 _FILES = {"usage": usage, "journal_entries": journal_entries, "postings": postings}
 _MANIFEST = "manifest.json"
 
@@ -165,7 +165,7 @@ def _last_before(connection: Connection, number: Any, at: Any, last: int, cutoff
 
 
 def _next(connection: Connection, at: Any, entry: int, number: int) -> Part:
-    part = next_part(connection, at, ROWS[connection.dialect.name])
+    part = next_part(connection, at, rows_at_once(connection))
     return Part(at.entry, at.number, min(part.entry or 0, entry), min(part.number or 0, number))
 
 
@@ -214,7 +214,7 @@ def _remove(database: Database, before: str, now: float, progress: Progress) -> 
         earlier = archives.c.before < before
         ends = func.coalesce(func.max(archives.c.entry), 0), func.coalesce(func.max(archives.c.number), 0)
         entry, number = connection.execute(select(*ends).where(earlier)).one()
-    size = REMOVED[database.engine.dialect.name]
+        size = max(1, rows_at_once(connection) // 4)
     while row.removed_at is None and (entry < row.entry or number < row.number):
         part = Part(entry, number, min(entry + size, row.entry), min(number + size, row.number))
         with database.aside() as connection:

@@ -36,7 +36,7 @@ def back_up(database: Database, file: IO[bytes], folder: Path, progress: Progres
     """Writes a backup; `folder` has room for a copy of a SQLite ledger. Raises LedgerError."""
     database.expect_head()
     with zipfile.ZipFile(file, "w") as archive:
-        write = _write_sqlite if database.engine.dialect.name == "sqlite" else _write_postgresql
+        write = _write_sqlite if database.kind == "sqlite" else _write_postgresql
         manifest = write(database, archive, folder, progress)
         write_manifest(archive, manifest)
     return manifest

@@ -9,11 +9,11 @@ from collections.abc import Collection, Mapping
 
 from sqlalchemy import Connection, delete, func, select
 
-from serve_app.accounting.database import upserts
+from serve_app.accounting.dialects import Upsert
 from serve_app.accounting.schema import key_spend, usage_daily
 from serve_app.contracts.periods import BudgetPeriod, period_at
 
-_SET = upserts(key_spend, lambda new: {"charged": new.charged})
+_SET = Upsert(key_spend, lambda new: {"charged": new.charged})
 
 
 def period_name(kind: BudgetPeriod, day: str) -> str:
@@ -43,8 +43,8 @@ def count_spend(connection: Connection, account_id: str, key_id: str, period: st
 
 def write_spend(connection: Connection, spend: Mapping[tuple[str, str], int]) -> None:
     """Keeps the sums of these (key, period); not for an empty mapping."""
-    connection.execute(
-        _SET[connection.dialect.name],
+    _SET.run(
+        connection,
         [{"key_id": key_id, "period": period, "charged": charged} for (key_id, period), charged in spend.items()],
     )
 

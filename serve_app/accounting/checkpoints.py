@@ -17,8 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import astuple, dataclass, replace
 from typing import Any, Protocol
 
-from sqlalchemy import Connection, CursorResult, Select, delete, func, insert, literal, select, text, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, CursorResult, delete, func, insert, literal, select, update
 
 from serve_app.accounting.check_books import (
     AccountRange,
@@ -29,6 +28,7 @@ from serve_app.accounting.check_books import (
     compare_whole,
 )
 from serve_app.accounting.database import Transaction
+from serve_app.accounting.dialects import add_up, delete_some, insert_if_new, rows_at_once
 from serve_app.accounting.registry import runs_in_steps
 from serve_app.accounting.schema import (
     COUNTS,
@@ -48,8 +48,6 @@ from serve_app.contracts.books import CheckReport, Difference
 from serve_app.contracts.commands import CheckBooks
 from serve_app.contracts.errors import Conflict, InvalidValue
 
-#: Rows of a step. On SQLite a step's sums are written while settlements wait.
-ROWS = {"sqlite": 2000, "postgresql": 10_000}
 ACCOUNTS = 200  # of a step
 MAX_KEPT = 1000  # differences of one checkpoint
 ABANDONED_S = 3600.0  # a full check that has not gone on for so long was given up
@@ -131,7 +129,7 @@ def _step(database: Books, place: Place, found: list[Difference], now: float) ->
     """One step; the place after it, or None when the check is complete."""
     with database.snapshot() as connection:
         at = _read(connection, place.checkpoint_id)
-        size = ROWS[connection.dialect.name]
+        size = rows_at_once(connection)
         part = next_part(connection, at, size)
         ahead, more = (part.entry or 0) - at.entry, (part.number or 0) - at.number
         if (ahead and at.entry < place.entry) or (more and at.number < place.number) or ahead + more >= size:
@@ -198,32 +196,17 @@ def advance(connection: Connection, checkpoint_id: int, part: Part, wrong: Itera
         .where(*part.of_entries(postings.c.entry_id))
         .group_by(postings.c.ledger_account)
     )
-    _add_up(connection, checkpoint_balances, ("amount",), posted)
+    add_up(connection, checkpoint_balances, ("amount",), posted)
     used = part.usage_rows(*(usage.c[name] for name in (*DAILY_GROUP, *COUNTS))).subquery()
     group = [used.c[name] for name in DAILY_GROUP]
     sums = [func.count(), *(func.sum(used.c[name]) for name in COUNTS)]
-    _add_up(connection, checkpoint_daily, DAILY_SUMS, select(literal(checkpoint_id), *group, *sums).group_by(*group))
+    add_up(connection, checkpoint_daily, DAILY_SUMS, select(literal(checkpoint_id), *group, *sums).group_by(*group))
     kept = select(func.count()).select_from(checkpoint_differences).where(_of(checkpoint_differences, checkpoint_id))
     if connection.execute(kept).scalar_one() < MAX_KEPT:
         for one in wrong:
             row = {"checkpoint_id": checkpoint_id, "kind": one.kind, "subject": one.subject, "message": one.message}
-            connection.execute(_insert(connection, checkpoint_differences).values(row).on_conflict_do_nothing())
+            insert_if_new(connection, checkpoint_differences, row)
     return True
-
-
-def _insert(connection: Connection, table: Any) -> Any:
-    return (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(table)
-
-
-def _add_up(connection: Connection, table: Any, sums: Iterable[str], rows: Select[Any]) -> None:
-    # SQLite takes ON CONFLICT for a join without a WHERE.
-    added = _insert(connection, table).from_select([column.name for column in table.columns], rows.where(text("true")))
-    connection.execute(
-        added.on_conflict_do_update(
-            index_elements=list(table.primary_key.columns),
-            set_={name: table.c[name] + added.excluded[name] for name in sums},
-        )
-    )
 
 
 def begin_checkpoint(connection: Connection, kind: str, now: float) -> int:
@@ -271,18 +254,14 @@ def remove_old(database: Books, now: float, until: float = math.inf) -> None:
         # First, so that no check goes on with a part of its sums.
         with database.aside() as connection:
             connection.execute(update(checkpoints).where(checkpoints.c.id == checkpoint_id).values(kind="old"))
-        while any(_remove_some(database, table, checkpoint_id) for table in tables):
+        while True:
+            with database.aside() as connection:
+                if not any(delete_some(connection, table, checkpoint_id=checkpoint_id) for table in tables):
+                    break
             if time.monotonic() >= until:
                 return
         with database.aside() as connection:
             connection.execute(delete(checkpoints).where(checkpoints.c.id == checkpoint_id))
-
-
-def _remove_some(database: Books, table: Any, checkpoint_id: int) -> int:
-    with database.aside() as connection:
-        row, limit = ("rowid", 5000) if connection.dialect.name == "sqlite" else ("ctid", 20_000)
-        mine = f"SELECT {row} FROM {table.name} WHERE checkpoint_id = :one LIMIT {limit}"
-        return connection.execute(delete(table).where(text(f"{row} IN ({mine})")), {"one": checkpoint_id}).rowcount
 
 
 def _of(table: Any, checkpoint_id: int) -> Any:

@@ -1,4 +1,4 @@
-"""Engines, transactions and migrations: the only place that knows SQLite from PostgreSQL.
+"""Connections, transactions and migrations on SQLite and PostgreSQL. `dialects` has the statements that differ.
 
 Both databases see the same discipline: one writer at a time, readers on a snapshot, a commit is on disk when it
 returns. SQLite gets it from BEGIN IMMEDIATE, WAL and synchronous=FULL; PostgreSQL from a lock on the ledger's head
@@ -16,7 +16,7 @@ import math
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +26,7 @@ import alembic.command
 import alembic.config
 import alembic.script
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Connection, Engine, Table, bindparam, create_engine, event, inspect, select, text, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, Engine, bindparam, create_engine, event, inspect, select, text, update
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -70,22 +69,6 @@ class Transaction:
         return self.audit
 
 
-def upserts(table: Table, changes: Callable[[Any], dict[str, Any]], where: Callable[[Any], Any] | None = None) -> Any:
-    """Statements by name of the dialect: an insert that makes `changes` where a row with the primary key exists.
-
-    `changes` and `where` get the columns of the row that was to be inserted.
-    """
-    statements = {}
-    for dialect in (sqlite, postgresql):
-        added: Any = dialect.insert(table)
-        statements[dialect.dialect.name] = added.on_conflict_do_update(
-            index_elements=list(table.primary_key.columns),
-            set_=changes(added.excluded),
-            where=where and where(added.excluded),
-        )
-    return statements
-
-
 class Database:
     """A ledger database: `sqlite:////path/ledger.db` or `postgresql+psycopg://…`. Threads may share it.
 
@@ -102,6 +85,11 @@ class Database:
         self._reads = self.engine if is_sqlite else self.engine.execution_options(isolation_level="REPEATABLE READ")
         # SQLite's writers poll for its lock; threads of one process queue here instead.
         self._turn: contextlib.AbstractContextManager[Any] = threading.Lock() if is_sqlite else contextlib.nullcontext()
+
+    @property
+    def kind(self) -> str:
+        """ "sqlite" or "postgresql"."""
+        return self.engine.dialect.name
 
     @contextlib.contextmanager
     def snapshot(self, timeout_s: float | None = None) -> Iterator[Connection]:

@@ -12,7 +12,8 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, func, select, tuple_
 
-from serve_app.accounting.database import Transaction, upserts
+from serve_app.accounting.database import Transaction
+from serve_app.accounting.dialects import Upsert
 from serve_app.accounting.registry import reads, writes
 from serve_app.accounting.schema import replies
 from serve_app.accounting.validation import equals, is_text
@@ -26,7 +27,7 @@ MAX_PRUNED = 1000  # at once: nothing else is written meanwhile
 MAX_ACCOUNTS = 10_000  # whose writes a process counts
 
 
-_ADD = upserts(
+_ADD = Upsert(
     replies,
     lambda new: {name: new[name] for name in ("request_id", "fingerprint", "body", "created_at")},
     where=lambda new: replies.c.created_at <= new.created_at - KEPT_S,  # expired, only not removed yet
@@ -110,7 +111,7 @@ def reply_row(settlement: Settlement, reply: StoredReply, now: float) -> dict[st
 
 def write_replies(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
     """Keeps replies, at least one; one that is kept already under the same idempotency key stands."""
-    connection.execute(_ADD[connection.dialect.name], rows)
+    _ADD.run(connection, rows)
 
 
 @reads(FindReply)

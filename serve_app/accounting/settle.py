@@ -16,7 +16,8 @@ from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from serve_app.accounting import archive, budgets, grants, journal, replies
 from serve_app.accounting.currency import IS_FOREIGN
-from serve_app.accounting.database import Transaction, upserts
+from serve_app.accounting.database import Transaction
+from serve_app.accounting.dialects import Upsert
 from serve_app.accounting.grants import Lot
 from serve_app.accounting.journal import Entry, EntryKind
 from serve_app.accounting.schema import (
@@ -43,7 +44,7 @@ _AS_SETTLED = tuple(column.name for column in fields(RequestUsage) if column.nam
 
 
 # Built once: to build a statement and find its compiled form takes SQLAlchemy longer than SQLite takes to run it.
-_ADD_UP = upserts(usage_daily, lambda new: {name: usage_daily.c[name] + new[name] for name in DAILY_SUMS})
+_ADD_UP = Upsert(usage_daily, lambda new: {name: usage_daily.c[name] + new[name] for name in DAILY_SUMS})
 _SET_FUNDS = (
     update(accounts)
     .where(accounts.c.id == bindparam("account"))
@@ -304,7 +305,7 @@ def _write_usage(transaction: Transaction, batch: _Batch) -> None:
     if batch.entries:
         journal.post(connection, batch.entries)
     connection.execute(_ADD_USAGE, batch.usage)
-    connection.execute(_ADD_UP[connection.dialect.name], list(batch.daily.values()))
+    _ADD_UP.run(connection, list(batch.daily.values()))
     touched = [account for account in batch.accounts.values() if account.touched]
     for account in touched:
         account.version = transaction.next_version()

@@ -10,7 +10,8 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, delete, func, select
 
 from serve_app.accounting.audit_log import write_audit
-from serve_app.accounting.database import Transaction, upserts
+from serve_app.accounting.database import Transaction
+from serve_app.accounting.dialects import Upsert
 from serve_app.accounting.registry import reads
 from serve_app.accounting.schema import stuck_settlements, usage
 from serve_app.accounting.validation import check_page, equals
@@ -20,7 +21,7 @@ from serve_app.storage.settlement_lines import decode, encode
 
 MAX_ASKED = 1000
 
-_KEEP = upserts(
+_KEEP = Upsert(
     stuck_settlements,
     lambda new: {
         "refusal": new.refusal,
@@ -51,7 +52,7 @@ def keep(connection: Connection, refused: Sequence[tuple[Settlement, SettlementR
         }
         for settlement, rejected in refused
     ]
-    connection.execute(_KEEP[connection.dialect.name], rows)
+    _KEEP.run(connection, rows)
 
 
 def read(connection: Connection, stuck_id: str) -> Settlement | None:

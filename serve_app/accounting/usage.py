@@ -8,8 +8,9 @@ from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, ColumnElement, Connection, Subquery, Table, cast, func, select, true, tuple_
+from sqlalchemy import ColumnElement, Connection, Subquery, Table, func, select, true, tuple_
 
+from serve_app.accounting.dialects import texts_in, whole
 from serve_app.accounting.registry import LONG_S, reads
 from serve_app.accounting.schema import api_keys, price_versions, usage_daily
 from serve_app.accounting.schema import usage as usage_rows
@@ -68,9 +69,7 @@ def sum_usage(connection: Connection, wanted: SumUsage, _now: float) -> list[Usa
 @reads(SumHours)
 def sum_hours(connection: Connection, wanted: SumHours, _now: float) -> list[UsageRow]:
     rows = usage_rows.c
-    # PostgreSQL rounds where SQLite cuts off; SQLite has no `floor` everywhere.
-    hours = rows.finished_at / 3600
-    hour = cast(hours if connection.dialect.name == "sqlite" else func.floor(hours), BigInteger).label("hour")
+    hour = whole(connection, rows.finished_at / 3600).label("hour")
     tagged = _tagged(connection, wanted.account_id)
     by_tag: ColumnElement[str] = func.coalesce(tagged.c.tag, "").label("tag")
     group = {"model": rows.model, "key": rows.key_id, "tag": by_tag}[wanted.by]
@@ -145,10 +144,7 @@ def _matching(connection: Connection, table: Table, wanted: SumUsage | ListUsage
 
 def _tagged(connection: Connection, account_id: str | None) -> Subquery:
     """A row for each tag of each key, `key_id` and `tag`, of one account or all."""
-    if connection.dialect.name == "sqlite":
-        tags = func.json_each(api_keys.c.tags).table_valued("value")
-    else:
-        tags = func.json_array_elements_text(cast(api_keys.c.tags, JSON)).table_valued("value")
+    tags = texts_in(connection, api_keys.c.tags)
     query = select(api_keys.c.id.label("key_id"), tags.c.value.label("tag"))
     query = query.select_from(api_keys.join(tags, true())).where(api_keys.c.tags.is_not(None))
     if account_id is not None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from serve_app.accounting import archive, checkpoints
+from serve_app.accounting import dialects
 from serve_app.accounting.archive import archive_months, verify_archive
 from serve_app.contracts.books import Outcome, Settled, Settlement, SettlementRejected, StoredReply
 from serve_app.contracts.commands import CheckBooks
@@ -29,9 +29,7 @@ def at(year: int, month: int, day: int) -> float:
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "ROWS", {"sqlite": 7, "postgresql": 7})
-    monkeypatch.setattr(archive, "ROWS", {"sqlite": 7, "postgresql": 7})
-    monkeypatch.setattr(archive, "REMOVED", {"sqlite": 5, "postgresql": 5})
+    monkeypatch.setattr(dialects, "_ROWS_AT_ONCE", {"sqlite": 7, "postgresql": 7})
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from serve_app.accounting import checkpoints
+from serve_app.accounting import checkpoints, dialects
 from serve_app.contracts.books import Outcome
 from serve_app.contracts.commands import CheckBooks
 from serve_app.contracts.errors import Conflict, InvalidValue, LedgerUnavailable, SchemaMismatch
@@ -22,7 +22,7 @@ STEP = CheckBooks(seconds=0.0)  # one step a time
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "ROWS", {"sqlite": 10, "postgresql": 10})
+    monkeypatch.setattr(dialects, "_ROWS_AT_ONCE", {"sqlite": 10, "postgresql": 10})
     monkeypatch.setattr(checkpoints, "ACCOUNTS", 2)
 
 

@@ -1,0 +1,83 @@
+"""Statements that SQLite and PostgreSQL write differently. `database` has what differs in connections.
+
+No other module asks which database it is, but for backups, which use each database's own copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, ColumnElement, Connection, Select, Table, cast, delete, func, text
+from sqlalchemy.dialects import postgresql, sqlite
+
+_INSERT: Mapping[str, Callable[[Table], Any]] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+# On SQLite others wait while one writes.
+_ROWS_AT_ONCE = {"sqlite": 2000, "postgresql": 10_000}
+_ROW_ID = {"sqlite": "rowid", "postgresql": "ctid"}
+
+
+class Upsert:
+    """Inserts rows. Where a row with the primary key exists, it makes `changes` to that row instead.
+
+    `changes` and `where` take the columns of the row to be inserted. The statements are built once: to build one takes
+    SQLAlchemy longer than SQLite takes to run it.
+    """
+
+    def __init__(
+        self, table: Table, changes: Callable[[Any], dict[str, Any]], where: Callable[[Any], Any] | None = None
+    ) -> None:
+        self._statements = {}
+        for name, insert in _INSERT.items():
+            added = insert(table)
+            self._statements[name] = added.on_conflict_do_update(
+                index_elements=list(table.primary_key.columns),
+                set_=changes(added.excluded),
+                where=where and where(added.excluded),
+            )
+
+    def run(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+        connection.execute(self._statements[connection.dialect.name], rows)
+
+
+def insert_if_new(connection: Connection, table: Table, row: Mapping[str, Any]) -> None:
+    """Inserts a row unless one with its primary key exists."""
+    connection.execute(_INSERT[connection.dialect.name](table).values(row).on_conflict_do_nothing())
+
+
+def add_up(connection: Connection, table: Table, sums: Iterable[str], rows: Select[Any]) -> None:
+    """Inserts the rows of a query, or adds their `sums` to the rows that exist."""
+    insert = _INSERT[connection.dialect.name](table)
+    # SQLite takes ON CONFLICT for a join without a WHERE.
+    added = insert.from_select([column.name for column in table.columns], rows.where(text("true")))
+    connection.execute(
+        added.on_conflict_do_update(
+            index_elements=list(table.primary_key.columns),
+            set_={name: table.c[name] + added.excluded[name] for name in sums},
+        )
+    )
+
+
+def delete_some(connection: Connection, table: Table, **where: Any) -> int:
+    """Deletes up to `2 * rows_at_once` rows with these values; returns their number."""
+    row, limit = _ROW_ID[connection.dialect.name], 2 * rows_at_once(connection)
+    conditions = " AND ".join(f"{name} = :{name}" for name in where)
+    some = f"SELECT {row} FROM {table.name} WHERE {conditions} LIMIT {limit}"
+    return connection.execute(delete(table).where(text(f"{row} IN ({some})")), where).rowcount
+
+
+def rows_at_once(connection: Connection) -> int:
+    """Rows that a long job reads or changes in one transaction."""
+    return _ROWS_AT_ONCE[connection.dialect.name]
+
+
+def whole(connection: Connection, value: ColumnElement[float]) -> ColumnElement[int]:
+    """A positive number without its fraction. PostgreSQL's cast rounds; SQLite's cuts off and has no `floor`."""
+    return cast(value if connection.dialect.name == "sqlite" else func.floor(value), BigInteger)
+
+
+def texts_in(connection: Connection, array: ColumnElement[Any]) -> Any:
+    """The texts of a JSON array, as a table with the column `value`."""
+    if connection.dialect.name == "sqlite":
+        return func.json_each(array).table_valued("value")
+    return func.json_array_elements_text(cast(array, JSON)).table_valued("value")
