@@ -9,11 +9,11 @@ from typing import Any
 from bench.autoscaling.baselines import KedaPolicy, KedaTuning, ServePolicy, ServeTuning
 from bench.autoscaling.foresight import Foresight, ForesightTuning
 from bench.autoscaling.traffic import ACCOUNTS, DAY_S, SHAPES, arrivals
+from bench.simulation.cluster import Arrival, Cluster, Fleet, Policy
+from bench.simulation.outcome import Outcome
+from bench.simulation.policies import Rule
+from bench.simulation.replica import Device
 from serve_app.scaling.scaling_settings import ScalingSettings
-from serve_app.scaling.simulation.cluster import Arrival, Cluster, Fleet, Policy
-from serve_app.scaling.simulation.outcome import Outcome
-from serve_app.scaling.simulation.policies import Rule
-from serve_app.scaling.simulation.replica import Device
 
 # A large model, in round figures: slow, so that a day of many replicas has few requests to simulate.
 DEVICE = Device(slots=16, max_waiting=48, kv_tokens=60_000, prefill_per_s=4_000.0, step_s=0.060, row_s=0.002)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil
 
+from bench.simulation.cluster import Arrival, Fleet
+from bench.simulation.replica import Device
 from serve_app.scaling.signals import Signals
-from serve_app.scaling.simulation.cluster import Arrival, Fleet
-from serve_app.scaling.simulation.replica import Device
 
 STEP_S = 10.0
 SLOWEST = 1.2  # a start takes up to so many times `Fleet.start_s`

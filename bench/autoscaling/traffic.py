@@ -19,7 +19,7 @@ from itertools import accumulate
 from math import cos, exp, log, pi, sqrt
 from random import Random
 
-from serve_app.scaling.simulation.cluster import Arrival
+from bench.simulation.cluster import Arrival
 
 DAY_S = 86_400.0
 ACCOUNTS = tuple(f"account-{number}" for number in range(40))

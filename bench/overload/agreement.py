@@ -24,10 +24,10 @@ from bench.harness.servers import ServerError
 from bench.overload.__main__ import Overloaded
 from bench.overload.figures import Sent
 from bench.overload.traffic import REPLY_TOKENS, Caller, Traffic
-from serve_app.scaling.simulation.cluster import Arrival, Cluster, Fleet
-from serve_app.scaling.simulation.outcome import percentile
-from serve_app.scaling.simulation.policies import Fixed
-from serve_app.scaling.simulation.replica import Device, Job, Replica
+from bench.simulation.cluster import Arrival, Cluster, Fleet
+from bench.simulation.outcome import percentile
+from bench.simulation.policies import Fixed
+from bench.simulation.replica import Device, Job, Replica
 
 SLOTS = 4
 LONGER = 160  # words of a prompt whose first token shows how fast prompts are computed

@@ -6,8 +6,8 @@ from bench.pressure.clients import Crowd, Shape, Workers, daily
 from bench.pressure.overload import capacity
 from bench.pressure.record import KINDS, jain, weighted
 from bench.pressure.world import Scaling, World
+from bench.simulation.replica import Device
 from serve_app.contracts.limits import Contract
-from serve_app.scaling.simulation.replica import Device
 
 HOUR = 3_600.0
 WINDOW_S = 300.0  # of every figure and plot

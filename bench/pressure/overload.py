@@ -9,8 +9,8 @@ from math import inf
 from bench.pressure.clients import Shape, Stream
 from bench.pressure.record import jain, weighted
 from bench.pressure.world import World
+from bench.simulation.replica import Device, Job, Replica
 from serve_app.contracts.limits import Contract
-from serve_app.scaling.simulation.replica import Device, Job, Replica
 
 WEIGHTS = (50, 60, 80, 100, 120, 150, 200, 250, 300, 400)
 WARM_UP_S = 60.0  # in which the limits find their level; what comes then is what is promised

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
+from bench.simulation.replica import Job
 from serve_app.contracts.limiting import Refusal
 from serve_app.contracts.limits import Contract
-from serve_app.scaling.simulation.replica import Job
 
 SHARE = "429 share"  # over what the load leaves the account
 CONTRACT = "429 contract"  # over requests, tokens or concurrency of its contract

@@ -11,12 +11,12 @@ from math import ceil, inf
 from random import Random
 
 from bench.pressure.record import Record
+from bench.simulation.replica import Device, Job, Replica
 from serve_app.contracts.books import AccountSnapshot, KeySnapshot
 from serve_app.contracts.limiting import Admit, Grant, Refusal, Release
 from serve_app.contracts.limits import Contract
 from serve_app.limiter.admission import Admission
 from serve_app.limiter.pressure import Tuning
-from serve_app.scaling.simulation.replica import Device, Job, Replica
 
 BACKEND = "model"
 REPORT_S = 0.5

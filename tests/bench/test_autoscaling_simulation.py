@@ -15,10 +15,10 @@ from bench.autoscaling.days import Job, meets, simulate
 from bench.autoscaling.foresight import Foresight, ForesightTuning
 from bench.autoscaling.traffic import DAY_S, SHAPES, arrivals, hours
 from bench.harness import document
+from bench.simulation.cluster import Arrival, Fleet
+from bench.simulation.replica import Device
 from serve_app.scaling.scaling_settings import ScalingSettings
 from serve_app.scaling.signals import ReplicaLoad, Signals
-from serve_app.scaling.simulation.cluster import Arrival, Fleet
-from serve_app.scaling.simulation.replica import Device
 
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 

@@ -13,8 +13,8 @@ from bench.overload.__main__ import Overloaded
 from bench.overload.agreement import SLOTS, Fitted, closed_loop, fitted
 from bench.overload.figures import Sent, goodput, markdown, promises, shares, summary
 from bench.overload.traffic import REPLY_TOKENS, sent
+from bench.simulation.replica import Device
 from deployments import strict_config
-from serve_app.scaling.simulation.replica import Device
 from serve_app.settings import LimiterSettings, parse
 
 WEIGHTS = {"a": 100, "b": 300}

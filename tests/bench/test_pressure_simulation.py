@@ -10,7 +10,7 @@ from bench.pressure.clients import Shape
 from bench.pressure.overload import capacity
 from bench.pressure.record import jain
 from bench.pressure.world import Scaling
-from serve_app.scaling.simulation.replica import Device
+from bench.simulation.replica import Device
 
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 

@@ -8,9 +8,9 @@ from bench.pressure import overload
 from bench.pressure.clients import Shape, Stream, Workers
 from bench.pressure.record import FULL, LATE, SHARE, WAIT
 from bench.pressure.world import World
+from bench.simulation.replica import Device
 from serve_app.contracts.limits import Contract
 from serve_app.limiter.pressure import Tuning
-from serve_app.scaling.simulation.replica import Device
 
 SHAPE = Shape()
 CONTRACT = Contract(rpm=100_000, tpm=3_000_000, concurrency=10_000, weight=100)

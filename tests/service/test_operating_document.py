@@ -83,7 +83,6 @@ def test_deploy_and_size(operator: Operator) -> None:
         {
             "serve-app doctor": looks_well,
             "serve-app size": lambda done: "replicas" in done.out,
-            "serve-app plan": lambda done: "rule" in done.out,
         },
     )
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import TYPE_CHECKING
 
-from serve_app.scaling.simulation.replica import Job
+from bench.simulation.replica import Job
 
 if TYPE_CHECKING:
-    from serve_app.scaling.simulation.cluster import Arrival
+    from bench.simulation.cluster import Arrival
 
 
 @dataclass(slots=True)

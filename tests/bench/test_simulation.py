@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.simulation.cluster import Arrival, Cluster, Fleet
+from bench.simulation.outcome import Outcome
+from bench.simulation.policies import Fixed, Rule
+from bench.simulation.replica import Device
 from serve_app.contracts.limits import Contract
 from serve_app.contracts.money import Price
 from serve_app.scaling.scaling_settings import ScalingSettings
 from serve_app.scaling.signals import Signals
-from serve_app.scaling.simulation.cluster import Arrival, Cluster, Fleet
-from serve_app.scaling.simulation.outcome import Outcome
-from serve_app.scaling.simulation.policies import Fixed, Rule
-from serve_app.scaling.simulation.replica import Device
 
 DEVICE = Device(slots=8, max_waiting=24, kv_tokens=30_000, prefill_per_s=4_000.0, step_s=0.05, row_s=0.002)
 FLEET = Fleet(device=DEVICE, most=4, start_s=60.0, price_per_hour=3.6)

@@ -12,6 +12,8 @@ from math import ceil, inf
 from random import Random
 from typing import Protocol
 
+from bench.simulation.outcome import Outcome
+from bench.simulation.replica import Device, Job, Replica
 from serve_app.contracts.books import AccountSnapshot, KeySnapshot
 from serve_app.contracts.limiting import Admit, Grant, Refusal, Release
 from serve_app.contracts.limits import Contract
@@ -19,8 +21,6 @@ from serve_app.contracts.money import Price
 from serve_app.limiter.admission import Admission
 from serve_app.limiter.pressure import Tuning
 from serve_app.scaling.signals import LoadMeter, ReplicaLoad, Signals
-from serve_app.scaling.simulation.outcome import Outcome
-from serve_app.scaling.simulation.replica import Device, Job, Replica
 
 BACKEND = "backend"
 SDK_RETRIES = 2  # what client libraries do by themselves
