@@ -1,28 +1,34 @@
-"""`serve-app dashboards …`: put the shipped dashboards and alert rules into a Grafana, over its API or as files."""
+"""`serve-app dashboards …`: put the shipped dashboards into a Grafana, over its API or as files."""
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
-from dataclasses import asdict
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+import serve_app
 from serve_app.cli.command import Session, command
 from serve_app.cli.connection import check_way
 from serve_app.cli.grafana.address import parse_address, read_token
-from serve_app.cli.grafana.api import Grafana
 from serve_app.cli.grafana.files import provisioning, write_files
-from serve_app.cli.grafana.plan import DEFAULT_SOURCE, Change, Wish, plan
-from serve_app.cli.grafana.rules import intervals
-from serve_app.cli.grafana.shipped import read_shipped
+from serve_app.cli.grafana.shipped import (
+    DEFAULT_SOURCE,
+    TAG,
+    UID_PREFIX,
+    Json,
+    data_source,
+    read_boards,
+    read_rules,
+    with_source,
+)
 from serve_app.cli.output import CommandError, UsageError
 
-app = typer.Typer(name="dashboards", help="Grafana dashboards and alert rules.")
+app = typer.Typer(name="dashboards", help="Grafana dashboards and Prometheus rules.")
 
-SHOWN = 12  # differences of one dashboard or rule
+TIMEOUT_S = 10.0
 
 Folder = Annotated[str, typer.Option(metavar="NAME", help="Folder in Grafana.")]
 Source = Annotated[
@@ -34,8 +40,8 @@ Source = Annotated[
     app,
     "push",
     examples=(
-        "serve-app dashboards push --grafana https://grafana.example.com --token-file token --dry-run",
-        "serve-app dashboards push --grafana http://127.0.0.1:3000 --prometheus http://127.0.0.1:9090 --yes",
+        "serve-app dashboards push --grafana https://grafana.example.com --token-file token",
+        "serve-app dashboards push --grafana http://127.0.0.1:3000 --prometheus http://127.0.0.1:9090",
     ),
 )
 def push_dashboards(
@@ -49,50 +55,44 @@ def push_dashboards(
     folder: Folder = "serve-app",
     datasource: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help=f"Prometheus data source; default: {DEFAULT_SOURCE!r}, else Grafana's default."
-        ),
+        typer.Option(metavar="NAME", help="Prometheus data source; default: Grafana's default, or its only one."),
     ] = None,
     prometheus: Annotated[
-        str | None, typer.Option(metavar="URL", help="Make the data source, or change its address to this.")
+        str | None, typer.Option(metavar="URL", help="Create a data source for this Prometheus, or change its address.")
     ] = None,
-    alerts: Annotated[
-        bool, typer.Option("--alerts/--no-alerts", help="Whether Grafana is to evaluate the alert rules.")
-    ] = True,
     source: Source = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Apply without asking.")] = False,
 ) -> None:
-    """Show what differs in Grafana from the shipped dashboards and rules, and apply it.
+    """Create or replace the shipped dashboards in Grafana, and remove those that are no longer shipped.
 
-    A push removes what an earlier one made and is no longer shipped. It leaves alone what people made.
+    Grafana keeps earlier versions of a dashboard. Other dashboards stay as they are.
     """
     address = parse_address(grafana)
     if prometheus is not None:
         parse_address(prometheus, "--prometheus")
     credential = read_token(token, token_file) or address.login
     if credential is None:
-        raise UsageError("Grafana wants --token, --token-file, GRAFANA_TOKEN, or user:password in the address")
+        raise UsageError("Grafana needs --token, --token-file, GRAFANA_TOKEN, or user:password in the address")
     check_way(address.url, "Grafana's credential", session.connection.insecure)
-    if not (yes or dry_run) and (session.out.as_json or not sys.stdin.isatty()):
-        raise UsageError("nobody can be asked here: pass --yes to apply, or --dry-run to only look")
-    shipped = read_shipped(source, alerts=alerts)
-    api = Grafana(address, credential)
-    groups = intervals(shipped.groups) if alerts else None
-    found = api.look(folder, [board["uid"] for board in shipped.boards], groups)
-    changes = plan(found, shipped, Wish(folder, datasource, prometheus, alerts))
-    pending = [change for change in changes if change.action != "unchanged"]
-    if not session.out.as_json:
-        _print_plan(session, changes, address.url)
-    apply = bool(pending) and not dry_run
-    if apply and not yes and not typer.confirm("Apply?"):
-        raise CommandError("nothing was applied", code="declined")
-    if apply:
-        _apply(api, pending, found.folder_uid)
-    if session.out.as_json:
-        session.out.json({"data": [_as_json(change, address.url) for change in changes], "applied": apply})
-    elif apply:
-        session.out.line(f"Applied {len(pending)} {'change' if len(pending) == 1 else 'changes'}.")
+    boards = read_boards(source)
+    with _grafana(address.url, credential) as api:
+        name, uid = _use_source(api, datasource, prometheus)
+        folder_uid = _use_folder(api, folder)
+        for board in boards:
+            message = f"serve-app {serve_app.__version__}"
+            body = {"dashboard": with_source(board, uid, name), "folderUid": folder_uid}
+            api.dashboard.update_dashboard({**body, "overwrite": True, "message": message})
+        ours = [one for one in api.search.search_dashboards(tag=TAG) if one["uid"].startswith(UID_PREFIX)]
+        removed = [one for one in ours if one["uid"] not in {board["uid"] for board in boards}]
+        for one in removed:
+            api.dashboard.delete_dashboard(one["uid"])
+    rows = [{"action": "pushed", "name": one["title"], "url": f"{address.url}/d/{one['uid']}"} for one in boards]
+    rows += [{"action": "removed", "name": one["title"], "url": None} for one in removed]
+    session.out.table(
+        {"data": rows},
+        ("", "dashboard", "address"),
+        [(row["action"], row["name"], row["url"] or "") for row in rows],
+        empty="",
+    )
 
 
 @command(app, "provision", examples=("serve-app dashboards provision --to /etc/serve-app-grafana",))
@@ -112,12 +112,11 @@ def provision_dashboards(
     source: Source = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that serve-app did not write.")] = False,
 ) -> None:
-    """Write the files from which a Grafana provisions itself, and the rules for Prometheus."""
+    """Write the files from which Grafana provisions itself, and the rules for Prometheus."""
     parse_address(prometheus, "--prometheus")
     path = PurePosixPath(seen_at or to.absolute().as_posix())
-    files = provisioning(
-        read_shipped(source), folder=folder, datasource=datasource, prometheus=prometheus, seen_at=path
-    )
+    texts = (read_boards(source), read_rules(source))
+    files = provisioning(*texts, folder=folder, datasource=datasource, prometheus=prometheus, seen_at=path)
     written = write_files(to, files, force=force)
     session.out.table(
         {"data": [{"path": str(to / file.path), "action": file.action} for file in written]},
@@ -128,44 +127,63 @@ def provision_dashboards(
     )
 
 
-def _apply(api: Grafana, pending: list[Change], folder_uid: str | None) -> None:
-    done: list[str] = []
-    for change in pending:
-        try:
-            folder_uid = api.apply(change, folder_uid)
-        except CommandError as error:
-            applied = f"applied before it: {', '.join(done)}; a second push goes on" if done else "nothing was applied"
-            message = f"{error.message} ({change.action} {change.kind} {change.name!r}); {applied}"
-            raise CommandError(message, code=error.code, status=error.status) from None
-        done.append(f"{change.kind} {change.name!r}")
+def _use_source(api: Any, name: str | None, prometheus: str | None) -> tuple[str, str]:
+    """Name and uid of the data source; made or changed first if `prometheus` is given."""
+    sources: list[Json] = [one for one in api.datasource.list_datasources() if one["type"] == "prometheus"]
+    if prometheus is not None:
+        body = data_source(name or DEFAULT_SOURCE, prometheus)
+        if any(one["uid"] == body["uid"] for one in sources):
+            api.datasource.update_datasource_by_uid(body["uid"], body)
+        else:
+            api.datasource.create_datasource(body)
+        return body["name"], body["uid"]
+    if name is None:
+        chosen = [one for one in sources if one.get("isDefault")] or sources[: len(sources) == 1]
+    else:
+        chosen = [one for one in sources if one["name"] == name]
+    if not chosen:
+        known = ", ".join(one["name"] for one in sources) or "none"
+        raise CommandError(
+            f"choose a Prometheus data source with --datasource, or create one with --prometheus; Grafana has: {known}",
+            code="no_datasource",
+        )
+    return chosen[0]["name"], chosen[0]["uid"]
 
 
-def _print_plan(session: Session, changes: list[Change], url: str) -> None:
-    rows: list[tuple[str, str, str]] = []
-    for change in changes:
-        if change.action == "unchanged":
-            continue
-        rows.append((change.action, change.kind, change.name))
-        if address := _address(change, url):
-            rows.append(("", "", f"  {address}"))
-        rows += [("", "", f"  {difference.line()}") for difference in change.differences[:SHOWN]]
-        if (more := len(change.differences) - SHOWN) > 0:
-            rows.append(("", "", f"  and {more} more, which --json has"))
-    session.out.table(None, ("change", "of", "name"), rows, empty="Nothing to change.")
-    if same := Counter(change.kind for change in changes if change.action == "unchanged"):
-        session.out.line("Unchanged: " + ", ".join(f"{count} {kind}{'s'[: count > 1]}" for kind, count in same.items()))
+def _use_folder(api: Any, title: str) -> str:
+    folders: list[Json] = api.folder.get_all_folders()
+    found = next((one for one in folders if one["title"] == title), None) or api.folder.create_folder(title)
+    return str(found["uid"])
 
 
-def _address(change: Change, url: str) -> str | None:
-    return f"{url}/d/{change.uid}" if change.kind == "dashboard" and change.action != "remove" else None
+@contextlib.contextmanager
+def _grafana(url: str, credential: str | tuple[str, str]) -> Iterator[Any]:
+    """The API. Raises CommandError in one line for whatever fails."""
+    from grafana_client import GrafanaApi
+    from grafana_client.client import GrafanaException, GrafanaTimeoutError
+
+    # grafana-client puts the path in front of `api`, so it must end with a slash.
+    api = GrafanaApi.from_url(f"{url}/", credential=credential, timeout=TIMEOUT_S)
+    try:
+        yield api
+    except GrafanaTimeoutError:
+        raise CommandError(f"Grafana at {url} did not answer within {TIMEOUT_S:.0f} s", code="unreachable") from None
+    except GrafanaException as error:
+        raise CommandError(
+            f"Grafana at {url}: {_reason(error)}", code="grafana", status=error.status_code or None
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        message = f"{url} does not answer like Grafana: check the address and its path"
+        raise CommandError(message, code="grafana") from None
+    except OSError:  # the HTTP library's connection errors are subclasses
+        raise CommandError(f"no Grafana at {url}: check the address", code="unreachable") from None
 
 
-def _as_json(change: Change, url: str) -> dict[str, object]:
-    return {
-        "kind": change.kind,
-        "action": change.action,
-        "name": change.name,
-        "uid": change.uid or None,
-        "url": _address(change, url),
-        "differences": [asdict(difference) for difference in change.differences],
-    }
+def _reason(error: Any) -> str:
+    if error.status_code == 401:
+        return "the token or password is not accepted"
+    if error.status_code == 403:
+        return "the token may not do this: its service account needs the role Editor, and Admin for --prometheus"
+    response = error.response
+    said = response.get("message") if isinstance(response, dict) else None
+    return str(said or error.message).splitlines()[0]

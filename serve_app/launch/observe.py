@@ -110,7 +110,7 @@ def _wait_until_ready(running: Driver, url: str) -> None:
 
 
 def _push_boards(options: argparse.Namespace, url: str) -> None:
-    command = [sys.executable, "-m", "serve_app.cli", "dashboards", "push", "--yes"]
+    command = [sys.executable, "-m", "serve_app.cli", "dashboards", "push"]
     command += ["--grafana", options.grafana, "--prometheus", url]
     command += ["--token-file", str(options.token_file)] if options.token_file else []
     # Its output is for people; standard output is for the result alone.

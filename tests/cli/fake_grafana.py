@@ -1,8 +1,8 @@
 """A fake stand-in for the part of Grafana's HTTP API that pushing uses. No Grafana runs in the tests.
 
 It keeps what is written, gives back what Grafana adds, and rejects what Grafana's documentation of the API and the
-sources of its handlers say that it rejects: a wrong credential, a role that is too low, a dashboard of an old version,
-an unknown folder, two things with one title in a folder, a data source or dashboard that comes from a file.
+sources of its handlers say that it rejects: a wrong credential, a role that is too low, an unknown folder, two folders
+with one title, a data source or dashboard that comes from a file.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ from __future__ import annotations
 import base64
 import copy
 import json
-from collections.abc import Callable
 from typing import Any
 
-from .fake_grafana_alerts import FakeAlerts
 from .local_http import Answer, LocalServer, Request
 
 TOKEN = "grafana-token-of-the-tests"
@@ -22,10 +20,7 @@ NEEDS_ADMIN = ("/api/datasources",)
 
 
 class FakeGrafana(LocalServer):
-    """`role` is that of the token; `writes` has all requests that could change something.
-
-    `before_writes` is called before each of them: another person at the same time.
-    """
+    """`role` is that of the token; `writes` has all requests that could change something."""
 
     def __init__(self, prefix: str = "", role: str = "Admin") -> None:
         super().__init__()
@@ -37,8 +32,6 @@ class FakeGrafana(LocalServer):
             {"id": 1, "uid": "prom-1", "name": "Prometheus", "type": "prometheus", "url": "http://prometheus:9090"},
             {"id": 2, "uid": "loki-1", "name": "Logs", "type": "loki", "url": "http://loki:3100"},
         ]
-        self.before_writes: Callable[[], None] = lambda: None
-        self.alerts = FakeAlerts(lambda: {folder["uid"] for folder in self.folders})
 
     @property
     def writes(self) -> list[Request]:
@@ -49,13 +42,9 @@ class FakeGrafana(LocalServer):
         if request.headers.get("authorization") not in (f"Bearer {TOKEN}", login):
             return Answer(401, {"message": "Invalid API key"})
         path = request.path.removeprefix(self.prefix)
-        if request.method != "GET":
-            self.before_writes()
         least = "Viewer" if request.method == "GET" else "Admin" if path.startswith(NEEDS_ADMIN) else "Editor"
         if ("Viewer", "Editor", "Admin").index(self.role) < ("Viewer", "Editor", "Admin").index(least):
             return Answer(403, {"message": "You'll need additional permissions to perform this action"})
-        if path.startswith("/api/v1/provisioning/"):
-            return self.alerts.handle(request, path.removeprefix("/api/v1/provisioning/"))
         match request.method, path.removeprefix("/api/").split("/"):
             case "GET", ["folders"]:
                 return Answer(200, self.folders)
@@ -102,7 +91,6 @@ class FakeGrafana(LocalServer):
         return Answer(200, {"message": "Datasource updated"})
 
     def search(self, query: dict[str, str]) -> list[dict[str, Any]]:
-        assert query["type"] == "dash-db"
         boards = (one["dashboard"] for one in self.dashboards.values())
         return [
             {"uid": board["uid"], "title": board["title"], "type": "dash-db"}
@@ -120,17 +108,7 @@ class FakeGrafana(LocalServer):
         if there and there["meta"].get("provisioned"):
             return Answer(400, {"message": "Cannot save provisioned dashboard"})
         version = there["dashboard"]["version"] if there else 0
-        if not payload.get("overwrite"):
-            if there and board.get("version", 0) != version:
-                message = "The dashboard has been changed by someone else"
-                return Answer(412, {"message": message, "status": "version-mismatch"})
-            if any(
-                other["dashboard"]["title"] == board["title"] and other["meta"]["folderUid"] == payload["folderUid"]
-                for uid, other in self.dashboards.items()
-                if uid != board["uid"]
-            ):
-                message = "A dashboard with the same name in the folder already exists"
-                return Answer(412, {"message": message, "status": "name-exists"})
+        assert payload["overwrite"] is True
         self.put(board, payload["folderUid"], version + 1)
         url = f"{self.prefix}/d/{board['uid']}/slug"
         return Answer(200, {"uid": board["uid"], "url": url, "status": "success", "version": version + 1})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -61,10 +60,3 @@ def write_shipped(folder: Path, *boards: Json, rules: Json | None = None) -> Pat
         (folder / f"{one['uid']}.json").write_text(json.dumps(one), encoding="utf-8")
     (folder / "rules.yaml").write_text(yaml.safe_dump(rules if rules is not None else RULES), encoding="utf-8")
     return folder
-
-
-def rules_without(alert: str) -> Json:
-    rules = copy.deepcopy(RULES)
-    for group in rules["groups"]:
-        group["rules"] = [rule for rule in group["rules"] if rule.get("alert") != alert]
-    return rules

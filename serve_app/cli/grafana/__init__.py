@@ -1,1 +1,1 @@
-"""What `serve-app dashboards` does: the shipped dashboards and rules, the plan of a push, Grafana's API and files."""
+"""What `serve-app dashboards` puts into a Grafana, and where that is."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
 import yaml
 
-from serve_app.cli.grafana.plan import source_body
-from serve_app.cli.grafana.shipped import RULES, Shipped, with_source
+from serve_app.cli.grafana.shipped import RULES, Json, data_source, with_source
 from serve_app.cli.output import CommandError
 
 MANIFEST = ".serve-app-files.json"  # what we wrote, with the digest of each
@@ -24,14 +24,11 @@ class Written:
 
 
 def provisioning(
-    shipped: Shipped, *, folder: str, datasource: str, prometheus: str, seen_at: PurePosixPath
+    boards: Sequence[Json], rules: str, *, folder: str, datasource: str, prometheus: str, seen_at: PurePosixPath
 ) -> dict[str, str]:
     """The files by their paths. `seen_at` is where Grafana sees the folder in which they lie."""
-    source = source_body(datasource, prometheus)
-    boards = {
-        f"dashboards/{board['uid']}.json": json.dumps(with_source(board, source["uid"], datasource), indent=2) + "\n"
-        for board in shipped.boards
-    }
+    source = data_source(datasource, prometheus)
+    selected = [with_source(board, source["uid"], datasource) for board in boards]
     provider = {
         "name": "serve-app",
         "folder": folder,
@@ -42,8 +39,12 @@ def provisioning(
     return {
         "provisioning/datasources/serve-app.yaml": _yaml({"apiVersion": 1, "datasources": [source]}),
         "provisioning/dashboards/serve-app.yaml": _yaml({"apiVersion": 1, "providers": [provider]}),
-        **boards,
-        f"prometheus/{RULES}": shipped.rules_text,
+        **{
+            f"dashboards/{board['uid']}.json": json.dumps(with_source(board, source["uid"], datasource), indent=2)
+            + "\n"
+            for board in boards
+        },
+        f"prometheus/{RULES}": rules,
     }
 
 
