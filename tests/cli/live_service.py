@@ -1,15 +1,12 @@
-"""Stand-ins for what `serve-app top` reads: the service's live view, exporters of its machines, and a Prometheus."""
+"""A stand-in for what `serve-app top` reads: the service's live view."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
 from typing import Any
 
-from serve_app.contracts import metrics
-
 from .fake_service import FakeService
-from .local_http import Answer, LocalServer, Request
+from .local_http import Answer
 
 ACCOUNT = "acct_0123456789abcdef01234567"
 LOAD = {
@@ -65,71 +62,3 @@ class LiveService(FakeService):
 
     def routes(self) -> list[tuple[str, str, Callable[..., Answer]]]:
         return [*super().routes(), ("GET", "/admin/live", lambda request: Answer(200, self.live))]
-
-
-class Counts:
-    """What a gateway has counted, as its machine's exporter writes it."""
-
-    def __init__(self, worker: str = "w1") -> None:
-        self.worker = worker
-        self.values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
-
-    def add(self, name: str, value: float, **labels: str) -> None:
-        key = name, tuple({**labels, "WorkerId": self.worker}.items())
-        self.values[key] = self.values.get(key, 0) + value
-
-    def serve(self, seconds: float, *, backend: str = "old", prompt: int = 100, output: int = 10) -> None:
-        """A request whose first token came after so long."""
-        served = {"model": "svc-chat", "backend": backend}
-        self.add(metrics.REQUESTS.exported, 1, **served, status="200")
-        self.add(metrics.PROMPT_TOKENS.exported, prompt, **served)
-        self.add(metrics.COMPLETION_TOKENS.exported, output, **served)
-        first = metrics.FIRST_TOKEN_SECONDS
-        for bound in (*first.buckets, inf):
-            le = "+Inf" if bound == inf else str(float(bound))
-            self.add(f"{first.exported}_bucket", float(seconds <= bound), **served, le=le)
-
-    def refuse(self, reason: str, backend: str = "none") -> None:
-        self.add(metrics.REQUESTS.exported, 1, model="svc-chat", backend=backend, status="429")
-        self.add(metrics.REFUSALS.exported, 1, model="svc-chat", reason=reason)
-
-    def text(self) -> str:
-        lines = [
-            "# HELP ray_tasks Of Ray itself, which nobody asks for here",
-            "# TYPE ray_tasks gauge",
-            'ray_tasks{Name="a } { b",State="RUNNING"} 1.0',
-        ]
-        for (name, labels), value in self.values.items():
-            written = ",".join(f'{label}="{text}"' for label, text in labels)
-            lines.append(f"{name}{{{written}}} {value:.1f}")
-        return "\n".join(lines) + "\n"
-
-
-class FakeExporter(LocalServer):
-    """Exports what `counts` hold."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts = Counts()
-
-    def handle(self, request: Request) -> Answer:
-        if request.path != "/metrics":
-            return Answer(404, "no such page")
-        return Answer(200, self.counts.text(), {"content-type": "text/plain; version=0.0.4"})
-
-
-class FakePrometheus(LocalServer):
-    """Answers each query with the rows that `rows` has for a series that it names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows: dict[str, list[tuple[dict[str, str], float]]] = {}
-
-    @property
-    def queries(self) -> list[str]:
-        return [request.query["query"] for request in self.requests]
-
-    def handle(self, request: Request) -> Answer:
-        rows = next((rows for name, rows in self.rows.items() if name in request.query["query"]), [])
-        result = [{"metric": labels, "value": [1767225600.0, str(rate)]} for labels, rate in rows]
-        return Answer(200, {"status": "success", "data": {"resultType": "vector", "result": result}})

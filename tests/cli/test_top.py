@@ -18,16 +18,12 @@ from typing import Any
 
 import pytest
 
-from serve_app.cli.live.exporters import RAY_TARGETS
-from serve_app.cli.live.frame import build_frame
-from serve_app.cli.live.rates import Rates, series_of
-from serve_app.cli.live.screen import as_text
-from serve_app.contracts import metrics
+from serve_app.cli.live_screen import as_text
 from serve_app.contracts.limiting import PressureReport
 
 from .conftest import Run
 from .fake_service import OPERATOR_KEY
-from .live_service import ACCOUNT, LIVE, FakeExporter, FakePrometheus, LiveService
+from .live_service import ACCOUNT, LIVE, LiveService
 from .local_http import Drop
 from .real_service import RealService
 
@@ -55,8 +51,6 @@ class Time:
 
 @pytest.fixture(autouse=True)
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
-    for name in ("PROMETHEUS_URL", "SERVE_APP_METRICS_URL"):
-        monkeypatch.delenv(name, raising=False)
     time = Time()
     monkeypatch.setattr("serve_app.cli.top.time", SimpleNamespace(sleep=time.sleep, monotonic=time.monotonic))
     return time
@@ -68,13 +62,6 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveService]:
         monkeypatch.setenv("SERVE_APP_URL", service.url)
         monkeypatch.setenv("SERVE_APP_OPERATOR_KEY", OPERATOR_KEY)
         yield service
-
-
-@pytest.fixture
-def exporter() -> Iterator[FakeExporter]:
-    with FakeExporter() as exporter:
-        exporter.counts.serve(0.3)
-        yield exporter
 
 
 def frames(out: str) -> list[Any]:
@@ -94,7 +81,6 @@ def test_without_a_terminal_there_is_one_frame_and_what_is_missing_is_named(
     shown = run("top")
     assert shown.code == 0
     assert time.slept == []
-    assert "give --prometheus URL or --metrics URL" in shown.out
     assert "open 15   held 0.0123 USD   limiters 1/2" in shown.out
     assert "limiter shards that do not admit: 1" in shown.out
     assert "settlements that wait for the ledger in gateways' spools: 1,200" in shown.out
@@ -103,90 +89,19 @@ def test_without_a_terminal_there_is_one_frame_and_what_is_missing_is_named(
     ]
     assert rows(shown.out, "new") == [["new", "deploying", "0/0"]]
     assert rows(shown.out, ACCOUNT) == [[ACCOUNT, "My", "team", "9", "0.0101", "12.3k/1.0M", "53%"]]
-    assert rows(shown.out, "svc-coder") == [["svc-coder", "old", "100%", *"------"]]
+    assert rows(shown.out, "svc-coder") == [["svc-coder", "old", "100%"]]
     assert service.requests[-1].query == {"top": "10"}
 
 
-def test_json_has_what_the_service_says_and_null_for_what_is_unknown(service: LiveService, run: Run) -> None:
+def test_json_has_what_the_service_says(service: LiveService, run: Run) -> None:
     [frame] = frames(run("top", "--once", "--json", "--accounts", "3").out)
-    assert {name: frame[name] for name in LIVE if name != "models"} == {n: LIVE[n] for n in LIVE if n != "models"}
-    assert frame["total"]["requests_per_s"] is None
-    assert frame["models"][0]["backends"][1]["share"] == 0.25
-    assert frame["models"][0]["backends"][1]["first_token_p95_s"] is None
-    assert (frame["rates"]["source"], frame["problem"]) == (None, None)
+    assert frame == LIVE | {"problem": None}
     assert service.requests[-1].query == {"top": "3"}
-
-
-def test_figures_of_gateways_come_from_an_exporter_by_two_reads(
-    service: LiveService, run: Run, time: Time, exporter: FakeExporter
-) -> None:
-    def traffic() -> None:
-        for _ in range(30):
-            exporter.counts.serve(0.3)
-        for _ in range(10):
-            exporter.counts.serve(0.3, backend="new")
-        exporter.counts.refuse("tokens")
-
-    time.between = [traffic, traffic]
-    [frame] = frames(run("top", "--json", "--metrics", exporter.url).out)
-    assert time.slept == [10]
-    assert frame["total"]["requests_per_s"] == 4.1
-    chat = frame["models"][0]
-    assert (chat["requests_per_s"], chat["refusals_per_s"], chat["refusals_by_reason"]) == (4.1, 0.1, {"tokens": 0.1})
-    assert [backend["requests_per_s"] for backend in chat["backends"]] == [3.0, 1.0]
-    assert chat["backends"][0]["first_token_p95_s"] == pytest.approx(0.25 + 0.95 * 0.25, abs=1e-3)
-    assert (chat["prompt_tokens_per_s"], chat["output_tokens_per_s"]) == (400, 40)
-    assert frame["rates"] == {"source": f"metrics at {exporter.url}/metrics", "over_s": 10, "notes": []}
-    out = run("top", "--metrics", f"{exporter.url}/metrics").out
-    assert rows(out, "svc-chat") == [["svc-chat", "4.1", "0.1", "375", "ms", "488", "ms", "400", "40.0"]]
-    assert rows(out, "            old") == [["old", "75%", "3.0", "375", "ms", "488", "ms", "300", "30.0"]]
-    assert "refused/s by reason: tokens 0.1" in out
-
-
-def test_figures_of_gateways_come_from_a_prometheus_at_once(
-    service: LiveService, run: Run, time: Time, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served = {"model": "svc-chat", "backend": "old"}
-    with FakePrometheus() as prometheus:
-        prometheus.rows = {series_of(metrics.REQUESTS): [(served, 12.5)]}
-        monkeypatch.setenv("PROMETHEUS_URL", prometheus.url)
-        options = ["--cluster", "prod", "--namespace", "chat", "--metrics", "http://127.0.0.1:1"]
-        shown = run("top", *options)
-        assert '{cluster="prod", namespace="chat"}' in prometheus.queries[0]
-    assert time.slept == []
-    assert "requests/s 12.5" in shown.out
-    assert f"last 60 s by Prometheus at {prometheus.url}" in shown.out
-
-
-def test_the_exporters_of_the_local_service_are_found_by_its_own_key(
-    service: LiveService,
-    run: Run,
-    time: Time,
-    exporter: FakeExporter,
-    monkeypatch: pytest.MonkeyPatch,
-    bare_environment: Path,
-) -> None:
-    home, session = bare_environment / ".serve-app", bare_environment / "session_latest"
-    for folder in (home / "secrets", home / "logs", session):
-        folder.mkdir(parents=True)
-    (home / "logs" / "ray").symlink_to(session / "logs")
-    targets = [{"targets": [exporter.url.removeprefix("http://"), "127.0.0.1:1"]}]
-    (session / RAY_TARGETS).write_text(json.dumps(targets), encoding="utf-8")
-    [frame] = frames(run("top", "--json").out)
-    assert frame["rates"]["source"] is None, "another key: it may be another service"
-    monkeypatch.delenv("SERVE_APP_OPERATOR_KEY")
-    (home / "secrets" / "operator-key").write_text(OPERATOR_KEY, encoding="utf-8")
-    time.between = [lambda: exporter.counts.serve(0.3)]
-    [frame] = frames(run("top", "--json").out)
-    assert frame["rates"] == {"source": f"metrics at {exporter.url}/metrics", "over_s": 10, "notes": []}
-    assert frame["total"]["requests_per_s"] == 0.1
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        ["--prometheus", "prometheus:9090"],
-        ["--metrics", "nowhere"],
         ["--every", "0"],
         ["--accounts", "101"],
     ],
@@ -194,13 +109,6 @@ def test_the_exporters_of_the_local_service_are_found_by_its_own_key(
 def test_a_wrong_option_is_refused_before_anything_is_read(service: LiveService, run: Run, options: list[str]) -> None:
     assert run("top", *options).code == 2
     assert service.requests == []
-
-
-def test_the_password_of_a_prometheus_crosses_no_open_network(service: LiveService, run: Run) -> None:
-    refused = run("top", "--prometheus", "http://ada:secret@prometheus.example.com:9090")
-    assert refused.code == 1
-    assert "plain HTTP" in refused.error_line
-    assert "secret" not in refused.err
 
 
 # One frame after the other
@@ -234,8 +142,8 @@ def test_a_service_that_is_away_for_a_while_is_a_problem_of_the_frame_that_shows
 
 
 def test_a_problem_is_shown_to_people_with_the_time_of_the_figures() -> None:
-    frame = build_frame(LIVE, Rates()) | {"problem": "no service at http://x"}
-    assert "this is what there was at 06:00:01 UTC: no service at http://x" in as_text(frame, URL, 80)
+    frame = LIVE | {"problem": "no service at http://x"}
+    assert "figures of 06:00:01 UTC: no service at http://x" in as_text(frame, URL, 80)
 
 
 def test_a_service_that_never_answered_is_an_error(service: LiveService, run: Run) -> None:
@@ -269,22 +177,10 @@ def extreme() -> Any:
 
 @pytest.mark.parametrize("width", [80, 100, 132])
 def test_every_number_and_every_account_is_whole_however_narrow_the_terminal_is(width: int) -> None:
-    labels = ("svc-coder", "a-very-long-name-of-a-backend:with-an-adapter")
-    rates = Rates(
-        "Prometheus",
-        {
-            metrics.REQUESTS: {labels: 123456.0},
-            metrics.REFUSALS: {("svc-coder", "tokens"): 12345.0},
-            metrics.FIRST_TOKEN_SECONDS: {(*labels, "120.0"): 1.0, (*labels, "300.0"): 9.0, (*labels, "inf"): 9.0},
-            metrics.PROMPT_TOKENS: {labels: 1234567.0},
-            metrics.COMPLETION_TOKENS: {labels: 1234567.0},
-        },
-        60.0,
-    )
-    out = as_text(build_frame(extreme(), rates), URL, width)
+    out = as_text(extreme() | {"problem": None}, URL, width)
     assert all(len(line) <= width for line in out.splitlines())
     [coder] = rows(out, "svc-coder")
-    assert coder[2:] == ["100%", "123k", "12.3k", "198.8", "s", "289.9", "s", "1.2M", "1.2M"]
+    assert coder[-1] == "100%"
     [backend] = [line.split() for line in out.splitlines() if "deploy_failed" in line]
     assert backend[2:] == ["120/128", "98.8k", "98.8k", "123.4", "s", "100%", "123M", "1.2M", "123.45", "0%"]
     [account] = rows(out, ACCOUNT)
@@ -294,7 +190,7 @@ def test_every_number_and_every_account_is_whole_however_narrow_the_terminal_is(
 def test_names_are_shown_and_not_obeyed() -> None:
     live = deepcopy(LIVE)
     live["accounts"][0]["name"] = "[red]\x1b[2J:smile:"
-    out = as_text(build_frame(live, Rates(notes=("[bold]\x07",))), URL, 132)
+    out = as_text(live | {"problem": "[bold]\x07"}, URL, 132)
     assert "[red]?[2J:smile:" in out
     assert "[bold]?" in out
     assert "\x1b" not in out
@@ -346,7 +242,7 @@ def test_the_service_itself_answers_what_is_shown(real: RealService, run: Run) -
     report = PressureReport("fake", "r", queue_age_s=0.0, kv_used=0.5, queued_prefill_tokens=7, waiting=0, running=3)
     real.loop.call_soon_threadsafe(real.world.limiter.service.admission.report, report)
     [frame] = frames(run("top", "--json").out)
-    assert frame.keys() - {"total", "rates", "problem"} == LIVE.keys()
+    assert frame.keys() - {"problem"} == LIVE.keys()
     assert frame["backends"][0].keys() == LIVE["backends"][0].keys()
     assert frame["backends"][0]["load"].keys() == LIVE["backends"][0]["load"].keys()
     assert frame["limiters"] == [{"shard": 0, "admits": True, "open_requests": 0, "held": "0.00"}]

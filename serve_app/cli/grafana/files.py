@@ -39,11 +39,7 @@ def provisioning(
     return {
         "provisioning/datasources/serve-app.yaml": _yaml({"apiVersion": 1, "datasources": [source]}),
         "provisioning/dashboards/serve-app.yaml": _yaml({"apiVersion": 1, "providers": [provider]}),
-        **{
-            f"dashboards/{board['uid']}.json": json.dumps(with_source(board, source["uid"], datasource), indent=2)
-            + "\n"
-            for board in boards
-        },
+        **{f"dashboards/{board['uid']}.json": f"{json.dumps(board, indent=2)}\n" for board in selected},
         f"prometheus/{RULES}": rules,
     }
 

@@ -40,64 +40,34 @@ def as_text(frame: Json, url: str, width: int) -> str:
 
 
 def _head(frame: Json, url: str) -> list[Text]:
-    total, rates, limiters = frame["total"], frame["rates"], frame["limiters"]
+    limiters = frame["limiters"]
     silent = [str(limiter["shard"]) for limiter in limiters if not limiter["admits"]]
     facts = [
-        f"requests/s {_rate(total['requests_per_s'])}",
-        f"refused/s {_rate(total['refusals_per_s'])}",
         f"open {frame['open_requests']:,}",
         f"held {frame['held']} {frame['currency']}",
         f"limiters {len(limiters) - len(silent)}/{len(limiters)}",
     ]
     lines = [
-        Text(_printable(f"{url}   {frame['at'][11:19]} UTC   {_origin(rates)}"), no_wrap=True, overflow="ellipsis"),
+        Text(_printable(f"{url}   {frame['at'][11:19]} UTC"), no_wrap=True, overflow="ellipsis"),
         Text("   ".join(facts), style="bold"),
     ]
-    if reasons := total["refusals_by_reason"]:
-        listed = ", ".join(f"{reason} {_rate(rate)}" for reason, rate in reasons.items())
-        lines.append(Text(_printable(f"refused/s by reason: {listed}")))
     warnings = [f"limiter shards that do not admit: {', '.join(silent)}"] if silent else []
-    waiting = sum(one["spool"]["settlements"] for one in frame.get("gateways", []) if one["spool"] is not None)
+    waiting = sum(one["spool"]["settlements"] for one in frame["gateways"] if one["spool"] is not None)
     if waiting:
         warnings.append(f"settlements that wait for the ledger in gateways' spools: {waiting:,}")
     if frame["problem"]:
-        warnings.append(f"this is what there was at {frame['at'][11:19]} UTC: {frame['problem']}")
-    lines += [Text(_printable(warning), style="red") for warning in warnings]
-    return lines + [Text(_printable(note), style="yellow") for note in rates["notes"]]
-
-
-def _origin(rates: Json) -> str:
-    if rates["over_s"] is None:
-        return ""
-    return f"last {rates['over_s']:.0f} s by {rates['source']}"
+        warnings.append(f"figures of {frame['at'][11:19]} UTC: {frame['problem']}")
+    return lines + [Text(_printable(warning), style="red") for warning in warnings]
 
 
 def _models(frame: Json, width: int) -> Table:
-    table = _table(width, "model", "backend", "share", "req/s", "refused/s", "TTFT p50", "p95", "tok/s in", "tok/s out")
+    table = _table(width, "model", "backend", "share")
     for model in frame["models"]:
-        backends = model["backends"]
-        if len(backends) == 1:
-            table.add_row(*_served(model["id"], backends[0]["name"], backends[0]["share"], model))
-            continue
-        table.add_row(*_served(model["id"], "", None, model))
-        for backend in backends:
-            table.add_row(*_served("", backend["name"], backend["share"], backend))
+        for number, backend in enumerate(model["backends"]):
+            table.add_row(
+                _name("" if number else model["id"]), _name(backend["name"]), Text(_percent(backend["share"]))
+            )
     return table
-
-
-def _served(model: str, backend: str, share: float | None, figures: Json) -> list[Text]:
-    return [
-        _name(model),
-        _name(backend),
-        Text("" if share is None else _percent(share)),
-        Text(_rate(figures["requests_per_s"])),
-        # Of an identifier alone: a refusal has no backend.
-        Text(_rate(figures["refusals_per_s"]) if model else ""),
-        Text(_seconds(figures["first_token_p50_s"])),
-        Text(_seconds(figures["first_token_p95_s"])),
-        Text(_rate(figures["prompt_tokens_per_s"])),
-        Text(_rate(figures["output_tokens_per_s"])),
-    ]
 
 
 def _backends(frame: Json, width: int) -> Table:
