@@ -9,7 +9,7 @@ from pydantic import Field
 from serve_app.admin import public, usage
 from serve_app.admin.accounts import Expiring, Limits, limits_of, states_of
 from serve_app.admin.endpoint import AdminServices, Endpoints
-from serve_app.admin.request_story import chat_id
+from serve_app.admin.requests import known_id
 from serve_app.admin.usage import OwnFilters, RequestPage, RequestRecord
 from serve_app.admin.values import Count, Money, Reply, Time
 from serve_app.api import errors
@@ -84,7 +84,7 @@ async def list_own_requests(admin: AdminServices, query: OwnRequestsQuery, ident
 
 @endpoint("GET", "/account/requests/{request_id}", "One request as billed")
 async def show_own_request(admin: AdminServices, request_id: str, identity: Identity) -> RequestRecord:
-    record = await admin.run(commands.FindRequest(chat_id(request_id)))
+    record = await admin.run(commands.FindRequest(await known_id(admin, request_id)))
     if record is None or record.account_id != identity.account_id:
         raise errors.not_found("this account has no such request, it is not billed yet, or its month is archived")
     return RequestRecord.from_record(record)

@@ -14,11 +14,12 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError
 
 from serve_app.admin.values import Count, Money, Reply
+from serve_app.api.doors import DOORS
 from serve_app.contracts import metrics
 from serve_app.contracts.books import Outcome
 from serve_app.storage.request_log import PHASES, TEXTS, Line
 
-_CHAT_ID: Final = "chatcmpl-"
+_ID_PREFIXES: Final = tuple(door.id_prefix for door in DOORS)
 _TRACE_ID: Final = re.compile("[0-9a-f]{32}")
 
 _GATEWAY_DIED: Final = "Its gateway died; a replica settled what was produced."
@@ -108,9 +109,9 @@ def request_ids(asked: str, lines: Iterable[Line]) -> list[str]:
     return sorted(found, key=lambda one: (one == asked, found[one]), reverse=True)
 
 
-def chat_id(asked: str) -> str:
-    """The id of the request whose trace may have this id; else the same."""
-    return f"{_CHAT_ID}{asked}" if _TRACE_ID.fullmatch(asked) else asked
+def possible_ids(asked: str) -> tuple[str, ...]:
+    """The ids that a request with this trace id may have, one for each door; else the same."""
+    return tuple(prefix + asked for prefix in _ID_PREFIXES) if _TRACE_ID.fullmatch(asked) else (asked,)
 
 
 def tell(
@@ -135,7 +136,7 @@ def tell(
     elif ended is not None and settled is not None:
         note += _REPLICA_FIRST
     timings = RequestTimings(**{name: getattr(known, name) for name in RequestTimings.model_fields})
-    digits = request_id.removeprefix(_CHAT_ID)
+    digits = next((request_id.removeprefix(one) for one in _ID_PREFIXES if request_id.startswith(one)), request_id)
     return RequestSummary(
         request_id=request_id,
         client_request_id=known.client_request_id or None,

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from serve_app.admin.endpoint import AdminServices, Endpoints
-from serve_app.admin.request_story import RequestSummary, chat_id, request_ids, tell, without_texts
+from serve_app.admin.request_story import RequestSummary, possible_ids, request_ids, tell, without_texts
 from serve_app.admin.usage import RequestRecord
 from serve_app.admin.values import FLAG, Query, Reply
 from serve_app.api import errors
@@ -44,7 +44,7 @@ async def show_request(admin: AdminServices, request_id: str, query: TextsQuery,
     if not _ID.fullmatch(request_id):
         raise errors.invalid_parameters("request_id must be 1 to 128 printable ASCII characters", param="request_id")
     found = await _search(admin, request_id)
-    wanted, *others = request_ids(request_id, found.lines) or [chat_id(request_id)]
+    wanted, *others = request_ids(request_id, found.lines) or [await known_id(admin, request_id)]
     if wanted != request_id:
         found = await _search(admin, wanted)  # a line of a replica has the request's own id alone
     record = await admin.run(commands.FindRequest(wanted))
@@ -64,6 +64,15 @@ async def show_request(admin: AdminServices, request_id: str, query: TextsQuery,
         log_complete=found.is_complete,
         others=others,
     )
+
+
+async def known_id(admin: AdminServices, asked: str) -> str:
+    """The id of the request in the ledger that has this id or trace; if there is none, an id that it may have."""
+    ids = possible_ids(asked)
+    for one in ids:
+        if await admin.run(commands.FindRequest(one)) is not None:
+            return one
+    return ids[0]
 
 
 async def _search(admin: AdminServices, request_id: str) -> Found:

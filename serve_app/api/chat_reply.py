@@ -27,7 +27,6 @@ from serve_app.contracts.generation import (
 DONE: Final = b"data: [DONE]\n\n"
 KEEP_ALIVE: Final = b": keep-alive\n\n"  # a comment: a complete frame that no client takes for data
 RESUMED: Final = b": resumed\n\n"
-LINE_FEED: Final = b"\n"  # the same for a whole reply: JSON may begin with whitespace (RFC 8259, section 2)
 
 LOWEST_LOGPROB: Final = -9999.0  # for a token that has no chance at all: JSON knows no infinity
 FINISH_REASONS: Final = frozenset({"stop", "length", "tool_calls", "content_filter"})

@@ -72,7 +72,7 @@ def _from_service(session: Session, request_id: str, texts: bool) -> dict[str, A
 def _with_logs(session: Session, asked: str, folder: Path, texts: bool) -> dict[str, Any]:
     """The service's story, with what a folder of logs adds to it; by those lines the service may find the request."""
     # Here, because it loads pydantic, which takes longer than most commands.
-    from serve_app.admin.request_story import chat_id, request_ids, tell, without_texts
+    from serve_app.admin.request_story import possible_ids, request_ids, tell, without_texts
 
     found = _search(folder, asked)
     wanted, *others = request_ids(asked, found) or [asked]
@@ -85,7 +85,7 @@ def _with_logs(session: Session, asked: str, folder: Path, texts: bool) -> dict[
         if error.status != 404:
             raise
         unknown = error
-        wanted = wanted if found else chat_id(asked)
+        wanted = wanted if found else possible_ids(asked)[0]
     if wanted != asked:
         found = _search(folder, wanted)
     if unknown is not None and wanted not in request_ids(wanted, found):

@@ -10,9 +10,10 @@ from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
+from serve_app.api.doors import DOORS
 from serve_app.api.errors import ApiError
 from serve_app.gateway.authentication import Authenticator
-from serve_app.gateway.chat_endpoint import ChatEndpoint
+from serve_app.gateway.reply_endpoint import IncompleteBodies, ReplyEndpoint
 from serve_app.gateway.services import Services
 from serve_app.gateway.web import RequestContext, api_error_response, http_error_response
 
@@ -25,7 +26,7 @@ def build_app(
     on_stop: Callable[[], Awaitable[None]] | None = None,
     tag_responses: bool = True,
 ) -> FastAPI:
-    """Serves chat requests and `routers` under both base forms, `/` and `/v1`.
+    """Serves all doors and `routers` under both base forms, `/` and `/v1`.
 
     With `tag_responses` every response carries `x-request-id`; a server that sets it itself wants it off.
     """
@@ -38,10 +39,12 @@ def build_app(
 
     # A redirect would be no JSON, and behind a TLS ingress it would send the key over plain HTTP.
     app = FastAPI(title="serve-app", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
-    chat = ChatEndpoint(services, authenticator)
-    # A plain route before all others: this one is hot, and there is nothing in it for FastAPI to parse or to match.
+    bodies = IncompleteBodies()
+    # Plain routes before all others: these are hot, and FastAPI has nothing to parse or to match in them.
     for prefix in ("/v1", ""):
-        app.router.routes.append(Route(f"{prefix}/chat/completions", chat, methods=["POST"]))
+        for door in DOORS:
+            endpoint = ReplyEndpoint(door, services, authenticator, bodies)
+            app.router.routes.append(Route(prefix + door.path, endpoint, methods=["POST"]))
     for prefix in ("", "/v1"):
         for router in routers:
             app.include_router(router, prefix=prefix)

@@ -25,6 +25,7 @@ class RequestRecord:
     trace: TraceContext
     sink: Callable[[RequestRecord], None]
     phases: Phases
+    path: str = ""  # of its door
     arrived_at: float = field(default_factory=time.time)  # Unix seconds
     stream: bool = False
     model: str = metrics.NONE

@@ -65,7 +65,7 @@ class Tracing:
     def _spans(self, record: RequestRecord, failed: bool) -> list[SpanData]:
         began, phases = record.arrived_at, record.phases
         root = SpanData(
-            "POST /chat/completions",
+            f"POST {record.path}",
             record.trace.span_id,
             record.trace.parent_id,
             began,

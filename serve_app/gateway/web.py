@@ -45,8 +45,11 @@ class ClientGone(Exception):
     """The client has closed the connection."""
 
 
-def error_response(error: ApiError, headers: Mapping[str, str] = MappingProxyType({})) -> JSONResponse:
-    return JSONResponse(error.body(), status_code=error.status, headers={**headers, **error.headers})
+def error_response(
+    error: ApiError, headers: Mapping[str, str] = MappingProxyType({}), body: dict[str, Any] | None = None
+) -> JSONResponse:
+    """`body` is the error in the format of a door; without it, in that of chat."""
+    return JSONResponse(error.body() if body is None else body, error.status, {**headers, **error.headers})
 
 
 def api_error_response(_: Request, error: Exception) -> Response:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from serve_app.api.doors import DOORS
 from serve_app.launch import haproxy_config
 from serve_app.launch.preflight import LaunchError, free_port
 
@@ -31,7 +32,7 @@ HAPROXY_RETRY_ON = "conn-failure\n    timeout http-request 10s"
 HAPROXY_WRAPPER = """\
 #!/bin/sh
 set -e
-{python} -I {amend} "$3" {host} {socket} {certificate}
+{python} -I {amend} "$3" {host} {socket} {paths} {certificate}
 exec {binary} "$@"
 """
 PR_SET_PDEATHSIG = 1
@@ -121,6 +122,7 @@ def write_haproxy_wrapper(path: Path, host: str, certificate: Path | None = None
         "amend": haproxy_config.__file__,
         "host": host,
         "socket": str(path.with_name("lane.sock")),
+        "paths": " ".join(door.path for door in DOORS),
         "binary": binary,
     }
     quoted = {name: shlex.quote(part) for name, part in parts.items()}

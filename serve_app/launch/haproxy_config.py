@@ -1,6 +1,6 @@
 """Amends the configuration that Ray writes for HAProxy, before HAProxy reads it.
 
-`haproxy_config.py FILE HOST SOCKET [CERTIFICATE]`
+`haproxy_config.py FILE HOST SOCKET PATHS [CERTIFICATE]`
 
 Ray's template has no settings for these:
 
@@ -74,7 +74,7 @@ FRONTEND = f"""\
     tcp-request content accept if WAIT_END
     http-request set-var(txn.key) req.fhdr(authorization,1),sha1 if !{{ so_id 99 }}
     # Other paths answer 200 to any key.
-    http-request set-var(txn.is_chat) bool(true) if !{{ so_id 99 }} {{ path_end /chat/completions }}
+    http-request set-var(txn.is_chat) bool(true) if !{{ so_id 99 }} {{ path_end PATHS }}
     acl is_good_key var(txn.key),in_table(good_keys)
     http-request track-sc0 src table refused_addresses if !{{ so_id 99 }}
     http-request track-sc1 var(txn.key) table good_keys if is_good_key !{{ so_id 99 }}
@@ -101,14 +101,14 @@ ROUTE = """\
 """
 
 
-def amended(text: str, host: str, socket: Path, certificate: str = "") -> str:
-    """The configuration, which Ray has written."""
+def amended(text: str, host: str, socket: Path, paths: str, certificate: str = "") -> str:
+    """The configuration that Ray has written, amended. `paths` of doors are separated by spaces."""
     text = re.sub(r"^listen stats\b.*", "", text, flags=re.DOTALL | re.MULTILINE)
     exporter, frontend, rest = text.partition("frontend http_frontend\n")
     exporter = re.sub(r"(?m)^(frontend prometheus\n    bind ):", rf"\g<1>{host}:", exporter)
     if not frontend:
         return exporter
-    tables, rules = (part.replace("SOCKET", f"unix@{socket}") for part in (TABLES, FRONTEND))
+    tables, rules = (part.replace("SOCKET", f"unix@{socket}").replace("PATHS", paths) for part in (TABLES, FRONTEND))
     bind, line, others = rest.partition("\n")
     if certificate:
         bind += f" ssl crt {certificate} alpn http/1.1"

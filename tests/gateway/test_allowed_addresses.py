@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from serve_app.api import chat_door
 from serve_app.contracts import key_format as keys
-from serve_app.gateway import chat_endpoint
 from tests.gateway.connections import Call, chat_body, http_request, served
 from tests.gateway.test_bodies import Upload
 from tests.gateway.test_refusals import new_key
@@ -82,7 +82,7 @@ async def test_a_body_from_another_address_is_neither_awaited_nor_parsed(
     _, key = new_key(world, addresses=[HERE])
     if used_before:
         assert code_of(await chat(world, key, HERE)) == (200, "")
-    monkeypatch.setattr(chat_endpoint, "parse_chat_request", pytest.fail)
+    monkeypatch.setattr(chat_door, "parse_chat_request", pytest.fail)
     one = Upload(*await asyncio.open_connection("127.0.0.1", port))
     await one.send(http_request(world, b"", "content-length: 4000", key=key))
     status, headers, body = await one.answer()

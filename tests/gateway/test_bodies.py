@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
+from serve_app.api import chat_door
 from serve_app.api.errors import ApiError
 from serve_app.contracts import key_format as keys
-from serve_app.gateway import chat_endpoint, web
+from serve_app.gateway import web
 from serve_app.gateway.web import SMALL_BODY
 from tests.gateway.connections import chat_body, served
 from tests.gateway.world import OPERATOR, World, until
@@ -79,8 +80,11 @@ async def serves(world: World, upload: Callable[..., Any], key: str | None = Non
     return bool((await one.answer())[0] == 200)
 
 
-def chat_endpoint_of(world: World) -> Any:
-    return next(route.endpoint for route in world.app().routes if route.path == "/chat/completions")  # type: ignore[attr-defined]
+def bodies_of(world: World) -> web.Bodies:
+    """The incomplete bodies of callers that are known."""
+    endpoint = next(route.endpoint for route in world.app().routes if route.path == "/chat/completions")  # type: ignore[attr-defined]
+    found: web.Bodies = endpoint.bodies.identified
+    return found
 
 
 # Before the sender is known
@@ -109,7 +113,7 @@ async def test_no_other_path_reads_a_body_without_a_key(upload: Callable[..., An
 async def test_a_body_without_a_valid_key_is_never_parsed(
     world: World, upload: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chat_endpoint, "parse_chat_request", pytest.fail)
+    monkeypatch.setattr(chat_door, "parse_chat_request", pytest.fail)
     body = json.dumps(chat_body(user=[[]] * 1000)).encode()
     for _ in range(3):
         one = await upload(keys.new_key(), f"content-length: {len(body)}")
@@ -167,13 +171,13 @@ async def test_large_bodies_are_parsed_beside_the_loop_and_small_ones_on_it(
     world: World, upload: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[str] = []
-    parse = chat_endpoint.parse_chat_request
+    parse = chat_door.parse_chat_request
 
     def seen(*arguments: Any) -> Any:
         threads.append(threading.current_thread().name)
         return parse(*arguments)
 
-    monkeypatch.setattr(chat_endpoint, "parse_chat_request", seen)
+    monkeypatch.setattr(chat_door, "parse_chat_request", seen)
     for content in ("Hi", "x" * LARGE):
         body = json.dumps(chat_body(messages=[{"role": "user", "content": content}])).encode()
         one = await upload(world.key, f"content-length: {len(body)}")
@@ -204,7 +208,7 @@ async def test_one_keys_large_bodies_are_429_and_others_are_served(
         assert await serves(world, upload)
         held = await upload(world.key, f"content-length: {LARGE}")
         await held.send(b"x" * 300_000)
-        await until(lambda: chat_endpoint_of(world).bodies.size == 300_000 - SMALL_BODY)
+        await until(lambda: bodies_of(world).size == 300_000 - SMALL_BODY)
         second = await upload(world.key, f"content-length: {LARGE}")
         await second.send(b"x" * 300_000)
         status, headers, reply = await second.answer()
@@ -241,10 +245,10 @@ async def test_bodies_of_one_key_that_do_not_end_are_bounded_in_number(
     monkeypatch.setattr(web, "MOMENT_S", 0.0)
     _, other = world.new_account()
     assert await serves(world, upload)
-    endpoint = chat_endpoint_of(world)
+    bodies = bodies_of(world)
     for _ in range(3):
         await upload(world.key, "content-length: 100")
-    await until(lambda: endpoint.bodies.count == 3)
+    await until(lambda: bodies.count == 3)
     one = await upload(world.key, "content-length: 100")
     assert (await one.answer())[0] == 429
     assert await serves(world, upload, other)

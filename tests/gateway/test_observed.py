@@ -28,9 +28,9 @@ from serve_app.contracts.generation import (
 )
 from serve_app.contracts.metric import Metric
 from serve_app.gateway.backends import Catalogue
-from serve_app.gateway.chat_endpoint import ChatReply
 from serve_app.gateway.observer import Observer, log_line
 from serve_app.gateway.record import RequestRecord
+from serve_app.gateway.reply_endpoint import ReplyToRequest
 from tests.gateway.connections import Call
 from tests.gateway.world import World, price, says, until
 
@@ -225,14 +225,14 @@ async def test_an_identifier_that_is_removed_meanwhile_leaves_no_hold(world: Wor
 async def test_a_request_that_has_ended_is_in_no_circle(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams would otherwise wait for a full collection of the garbage."""
 
-    replies: weakref.WeakSet[ChatReply] = weakref.WeakSet()
-    respond = ChatReply.respond
+    replies: weakref.WeakSet[ReplyToRequest] = weakref.WeakSet()
+    respond = ReplyToRequest.respond
 
-    async def kept(reply: ChatReply, *arguments: Any) -> None:
+    async def kept(reply: ReplyToRequest, *arguments: Any) -> None:
         replies.add(reply)
         await respond(reply, *arguments)
 
-    monkeypatch.setattr(ChatReply, "respond", kept)
+    monkeypatch.setattr(ReplyToRequest, "respond", kept)
     gc.disable()
     try:
         for _ in range(3):

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from serve_app.gateway import chat_endpoint
+from serve_app.gateway import reply_endpoint
 
 
 def test_ids_sort_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,8 +14,8 @@ def test_ids_sort_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     for _ in range(200):
         now += 10**6
-        monkeypatch.setattr(chat_endpoint.time, "time_ns", lambda at=now: at)
-        made.append(chat_endpoint.new_digits())
+        monkeypatch.setattr(reply_endpoint.time, "time_ns", lambda at=now: at)
+        made.append(reply_endpoint.new_digits())
     assert sorted(made) == made
-    assert len({chat_endpoint.new_digits() for _ in range(200)}) == 200
+    assert len({reply_endpoint.new_digits() for _ in range(200)}) == 200
     assert all(re.fullmatch("[0-9a-f]{32}", one) for one in made)

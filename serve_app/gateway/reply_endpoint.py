@@ -1,4 +1,4 @@
-"""POST /chat/completions: reads the body, runs the exchange, writes one reply or a stream.
+"""Requests that generate a reply: reads the body, runs the exchange, writes one reply or a stream, in a door's format.
 
 A plain ASGI application with one `__call__` per request, so that every exit, a client that hangs up included, passes
 through the same `async with` and nothing is left open between a handler and its response.
@@ -12,26 +12,16 @@ import logging
 import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Final
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from serve_app.api import errors
-from serve_app.api.chat_reply import (
-    DONE,
-    KEEP_ALIVE,
-    LINE_FEED,
-    RESUMED,
-    ChunkEncoder,
-    StreamedReply,
-    Usage,
-    WholeReply,
-    complete_reply,
-    error_event,
-)
-from serve_app.api.chat_request import ChatRequest, parse_chat_request
+from serve_app.api.chat_request import ChatRequest
 from serve_app.api.codec import parses_in_a_moment
+from serve_app.api.door import Door, ReplyHead, StreamEncoder
 from serve_app.api.errors import ApiError
 from serve_app.contracts.generation import Finished
 from serve_app.contracts.phases import Phases
@@ -57,23 +47,31 @@ from serve_app.gateway.web import (
 
 logger = logging.getLogger("ray.serve")
 
+LINE_FEED: Final = b"\n"  # before a whole reply: JSON may begin with whitespace (RFC 8259, section 2)
+
 # One at a time: parsing holds the interpreter, and the loop must get its turns.
 _PARSING: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parse")
 
 
-class ChatEndpoint:
-    """Answers chat requests."""
+@dataclass(slots=True)
+class IncompleteBodies:
+    """The bodies that a gateway is reading, of all doors."""
 
-    def __init__(self, services: Services, authenticator: Authenticator) -> None:
-        self._services = services
-        self._authenticator = authenticator
-        self.bodies = Bodies()  # by the key's digest
-        self.unidentified = Bodies()  # by address
+    identified: Bodies = field(default_factory=Bodies)  # by the key's digest
+    unidentified: Bodies = field(default_factory=Bodies)  # by address
+
+
+class ReplyEndpoint:
+    """Answers the requests of one door."""
+
+    def __init__(self, door: Door, services: Services, authenticator: Authenticator, bodies: IncompleteBodies) -> None:
+        self.door = door
+        self.services = services
+        self.authenticator = authenticator
+        self.bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await ChatReply(self, self._services, self._authenticator, Request(scope, receive)).respond(
-            scope, receive, send
-        )
+        await ReplyToRequest(self, Request(scope, receive)).respond(scope, receive, send)
 
 
 def new_digits() -> str:
@@ -84,23 +82,23 @@ def new_digits() -> str:
     return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
 
 
-class ChatReply:
-    """The answer to one chat request."""
+class ReplyToRequest:
+    """The answer to one request."""
 
-    def __init__(
-        self, endpoint: ChatEndpoint, services: Services, authenticator: Authenticator, request: Request
-    ) -> None:
-        self._endpoint = endpoint
-        self._services = services
-        self._authenticator = authenticator
+    def __init__(self, endpoint: ReplyEndpoint, request: Request) -> None:
+        self._door = endpoint.door
+        self._services = endpoint.services
+        self._authenticator = endpoint.authenticator
+        self._bodies = endpoint.bodies
         self._request = request
-        digits, observer = new_digits(), services.observer
+        digits, observer = new_digits(), self._services.observer
         self._record = RequestRecord(
-            f"chatcmpl-{digits}",
+            f"{self._door.id_prefix}{digits}",
             getattr(request.state, "request_id", ""),
             TraceContext.of(request.headers.get("traceparent"), digits),
             observer.ended,
             Phases(lambda seconds: observer.gap(self._record, seconds)),
+            path=self._door.path,
         )
 
     async def respond(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -123,7 +121,7 @@ class ChatReply:
             record.status = 499
             raise
         except Exception:
-            logger.exception("chat request failed")
+            logger.exception("a request failed")
             record.code = "server_error"
             await self._fail(errors.server_error(), scope, receive, sender)
         finally:
@@ -132,11 +130,11 @@ class ChatReply:
 
     async def _read_request(self, caller: Caller) -> tuple[ChatRequest, Retry | None]:
         """Whose key it is comes first, and then the body. Work on the body that takes long is done beside the loop."""
-        settings, endpoint = self._services.settings, self._endpoint
+        settings = self._services.settings
         reader = BodyReader(self._request, settings.max_body_bytes, settings.body_timeout_s)
         of_one = max(settings.bodies_max_bytes // 8, settings.max_body_bytes)
         if not caller.is_confirmed:
-            with Share(endpoint.unidentified, caller.address, of_one, of_one) as share:
+            with Share(self._bodies.unidentified, caller.address, of_one, of_one) as share:
                 try:
                     await reader.read_while(caller.identify(), share)
                 except ApiError:
@@ -144,7 +142,7 @@ class ChatReply:
                     raise
         self._request.state.identified = True
         try:
-            with Share(endpoint.bodies, caller.digest, settings.bodies_max_bytes, of_one) as share:
+            with Share(self._bodies.identified, caller.digest, settings.bodies_max_bytes, of_one) as share:
                 body = await reader.read(share)
                 if parses_in_a_moment(body):
                     return self._parse(body)
@@ -157,7 +155,7 @@ class ChatReply:
     def _parse(self, body: bytes) -> tuple[ChatRequest, Retry | None]:
         settings = self._services.settings
         served = self._services.catalogue.served
-        chat = parse_chat_request(body, served, settings.max_body_bytes, settings.max_body_items)
+        chat = self._door.parse(body, served, settings.max_body_bytes, settings.max_body_items)
         _ = chat.estimated_prompt_tokens  # and with it messages and tools: they are kept
         # Streams ignore the key. OpenAI's SDKs send one only where they are configured to, but then, like clients
         # made by the same generator, with every POST alike: a refusal would take streams from them.
@@ -167,12 +165,12 @@ class ChatReply:
     async def _fail(self, error: ApiError, scope: Scope, receive: Receive, sender: Sender) -> None:
         with contextlib.suppress(ClientGone):
             if not sender.started:
-                await error_response(error, {"x-trace-id": self._record.trace.trace_id})(
-                    scope, receive, sender.send_message
-                )
+                headers = {"x-trace-id": self._record.trace.trace_id}
+                response = error_response(error, headers, self._door.error_body(error))
+                await response(scope, receive, sender.send_message)
             elif self._record.stream:
                 await sender.send_message(
-                    {"type": "http.response.body", "body": error_event(error), "more_body": False}
+                    {"type": "http.response.body", "body": self._door.error_event(error), "more_body": False}
                 )
             else:
                 # The status has been sent already. A server closes the connection of a response that its application
@@ -225,40 +223,26 @@ class ChatReply:
         # HTTP/1.0 has no chunks: it needs the length first, and its client could not see that a reply was cut.
         may_begin = self._request.scope.get("http_version") != "1.0"
         due = arrived + settings.early_reply_s
-        reply = WholeReply(chat.n)
+        reply = self._door.whole(chat)
         while True:
             event = await exchange.next_event(max(0.0, due - clock()) if may_begin else None)
             if isinstance(event, Finished):
                 break
             if isinstance(event, RunsAgain):
-                reply = WholeReply(chat.n)
+                reply = self._door.whole(chat)
             elif event is not None:
                 reply.add_event(event)
             if may_begin and clock() >= due:
                 await sender.write_piece(LINE_FEED, lambda: self._headers(exchange, "application/json"))
                 due = clock() + settings.line_feed_s
-        body = complete_reply(
-            id=exchange.request_id,
-            created=int(exchange.started_at),
-            model=chat.model,
-            fingerprint=exchange.fingerprint,
-            choices=reply.choices(event.reason, chat.logprobs),
-            usage=_usage(event),
-        )
+        body = reply.body(_head(chat, exchange), event)
         await exchange.complete(body)
         own = {"content_length": str(len(body))}
         await sender.write_piece(body, lambda: self._headers(exchange, "application/json", **own), more=False)
 
     async def _stream(self, chat: ChatRequest, exchange: Exchange, sender: Sender) -> None:
-        def begun() -> tuple[ChunkEncoder, StreamedReply]:
-            encoder = ChunkEncoder(
-                id=exchange.request_id,
-                created=int(exchange.started_at),
-                model=chat.model,
-                fingerprint=exchange.fingerprint,
-                include_usage=chat.include_usage,
-            )
-            return encoder, StreamedReply(encoder, chat.n)
+        def begun() -> StreamEncoder:
+            return self._door.stream(chat, _head(chat, exchange))
 
         keep_alive_s = self._services.settings.keep_alive_s
 
@@ -266,29 +250,21 @@ class ChatReply:
             own = {"cache_control": "no-cache", "x_accel_buffering": "no"}
             return self._headers(exchange, "text/event-stream; charset=utf-8", **own)
 
-        encoder, reply = begun()
+        reply = begun()
         while True:
             event = await exchange.next_event(keep_alive_s)
             if isinstance(event, Finished):
                 break
             if isinstance(event, RunsAgain):
                 if event.continues:
-                    await sender.write_piece(RESUMED, stream_headers)
+                    await sender.write_piece(self._door.resumed, stream_headers)
                 else:
-                    encoder, reply = begun()
+                    reply = begun()
                 continue
-            await sender.write_piece(KEEP_ALIVE if event is None else reply.chunks(event), stream_headers)
+            await sender.write_piece(self._door.keep_alive if event is None else reply.event(event), stream_headers)
         await exchange.complete()
-        closing = reply.closing_chunks(event.reason)
-        if chat.include_usage:
-            closing += encoder.usage_chunk(_usage(event))
-        await sender.write_piece(closing + DONE, stream_headers, more=False)
+        await sender.write_piece(reply.end(event), stream_headers, more=False)
 
 
-def _usage(finished: Finished) -> Usage:
-    return Usage(
-        prompt_tokens=finished.prompt_tokens,
-        cached_tokens=finished.cached_tokens,
-        completion_tokens=finished.completion_tokens,
-        reasoning_tokens=finished.marked_tokens or 0,
-    )
+def _head(chat: ChatRequest, exchange: Exchange) -> ReplyHead:
+    return ReplyHead(exchange.request_id, int(exchange.started_at), chat.model, exchange.fingerprint)

@@ -1,0 +1,10 @@
+"""The doors that the gateway serves. Routes, HAProxy's rules and the look-up of request ids use this table."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from serve_app.api.chat_door import ChatDoor
+from serve_app.api.door import Door
+
+DOORS: Final[tuple[Door, ...]] = (ChatDoor(),)
