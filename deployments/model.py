@@ -10,7 +10,6 @@ import sys
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
-from importlib.util import find_spec
 
 import ray
 from ray import serve
@@ -26,7 +25,7 @@ from serve_app.contracts.calls import shard_name
 from serve_app.contracts.generation import BackendEvent, GenerateCall
 from serve_app.contracts.ports import SettleAnswer
 from serve_app.contracts.spans import SpanExport
-from serve_app.engine.errors import ModelError
+from serve_app.engine.engines import ENGINES
 from serve_app.engine.port import EnginePort
 from serve_app.model.bundled import bundled_cache_dir, ensure_bundled_model
 from serve_app.model.dialect import Dialect
@@ -54,20 +53,8 @@ SWITCH_S = 0.0005
 def start_engine(settings: ModelArgs) -> EnginePort:
     """The engine of the settings on the resources that Ray has given this process. Raises ModelError."""
     gpus = ray.get_runtime_context().get_assigned_resources().get("GPU", 0)
-    if settings.engine == "vllm":
-        if find_spec("vllm") is None:
-            raise ModelError(
-                f"This replica runs on {sys.executable}, which has no vLLM. Where config.yaml has ray_actor_options "
-                f"for Model, add runtime_env: {{py_executable: {settings.python()}}}; `make engine-vllm` installs vLLM."
-            )
-        from serve_app.engine.vllm_adapter import start
-
-        return start.start(settings, settings.vllm, gpus, get_current_placement_group() is not None, logger.info)
-    from serve_app.engine.engine import Engine
-    from serve_app.engine.loading.placement import check_gpus
-
-    check_gpus(settings, gpus)
-    return Engine.from_settings(settings, progress=logger.info)
+    on_nodes = get_current_placement_group() is not None
+    return ENGINES[settings.engine].start(settings, settings.options, gpus, on_nodes, logger.info)
 
 
 async def settle(settlements: list[Settlement]) -> Sequence[SettleAnswer]:

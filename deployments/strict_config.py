@@ -12,6 +12,7 @@ from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
 from serve_app.contracts.calls import shard_name
+from serve_app.engine.engines import ENGINES
 from serve_app.scaling.scaling_settings import ScalingSettings
 from serve_app.settings import (
     ConsoleArgs,
@@ -131,7 +132,7 @@ def _backend_names(application: dict[str, Any]) -> Iterator[str]:
     """What an identifier's `backends` may name: the application, and each of its adapters."""
     name, args = application.get("name", "default"), application.get("args")
     yield name
-    options = args.get("vllm") if isinstance(args, dict) else None
+    options = args.get(args.get("engine", "native")) if isinstance(args, dict) else None
     adapters = options.get("adapters") if isinstance(options, dict) else None
     yield from (f"{name}:{adapter}" for adapter in adapters or ())
 
@@ -161,14 +162,15 @@ def _policy_problems(scaling: dict[str, Any], where: str) -> Iterator[str]:
 
 
 def _interpreter_problems(application: dict[str, Any], deployment: dict[str, Any], where: str) -> Iterator[str]:
-    """A config file's ray_actor_options replace those of the code, which name the interpreter of vLLM's environment."""
+    """A config file's ray_actor_options replace those of the code, which name the interpreter of the engine."""
     options, args = deployment.get("ray_actor_options"), application.get("args")
-    if not isinstance(options, dict) or not isinstance(args, dict) or args.get("engine") != "vllm":
+    engine = ENGINES.get(args.get("engine", "native")) if isinstance(args, dict) else None
+    if not isinstance(options, dict) or not isinstance(args, dict) or engine is None or engine.python() is None:
         return
     environments = (options.get("runtime_env"), application.get("runtime_env"))
     if not any(isinstance(one, dict) and "py_executable" in one for one in environments):
-        python = args.get("interpreter") or "the Python of vLLM's environment"
-        yield f"{where}: these replace vLLM's interpreter: add runtime_env: {{py_executable: {python}}}"
+        python = args.get("interpreter") or f"the Python of {args['engine']}'s environment"
+        yield f"{where}: these replace the engine's interpreter: add runtime_env: {{py_executable: {python}}}"
 
 
 def _unknown_backends(user_config: Any, where: str, names: set[str]) -> Iterator[str]:

@@ -17,12 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from serve_app.contracts.limits import Contract
 from serve_app.contracts.money import Price, parse_amount, price_per_million
 from serve_app.engine.config import EngineSettings
-from serve_app.engine.vllm_adapter.vllm_settings import VllmSettings, problem
+from serve_app.engine.engines import ENGINES
+from serve_app.engine.vllm_adapter.vllm_settings import VllmSettings
 from serve_app.limiter.pressure import Tuning
 from serve_app.model.tools.format_table import TOOL_FORMATS
 
 Settings = TypeVar("Settings", bound=BaseModel)
-VLLM_FOLDER = Path(".vllm")  # where `make engine-vllm` puts vLLM's environment
 UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")  # pydantic's types of error, of models and dataclasses
 
 
@@ -228,8 +228,8 @@ class ConsoleArgs(_Strict):
 class ModelArgs(EngineSettings):
     """`args` of a model application: the engine's settings. `model: bundled` is the model that ships with it."""
 
-    engine: Literal["native", "vllm"] = "native"
-    vllm: VllmSettings = VllmSettings()  # of engine vllm alone
+    engine: str = "native"  # a name in ENGINES
+    vllm: VllmSettings = VllmSettings()  # options of engine vllm; those of an engine have its name
     # The Python that runs the replicas. Default of engine vllm: SERVE_APP_VLLM_PYTHON, else that of `make engine-vllm`.
     interpreter: Path | None = None
     tool_format: str = "auto"  # how it writes tool calls, a name in TOOL_FORMATS; auto: by its template
@@ -245,21 +245,34 @@ class ModelArgs(EngineSettings):
             raise ValueError(f"must be auto or one of {', '.join(TOOL_FORMATS)}")
         return value
 
+    @field_validator("engine")
+    @classmethod
+    def _check_engine(cls, value: str) -> str:
+        if value not in ENGINES:
+            raise ValueError(f"must be one of {', '.join(ENGINES)}")
+        return value
+
     @model_validator(mode="after")
     def _engine_and_settings_fit(self) -> ModelArgs:
-        if self.engine == "native" and "vllm" in self.model_fields_set:
-            raise ValueError("vllm: these settings are of another engine: write engine: vllm, or leave them out")
-        if self.engine == "vllm" and (wrong := problem(self, self.vllm)) is not None:
+        for other in self.model_fields_set & (ENGINES.keys() - {self.engine}) & ModelArgs.model_fields.keys():
+            if other != "native":  # which is also a setting, of the native engine
+                raise ValueError(
+                    f"{other}: these settings are of another engine: write engine: {other}, or remove them"
+                )
+        if (wrong := ENGINES[self.engine].problem(self, self.options)) is not None:
             raise ValueError(wrong)
         return self
+
+    @property
+    def options(self) -> Any:
+        """The settings that only the engine itself has; None if it has none."""
+        return None if self.engine == "native" else getattr(self, self.engine)
 
     def python(self) -> str | None:
         """The interpreter of the replicas; None: that of the service."""
         if self.interpreter is not None:
             return str(self.interpreter.expanduser().absolute())
-        if self.engine == "native":
-            return None
-        return os.environ.get("SERVE_APP_VLLM_PYTHON") or str(VLLM_FOLDER.absolute() / "bin" / "python")
+        return ENGINES[self.engine].python()
 
 
 def home_dir() -> Path:

@@ -20,6 +20,7 @@ import httpx
 import yaml
 
 from serve_app import secret_files
+from serve_app.engine.engines import ENGINES
 from serve_app.engine.errors import ModelError
 from serve_app.engine.loading.prepared import is_ready
 from serve_app.launch import laptop_tls, preflight
@@ -134,9 +135,7 @@ class Launch:
         if self.options.ready_timeout is None and (settings.engine != "native" or settings.model != "bundled"):
             self.ready_s = SLOW_S
         if (python := settings.python()) is not None and not Path(python).is_file():
-            remedy = (
-                "run `make engine-vllm`, or set 'interpreter'" if settings.engine == "vllm" else "see 'interpreter'"
-            )
+            remedy = ENGINES[settings.engine].remedy
             raise LaunchError(f"there is no {python} to run {settings.engine} replicas: {remedy}")
         if settings.model == "bundled":
             prepare = bundled.prepare_bundled_model if settings.dtype == "int8" else bundled.ensure_bundled_model
