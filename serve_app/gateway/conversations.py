@@ -24,7 +24,7 @@ BOUND = 1.25  # times the mean number of requests
 def conversation_key(account_id: str, messages: Sequence[Mapping[str, Any]]) -> bytes:
     """A digest that the requests of a conversation share: of the account and of the messages up to the user's first.
 
-    The account is part of it because no cached prompt is shared between two (docs/architecture.md, Prefix reuse), and
+    The account is part of it because no cached prompt is shared between two (docs/design/engine.md, Prefix reuse), and
     because many accounts send the same system prompt.
     """
     before = len(list(takewhile(lambda message: message.get("role") != "user", messages)))

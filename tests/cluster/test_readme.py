@@ -11,7 +11,8 @@ import pytest
 from .checks import CLUSTER, REPOSITORY
 from .manifests import read_all
 
-GUIDES = [CLUSTER / "README.md", CLUSTER / "bare-metal" / "README.md"]
+DEPLOY = REPOSITORY / "docs" / "deploy"
+GUIDES = [DEPLOY / "cluster.md", DEPLOY / "bare-metal.md"]
 
 
 def commands(guide: Path) -> Iterator[str]:
@@ -22,7 +23,7 @@ def commands(guide: Path) -> Iterator[str]:
     yield from re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
 
 
-@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.parent.name)
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
 def test_every_file_that_a_command_names_is_there(guide: Path) -> None:
     named = {path for line in commands(guide) for path in re.findall(r"(?<![\w~/])cluster/[\w./-]+", line)}
     assert named
@@ -40,7 +41,7 @@ def test_every_file_of_the_folder_is_in_a_guide() -> None:
 
 def test_a_command_makes_each_secret_of_the_template_with_all_of_its_keys() -> None:
     made: dict[str, set[str]] = {}
-    for line in commands(CLUSTER / "README.md"):
+    for line in commands(DEPLOY / "cluster.md"):
         if found := re.search(r"create secret generic (\S+)(.*)", line):
             literals = re.findall(r"--from-literal=([\w.-]+)=", found[2])
             files = re.findall(r"--from-file=\S*?([\w.-]+)\"?(?=\s|$)", found[2])
