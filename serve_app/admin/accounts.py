@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field
 
@@ -44,67 +44,81 @@ _AppliedLimits: Any = limits_in(Reply, [name for name in ACCOUNT_LIMITS if name 
 
 
 class Limits(_AppliedLimits):
-    """Requests and tokens a minute, and requests at once."""
+    """Requests and tokens per minute, and concurrent requests."""
 
 
 class Contract(_OwnLimits):
-    """An account's own limits and weight; null is the service's default."""
+    """An account's own limits and weight; null: the service's default applies."""
 
 
 class Pressed(Reply):
-    """A backend under pressure and what it leaves."""
+    """A backend under pressure and the tokens per minute that remain there."""
 
     backend: str
     tpm: int
 
 
 class Expiring(Reply):
-    """A grant that will expire, and what is left of it."""
+    """A grant with an expiry, and the amount left."""
 
     expires_at: Time
     left: Money
 
 
 class AccountUsage(TokenSums):
-    """All that the account ever used."""
+    """The account's usage since its creation."""
 
 
-class Account(Reply):
-    """An account."""
+class OwnAccount(Reply):
+    """An account as its holder sees it."""
 
     id: str = Field(validation_alias="account_id")
     name: str
-    status: Literal["active", "suspended"]
     currency: str
-    balance: Money = Field(description="On the books.")
-    available: Money = Field(description="Without grants that have expired.")
+    balance: Money = Field(description="Balance in the ledger.")
+    available: Money = Field(description="Balance without expired grants.")
     granted: Money
     topped_up: Money
     expiring: list[Expiring]
-    held: Money = Field(description="Set aside for requests that run.")
+    held: Money = Field(description="Reserved for running requests.")
     open_requests: Count
-    weight: int = Field(description="The share under pressure, beside other accounts' weights.")
     limits: Limits
-    effective: Limits = Field(description="What pressure leaves of the limits.")
-    pressure: list[Pressed]
-    contract: Contract
-    usage: AccountUsage
+    effective: Limits = Field(description="Limits reduced by the current backend pressure.")
     created_at: Time
 
     @classmethod
-    def from_snapshot(cls, now: float, account: AccountSnapshot, status: AccountStatus, usage: UsageRow) -> Account:
+    def from_snapshot(cls, now: float, account: AccountSnapshot, status: AccountStatus, /, **more: Any) -> Self:
         limits, effective = limits_of(account, status)
         return cls.from_fields(
             account,
-            status="active" if account.active else "suspended",
             balance=account.balance,
             available=account.available(now),
             expiring=[{"expires_at": at, "left": left} for at, left in account.expiring if at > now],
             held=status.held,
             open_requests=status.open_requests,
-            weight=limits["weight"],
             limits=limits,
             effective=effective,
+            **more,
+        )
+
+
+class Account(OwnAccount):
+    """An account as operators see it."""
+
+    status: Literal["active", "suspended"]
+    weight: int = Field(description="The account's weight relative to other accounts under pressure.")
+    pressure: list[Pressed]
+    contract: Contract
+    usage: AccountUsage
+
+    @classmethod
+    def from_usage(cls, now: float, account: AccountSnapshot, status: AccountStatus, usage: UsageRow) -> Self:
+        return cls.from_snapshot(
+            now,
+            account,
+            status,
+            status="active" if account.active else "suspended",
+            weight=limits_of(account, status)[0]["weight"],
             pressure=[{"backend": backend, "tpm": tpm} for backend, tpm in status.pressed],
             contract={name: account.limits.get(name) for name in ACCOUNT_LIMITS},
             usage=AccountUsage.from_row(usage),
@@ -115,11 +129,11 @@ class AccountPage(Reply):
     """A page of accounts."""
 
     data: list[Account]
-    next: str | None = Field(description="`after` of the next page; null: there is none.")
+    next: str | None = Field(description="Pass as `after` to get the next page; null on the last page.")
 
 
 class Grant(Reply):
-    """Money that was given."""
+    """A granted credit."""
 
     id: int = Field(validation_alias="grant_id")
     status: Literal["open", "spent", "expired"]
@@ -136,18 +150,18 @@ class Grant(Reply):
 
 
 class GrantList(Reply):
-    """All that an account was given."""
+    """All grants of an account."""
 
     data: list[Grant]
 
 
 class AccountsQuery(Query):
-    after: str | None = Field(None, description="`next` of the page before.")
-    limit: Annotated[int, WHOLE] = Field(100, ge=1, le=500, description="The most rows of a page.")
+    after: str | None = Field(None, description="`next` of the previous page.")
+    limit: Annotated[int, WHOLE] = Field(100, ge=1, le=500, description="Maximum number of rows per page.")
 
 
 class CreateAccount(_GivenLimits):
-    """POST /admin/accounts. `expires_at` is that of an opening grant."""
+    """POST /admin/accounts. `expires_at` applies to the opening grant."""
 
     name: Name
     credit: Amount | None = None
@@ -165,20 +179,20 @@ class Credit(Body):
 
 
 class Correction(Body):
-    """POST /admin/accounts/{id}/correct: an amount above 0 is given back, below is taken back."""
+    """POST /admin/accounts/{id}/correct. A positive amount is given back, a negative amount is taken back."""
 
     amount: Amount
     memo: Annotated[str, Field(min_length=1, max_length=500)]
 
 
 class TakeBack(Body):
-    """POST /admin/accounts/{id}/grants/{grant}/take-back. The ledger keeps the grant's number before the memo."""
+    """POST /admin/accounts/{id}/grants/{grant}/take-back. The ledger stores the grant's number before the memo."""
 
     memo: Annotated[str, Field(min_length=1, max_length=400)]
 
 
 class LimitChanges(_GivenLimits):
-    """PATCH /admin/accounts/{id}/limits; null is the service's default."""
+    """PATCH /admin/accounts/{id}/limits. null resets a limit to the service's default."""
 
 
 @endpoint("POST", "/admin/accounts", "Create an account", status=201)
@@ -259,14 +273,14 @@ async def resume(admin: AdminServices, account_id: str, audit: Audit) -> Account
 
 
 def limits_of(account: AccountSnapshot, status: AccountStatus) -> tuple[dict[str, int], dict[str, int]]:
-    """Limits and weight that hold for the account, and what pressure leaves of them."""
-    # The ledger's own limits come first: the limiter learns of a change a moment later.
+    """Returns the account's limits and weight, and the same reduced by pressure."""
+    # The ledger's limits take precedence: the limiter learns of a change a moment later.
     limits = asdict(status.contract.with_own(account.limits))
     return limits, limits | {"tpm": min((limits["tpm"], *(tpm for _, tpm in status.pressed)))}
 
 
 async def states_of(admin: AdminServices, ids: tuple[str, ...]) -> tuple[AccountStatus, ...]:
-    """Of these accounts, at the limiter. Raises 503."""
+    """Returns the limiter's state of these accounts. Raises 503."""
     try:
         states: tuple[AccountStatus, ...] = await admin.limiter.ask(Status(ids))
     except Unavailable:
@@ -284,9 +298,9 @@ async def _account_replies(admin: AdminServices, accounts: Sequence[AccountSnaps
         return []
     ids = tuple(account.account_id for account in accounts)
     states = await states_of(admin, ids)
-    # The ledger is read after the limiter: what is held no more is in the balance and in the usage.
+    # Read the ledger after the limiter: amounts that are no longer held are then in the balance and in the usage.
     books = [await admin.run(commands.ShowAccount(account_id)) for account_id in ids]
     return [
-        Account.from_snapshot(admin.now(), account, status, usage)
+        Account.from_usage(admin.now(), account, status, usage)
         for (account, usage), status in zip(books, states, strict=True)
     ]

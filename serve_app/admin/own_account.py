@@ -1,17 +1,12 @@
-"""An account's own endpoints, with a management key of it: what it has, what it used, and its requests."""
+"""Endpoints for an account's management key: its balance, usage and requests."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from pydantic import Field
-
 from serve_app.admin import public, usage
-from serve_app.admin.accounts import Expiring, Limits, limits_of, states_of
+from serve_app.admin.accounts import OwnAccount, states_of
 from serve_app.admin.endpoint import AdminServices, Endpoints
 from serve_app.admin.requests import known_id
 from serve_app.admin.usage import OwnFilters, RequestPage, RequestRecord
-from serve_app.admin.values import Count, Money, Reply, Time
 from serve_app.api import errors
 from serve_app.contracts import commands
 from serve_app.contracts.limiting import Identity
@@ -19,24 +14,6 @@ from serve_app.contracts.limiting import Identity
 TAG = "Account management"
 
 endpoint = Endpoints(TAG, "managementKey")
-
-
-class OwnAccount(Reply):
-    """The account that the management key belongs to."""
-
-    id: str = Field(validation_alias="account_id")
-    name: str
-    currency: str
-    balance: Money = Field(description="On the books.")
-    available: Money = Field(description="Without grants that have expired.")
-    granted: Money
-    topped_up: Money
-    expiring: list[Expiring]
-    held: Money = Field(description="Set aside for requests that run.")
-    open_requests: Count
-    limits: Limits
-    effective: Limits = Field(description="What pressure leaves of the limits.")
-    created_at: Time
 
 
 class OwnSumsQuery(public.OwnUsageQuery, OwnFilters):
@@ -50,19 +27,9 @@ class OwnRequestsQuery(usage.Page, OwnFilters):
 @endpoint("GET", "/account", "The account, its balance and limits")
 async def show_own_account(admin: AdminServices, identity: Identity) -> OwnAccount:
     [status] = await states_of(admin, (identity.account_id,))
-    # The ledger is read after the limiter: what is held no more is in the balance.
+    # Read the ledger after the limiter: amounts that are no longer held are then in the balance.
     account = await admin.run(commands.GetAccount(identity.account_id))
-    now, (limits, effective) = admin.now(), limits_of(account, status)
-    shown: dict[str, Any] = {"held": status.held, "open_requests": status.open_requests}
-    return OwnAccount.from_fields(
-        account,
-        **shown,
-        balance=account.balance,
-        available=account.available(now),
-        expiring=[{"expires_at": at, "left": left} for at, left in account.expiring if at > now],
-        limits=limits,
-        effective=effective,
-    )
+    return OwnAccount.from_snapshot(admin.now(), account, status)
 
 
 @endpoint("GET", "/account/usage", "The account's usage by group")
