@@ -30,7 +30,7 @@ def main(url: str, seconds: float = 3.0) -> None:
             account_id = ledger.run(OpenAccount(f"bench {number}")).account_id
             ledger.run(AddCredit(account_id, 10**15))
             key = keys.new_key()
-            stored = ledger.run(CreateKey(account_id, "bench", keys.digest(key, "bench"), keys.hint(key)))
+            stored = ledger.run(CreateKey(account_id, "bench", keys.digest(key), keys.hint(key)))
             owners.append((account_id, stored.key_id))
 
         def settlement() -> Settlement:

@@ -98,7 +98,7 @@ class World:
             account_id = ledger.run(OpenAccount(f"bench {number}")).account_id
             ledger.run(AddCredit(account_id, 10**15))
             key = keys.new_key()
-            stored = ledger.run(CreateKey(account_id, "bench", keys.digest(key, "bench"), keys.hint(key)))
+            stored = ledger.run(CreateKey(account_id, "bench", keys.digest(key), keys.hint(key)))
             self.owners.append((account_id, stored.key_id))
 
     def settlement(self) -> Settlement:

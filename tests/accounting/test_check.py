@@ -87,7 +87,7 @@ SABOTAGE = [
     ("UPDATE usage SET completion_tokens = 5 WHERE request_id = 'r1'", "aggregate", "{account}"),
     ("UPDATE usage SET completion_tokens = 5 WHERE request_id = 'r1'", "usage", "r1"),
     ("UPDATE usage SET charged = 5 WHERE request_id = 'r1'", "usage", "r1"),
-    ("UPDATE usage SET entry_id = NULL WHERE request_id = 'r1'", "usage", "r1"),
+    ("UPDATE usage SET entry_id = NULL WHERE request_id = 'r1'", "usage", "entry 4"),
     ("UPDATE usage SET entry_id = 1 WHERE request_id = 'r1'", "usage", "entry 1"),
     ("UPDATE usage SET entry_id = 1 WHERE request_id = 'free'", "usage", "entry 1"),
     ("DELETE FROM usage WHERE request_id = 'r1'", "usage", "entry 4"),

@@ -28,7 +28,6 @@ async def until(holds: Callable[[], bool]) -> None:
     ("path", "params", "action", "of_account"),
     [
         ("/admin/accounts/{account}/keys", {}, "read_keys", True),
-        ("/admin/secret-key", {}, "read_secret_key", False),
         ("/admin/usage/requests", {"account": "{account}"}, "read_usage", True),
         ("/admin/usage/export", {"from": "2026-11-01", "to": "2026-11-30"}, "export_usage", False),
     ],

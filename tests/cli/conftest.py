@@ -94,7 +94,7 @@ def made_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is away because the machine is slow."""
-    for module in ("client", "live.exporters", "live.prometheus", "grafana.api"):
+    for module in ("client", "dashboards"):
         monkeypatch.setattr(f"serve_app.cli.{module}.TIMEOUT_S", 60.0)
 
 

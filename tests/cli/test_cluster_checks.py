@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from serve_app.cli.cluster_checks import DAY, Check, Known, flags_of, judge
+from serve_app.cli.cluster_checks import Check, Known, flags_of, judge
+from serve_app.contracts.units import DAY_S
 
 from .conftest import Run
 
@@ -25,7 +26,7 @@ def node(name: str, **other: Any) -> Facts:
         "flags": dict(FLAGS),
         "versions": {"Ray": "2.60.0", "serve-app": "0.1.0", "Python": "3.11.9"},
         "listeners": [{"what": "GCS", "address": "10.0.0.1", "port": 6379}],
-        "tls": {"used": True, "ends": {"RAY_TLS_SERVER_CERT": NOW + 90 * DAY}},
+        "tls": {"used": True, "ends": {"RAY_TLS_SERVER_CERT": NOW + 90 * DAY_S}},
         "ledger": None,
         "weights": [{"model": "org/model", "error": "", "offline": True}],
         "driver": None,
@@ -101,7 +102,7 @@ def test_flags_are_read_as_bash_reads_them() -> None:
         (
             "certificates",
             "warn",
-            lambda f, n: n[1]["tls"]["ends"].update(RAY_TLS_CA_CERT=NOW + 29 * DAY),
+            lambda f, n: n[1]["tls"]["ends"].update(RAY_TLS_CA_CERT=NOW + 29 * DAY_S),
             "RAY_TLS_CA_CERT of books expires in 29 days",
         ),
         ("certificates", "fail", lambda f, n: n[1]["tls"]["ends"].update(RAY_TLS_CA_CERT=NOW - 1), "has expired"),

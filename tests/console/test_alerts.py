@@ -68,7 +68,8 @@ def notifier(house: House, mail: MailSettings | None = None, *, private: bool = 
 
 def alert(house: House, target: str, secret: str = "") -> None:
     """Fires at once: the account has 5."""
-    house.ledger.run(CreateAlert(house.account_id, "balance", 6 * 10**9, target, secret))
+    sealed = secret and seal(secret, house.console.secret_keys, of_webhooks(house.account_id))
+    house.ledger.run(CreateAlert(house.account_id, "balance", 6 * 10**9, target, sealed))
 
 
 async def test_a_webhook_gets_one_signed_message(house: House, receiver: Receiver) -> None:
@@ -143,7 +144,8 @@ def test_secrets_are_not_readable_in_the_database(house: House, receiver: Receiv
 
 
 async def test_a_webhook_whose_secret_does_not_open_is_told_on_the_page(house: House, receiver: Receiver) -> None:
-    alert(house, receiver.url, seal(SECRET, SecretKeys(b"another secret key"), of_webhooks(house.account_id)))
+    strange = seal(SECRET, SecretKeys(b"another secret key"), of_webhooks(house.account_id))
+    house.ledger.run(CreateAlert(house.account_id, "balance", 6 * 10**9, receiver.url, strange))
     await notifier(house).turn()
     assert receiver.came == []
     [notice] = house.ledger.run(ListNotices(house.account_id))

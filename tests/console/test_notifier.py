@@ -22,11 +22,12 @@ from serve_app.contracts.commands import Command
 from serve_app.contracts.notices import ListNotices, Notice, RecordAttempt, WatchAlerts
 from serve_app.launch.preflight import free_port
 from serve_app.settings import MailSettings
-from serve_app.storage.sealing import SecretKeys
+from serve_app.storage.sealing import SecretKeys, of_webhooks, seal
 from tests.accounting.books import NOON
 
 from .webhook_receiver import Receiver
 
+KEYS = SecretKeys(b"secret key")
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 PATIENCE_S = 60.0
 
@@ -57,11 +58,12 @@ class Due:
 
 
 def notice(notice_id: str, target: str, secret: str) -> Notice:
-    return Notice(notice_id, "acct_1", "Ada's", "USD", "day", 1, 1, target, NOON, 0, NOON, None, "", secret)
+    sealed = secret and seal(secret, KEYS, of_webhooks("acct_1"))
+    return Notice(notice_id, "acct_1", "Ada's", "USD", "day", 1, 1, target, NOON, 0, NOON, None, "", sealed)
 
 
 def sender(due: Due, mail: MailSettings | None = None) -> Notifier:
-    return Notifier(due, mail, lambda: NOON, secret_keys=SecretKeys(b"secret key"), private_webhooks=True)
+    return Notifier(due, mail, lambda: NOON, secret_keys=KEYS, private_webhooks=True)
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import pytest
 
 from serve_app.accounting import accounting_service
 from serve_app.admin import endpoint
-from serve_app.gateway import authentication, key_moves, lifecycle, limiter_client, reruns, settlements, web
+from serve_app.gateway import authentication, lifecycle, limiter_client, reruns, settlements, web
 from serve_app.limiter import limiter_service as limiter
 from serve_app.storage import spool, spool_file
 from tests.gateway.world import OPERATOR, PATIENT_S, World
@@ -35,7 +35,6 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limiter_client, "LOOK_UP_TIMEOUT_S", PATIENT_S)
     monkeypatch.setattr(limiter_client, "GRANT_TRUST_S", PATIENT_S)
     monkeypatch.setattr(authentication, "CONFIRMED_S", PATIENT_S)
-    monkeypatch.setattr(key_moves, "TIMEOUT_S", PATIENT_S)
     monkeypatch.setattr(lifecycle, "TIMEOUT_S", PATIENT_S)
     monkeypatch.setattr(lifecycle, "FIRST_READ_S", PATIENT_S)
     monkeypatch.setattr(settlements, "FIND_TIMEOUT_S", PATIENT_S)

@@ -31,7 +31,7 @@ class Collected:
 def record_of(trace: TraceContext, **known: Any) -> RequestRecord:
     clock = iter((50.0, 51.0, 53.0, 54.0))  # called, started, first token, end
     phases = Phases(None, lambda: next(clock))
-    record = RequestRecord("chatcmpl-1", "mine", trace, lambda _: None, phases, arrived_at=1049.0)
+    record = RequestRecord("chatcmpl-1", "mine", trace, lambda _: None, phases, "/chat/completions", 1049.0)
     values = {
         "status": 200,
         "total_s": 6.0,

@@ -101,7 +101,7 @@ def test_one_command_tells_what_became_of_a_request(service: Service) -> None:
 @pytest.mark.slow
 def test_top_shows_what_the_service_does(service: Service) -> None:
     service.chat(service.first_key, max_tokens=5)
-    frame = service.cli("top", "--once", "--metrics", service.metrics_url)
+    frame = service.cli("top", "--once")
     assert {backend["name"] for backend in frame["backends"]} >= {"smollm2", "held"}
     assert all(backend["replicas"] >= 1 for backend in frame["backends"] if backend["name"] == "smollm2")
 

@@ -28,7 +28,7 @@ class Book:
         self.ledger = self.open()
         self.account_id = self.ledger.create_account("Ada").account_id
         key = keys.new_key()
-        self.key_id = self.ledger.create_key(self.account_id, "main", keys.digest(key, "s"), keys.hint(key)).key_id
+        self.key_id = self.ledger.create_key(self.account_id, "main", keys.digest(key), keys.hint(key)).key_id
 
     def open(self) -> Ledger:
         return Ledger(f"sqlite:///{self.path}", now=lambda: self.now)
