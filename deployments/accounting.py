@@ -1,6 +1,6 @@
-"""Usage accounting on Ray Serve: shards of one replica each, which write one ledger.
+"""Usage accounting on Ray Serve: shards of one replica each, which write to one ledger.
 
-The ledger orders its writers by itself. One process for an account's settlements lets many share one commit.
+The ledger orders its writers. With one process per account, many settlements can share one commit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from serve_app.settings import GatewayArgs
     ray_actor_options={"num_cpus": 0},
 )
 class Accounting:
-    """Ray's side of AccountingService."""
+    """The Serve deployment of AccountingService."""
 
     def __init__(self, settings: GatewayArgs, shard: int) -> None:
         yield_to_models()
@@ -46,28 +46,28 @@ class Accounting:
         )
         counted = RayMetrics()
         counted.export_zeros([metrics.UNCOLLECTED, metrics.LEDGER_LAG])
-        # All shards write one ledger: one of them checks it.
+        # All shards write to one ledger, so only the first one checks it.
         check_every_s = settings.books_check_s if shard == 0 else 0.0
         self._service = AccountingService(ledger, metrics=counted, check_every_s=check_every_s)
         self._service.start()
         self._server = Server(self._service.answer)
 
     async def address(self) -> str | None:
-        """Where processes of this machine reach this one without Serve."""
+        """Returns the address at which processes on this machine reach this one without Serve."""
         return await self._server.address()
 
     def check_health(self) -> None:
-        """Fails when a thread is stuck, so that Serve replaces the process; not because the database is away."""
+        """Fails if a thread is stuck, so that Serve replaces the process. An unavailable database does not fail it."""
         self._service.check_health()
 
     async def answer(self, message: list[Settlement] | Command[Any]) -> Any:
         return await self._service.answer(message)
 
     async def answer_replica(self, message: list[Settlement] | Command[Any]) -> Any:
-        """The only method for model replicas."""
+        """Answers model replicas, which use only this method."""
         return await self._service.answer_replica(message)
 
     async def __del__(self) -> None:
-        """Commits what is waiting."""
+        """Commits the pending settlements."""
         await self._service.close()
         self._server.close()

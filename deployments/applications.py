@@ -1,6 +1,6 @@
-"""Backends of the ledger as Serve applications: started and deleted as `serve run` and `serve delete` would.
+"""Runs the ledger's backends as Serve applications: starts and deletes them as `serve run` and `serve delete` would.
 
-`serve deploy` deletes only what an earlier config file named, so these stay (ray 2.60).
+`serve deploy` deletes only applications that an earlier config file named, so these stay (ray 2.60).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEPLOY_S = 120.0
 
 
 class BackendApplications:
-    """ApplicationsPort."""
+    """Implements ApplicationsPort."""
 
     async def deploy(self, backend: Backend) -> None:
         """See ApplicationsPort."""
@@ -37,10 +37,10 @@ class BackendApplications:
 
 @ray.remote(num_cpus=0, max_calls=1, max_retries=0)
 def _deploy(name: str, args: dict[str, Any], options: dict[str, Any]) -> None:
-    """In a process of its own: a gateway does not load what models need."""
+    """Runs in a separate process, because a gateway does not load the modules that models need."""
     from deployments.apps import backend
 
-    # Two gateways may do this at the same time. For Serve the second one changes nothing if the version is the same.
+    # Two gateways may do this at the same time. Serve ignores the second deployment if the version is the same.
     content = json.dumps([args, options], sort_keys=True)
     version = hashlib.sha256(content.encode()).hexdigest()[:16]
     application = backend(args, options, version)

@@ -1,4 +1,4 @@
-"""The builders of Serve applications, which `import_path` in config.yaml names."""
+"""Builders of the Serve applications, named by `import_path` in config.yaml."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from serve_app.settings import ConsoleArgs, GatewayArgs, ModelArgs, parse
 
 
 def gateway(args: dict[str, Any]) -> Application:
-    """The application that clients talk to: Gateway, Limiter, Accounting."""
+    """Builds the application that clients talk to: Gateway, Limiter, Accounting."""
     from deployments.accounting import Accounting
     from deployments.gateway import Gateway
     from deployments.limiter import Limiter
@@ -29,14 +29,14 @@ def gateway(args: dict[str, Any]) -> Application:
 
 
 def console(args: dict[str, Any]) -> Application:
-    """The web console of the gateway's application."""
+    """Builds the web console of the gateway's application."""
     from deployments.console import ConsoleIngress
 
     return ConsoleIngress.bind(parse(ConsoleArgs, args, "args"))  # type: ignore[attr-defined]
 
 
 def model(args: dict[str, Any]) -> Application:
-    """One model backend."""
+    """Builds one model backend."""
     from deployments import routing
     from deployments.model import Model
 
@@ -45,7 +45,7 @@ def model(args: dict[str, Any]) -> Application:
 
 
 def backend(args: dict[str, Any], options: dict[str, Any], version: str) -> Application:
-    """One model backend of the ledger: `options` are those of its deployment. A new version replaces the replicas."""
+    """Builds a model backend of the ledger with the deployment's `options`. A new version replaces the replicas."""
     from deployments import routing
     from deployments.model import Model
 
@@ -60,6 +60,6 @@ def backend(args: dict[str, Any], options: dict[str, Any], version: str) -> Appl
 def _resources(settings: ModelArgs) -> dict[str, Any]:
     from deployments.model import RESOURCES
 
-    # A config file's ray_actor_options replace these: `Model` says so if that was a mistake.
+    # A config file's ray_actor_options replace these. `Model` reports it if that was a mistake.
     python = settings.python()
     return RESOURCES if python is None else RESOURCES | {"runtime_env": {"py_executable": python}}

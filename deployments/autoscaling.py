@@ -1,7 +1,8 @@
-"""The scaling rule as a policy of Serve: `policy_function: deployments.autoscaling:ScalingPolicy` in config.yaml.
+"""The scaling rule as a Serve policy: `policy_function: deployments.autoscaling:ScalingPolicy` in config.yaml.
 
-Serve pickles this module by value and runs it in its controller, about ten times a second; what it imports must exist
-there. Replicas record their load (`record_autoscaling_stats` in deployments/model.py); Serve brings the records here.
+Serve pickles this module by value and runs it in its controller, about ten times a second. All imported modules must
+exist there. Replicas record their load (`record_autoscaling_stats` in deployments/model.py), and Serve passes the
+records to the policy.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from serve_app.scaling.signals import ReplicaLoad, Signals
 
 
 class ScalingPolicy:
-    """Serve makes one for each deployment, with `policy_kwargs` as keywords.
+    """The policy of one deployment. Serve creates it with `policy_kwargs` as keyword arguments.
 
-    Serve applies delays of its own to what a policy returns. The rule has its own, so config.yaml sets both to 0
-    (deployments/strict_config.py checks it). From zero replicas, Serve starts the first without asking the policy.
+    Serve can delay the changes that a policy returns. The rule has delays already, so config.yaml sets both of Serve's
+    to 0 (deployments/strict_config.py checks it). From zero replicas, Serve starts the first without calling the
+    policy.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -42,7 +44,7 @@ class ScalingPolicy:
 
 
 def signals_of(context: AutoscalingContext) -> Signals:
-    """What Serve knows of a deployment, as the rule wants it."""
+    """Converts Serve's data about a deployment to the rule's signals."""
     latest: dict[Any, dict[str, float]] = {replica: {} for replica in context.running_replicas}
     for name, by_replica in (context.raw_metrics or {}).items():
         for replica, series in by_replica.items():

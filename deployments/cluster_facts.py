@@ -1,7 +1,7 @@
-"""What there is to know of a running cluster, as one JSON document: `python -m deployments.cluster_facts`.
+"""Prints facts about a running cluster as one JSON document: `python -m deployments.cluster_facts`.
 
-`serve-app doctor --cluster` starts it and judges what it prints (serve_app/cli/cluster_checks.py). Exit status 3: no
-cluster; the reason is on standard error.
+`serve-app doctor --cluster` runs it and evaluates the output (serve_app/cli/cluster_checks.py). Exit status 3 means
+that there is no cluster; the reason is on standard error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from deployments.node_facts import Facts, Node
 from deployments.strict_config import GATEWAY, MODEL
 from serve_app.times import STOPS, longest_reply_s
 
-NODE_S = 60.0  # the first task of a node may start its first Python
+NODE_S = 60.0  # a node's first task may have to start its first Python process
 CLOCK_ROUNDS = 7
 LIMITER_S = 10.0
 
@@ -37,7 +37,7 @@ def main() -> int:
     try:
         _expect_listener(options.address)
         ray.init(address=options.address, namespace="serve", log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:  # Ray's errors of a missing cluster have no common class
+    except Exception as error:  # Ray's errors for a missing cluster have no common class
         print((str(error).splitlines() or [type(error).__name__])[0], file=sys.stderr)
         return 3
     try:
@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def gather() -> Facts:
-    """Of the cluster that this process is connected to."""
+    """Returns the facts about the cluster that this process is connected to."""
     applications = _applications()
     configs = {name: one.get("deployed_app_config") or {} for name, one in applications.items()}
     models = [one.get("args") or {} for one in configs.values() if one.get("import_path") == MODEL]
@@ -72,7 +72,7 @@ def gather() -> Facts:
         for node in ray.nodes()
         if node["Alive"]
     ]
-    # All at once: a node that doesn't answer holds up the others only for its own time.
+    # All nodes in parallel: a node that does not answer delays the others only by its own wait.
     actors = [_actor(node["id"]) for node in nodes]
     asked = [actor.facts.remote(models, gateway) for actor in actors]
     deadline = time.monotonic() + NODE_S
@@ -80,7 +80,7 @@ def gather() -> Facts:
         try:
             node |= ray.get(answer, timeout=max(1.0, deadline - time.monotonic()))
             node |= _clock(actor)
-        except Exception as error:  # whatever it is, it is this node's
+        except Exception as error:  # any error concerns only this node
             node["error"] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     _relative_to_head(nodes)
     return {
@@ -93,7 +93,10 @@ def gather() -> Facts:
 
 
 def _expect_listener(address: str) -> None:
-    """Ray itself tries for a long time, and then ends the process."""
+    """Raises ConnectionError if nothing listens at the address.
+
+    Ray itself would retry for a long time and then end the process.
+    """
     host, _, port = address.rpartition(":")
     if host and port.isdigit():
         try:
@@ -108,7 +111,10 @@ def _actor(node_id: str) -> Any:
 
 
 def _clock(actor: Any) -> Facts:
-    """The node's clock less this process's: that of the quickest of some calls, which is right to half its time."""
+    """Returns how far the node's clock is ahead of this process's clock.
+
+    Uses the quickest of several calls; the error is at most half of that call's duration.
+    """
     rounds = []
     for _ in range(CLOCK_ROUNDS):
         asked, began = time.time(), time.monotonic()
@@ -129,7 +135,7 @@ def _relative_to_head(nodes: list[Facts]) -> None:
 
 
 def _applications() -> dict[str, Any]:
-    """As Serve knows them; none where Serve does not run."""
+    """Returns the applications as Serve describes them; empty if Serve is not running."""
     client = _get_global_client(raise_if_no_controller_running=False)
     details: dict[str, Any] = client.get_serve_details() or {} if client is not None else {}
     return dict(details.get("applications", {}))
@@ -146,14 +152,14 @@ def _limiter_error(name: str) -> str:
             await DeploymentHandle(name, "gateway").address.remote()
 
     try:
-        asyncio.run(ask())  # under the flags of a cluster, a handle works in an event loop alone
+        asyncio.run(ask())  # with a cluster's flags, a handle works only in an event loop
     except Exception as error:
         return (str(error).splitlines() or [""])[0] or type(error).__name__
     return ""
 
 
 def _times(applications: dict[str, Any]) -> Facts:
-    """By link of the chain (serve_app/times.py): names and seconds."""
+    """Returns names and seconds for each link of the chain (serve_app/times.py)."""
     found: Facts = {"reply": [], "model": [], "gateway": []}
     for application, one in applications.items():
         for name, deployment in one["deployments"].items():

@@ -1,4 +1,4 @@
-"""The web console on Serve: an application of its own, which asks the gateway's Accounting."""
+"""The web console on Serve: a separate application, which calls the gateway's Accounting."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GATEWAY = "gateway"  # the application's name
 
 @serve.deployment(
     name="Console",
-    # One process counts the attempts to sign in.
+    # One process must count all sign-in attempts.
     num_replicas=1,
     max_ongoing_requests=200,
     health_check_period_s=1,
@@ -43,7 +43,7 @@ GATEWAY = "gateway"  # the application's name
 )
 @serve.ingress()
 class ConsoleIngress:
-    """Serve's side of the console."""
+    """The Serve deployment of the console."""
 
     def __init__(self, args: ConsoleArgs) -> None:
         yield_to_models()
@@ -90,7 +90,7 @@ class ConsoleIngress:
         return found
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
-        """Called once by Serve, after the constructor."""
+        """Builds the app and starts its background tasks. Serve calls this once, after the constructor."""
         watching: list[Notifier | Pressure | Recharger | Resealing] = [self._notifier, self._console.pressure]
         watching.append(Resealing(self._console.books, self._console.secret_keys))
         if self._console.payments is not None:
@@ -100,7 +100,7 @@ class ConsoleIngress:
 
 
 def _payments() -> PaymentProvider | None:
-    """Stripe, where the environment has its secrets."""
+    """Returns Stripe if the environment has its secrets, else None."""
     key, secret = (os.environ.get(f"SERVE_APP_STRIPE_{name}", "") for name in ("KEY", "WEBHOOK_SECRET"))
     if not key or not secret:
         return None
@@ -110,5 +110,5 @@ def _payments() -> PaymentProvider | None:
 
 
 def _handle(deployment: str) -> DeploymentHandle:
-    """Of the gateway's application, which may start later than this one."""
+    """Returns a handle in the gateway's application, which may start later than this one."""
     return serve.get_deployment_handle(deployment, app_name=GATEWAY, _check_exists=False)

@@ -60,24 +60,24 @@ FINISH_S = 15.0  # longer than a settlement takes to reach the ledger or the spo
 )
 @serve.ingress()
 class Gateway:
-    """One ingress process. Any number of them may run."""
+    """One ingress process. Any number may run."""
 
     def __init__(self, args: GatewayArgs, limiters: list[DeploymentHandle], accounting: list[DeploymentHandle]) -> None:
         yield_to_models()
         self._metrics = RayMetrics()
-        self._shares: dict[tuple[str, str], float] = {}  # as exported
+        self._shares: dict[tuple[str, str], float] = {}  # as last exported
         backends = BackendHandles()
         ledger = self._ledger = AccountingShards([AccountingHandle(shard) for shard in accounting])
         keys = secret_files.load_secrets(args.state_dir())
-        # Serve builds the app before it hands over user_config; no request arrives before both.
+        # Serve builds the app before it passes user_config. Requests arrive only after both.
         settings = GatewaySettings.model_construct(models={})
         holder = f"gateway-{uuid.uuid4().hex}"
         limiter = LimiterClient(
             [LimiterHandle(shard) for shard in limiters], holder, ledger, admit_timeout_s=settings.admit_timeout_s
         )
         spools = args.state_dir() / "spool"
-        # Also the spools of replicas of this machine that have died.
         self._log = RequestLog(args.state_dir(), holder)
+        # Also adopts the spools of dead replicas on this machine.
         self._orphans = Orphans(
             ledger.settle,
             Spool(spools, holder, suffix=ORPHANS, flushed=False),
@@ -136,13 +136,13 @@ class Gateway:
         record_prices(self._ledger, {name: model.price.per_token() for name, model in settings.models.items()})
 
     def _export_catalogue(self, catalogue: Catalogue) -> None:
-        """All counters and histograms as 0, and what share of its identifier's requests each backend is to get."""
+        """Exports all counters and histograms as 0, and each backend's share of its identifier's requests."""
         served = [(model, name) for model in catalogue.identifiers for name in catalogue.behind(model)]
         served.append((metrics.NONE, metrics.NONE))
         self._metrics.export_zeros(
             metrics.OF_GATEWAYS, [{"model": model, "backend": backend} for model, backend in served]
         )
-        shares = dict.fromkeys(self._shares, 0.0)  # those that are gone
+        shares = dict.fromkeys(self._shares, 0.0)  # 0 for backends that were removed
         for model in catalogue.identifiers:
             weights = catalogue[model].backends
             shares |= dict.fromkeys(((model, name) for name in catalogue.behind(model)), 0.0)  # its fallback
@@ -166,18 +166,18 @@ class Gateway:
             self._log.write(log_line(record))
 
     def identifiers(self) -> list[str]:
-        """What is served, for the console."""
+        """Returns the served model identifiers, for the console."""
         return list(self._services.catalogue.identifiers)
 
     async def live(self) -> dict[str, Any]:
-        """What goes on now, for the console's operators."""
+        """Returns the live state, for the console's operators."""
         try:
             return (await live(self._admin, LiveQuery.model_validate({}))).model_dump()
         except ApiError as error:
             raise Unavailable(error.message) from None
 
     async def status_of(self, account_id: str) -> AccountStatus:
-        """An account's limits and what it holds now, for the console."""
+        """Returns an account's limits and current holds, for the console."""
         try:
             [status] = await states_of(self._admin, (account_id,))
         except ApiError as error:
@@ -185,12 +185,12 @@ class Gateway:
         return status
 
     def check_health(self) -> None:
-        """Fails for a gateway without models to serve."""
+        """Fails if the gateway has no models to serve."""
         if not self._services.settings.models:
             raise RuntimeError("Gateway.user_config: missing; it names the models (see config.yaml)")
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
-        """Called once by Serve, after the constructor."""
+        """Builds the app and starts its background tasks. Serve calls this once, after the constructor."""
         self._services.limiter.start()
         self._services.settlements.start()
         self._orphans.start()
@@ -200,21 +200,21 @@ class Gateway:
             self._authenticator,
             [admin_router(self._admin)],
             on_stop=self._finish,
-            # Serve's own middleware keeps or makes the request id and sets it on every response.
+            # Serve's middleware keeps or creates the request id and sets it on every response.
             tag_responses=False,
         )
 
     async def _finish(self) -> None:
-        """Settles what clients that went away have used, before this process ends."""
+        """Settles the usage of clients that hung up, before this process ends."""
         self._lifecycle.stop()
         await self._orphans.drain()
         deadline = time.monotonic() + FINISH_S
         is_done = await calls.wait_for_background(FINISH_S)
-        # Only now: what the ledger has not taken in time meanwhile is in the spool.
+        # Only now: settlements that the ledger did not accept in time are in the spool by then.
         await self._services.settlements.stop(within_s=max(1.0, deadline - time.monotonic()))
         if is_done:
             await self._services.settlements.close()
-        # Last: what is left in the spool has its holds until this process ends and another takes both over.
+        # Last: settlements left in the spool keep their holds until this process ends and another adopts both.
         await self._services.limiter.stop()
         self._metrics.flush_metrics()
         await asyncio.to_thread(self._log.close)

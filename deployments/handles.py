@@ -1,8 +1,8 @@
-"""Ray handles behind the gateway's protocols. Errors of the transport become the protocols' own.
+"""Ray handles behind the gateway's protocols. Transport errors become the protocols' errors.
 
-What a handle raises, read from Ray 2.60's sources: a fault of the replica's code is a RayTaskError over actor calls
-and the bare exception over gRPC; a replica that has died is a RayError, over gRPC sometimes a bare AioRpcError; a
-deployment that failed is a RayServeException; a call that the other side cancelled is a CancelledError.
+A handle raises these errors, according to Ray 2.60's sources. A fault in the replica's code is a RayTaskError over
+actor calls, and the bare exception over gRPC. A dead replica is a RayError; over gRPC it is sometimes a bare
+AioRpcError. A failed deployment is a RayServeException. A call that the other side cancelled is a CancelledError.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from serve_app.contracts.generation import BackendEvent, GenerateCall, Rejected,
 from serve_app.contracts.ports import BackendUnavailable, SettleAnswer
 
 TRANSPORT = (RayError, RayServeException, grpc.RpcError)
-# Serve's own choice, cloudpickle, takes up to four times as long and is for classes that the other side can't import.
+# Serve's default, cloudpickle, takes up to four times as long. It is for classes that the other side cannot import.
 PICKLED = {"request_serialization": "pickle", "response_serialization": "pickle"}
-FINGERPRINT_S = 2.0  # a replica that is busy is not waited for: who lists models wants a list
-STATUS_S = 1.0  # the least time between two questions to the controller
-ENTRANCE = "Entrance"  # the ingress of a backend with a router of its own (deployments/routing.py)
+FINGERPRINT_S = 2.0  # a list of models does not wait for a busy replica
+STATUS_S = 1.0  # minimum time between two queries to the controller
+ENTRANCE = "Entrance"  # the ingress of a backend with a custom router (deployments/routing.py)
 
 
 class LimiterHandle:
-    """LimiterPort over a line to a replica."""
+    """Implements LimiterPort over a line to a replica."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._line = _line(handle)
@@ -48,7 +48,7 @@ class LimiterHandle:
 
 
 class AccountingHandle:
-    """AccountingPort over a line to a replica."""
+    """Implements AccountingPort over a line to a replica."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._line = _line(handle)
@@ -65,18 +65,18 @@ class AccountingHandle:
 
 
 class ReplicaAccountingHandle:
-    """What a model replica has of Accounting: a method of its own, which settles calls that were cut, and no more."""
+    """A model replica's access to Accounting: a separate method that serves only the settlement of cut calls."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._answering = handle.options(method_name="answer_replica", **PICKLED)
 
     async def settle(self, settlements: list[Settlement]) -> Sequence[SettleAnswer]:
-        """As AccountingPort.settle."""
+        """See AccountingPort.settle."""
         answers: Sequence[SettleAnswer] = await answer_of(self._answering.remote(settlements))
         return answers
 
     async def find_unsettled(self, request_ids: tuple[str, ...]) -> list[str]:
-        """Those of these requests whose usage the ledger does not have. Raises LedgerError."""
+        """Returns the requests whose usage the ledger does not have. Raises LedgerError."""
         answer: list[str] | LedgerError = await answer_of(self._answering.remote(FindUnsettled(request_ids)))
         if isinstance(answer, LedgerError):
             raise answer
@@ -84,7 +84,7 @@ class ReplicaAccountingHandle:
 
 
 def _line(handle: DeploymentHandle) -> Line:
-    """A line to the deployment's only replica, which has the methods `answer` and `address`."""
+    """Returns a line to the deployment's only replica, which has the methods `answer` and `address`."""
     answering = handle.options(method_name="answer", **PICKLED)
     locating = handle.options(method_name="address", **PICKLED)
 
@@ -99,11 +99,11 @@ def _line(handle: DeploymentHandle) -> Line:
 
 
 async def answer_of(response: DeploymentResponse[Any]) -> Any:
-    """The answer of a call. Raises Unavailable when it did not arrive; gives the call up when the caller does."""
+    """Returns the answer of a call. Raises Unavailable if it did not arrive. Cancels the call if the caller does."""
     try:
         return await response
     except RayTaskError:
-        raise  # a fault of the operation itself, not of its transport
+        raise  # a fault in the operation itself, not in its transport
     except TRANSPORT as error:
         raise Unavailable(f"{type(error).__name__}: {error}") from None
     except asyncio.CancelledError:
@@ -114,13 +114,13 @@ async def answer_of(response: DeploymentResponse[Any]) -> Any:
 
 
 def _is_cancelled() -> bool:
-    """Whether it is this task that is being cancelled."""
+    """Returns whether the current task itself is being cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def _model_of(application: str) -> DeploymentHandle:
-    """The handle of a backend's model."""
+    """Returns the handle of a backend's model."""
     found = serve.get_app_handle(application)
     if found.deployment_name == ENTRANCE:
         return serve.get_deployment_handle("Model", app_name=application)
@@ -128,21 +128,21 @@ def _model_of(application: str) -> DeploymentHandle:
 
 
 class BackendHandles:
-    """BackendPort: each backend is an application of its own, found by name when it is first needed."""
+    """Implements BackendPort. Each backend is a separate application, found by name on first use."""
 
     def __init__(self) -> None:
         self._handles: dict[str, DeploymentHandle] = {}
         self._status: dict[str, dict[str, Any]] = {}
         self._status_until = 0.0
         self._asking: asyncio.Task[None] | None = None
-        self._deployed: dict[str, float] = {}  # when each application was, in Unix seconds
-        self._fingerprints: dict[str, tuple[float, str]] = {}  # of a backend, with the time it was deployed at
+        self._deployed: dict[str, float] = {}  # deployment time by application, in Unix seconds
+        self._fingerprints: dict[str, tuple[float, str]] = {}  # deployment time and fingerprint by backend
 
     async def _handle(self, application: str) -> DeploymentHandle:
         handle = self._handles.get(application)
         if handle is None:
             try:
-                # Asks the controller and blocks: not on the loop. A controller that restarts would stop every stream.
+                # Not on the event loop, because it blocks: a restarting controller would stop every stream.
                 found = await asyncio.to_thread(_model_of, application)
             except TRANSPORT as error:
                 raise BackendUnavailable(f"the application {application} is not there: {error}") from None
@@ -169,7 +169,7 @@ class BackendHandles:
             _cancel(response)
 
     async def fingerprint(self, backend: str) -> str:
-        """See BackendPort. Replicas are asked once for each time that their application is deployed."""
+        """See BackendPort. Queries the replicas once for each deployment of their application."""
         backend = application_of(backend)
         status = (await self.status()).get(backend)
         if status is None or not status["replicas"]:
@@ -182,9 +182,9 @@ class BackendHandles:
         try:
             async with asyncio.timeout(FINGERPRINT_S):
                 fingerprint: str = await answer_of(ask.remote())
-        except Exception as error:  # an application of an older release, or none of ours, has no such method
+        except Exception as error:  # an older release, or a foreign application, has no such method
             raise BackendUnavailable(f"{backend} does not report its fingerprint: {type(error).__name__}") from None
-        if status["status"] == "RUNNING":  # and no update is on its way, so that no older replica has answered
+        if status["status"] == "RUNNING":  # no update is in progress, so no older replica has answered
             self._fingerprints[backend] = (deployed, fingerprint)
         return fingerprint
 
@@ -215,9 +215,10 @@ class BackendHandles:
         self._status_until = time.monotonic() + STATUS_S
 
     def _replicas(self, name: str, application: dict[str, Any]) -> int:
-        """Replicas that run.
+        """Returns the number of running replicas.
 
-        While Serve builds an application anew, and when that has failed, it names no deployment. Those that ran go on.
+        Serve lists no deployments while it rebuilds an application, and after a failed rebuild. The earlier replicas
+        keep running, so the previous number still applies.
         """
         deployments = application["deployments"].values()
         if not deployments and application["status"] in (ApplicationStatus.DEPLOYING, ApplicationStatus.DEPLOY_FAILED):
@@ -226,20 +227,20 @@ class BackendHandles:
 
 
 def _applications() -> dict[str, dict[str, Any]]:
-    """Serve's applications as the controller describes them (`ApplicationDetails`).
+    """Returns Serve's applications as the controller describes them (`ApplicationDetails`).
 
-    `serve.status` makes its models of the same answer anew, which pickles each router's class: 5% of a processor for
-    a gateway that asks each second (ray 2.60).
+    `serve.status` rebuilds its models from the same answer, which pickles each router's class. This takes 5% of a
+    processor for a gateway that polls once a second (ray 2.60).
     """
     applications: dict[str, dict[str, Any]] = _get_global_client().get_serve_details()["applications"]
     return applications
 
 
 def _cancel(response: DeploymentResponseGenerator[Any]) -> None:
-    """Cancels a call that nobody waits for any more.
+    """Cancels a call whose caller no longer waits for it.
 
-    Serve forgets one that has gone to a replica and whose caller was cancelled before it noticed (ray 2.60): the
-    replica would go on to the end of the reply.
+    Serve (ray 2.60) loses track of a call if the call reaches a replica and its caller is cancelled before it notices.
+    The replica would then continue to the end of the reply.
     """
     response.cancel()
     sent = response._replica_result_future

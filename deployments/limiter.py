@@ -1,6 +1,6 @@
-"""Authentication, rate limits and balance holds on Ray Serve: one process decides over all requests of an account.
+"""Authentication, rate limits and balance holds on Ray Serve. One process decides on all requests of an account.
 
-Several shards are several deployments of one replica each, so that each can be addressed by the account's hash.
+Each shard is a deployment of one replica, so that the account's hash selects the shard.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from serve_app.settings import GatewayArgs, LimiterSettings, parse
     max_ongoing_requests=1000,
     health_check_period_s=1,
     graceful_shutdown_wait_loop_s=0.2,
-    # Three in a row: a limiter that stands still has a successor before its lease ends.
+    # Three failures in a row count, so a stuck limiter has a successor before its lease expires.
     health_check_timeout_s=4,
     ray_actor_options={"num_cpus": 0},
 )
@@ -69,16 +69,16 @@ class Limiter:
         self._server = Server(self._service.ask)
 
     async def address(self) -> str | None:
-        """Where processes of this machine reach this one without Serve."""
+        """Returns the address at which processes on this machine reach this one without Serve."""
         return await self._server.address()
 
     def reconfigure(self, config: dict[str, Any]) -> None:
-        """Applies `user_config`: the contract of accounts that have none of their own, and what pressure aims at."""
+        """Applies `user_config`: the default contract for accounts, and the targets of pressure control."""
         settings = parse(LimiterSettings, config, "Limiter.user_config")
         self._service.admission.reconfigure(settings.contract, settings.pressure)
 
     def check_health(self) -> None:
-        """Fails a limiter whose tasks stand still, so that Serve replaces it. One that waits for its ledger is well."""
+        """Fails if the limiter's tasks are stuck, so that Serve replaces it. Waiting for the ledger is healthy."""
         if not self._service.is_alive:
             raise RuntimeError("a background task of the limiter has ended or stands still")
 
@@ -86,6 +86,6 @@ class Limiter:
         return await self._service.ask(asks)
 
     async def __del__(self) -> None:
-        """Lets a successor begin at once."""
+        """Stops the service, so that a successor can start at once."""
         await self._service.stop()
         self._server.close()

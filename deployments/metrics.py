@@ -1,13 +1,14 @@
-"""Metrics through Ray's own. What is counted between two flushes is summed here.
+"""Exports metrics through Ray's metrics API. Sums the counters between two flushes.
 
-A call into Ray's metrics takes a lock that its exporter holds now and then, in the middle of a request: without the
-sums, the path around the model does a fifth fewer requests a second (docs/benchmarks.md). A process that dies takes
-the last half a second with it, which is no harm: nothing is billed from metrics.
+A call into Ray's metrics takes a lock, in the middle of a request, that Ray's exporter sometimes holds. Without the
+sums, the path around the model handles a fifth fewer requests per second (docs/benchmarks.md). A process that dies
+loses the metrics of its last half second. This is harmless, because nothing is billed from metrics.
 
-Ray exports a gauge only if it was set since the last export (ray 2.60), so each is set again in time.
+Ray exports a gauge only if it was set since the last export (ray 2.60), so each gauge is set again in time.
 
-Histograms are counted here and exported as gauges with Prometheus' own names. Ray's (2.60) take each value by itself,
-twice, the second time in Python in its agent; and they export it as the middle of its bucket, so that sums are wrong.
+Histograms are counted here and exported as gauges with Prometheus' names. Ray's histograms (2.60) process each value
+separately and twice, the second time in Python in Ray's agent. They also export each value as the middle of its
+bucket, which makes the sums wrong.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from ray.serve.metrics import Counter, Gauge
 from serve_app.contracts.metric import Metric
 
 FLUSH_S: Final = 0.5
-# Half of the interval between two of Ray's exports.
+# Half of Ray's export interval.
 REPEAT_S: Final = float(os.environ.get("RAY_metrics_report_interval_ms", "10000")) / 2000  # noqa: SIM112
 
 Row = tuple[Metric, tuple[str, ...]]
 
 
 class RayMetrics:
-    """The port `contracts.metric.Metrics`. Belongs to one event loop."""
+    """Implements the port `contracts.metric.Metrics`. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._made: dict[Metric, Any] = {}
@@ -77,7 +78,7 @@ class RayMetrics:
                     self._schedule()
 
     def flush_metrics(self) -> None:
-        """Hands Ray what was gathered, now."""
+        """Passes the collected values to Ray now."""
         sums, self._sums = self._sums, {}
         changed, self._changed = self._changed, set()
         self._is_due = False
@@ -86,7 +87,7 @@ class RayMetrics:
         for row in changed:
             for gauge, value, *more in self._histograms[row].series():
                 labels = (*row[1], *more)
-                if self._gauges.get((gauge, labels)) != value:  # most buckets stay as they are
+                if self._gauges.get((gauge, labels)) != value:  # most buckets do not change
                     self.set(gauge, value, *labels)
 
     def _repeat_gauges(self) -> None:
@@ -100,7 +101,7 @@ class RayMetrics:
             self._later(FLUSH_S, self.flush_metrics)
 
     def _later(self, delay_s: float, call: Callable[[], None]) -> None:
-        """Outside of the context of the request that is served now: Ray would name its route as a tag."""
+        """Schedules `call` outside the current request's context: Ray would add the request's route as a tag."""
         asyncio.get_running_loop().call_later(delay_s, call, context=contextvars.Context())
 
     def _ray(self, metric: Metric) -> Any:
@@ -111,13 +112,13 @@ class RayMetrics:
 
 
 def _record_zero(counter: Any, tags: dict[str, str]) -> None:
-    # Ray's `inc` refuses 0 and has no other way. Serve's tags of a request are empty, as those of a flush.
+    # Ray's `inc` rejects 0, and there is no other public method. Serve's request tags are empty, as in a flush.
     missing = set(counter.info["tag_keys"]) - counter.info["default_tags"].keys() - tags.keys()
     counter._record(0, dict.fromkeys(missing, "") | tags)
 
 
 class _Buckets:
-    """The values of one row of a histogram, counted."""
+    """Counts the values of one row of a histogram."""
 
     def __init__(self, histogram: Metric) -> None:
         self._bounds = histogram.buckets
@@ -130,7 +131,7 @@ class _Buckets:
         self._sum += value
 
     def series(self) -> Iterator[tuple[Metric, float, *tuple[str, ...]]]:
-        """As Prometheus has them: the value of each gauge, and the bucket's label."""
+        """Yields each gauge with its value and, for a bucket, its label, as Prometheus defines them."""
         below = 0
         for bound, count in zip((*self._bounds, inf), self._counts, strict=True):
             below += count

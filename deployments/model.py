@@ -45,25 +45,25 @@ logger = logging.getLogger("ray.serve")
 REPORT_S = 0.5
 RESOURCES = {"num_cpus": 1}
 
-# How long the engine's thread waits for a busy loop each time it wants to run Python again; Python's default of 5 ms is
-# a third of a step.
+# Seconds that the engine's thread waits for a busy event loop each time it needs to run Python again. Python's default
+# of 5 ms is a third of a step.
 SWITCH_S = 0.0005
 
 
 def start_engine(settings: ModelArgs) -> EnginePort:
-    """The engine of the settings on the resources that Ray has given this process. Raises ModelError."""
+    """Starts the configured engine on the resources that Ray has assigned to this process. Raises ModelError."""
     gpus = ray.get_runtime_context().get_assigned_resources().get("GPU", 0)
     on_nodes = get_current_placement_group() is not None
     return ENGINES[settings.engine].start(settings, settings.options, gpus, on_nodes, logger.info)
 
 
 async def settle(settlements: list[Settlement]) -> Sequence[SettleAnswer]:
-    """Settles calls that were cut, in the gateway's application."""
+    """Settles cut calls in the gateway's application."""
     return await ReplicaAccountingHandle(await _gateway_handle("Accounting")).settle(settlements)
 
 
 async def unsettled(request_ids: tuple[str, ...]) -> list[str]:
-    """Those of these requests whose usage the ledger does not have."""
+    """Returns the requests whose usage the ledger does not have."""
     return await ReplicaAccountingHandle(await _gateway_handle("Accounting")).find_unsettled(request_ids)
 
 
@@ -72,15 +72,16 @@ async def _limiter(shard: int) -> LimiterHandle:
 
 
 async def _gateway_handle(deployment: str) -> DeploymentHandle:
-    # Asks the controller, and blocks.
+    # The call blocks on Serve's controller.
     return await asyncio.to_thread(serve.get_deployment_handle, deployment, app_name="gateway")
 
 
 @serve.deployment(
     name="Model",
     max_ongoing_requests=128,
-    # Changed `args` start new replicas beside the old ones, which go on until the new ones are healthy, and stay if
-    # these never are. It needs the room; where there is none the new ones wait for it. Without this, Serve stops first.
+    # When `args` change, Serve starts new replicas alongside the old ones. The old ones run until the new ones are
+    # healthy, and stay if these never are. This needs spare capacity; without it, the new replicas wait. With Serve's
+    # default, the old replicas would stop first.
     max_surge_percent=100,
     health_check_period_s=1,
     graceful_shutdown_wait_loop_s=0.2,
@@ -92,7 +93,7 @@ class Model:
     """One engine with its weights."""
 
     async def __init__(self, settings: ModelArgs) -> None:  # type: ignore[misc]  # Serve awaits it
-        secret_files.forget_environment()  # on a machine that runs everything, Ray gives it to all processes
+        secret_files.forget_environment()  # on a one-machine service, Ray passes it to all processes
         sys.setswitchinterval(SWITCH_S)
         if settings.model == "bundled":
             path = ensure_bundled_model(home_dir(), logger.info)
@@ -103,7 +104,7 @@ class Model:
         load_s = time.monotonic() - began
         logger.info("The model was loaded in %.1f s.", load_s)
         dialect = Dialect(self._engine.chat, settings.tool_format, settings.reasoning)
-        # The replica is healthy, and gets requests, when this constructor has returned.
+        # The replica is healthy and receives requests once this constructor has returned.
         await warm_up(self._engine, dialect)
         logger.info("The first reply took %.1f s.", time.monotonic() - began - load_s)
         process = f"replica-{uuid.uuid4().hex}"
@@ -119,7 +120,7 @@ class Model:
         self._replica = Replica(
             self._engine, settle, orphans=self._orphans, dialect=dialect, name=name, spans=self._spans
         )
-        # What exists now stays: the collector must not go through it again in the middle of a step.
+        # The present objects stay alive: the garbage collector must not scan them again in the middle of a step.
         gc.collect()
         gc.freeze()
         self._metrics = RayMetrics()
@@ -132,7 +133,7 @@ class Model:
         self._report = asyncio.get_running_loop().create_task(self._report_forever())
 
     async def generate(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
-        # A cut stream ends here: without `aclosing`, the engine would go on until a garbage collection.
+        # A cut stream ends here. Without `aclosing`, the engine would continue until a garbage collection.
         async with contextlib.aclosing(self._replica.generate(call)) as events:
             async for event in events:
                 yield event
@@ -141,11 +142,11 @@ class Model:
         return self._engine.fingerprint
 
     def check_health(self) -> None:
-        """Fails when the engine has lost its thread or its device, so that Serve replaces the replica."""
+        """Fails if the engine has lost its thread or its device, so that Serve replaces the replica."""
         self._engine.check_health()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """For the policy in deployments/autoscaling.py; Serve asks as often as `metrics_interval_s` says."""
+        """Returns the load for the policy in deployments/autoscaling.py. Serve calls it every `metrics_interval_s`."""
         return self._load.metrics()
 
     async def _report_forever(self) -> None:

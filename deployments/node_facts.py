@@ -1,4 +1,4 @@
-"""What `serve-app doctor --cluster` learns of one node, by an actor that runs there."""
+"""Collects the facts about one node for `serve-app doctor --cluster`, in an actor that runs there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from serve_app import __version__
 from serve_app.settings import GatewayArgs, ModelArgs
 
 Facts = dict[str, Any]
-# Of Ray's own processes, by what their command lines hold.
+# Names of Ray's processes, by a part of their command lines.
 PROCESSES = {
     "gcs_server": "GCS",
     "ray.util.client.server": "client server",
@@ -40,7 +40,10 @@ class Node:
         return time.time()
 
     def facts(self, models: Sequence[Facts], gateway_args: Facts | None) -> Facts:
-        """`models` are the `args` of model applications, `gateway_args` those of the gateway's."""
+        """Returns the facts about this node.
+
+        `models` are the `args` of model applications, `gateway_args` the `args` of the gateway's application.
+        """
         offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in OFFLINE
         return {
             "flags": {name: value for name, value in os.environ.items() if name.startswith(FLAGS)},
@@ -55,7 +58,7 @@ class Node:
 
 
 def _listeners() -> Iterator[Facts]:
-    """Where Ray's processes listen, as far as this user may look."""
+    """Yields the addresses where Ray's processes listen, as far as this user may see them."""
     for process in psutil.process_iter():
         try:
             line = " ".join(process.cmdline())
@@ -83,7 +86,10 @@ def _tls() -> Facts:
 
 
 def _ledger(gateway_args: Facts | None) -> Facts | None:
-    """None where this node has no address of a ledger. The error never has the address, in which a password may be."""
+    """Checks the ledger; None if this node has no ledger address.
+
+    The error never contains the address, because the address may contain a password.
+    """
     from serve_app.settings import SettingsError, parse
 
     try:
@@ -114,14 +120,14 @@ def _find(args: Facts) -> None:
 
     settings = parse(ModelArgs, args, "args")
     if settings.model == "bundled":
-        return  # replicas make it from what ships with the service
+        return  # replicas prepare it from files that ship with the service
     found = find(settings.model, settings.revision, settings.dtype)
     if found and settings.fingerprint and found != settings.fingerprint:
         raise ModelError(f"the files' fingerprint is {found}, the settings say {settings.fingerprint}")
 
 
 def _error(attempt: Callable[[], None]) -> str:
-    """Its first line; empty for none."""
+    """Returns the first line of the error that `attempt` raises; empty if there is none."""
     try:
         attempt()
     except Exception as error:  # one check must not end the others
@@ -142,7 +148,7 @@ def _driver() -> str | None:
 
 
 def _cuda() -> str | None:
-    """The CUDA that torch is built for; torch itself takes seconds to import."""
+    """Returns the CUDA version that torch is built for. Does not import torch, which takes seconds."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return None

@@ -1,4 +1,4 @@
-"""Priority of the models over the other processes that share their machine's cores."""
+"""Gives models priority over the other processes that share their machine's cores."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import contextlib
 import os
 from pathlib import Path
 
-YIELDING = 5  # niceness; under full load it still gets a quarter of a processor beside a model
+YIELDING = 5  # niceness; under full load the process still gets a quarter of a processor beside a model
 
 
 def yield_to_models() -> None:
-    """Lowers the priority of this process, which works for moments only, so that models on this machine run first.
+    """Lowers the priority of this process, which runs only in short bursts, so that models on this machine run first.
 
     Without this, each chunk that is sent interrupts the thread that computes the next one, even if another core is
-    idle. On two cores that costs a quarter of the tokens per second at 16 streams.
+    idle. On two cores this costs a quarter of the tokens per second at 16 streams.
     """
     if not hasattr(os, "setpriority"):
         return
     tasks = Path("/proc/self/task")
-    # On Linux each thread has a niceness of its own; elsewhere a process has one.
+    # On Linux each thread has a separate niceness; elsewhere the process has one.
     for thread in [int(task.name) for task in tasks.iterdir()] if tasks.is_dir() else [0]:
         with contextlib.suppress(OSError):  # the thread has ended, or may not be changed
             if os.getpriority(os.PRIO_PROCESS, thread) < YIELDING:

@@ -1,4 +1,4 @@
-"""How the calls of a backend's handles are divided among its replicas."""
+"""Divides the calls of a backend's handles among its replicas."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ class ConversationRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The replicas to ask, one after the other, until one is not full."""
-        # Calls that were routed in this turn of the loop are sent, and counted, in the next one.
+        """Returns the replicas to try in order, until one is not full."""
+        # Calls routed in this iteration of the event loop are sent and counted in the next one.
         await asyncio.sleep(0)
         call = pending_request.args[0] if pending_request is not None and pending_request.args else None
         if pending_request is not None:
-            pending_request.routing_context.should_backoff = True  # before all of them are asked again
+            pending_request.routing_context.should_backoff = True  # before all replicas are tried again
         if not isinstance(call, GenerateCall):
             return [candidate_replicas]
         replicas = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        # Unknown is a replica that got no call from here for some seconds: it is asked, and known from then on.
+        # The load of a replica is unknown if it got no call from here for some seconds. It then counts as 0, so the
+        # replica is tried, and its load is known from then on.
         running = {
             name: self.replica_queue_len_cache.get(replica.replica_id) or 0 for name, replica in replicas.items()
         }
@@ -45,30 +46,33 @@ class ConversationRouter(RequestRouter):
     ray_actor_options={"num_cpus": 0},
 )
 class Entrance:
-    """The ingress of a backend whose Model has a router of its own. It has no replica and gets no call.
+    """The ingress of a backend whose Model has a custom router. It has no replica and gets no calls.
 
-    With HAProxy Serve (ray 2.60) accepts no router at an ingress, because requests from outside pass it by. A backend
-    has none of these.
+    With HAProxy, Serve (ray 2.60) accepts no router at an ingress, because requests from outside bypass the router.
+    Backends receive no requests from outside.
     """
 
     def __init__(self, model: DeploymentHandle) -> None: ...
 
 
 def routed(model: serve.Deployment, settings: ModelArgs) -> Application:
-    """The application of a model deployment with the router of its settings."""
+    """Returns the application of a model deployment, with the router from its settings."""
     return entered(model, settings, router_of(settings.routing))
 
 
 def entered(model: serve.Deployment, settings: ModelArgs, router: RequestRouterConfig | None) -> Application:
-    """With a router, behind an entrance; without one, Serve's own: the less busy of two random replicas."""
+    """Returns the application of a model deployment, behind an entrance if there is a router.
+
+    Without a router, Serve's default applies: the less busy of two random replicas.
+    """
     if router is None:
         return model.bind(settings)
     return Entrance.bind(model.options(request_router_config=router).bind(settings))  # type: ignore[attr-defined]
 
 
 def router_of(routing: str) -> RequestRouterConfig | None:
-    """The router for a backend's setting `routing`."""
+    """Returns the router for a backend's setting `routing`; None for Serve's default."""
     if routing == "balanced":
         return None
-    # By its name: Ray copies the module of a class into each process that has a handle.
+    # By name: for a class, Ray would copy its module into each process that has a handle.
     return RequestRouterConfig(request_router_class=f"{ConversationRouter.__module__}.{ConversationRouter.__name__}")

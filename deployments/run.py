@@ -21,7 +21,7 @@ from serve_app.settings import GatewayArgs, SettingsError, parse
 
 
 def main() -> int:
-    """Exit code 2: the config is wrong; 0: stopped by a signal."""
+    """Runs the service. Returns exit code 2 for an invalid config, 0 after a signal."""
     parser = argparse.ArgumentParser(prog="python -m deployments.run", description=__doc__)
     parser.add_argument("config", type=Path)
     parser.add_argument("--temp-dir", help="Ray's folder for this run: short, sockets live in it")
@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def check_state(config: dict[str, Any]) -> None:
-    """Raises SettingsError for secrets or a database address that the gateway's processes would refuse."""
+    """Raises SettingsError for secrets or a database address that the gateway's processes would reject."""
     for application in config["applications"]:
         if application["import_path"] == strict_config.GATEWAY:
             args = parse(GatewayArgs, application.get("args") or {}, "args")

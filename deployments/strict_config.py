@@ -1,4 +1,4 @@
-"""Strict validation of a Serve config file, by Ray's schema and serve_app.settings. Ray itself ignores unknown keys."""
+"""Validates a Serve config file strictly, by Ray's schema and serve_app.settings. Ray alone ignores unknown keys."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from serve_app.times import (
 GATEWAY, MODEL, CONSOLE = (f"deployments.apps:{builder}" for builder in ("gateway", "model", "console"))
 POLICY = "deployments.autoscaling:ScalingPolicy"
 BUILDER_ARGS: dict[str, type[BaseModel]] = {GATEWAY: GatewayArgs, MODEL: ModelArgs, CONSOLE: ConsoleArgs}
-ONLY = {MODEL: "Model", CONSOLE: "Console"}  # the deployment of an application that has one
+ONLY = {MODEL: "Model", CONSOLE: "Console"}  # the deployment of an application that has only one
 USER_CONFIGS: dict[str, type[BaseModel]] = {"Gateway": GatewaySettings, "Limiter": LimiterSettings}
 
 
 def load_config(path: Path) -> dict[str, Any]:
-    """The config file at `path`. Raises SettingsError that names each problem's path, one a line."""
+    """Loads the config file at `path`. Raises SettingsError that names each problem's path, one per line."""
     config = read_config(path)
     if problems := find_problems(config) or list(time_problems(config, os.environ)):
         raise SettingsError("\n".join(f"{path}: {problem}" for problem in problems))
@@ -52,7 +52,7 @@ def load_config(path: Path) -> dict[str, Any]:
 
 
 def find_problems(config: dict[str, Any]) -> list[str]:
-    """All problems, each beginning with its path."""
+    """Returns all problems. Each begins with its path."""
     problems = []
     try:
         ServeDeploySchema.model_validate(config, extra="forbid")
@@ -67,7 +67,7 @@ def find_problems(config: dict[str, Any]) -> list[str]:
 
 
 def time_problems(config: dict[str, Any], environment: Mapping[str, str]) -> Iterator[str]:
-    """Parts of a valid config, and of this machine's flags where they are set, that would cut longer replies."""
+    """Yields the timeouts of a valid config, and of this machine's flags if set, that would cut longer replies."""
     longest: list[Part] = []
     stops: dict[str, list[Part]] = {MODEL: [], GATEWAY: []}
     for index, application in enumerate(config["applications"]):
@@ -110,7 +110,7 @@ def _application_problems(application: dict[str, Any], where: str, names: set[st
         elif builder in BUILDER_ARGS and settings is not None and user_config is not None:
             yield from _setting_problems(settings, user_config, f"{path}.user_config")
         if isinstance(scaling := deployment.get("autoscaling_config"), dict):
-            # Ray's schema accepts any mapping here; Ray validates it only when it makes the deployment.
+            # Ray's schema accepts any mapping here; Ray validates it only when it creates the deployment.
             yield from _setting_problems(AutoscalingConfig, scaling, f"{path}.autoscaling_config")
             yield from _policy_problems(scaling, f"{path}.autoscaling_config")
         if builder == CONSOLE and deployment.get("num_replicas", 1) != 1:
@@ -118,7 +118,7 @@ def _application_problems(application: dict[str, Any], where: str, names: set[st
         if builder == MODEL:
             yield from _interpreter_problems(application, deployment, f"{path}.ray_actor_options")
     if builder == GATEWAY:
-        # Limiter shards with different settings: an account's limits would depend on its id.
+        # If limiter shards had different settings, an account's limits would depend on its id.
         user_configs = {deployment["name"]: deployment.get("user_config") for deployment in deployments}
         for name in _shards("Limiter", args):
             if user_configs.get(name) != user_configs.get("Limiter"):
@@ -129,7 +129,7 @@ def _application_problems(application: dict[str, Any], where: str, names: set[st
 
 
 def _backend_names(application: dict[str, Any]) -> Iterator[str]:
-    """What an identifier's `backends` may name: the application, and each of its adapters."""
+    """Yields the names that an identifier's `backends` may use: the application, and each of its adapters."""
     name, args = application.get("name", "default"), application.get("args")
     yield name
     options = args.get(args.get("engine", "native")) if isinstance(args, dict) else None
@@ -151,7 +151,7 @@ def _setting_problems(kind: type[BaseModel], raw: Any, where: str) -> list[str]:
 
 
 def _policy_problems(scaling: dict[str, Any], where: str) -> Iterator[str]:
-    """Settings of our own policy, which Serve first reads when it makes the deployment."""
+    """Checks the settings of `POLICY`, which Serve reads only when it creates the deployment."""
     policy = scaling.get("policy")
     if not isinstance(policy, dict) or policy.get("policy_function") != POLICY:
         return
@@ -162,7 +162,7 @@ def _policy_problems(scaling: dict[str, Any], where: str) -> Iterator[str]:
 
 
 def _interpreter_problems(application: dict[str, Any], deployment: dict[str, Any], where: str) -> Iterator[str]:
-    """A config file's ray_actor_options replace those of the code, which name the interpreter of the engine."""
+    """Checks that ray_actor_options of the file name the engine's interpreter: they replace those in the code."""
     options, args = deployment.get("ray_actor_options"), application.get("args")
     engine = ENGINES.get(args.get("engine", "native")) if isinstance(args, dict) else None
     if not isinstance(options, dict) or not isinstance(args, dict) or engine is None or engine.python() is None:
@@ -174,7 +174,7 @@ def _interpreter_problems(application: dict[str, Any], deployment: dict[str, Any
 
 
 def _unknown_backends(user_config: Any, where: str, names: set[str]) -> Iterator[str]:
-    """Identifiers that are mapped to an application which the file does not declare."""
+    """Yields the backends of identifiers that name an application which the file does not declare."""
     models = (user_config or {}).get("models")
     for identifier, model in models.items() if isinstance(models, dict) else ():
         backends, fallback = (model.get("backends"), model.get("fallback")) if isinstance(model, dict) else (None, None)

@@ -1,9 +1,10 @@
-"""Messages between processes: over a local socket where Serve says that the replica is on this machine, else by Serve.
+"""Sends messages between processes: over a local socket if the replica is on this machine, else through Serve.
 
-Over the socket a message costs a tenth of what a call through Serve costs. Frames in both directions are a length
-(4 bytes) and a pickle: (number, message) and (number, answer, error). The socket has a random name in Linux's abstract
-namespace, so no file is left behind, and both ends accept only processes of the same user: a process that may send a
-pickle may run code. Where there are no such sockets a server has no address, and every message goes through Serve.
+Serve decides which replica is the right one. A message over the socket costs a tenth of a call through Serve. Frames in
+both directions are a length (4 bytes) and a pickle: (number, message) and (number, answer, error). The socket has a
+random name in Linux's abstract namespace, so no file is left behind. Both ends accept only processes of the same user,
+because a process that can send a pickle can run code. On a platform without such sockets, a server has no address and
+every message goes through Serve.
 """
 
 from __future__ import annotations
@@ -26,21 +27,23 @@ from serve_app.contracts.calls import Unavailable, detached
 
 logger = logging.getLogger("ray.serve")
 
-MAX_BYTES: Final = 256 * 1024 * 1024  # of one frame
+MAX_BYTES: Final = 256 * 1024 * 1024  # maximum size of one frame
 CONFIRM_S: Final = 0.4
-TRUST_S: Final = 1.2  # after a confirmation; with a heartbeat, less than a new limiter waits for open holds
+TRUST_S: Final = 1.2  # after a confirmation; this plus a heartbeat is less than a new limiter waits for open holds
 TIMEOUT_S: Final = 1.0  # of a confirmation
 _LENGTH: Final = struct.Struct("!I")
 _CREDENTIALS: Final = struct.Struct("3i")  # process, user, group
 
 
 class Line:
-    """Sends messages to one replica. `by_serve` sends one through Serve; `find_address` asks the replica, through
-    Serve, for the address of its Server, which is None where it has none.
+    """Sends messages to one replica.
 
-    Serve stays the one that knows which replica is the right one. It is asked for the address twice a second, and a
-    connection that it has not confirmed lately is not used: a replica that was replaced may live on for a moment, and
-    two limiters must not both decide.
+    `by_serve` sends a message through Serve. `find_address` asks the replica, through Serve, for the address of its
+    Server; None if it has none.
+
+    Serve remains the authority on which replica is the right one. The line queries the address through Serve about
+    twice a second, and does not use a connection that Serve has not confirmed recently. A replica that was replaced may
+    live on for a moment, and two limiters must not both decide.
     """
 
     def __init__(
@@ -60,10 +63,13 @@ class Line:
         self._confirming: asyncio.Task[None] | None = None
 
     async def send(self, message: Any) -> Any:
-        """The answer. Raises Unavailable when it did not arrive; whether the message took effect is then unknown."""
+        """Sends a message and returns the answer.
+
+        Raises Unavailable if no answer arrived. It is then unknown whether the message took effect.
+        """
         now = self._clock()
         if self._confirm_at is None:
-            self._confirm_at = now  # with the next message: some lines are used once
+            self._confirm_at = now  # the next message confirms: some lines are used only once
         elif now >= self._confirm_at and (self._confirming is None or self._confirming.done()):
             self._confirm_at = now + CONFIRM_S
             self._confirming = detached(self._confirm())
@@ -77,7 +83,7 @@ class Line:
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 address = await self._find_address()
-        except Exception:  # away, or of a release without addresses
+        except Exception:  # unreachable, or a release without addresses
             address = None
         connection = self._connection
         if connection is None or not connection.is_open or address != self._address:
@@ -88,7 +94,7 @@ class Line:
 
 
 class Server:
-    """Answers messages with `answer`, from the first time on that a process asks for its address."""
+    """Answers messages with `answer`. Starts to listen when a process first asks for its address."""
 
     def __init__(self, answer: Callable[[Any], Awaitable[Any]]) -> None:
         self.answer = answer
@@ -99,7 +105,7 @@ class Server:
         self._address = f"serve-app-{uuid.uuid4().hex}"
 
     async def address(self) -> str | None:
-        """What `connect` takes; None where there are no such sockets, and when the server is closed."""
+        """Returns the address for `connect`; None if there are no such sockets or the server is closed."""
         if sys.platform != "linux" or self.closed:
             return None
         async with self._starting:
@@ -109,7 +115,7 @@ class Server:
         return self._address
 
     def close(self) -> None:
-        """Ends all connections and accepts no more."""
+        """Closes all connections and accepts no more."""
         self.closed = True
         if self._listener is not None:
             self._listener.close()
@@ -118,10 +124,10 @@ class Server:
 
 
 async def connect(address: str) -> Connection | None:
-    """A connection to the server of this address; None when there is no such address on this machine."""
+    """Connects to the server at this address. Returns None if there is no such address on this machine."""
     if sys.platform != "linux":
         return None
-    # By hand: uvloop takes only paths in the file system here. On one machine none of this waits.
+    # Connects by hand, because uvloop accepts only file-system paths here. On one machine none of this blocks.
     end = socket.socket(socket.AF_UNIX)
     end.setblocking(False)
     try:
@@ -134,7 +140,7 @@ async def connect(address: str) -> Connection | None:
 
 
 class _Frames(asyncio.Protocol, ABC):
-    """One connection: bytes to frames and back."""
+    """One connection. Converts bytes to frames and back."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -170,7 +176,7 @@ class _Frames(asyncio.Protocol, ABC):
     def frame_received(self, frame: Any) -> None: ...
 
     def write_frame(self, frame: Any) -> None:
-        """Writes a frame, or nothing when the other side is gone."""
+        """Writes a frame, or nothing if the connection is closed."""
         if self._transport is not None:
             raw = pickle.dumps(frame, protocol=pickle.HIGHEST_PROTOCOL)
             self._transport.write(_LENGTH.pack(len(raw)) + raw)
@@ -185,7 +191,7 @@ class _Frames(asyncio.Protocol, ABC):
 
 
 class _Answering(_Frames):
-    """The end that answers. Messages do not wait for one another."""
+    """The answering end. Messages do not wait for one another."""
 
     def __init__(self, server: Server) -> None:
         super().__init__()
@@ -193,7 +199,7 @@ class _Answering(_Frames):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if self._server.closed:  # it was accepted before
+        if self._server.closed:  # the server accepted the connection before it closed
             self.close()
         else:
             self._server.connections.add(self)
@@ -218,7 +224,7 @@ class _Answering(_Frames):
 
 
 class Connection(_Frames):
-    """The end that sends messages: any number of them at once."""
+    """The sending end. Any number of messages can be open at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -227,9 +233,10 @@ class Connection(_Frames):
         self._retired = False
 
     async def send(self, message: Any) -> Any:
-        """The answer. Raises what the other side raised, and Unavailable when it goes away meanwhile.
+        """Sends a message and returns the answer.
 
-        Cancelling does not stop the other side.
+        Raises the exception of the other side, or Unavailable if the connection is lost. Cancelling does not stop the
+        other side.
         """
         if not self.is_open:
             raise Unavailable("the connection is closed")

@@ -1,4 +1,4 @@
-"""Certificates of one's own: an authority, and certificates that it signs for names and addresses of machines."""
+"""Creates a private certificate authority, and certificates that it signs for names and addresses of machines."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-AUTHORITY_DAYS, CERTIFICATE_DAYS = 3650, 397  # browsers take no certificate that lasts longer than 398 days
+AUTHORITY_DAYS, CERTIFICATE_DAYS = 3650, 397  # browsers reject certificates that last longer than 398 days
 RENEW_BEFORE = timedelta(days=30)
-CLOCKS = timedelta(hours=1)  # by which another machine's clock may be late
+CLOCKS = timedelta(hours=1)  # maximum lag of another machine's clock
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Signed:
-    """A certificate and its key. Without a repr, so that no log shows the key."""
+    """A certificate and its key. It has no repr, so that no log shows the key."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
@@ -38,7 +38,7 @@ class Signed:
 
 
 def make_authority(name: str, now: datetime) -> Signed:
-    """An authority that signs certificates, and nothing below it may sign more."""
+    """Returns an authority that signs certificates. Certificates below it cannot sign others."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = _name(name)
     builder = _builder(subject, subject, key, now, AUTHORITY_DAYS)
@@ -48,7 +48,10 @@ def make_authority(name: str, now: datetime) -> Signed:
 
 
 def make_certificate(authority: Signed, hosts: Sequence[str], now: datetime) -> Signed:
-    """A certificate for a server, which may be a client, too: Ray's nodes are both. `hosts` are names and addresses."""
+    """Returns a certificate for a server. `hosts` are names and addresses.
+
+    The server may also be a client: Ray's nodes are both.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     issuer = authority.certificate.subject
     builder = _builder(_name(hosts[0]), issuer, key, now, CERTIFICATE_DAYS)
@@ -63,7 +66,7 @@ def make_certificate(authority: Signed, hosts: Sequence[str], now: datetime) -> 
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """A file that only its owner may read, whole or not at all; one that is there is replaced."""
+    """Writes a file that only its owner may read, as a whole or not at all. Replaces an existing file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -72,7 +75,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def read_signed(certificate: Path, key: Path) -> Signed:
-    """Of two PEM files. Raises OSError, and ValueError for other content."""
+    """Reads a certificate and its key from two PEM files. Raises OSError, and ValueError for other content."""
     private = serialization.load_pem_private_key(key.read_bytes(), password=None)
     if not isinstance(private, ec.EllipticCurvePrivateKey):
         raise ValueError(f"{key} is not a key of an elliptic curve")
@@ -83,12 +86,12 @@ def read_signed(certificate: Path, key: Path) -> Signed:
 
 
 def ends_at(path: Path) -> datetime:
-    """When the first certificate of a PEM file ends. Raises OSError, and ValueError for a file without one."""
+    """Returns when the first certificate of a PEM file expires. Raises OSError, and ValueError if there is none."""
     return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
 
 
 def needs_renewal(path: Path, now: datetime) -> bool:
-    """Whether the file lacks a certificate that lasts for a while."""
+    """Returns whether the file has no certificate that lasts for at least `RENEW_BEFORE`."""
     try:
         return ends_at(path) - now < RENEW_BEFORE
     except (OSError, ValueError):

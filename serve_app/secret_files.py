@@ -1,9 +1,9 @@
-"""The service's two secrets: the operator key, and the secret under which API keys are hashed.
+"""Loads the service's two secrets: the operator key, and the secret key for hashing API keys.
 
 On a cluster they come from the environment (SERVE_APP_OPERATOR_KEY, SERVE_APP_SECRET_KEY). On one machine
-(`settings.keeps_local_state`) they are files of the state folder with mode 0600, made on first use.
+(`settings.keeps_local_state`) they are files in the state folder with mode 0600, created on first use.
 
-While one of them is replaced, the one before is valid too: SERVE_APP_OPERATOR_KEY_PREVIOUS and
+During a rotation, the previous secret is valid too: SERVE_APP_OPERATOR_KEY_PREVIOUS and
 SERVE_APP_SECRET_KEY_PREVIOUS, or files.
 """
 
@@ -20,7 +20,7 @@ from typing import Final
 from serve_app.settings import SettingsError, is_placeholder, keeps_local_state
 from serve_app.storage.sealing import SecretKeys
 
-MIN_LENGTH: Final = 16  # characters; those that are made here have 43
+MIN_LENGTH: Final = 16  # characters; generated secrets have 43
 _VARIABLES: Final = (
     "SERVE_APP_OPERATOR_KEY",
     "SERVE_APP_OPERATOR_KEY_PREVIOUS",
@@ -36,7 +36,7 @@ _VARIABLES: Final = (
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Secrets:
-    """Without a repr, so that no log shows them."""
+    """The service's secrets. They have no repr, so that no log shows them."""
 
     operator_key: str
     secret_keys: SecretKeys
@@ -44,14 +44,14 @@ class Secrets:
 
     @property
     def operator_keys(self) -> tuple[str, ...]:
-        """All that are valid."""
+        """All valid operator keys."""
         return (self.operator_key, *filter(None, [self.previous_operator_key]))
 
 
 def load_secrets(home: Path) -> Secrets:
-    """The secrets of the service whose state folder is `home`; on one machine missing ones are made.
+    """Loads the secrets of the service whose state folder is `home`. Creates missing secrets on one machine.
 
-    Raises SettingsError for one that is missing elsewhere, and for one that anybody could guess.
+    Raises SettingsError if a secret is missing on a cluster, is easy to guess, or is also the previous secret key.
     """
     secret_key = _secret("SERVE_APP_SECRET_KEY", home, "secret-key")
     former = _previous("SERVE_APP_SECRET_KEY_PREVIOUS", home, "secret-key.previous")
@@ -68,13 +68,13 @@ def load_secrets(home: Path) -> Secrets:
 
 
 def forget_environment() -> None:
-    """Removes what only gateway, limiter and accounting may know from the environment of this process."""
+    """Removes the secrets of gateway, limiter and accounting from the environment of this process."""
     for variable in _VARIABLES:
         os.environ.pop(variable, None)
 
 
 def _previous(variable: str, home: Path, name: str) -> str:
-    """What a secret was before, while both are valid; empty when none is named. Raises SettingsError."""
+    """Returns the previous value of a secret, while both are valid; empty if there is none. Raises SettingsError."""
     source, value = variable, os.environ.get(variable, "").strip()
     path = home / "secrets" / name
     if not value and keeps_local_state() and path.exists():
@@ -88,7 +88,7 @@ def _secret(variable: str, home: Path, name: str) -> str:
     source, value = variable, os.environ.get(variable, "").strip()
     if not value:
         if not keeps_local_state():
-            # A file here would be this node's own: other nodes would make other secrets.
+            # A file would exist only on this node: other nodes would create different secrets.
             raise SettingsError(
                 f"{variable}: not set; give every gateway node the same random value (openssl rand -base64 32), "
                 "or set SERVE_APP_LOCAL_STATE=1 if the whole service runs on this one machine"
@@ -107,18 +107,18 @@ def _checked(source: str, value: str) -> str:
 
 
 def secret_file(home: Path, name: str, value: str | None = None) -> str:
-    """The content of `home/secrets/name`. A missing file is written with `value`, or a random one."""
+    """Returns the content of `home/secrets/name`. Creates a missing file with `value`, or a random value."""
     folder = home / "secrets"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / name
     if not path.exists():
-        descriptor, draft = tempfile.mkstemp(prefix=f".{name}-", dir=folder)  # readable by its owner alone
+        descriptor, draft = tempfile.mkstemp(prefix=f".{name}-", dir=folder)  # readable only by its owner
         try:
             with os.fdopen(descriptor, "w") as file:
                 file.write(value or secrets.token_urlsafe(32))
                 file.flush()
                 os.fsync(file.fileno())
-            # A rename would replace the file that another process has just made; a link fails.
+            # A rename would replace a file that another process has just created; a link fails.
             with contextlib.suppress(FileExistsError):
                 os.link(draft, path)
         finally:

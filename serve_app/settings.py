@@ -1,6 +1,6 @@
-"""Every setting of the service, typed and validated: an unknown key or a bad value names its path and stops.
+"""Typed and validated settings of the service. An unknown key or a bad value raises an error that names its path.
 
-A change of an application's `args` restarts it. A change of a deployment's `user_config` applies to the running
+Changing an application's `args` restarts the application. Changing a deployment's `user_config` applies to the running
 service.
 """
 
@@ -23,11 +23,11 @@ from serve_app.limiter.pressure import Tuning
 from serve_app.model.tools.format_table import TOOL_FORMATS
 
 Settings = TypeVar("Settings", bound=BaseModel)
-UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")  # pydantic's types of error, of models and dataclasses
+UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")  # pydantic's error types, of models and dataclasses
 
 
 class SettingsError(ValueError):
-    """Wrong settings; the message has one line for each, beginning with its path."""
+    """Invalid settings. The message has one line per problem, which begins with its path."""
 
 
 class _Strict(BaseModel):
@@ -58,7 +58,7 @@ class PriceSettings(_Strict):
         return value
 
     def per_token(self) -> Price:
-        """In nano-units per token."""
+        """Returns the prices in nano-units per token."""
         return Price(
             input=price_per_million(self.input),
             cached_input=price_per_million(self.cached_input),
@@ -71,13 +71,13 @@ class IdentifierSettings(_Strict):
 
     backends: dict[str, Annotated[int, Field(ge=0)]]  # application name -> weight
     price: PriceSettings
-    # What users are to get; replies within both are the goodput, and alerts watch how many are not (docs/runbooks.md).
+    # Latency targets. Replies within both count as goodput; alerts watch the share of the rest (docs/runbooks.md).
     first_token_target_s: Seconds = 5.0
-    output_token_target_s: Seconds = 0.2  # the mean of a reply
+    output_token_target_s: Seconds = 0.2  # mean of a reply
     context_length: Annotated[int, Field(ge=1)] = 32768
     max_output: Annotated[int, Field(ge=1)] = 4096
-    recommended_temperatures: dict[str, Annotated[float, Field(ge=0, le=2)]] = {}  # by use; advice that /models gives
-    fallback: str | None = None  # the backend that replies while those with weight have no capacity
+    recommended_temperatures: dict[str, Annotated[float, Field(ge=0, le=2)]] = {}  # by use, as /models recommends
+    fallback: str | None = None  # the backend that replies while the weighted backends have no capacity
 
     @model_validator(mode="after")
     def _some_backend(self) -> IdentifierSettings:
@@ -90,35 +90,35 @@ class GatewaySettings(_Strict):
     """`user_config` of the Gateway deployment."""
 
     models: Annotated[dict[str, IdentifierSettings], Field(min_length=1)]
-    # How long to wait for a limiter: on another machine one begins 3 s after `limiter_lease_s`.
+    # Maximum wait for a limiter. On another machine, a new limiter starts 3 s after `limiter_lease_s`.
     admit_timeout_s: Seconds = 30.0
-    settle_timeout_s: Seconds = 0.5  # a last chunk waits so long for the ledger, then its settlement goes to the spool
+    settle_timeout_s: Seconds = 0.5  # the last chunk's maximum wait for the ledger; then its settlement is spooled
     queue_timeout_s: Seconds = 120.0  # from admission to the first token's prefill
     keep_alive_s: Seconds = 10.0
-    early_reply_s: Seconds = 3.0  # after so long a reply that is not streamed begins
-    line_feed_s: Seconds = 1.0  # from then on it sends a line feed so often, until it is complete
+    early_reply_s: Seconds = 3.0  # a non-streamed reply begins after this time
+    line_feed_s: Seconds = 1.0  # from then on it sends a line feed at this interval, until it is complete
     max_body_bytes: Annotated[int, Field(ge=1024)] = 4 * 1024 * 1024
     max_body_items: Annotated[int, Field(ge=1000)] = 100_000  # values in one body
     body_timeout_s: Seconds = 30.0  # a request whose body is not complete by then is rejected
-    # Bytes of all bodies that are being read and parsed. One key may have an eighth, or one body of the longest.
+    # Total bytes of the bodies being read and parsed. One key may use an eighth, or one body of maximum size.
     bodies_max_bytes: Annotated[int, Field(ge=1024 * 1024)] = 128 * 1024 * 1024
     spool_max_bytes: Annotated[int, Field(ge=4096)] = 64 * 1024 * 1024
-    # Of one key to /models, /user and /account, in each gateway; an account has four times as many. Chat isn't counted.
+    # Per key and gateway, to /models, /user and /account. An account may send four times as many. Chat is not counted.
     queries_per_minute: Annotated[int, Field(ge=1)] = 60
-    # Of traces: the share that is kept, and from how long on a request is slow, so that its trace is kept in any case.
+    # The share of traces to keep, and the duration from which a request is slow and its trace is always kept.
     trace_share: Annotated[float, Field(ge=0, le=1)] = 0.01
     trace_slow_s: Seconds = 30.0
     request_log: bool = True  # one line per request in `logs` of the state folder
-    # Accounts whose prompts and replies are in the log, for as long as an operator needs them.
+    # Accounts whose prompts and replies are logged, while an operator needs them.
     logged_texts: Annotated[list[str], Field(max_length=100)] = []
-    # How many proxies in front append to x-forwarded-for. Ray Serve's HAProxy does not, a Kubernetes ingress is 1.
+    # Proxies in front that append to x-forwarded-for: 0 for Ray Serve's HAProxy, 1 for a Kubernetes ingress.
     trusted_proxies: Annotated[int, Field(ge=0, le=16)] = 0
 
 
 class LimiterSettings(_Strict):
     """`user_config` of the Limiter deployment and of each of its shards."""
 
-    contract: Contract = Contract()  # of accounts without limits of their own
+    contract: Contract = Contract()  # default for accounts without individual limits
     pressure: Tuning = Tuning()  # how limits follow the load of the replicas
 
 
@@ -128,25 +128,25 @@ class GatewayArgs(_Strict):
     home: Path | None = None  # state folder; default: SERVE_APP_HOME, else .serve-app in the working directory
     # Default: SERVE_APP_DATABASE_URL, else (on one machine: `keeps_local_state`) SQLite in the state folder.
     database_url: str | None = None
-    # An operation on PostgreSQL that takes longer is given up, and its connection closed. Below what a commit may take.
+    # Timeout of an operation on PostgreSQL; its connection is then closed. Shorter than the maximum for a commit.
     database_timeout_s: Annotated[float, Field(ge=2, le=20)] = 10.0
     currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = "USD"
-    lease_s: Annotated[float, Field(gt=1)] = 10.0  # a gateway that is silent for so long loses its holds
-    # A successor waits for so long for a limiter of which nothing is heard; its gateways need half of that to post
-    # their holds. While the ledger is away the holder of the lease goes on for `outage_grace_s` longer.
+    lease_s: Annotated[float, Field(gt=1)] = 10.0  # a gateway that is silent for this time loses its holds
+    # Time that a successor waits for a silent limiter, whose gateways need half of it to post their holds. While the
+    # ledger is unavailable, the holder of the lease continues for `outage_grace_s` longer.
     limiter_lease_s: Annotated[float, Field(ge=10)] = 20.0
     outage_grace_s: Annotated[float, Field(ge=0)] = 0.0
-    key_staleness_s: Annotated[float, Field(ge=1)] = 5.0  # keys get 503 when no change could be read for so long
-    orphan_delay_s: Seconds = 2.0  # a replica settles for a dead gateway after so long
-    # Processes among which the accounts are divided. Change limiter_shards only while the service is stopped.
+    key_staleness_s: Annotated[float, Field(ge=1)] = 5.0  # keys get 503 if no change could be read for this time
+    orphan_delay_s: Seconds = 2.0  # a replica settles for a dead gateway after this time
+    # Number of processes that share the accounts. Change limiter_shards only while the service is stopped.
     limiter_shards: Annotated[int, Field(ge=1, le=64)] = 1
     accounting_shards: Annotated[int, Field(ge=1, le=64)] = 1
-    # Between two checks of the books, each from the last one; an alert waits for one that does not come.
+    # Interval between checks of the books; each continues from the last one. A missing check triggers an alert.
     books_check_s: Annotated[float, Field(ge=60, le=1800)] = 900.0
-    # What one account keeps for retries under idempotency keys, at most a day; the oldest replies leave first.
+    # Replies that one account keeps for retries with idempotency keys, for at most a day. The oldest are evicted first.
     stored_replies: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
     stored_reply_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024
-    # For `/account/alerts`, as the console's: it has `mail`, and alerts may go to addresses that are not public.
+    # For `/account/alerts`, equal to the console's: it has `mail`, and alerts may go to addresses that are not public.
     alert_mail: bool = False
     private_webhooks: bool = False
 
@@ -158,13 +158,16 @@ class GatewayArgs(_Strict):
         return self
 
     def state_dir(self) -> Path:
-        """The state folder; makes it."""
+        """Returns the state folder. Creates it if it is missing."""
         path = self.home or home_dir()
         path.mkdir(parents=True, exist_ok=True)
         return path
 
     def ledger_url(self) -> str:
-        """The ledger's SQLAlchemy URL. Raises SettingsError for none on a cluster, and for a template's placeholder."""
+        """Returns the ledger's SQLAlchemy URL.
+
+        Raises SettingsError if it is missing on a cluster or is a template's placeholder.
+        """
         configured = self.database_url or os.environ.get("SERVE_APP_DATABASE_URL", "").strip()
         if configured:
             if is_placeholder(configured):
@@ -174,7 +177,7 @@ class GatewayArgs(_Strict):
                 )
             return configured
         if not keeps_local_state():
-            # SQLite would be a ledger of this node's own, and lost with its disk.
+            # A SQLite ledger would exist only on this node, and would be lost with its disk.
             raise SettingsError(
                 "SERVE_APP_DATABASE_URL: not set; write the address of the PostgreSQL database that holds the ledger, "
                 "or set SERVE_APP_LOCAL_STATE=1 if the whole service runs on this one machine"
@@ -183,34 +186,34 @@ class GatewayArgs(_Strict):
 
 
 class MailSettings(_Strict):
-    """Where the console hands e-mail over. A password is in SERVE_APP_SMTP_PASSWORD."""
+    """The server that sends the console's e-mail. A password is in SERVE_APP_SMTP_PASSWORD."""
 
     host: str
     port: Annotated[int, Field(ge=1, le=65535)] = 587
-    sender: Annotated[str, Field(pattern=r"^[^@\s<>]+@[^@\s<>]+$")]  # the address that it comes from
-    starttls: bool = True  # with a certificate that this machine trusts, or one of SSL_CERT_FILE
-    user: str = ""  # empty: without logging in
+    sender: Annotated[str, Field(pattern=r"^[^@\s<>]+@[^@\s<>]+$")]  # the sender's address
+    starttls: bool = True  # the certificate must be trusted by this machine or be in SSL_CERT_FILE
+    user: str = ""  # empty: no login
 
 
 class OpenIdSettings(_Strict):
-    """An OpenID Connect provider where people of the console sign in. Its secret is in SERVE_APP_OIDC_SECRET."""
+    """An OpenID Connect provider for signing in to the console. Its secret is in SERVE_APP_OIDC_SECRET."""
 
     issuer: Annotated[str, Field(pattern=r"^(https://[^\s?#]+|http://127\.0\.0\.1(:\d+)?[^\s?#]*)$")]
     client_id: Annotated[str, Field(min_length=1)]
-    name: Annotated[str, Field(min_length=1, max_length=60)] = "single sign-on"  # as the pages call it
+    name: Annotated[str, Field(min_length=1, max_length=60)] = "single sign-on"  # its name on the pages
 
 
 class ConsoleArgs(_Strict):
-    """`args` of the console's application. `home` and `accounting_shards` must be those of the gateway's."""
+    """`args` of the console's application. `home` and `accounting_shards` must equal the gateway's."""
 
     home: Path | None = None
     accounting_shards: Annotated[int, Field(ge=1, le=64)] = 1
     trusted_proxies: Annotated[int, Field(ge=0, le=16)] = 0  # as in the gateway's settings
-    mail: MailSettings | None = None  # None: alerts go to webhooks alone
-    # Credit that one operator may give alone, in units of the currency; more needs a second one.
+    mail: MailSettings | None = None  # None: alerts go only to webhooks
+    # Maximum credit that one operator may grant alone, in units of the currency. More needs a second operator.
     credit_alone: str = "100.00"
     private_webhooks: bool = False  # alerts may go to http and to addresses that are not public
-    openid: OpenIdSettings | None = None  # None: people sign in with passwords alone
+    openid: OpenIdSettings | None = None  # None: people sign in only with passwords
 
     @field_validator("credit_alone")
     @classmethod
@@ -219,23 +222,23 @@ class ConsoleArgs(_Strict):
         return value
 
     def state_dir(self) -> Path:
-        """The state folder; makes it."""
+        """Returns the state folder. Creates it if it is missing."""
         path = self.home or home_dir()
         path.mkdir(parents=True, exist_ok=True)
         return path
 
 
 class ModelArgs(EngineSettings):
-    """`args` of a model application: the engine's settings. `model: bundled` is the model that ships with it."""
+    """`args` of a model application: the engine's settings. `model: bundled` is the model shipped with the service."""
 
     engine: str = "native"  # a name in ENGINES
-    vllm: VllmSettings = VllmSettings()  # options of engine vllm; those of an engine have its name
-    # The Python that runs the replicas. Default of engine vllm: SERVE_APP_VLLM_PYTHON, else that of `make engine-vllm`.
+    vllm: VllmSettings = VllmSettings()  # options of engine vllm; each engine's options have its name
+    # The replicas' Python. Default of engine vllm: SERVE_APP_VLLM_PYTHON, else the Python of `make engine-vllm`.
     interpreter: Path | None = None
-    tool_format: str = "auto"  # how it writes tool calls, a name in TOOL_FORMATS; auto: by its template
-    cost_per_hour: Annotated[float, Field(ge=0)] = 0.0  # of one replica, in units of the currency; for dashboards alone
-    reasoning: Literal["auto", "none"] = "auto"  # whether reasoning is separated from the text; auto: by its template
-    # Which replica gets a call: the less busy of two, or the one that knows its conversation, if that has room.
+    tool_format: str = "auto"  # the model's tool-call format, a name in TOOL_FORMATS; auto: by its template
+    cost_per_hour: Annotated[float, Field(ge=0)] = 0.0  # of one replica, in units of the currency; only for dashboards
+    reasoning: Literal["auto", "none"] = "auto"  # whether to separate reasoning from the text; auto: by its template
+    # Replica that gets a call: the less busy of two, or the replica that knows its conversation, if it has room.
     routing: Literal["balanced", "conversation"] = "balanced"
 
     @field_validator("tool_format")
@@ -255,7 +258,7 @@ class ModelArgs(EngineSettings):
     @model_validator(mode="after")
     def _engine_and_settings_fit(self) -> ModelArgs:
         for other in self.model_fields_set & (ENGINES.keys() - {self.engine}) & ModelArgs.model_fields.keys():
-            if other != "native":  # which is also a setting, of the native engine
+            if other != "native":  # also a setting of the native engine
                 raise ValueError(
                     f"{other}: these settings are of another engine: write engine: {other}, or remove them"
                 )
@@ -265,37 +268,38 @@ class ModelArgs(EngineSettings):
 
     @property
     def options(self) -> Any:
-        """The settings that only the engine itself has; None if it has none."""
+        """The settings that are specific to the engine; None if there are none."""
         return None if self.engine == "native" else getattr(self, self.engine)
 
     def python(self) -> str | None:
-        """The interpreter of the replicas; None: that of the service."""
+        """Returns the interpreter of the replicas; None for the service's interpreter."""
         if self.interpreter is not None:
             return str(self.interpreter.expanduser().absolute())
         return ENGINES[self.engine].python()
 
 
 def home_dir() -> Path:
-    """The state folder: SERVE_APP_HOME, else `.serve-app` in the working directory."""
+    """Returns the state folder: SERVE_APP_HOME, else `.serve-app` in the working directory."""
     return Path(os.environ.get("SERVE_APP_HOME") or ".serve-app").expanduser().absolute()
 
 
 def keeps_local_state() -> bool:
-    """Whether secrets and ledger may be files of this machine: SERVE_APP_LOCAL_STATE is 1, as the launcher sets it.
+    """Returns whether secrets and ledger may be files on this machine.
 
-    Nothing else shows it for certain: a cluster's first node is alone for a while, too.
+    This is the case if SERVE_APP_LOCAL_STATE is 1, as the launcher sets it. Nothing else proves it: a cluster's first
+    node is also alone for a while.
     """
     return os.environ.get("SERVE_APP_LOCAL_STATE") == "1"
 
 
 def is_placeholder(value: str) -> bool:
-    """Whether a secret or an address is what a template has in its place, such as REPLACE_ME or change-me."""
+    """Returns whether a secret or an address is a template's placeholder, such as REPLACE_ME or change-me."""
     letters = "".join(filter(str.isalnum, value)).casefold()
     return any(word in letters for word in ("replaceme", "changeme"))
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The content of a config file, not validated. Raises SettingsError."""
+    """Reads a config file without validating its content. Raises SettingsError."""
     try:
         config = yaml.safe_load(path.read_text())
     except FileNotFoundError:
@@ -318,7 +322,7 @@ def parse(kind: type[Settings], raw: Any, where: str) -> Settings:
 
 
 def problem_lines(error: ValidationError, *where: str) -> list[str]:
-    """One line for each problem."""
+    """Returns one line for each problem."""
     return [
         f"{'.'.join([*where, *map(str, problem['loc'])])}: "
         + ("unknown key" if problem["type"] in UNKNOWN_KEY else problem["msg"])

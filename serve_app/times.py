@@ -1,4 +1,4 @@
-"""The chain of times: no part may end a stream that the part behind it still allows."""
+"""The chain of timeouts: no part may end a stream that the part behind it still allows."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 
 from serve_app.settings import GatewaySettings, IdentifierSettings
 
-SLOWEST = 10  # tokens a second of a reply that still counts as one
-MODEL_STOPS_S = 600.0  # `graceful_shutdown_timeout_s` of replicas and gateways for which no file says another
+SLOWEST = 10  # tokens per second of the slowest reply that is allowed for
+MODEL_STOPS_S = 600.0  # default `graceful_shutdown_timeout_s` of replicas and gateways
 GATEWAY_STOPS_S = 660.0
 STOPS = "graceful_shutdown_timeout_s"
-# Variables of the nodes' environment, and what Ray takes where they are not set.
+# Environment variables of the nodes, and Ray's defaults for them.
 HARD_STOP, RAY_HARD_STOP_S = "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", 120.0
 DRAIN, RAY_DRAIN_S = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of the chain, and how long it lets a reply run."""
+    """One part of the chain, and the maximum duration of a reply that it allows."""
 
     name: str
     seconds: float
 
 
 def longest_reply_s(user_config: Mapping[str, Any]) -> float:
-    """The longest wait, and the longest output at the slowest pace, by the gateway's `user_config`."""
+    """Returns the longest wait plus the longest output at the slowest pace, by the gateway's `user_config`."""
     waits = user_config.get("queue_timeout_s", GatewaySettings.model_fields["queue_timeout_s"].default)
     default = IdentifierSettings.model_fields["max_output"].default
     outputs = [one.get("max_output", default) for one in (user_config.get("models") or {}).values()]
@@ -35,7 +35,10 @@ def longest_reply_s(user_config: Mapping[str, Any]) -> float:
 
 
 def chain_problems(chain: Sequence[Sequence[Part]]) -> Iterator[str]:
-    """One line for each part that is too short. Parts of one link stand beside each other; an empty link is unknown."""
+    """Yields one line for each part that is too short.
+
+    Parts of one link are parallel. An empty link is unknown.
+    """
     earlier: Part | None = None
     for link in chain:
         for part in link:

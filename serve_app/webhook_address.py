@@ -1,6 +1,6 @@
-"""Where a webhook really leads. Account holders name the address: it must not lead into the service's own network.
+"""Resolves a webhook's address. Account holders choose it, so it must not lead into the service's own network.
 
-The name is resolved once, and the connection goes to what was found: a name that changes in between leads nowhere else.
+The name is resolved once, and the connection goes to the resolved address. A later change of the name has no effect.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from typing import Final
 import httpx
 
 _PORTS: Final = {"https": 443, "http": 80}
-_UNICAST: Final = ipaddress.IPv6Network("2000::/3")  # outside of it nothing is for the public
+_UNICAST: Final = ipaddress.IPv6Network("2000::/3")  # no address outside it is public
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
-# Python counts these as public, but they lead to machines of the provider or of the network itself.
+# Python counts these as public, but they lead to machines of the provider or the network.
 _SPECIAL: Final = [
     ipaddress.ip_network(network)
     for network in (
-        "192.0.0.0/24",  # protocols of the network; 192.0.0.192 has Oracle's metadata
+        "192.0.0.0/24",  # network protocols; 192.0.0.192 has Oracle's metadata
         "168.63.129.16/32",  # Azure's agent
         "192.88.99.0/24",  # relays of 6to4
-        "2001::/23",  # protocols of the network
+        "2001::/23",  # network protocols
         "3fff::/20",  # for documentation
     )
 ]
 
 
 class BadAddress(Exception):
-    """A webhook may not lead there."""
+    """A webhook may not use this address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What to ask, at an address of the network; `headers` and `extensions` name the machine that is meant."""
+    """The URL to call, with a resolved IP address. `headers` and `extensions` carry the original host name."""
 
     url: httpx.URL
     headers: dict[str, str]
@@ -43,7 +43,7 @@ class Address:
 
 
 async def pinned(target: str, *, private: bool) -> Address:
-    """Raises BadAddress. `private` allows http and addresses that are not public."""
+    """Resolves `target`. Raises BadAddress. `private` allows http and addresses that are not public."""
     try:
         url = httpx.URL(target)
         host = url.host
@@ -67,7 +67,7 @@ async def pinned(target: str, *, private: bool) -> Address:
 def _is_public(address: str) -> bool:
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address):
-        if found in _NAT64:  # as a name server of a network without IPv4 answers
+        if found in _NAT64:  # the answer of a name server in a network without IPv4
             return _is_public(str(ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)))
         if found not in _UNICAST or (found.sixtofour and not _is_public(str(found.sixtofour))):
             return False

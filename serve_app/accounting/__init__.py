@@ -1,1 +1,1 @@
-"""The books: the ledger and its process."""
+"""The books: the ledger and the accounting process."""

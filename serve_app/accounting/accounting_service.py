@@ -1,6 +1,7 @@
-"""The accounting process without Ray: settles usage, and keeps the books tidy. All its state is in the database.
+"""The accounting process without Ray: settles usage and maintains the books. All its state is in the database.
 
-Several of them may share one ledger: the database lets one write at a time, and everything here is repeatable.
+Several processes may share one ledger: the database allows one write at a time, and every operation here can be
+repeated.
 """
 
 from __future__ import annotations
@@ -45,24 +46,24 @@ from serve_app.contracts.served_commands import CreateModel, ReadServed
 logger = logging.getLogger("ray.serve")
 
 COMMIT_TIMEOUT_S = 30.0  # longer than the ledger waits for its database
-STUCK_S = 60.0  # beyond its own bound: even a database's name may take half a minute to resolve
-COMMIT_STUCK_S = 300.0  # of a batch, which may be settled one by one
-# Requests wait for these, or for what they say: nothing else may take their threads.
+STUCK_S = 60.0  # past a call's own limit: even resolving a database's name may take half a minute
+COMMIT_STUCK_S = 300.0  # for one batch, whose settlements may be settled one by one
+# Requests wait for these commands or for their results: no other command may use their threads.
 LOOK_UPS = (FindKeys, ReadChanges, ReadServed)
-LEASES = (HoldLease, ReleaseLease, PostHolds)  # a limiter's lease must not end because many read or write
+LEASES = (HoldLease, ReleaseLease, PostHolds)  # a limiter's lease must not end because of many reads or writes
 LONG_READS = (command for command, reading in READS.items() if reading.timeout_s is not None)
-SLOW = frozenset((*LONG_READS, *STEPS, SumHours))  # how long they take depends on who asks, and for what
-LANE_WAIT_S = 10.0  # as long as gateways wait
-MAX_WAITING = 2000  # in one lane; more than a limiter asks for at once
-AWAY_S = 0.5  # between two tries of a database that is away, however many callers ask
+SLOW = frozenset((*LONG_READS, *STEPS, SumHours))  # their duration depends on the caller and the request
+LANE_WAIT_S = 10.0  # equals the time for which gateways wait
+MAX_WAITING = 2000  # per lane; more than a limiter requests at once
+AWAY_S = 0.5  # between two attempts while the database is unavailable, however many callers retry
 FOR_REPLICAS = (FindUnsettled,)  # commands that model replicas may run; never one that moves money
-TIDY_EVERY_S = 60.0  # how late an expired grant or an old reply may leave
+TIDY_EVERY_S = 60.0  # maximum delay before an expired grant or an old reply is removed
 
 
 class Lane:
-    """Threads of its own for one kind of command, and a bounded wait for them.
+    """Dedicated threads for one kind of command, with a bounded wait for them.
 
-    While the database hangs, what waits must not pile up: its callers give up, and ask again.
+    While the database hangs, waiting commands must not pile up: their callers give up and retry.
     """
 
     def __init__(self, name: str, threads: int) -> None:
@@ -71,7 +72,7 @@ class Lane:
         self._waiting = 0
 
     async def run(self, function: Callable[[Command[Any]], Any], command: Command[Any]) -> Any:
-        """Runs the function in a thread of the lane. Raises LedgerUnavailable when none is free in time."""
+        """Runs the function in a thread of the lane. Raises LedgerUnavailable if none is free in time."""
         if self._waiting >= MAX_WAITING:
             raise LedgerUnavailable(f"{self._waiting} commands wait for the ledger already: try again")
         self._waiting += 1
@@ -84,13 +85,13 @@ class Lane:
             self._waiting -= 1
         running = asyncio.get_running_loop().run_in_executor(self._threads, function, command)
         running.add_done_callback(self._ended)
-        # Shielded: the thread is free when it has ended, and not when its caller goes away.
+        # Shielded: the thread is free once it has ended, not when its caller gives up.
         return await asyncio.shield(running)
 
     def _ended(self, running: asyncio.Future[Any]) -> None:
         self._free.release()
         if not running.cancelled():
-            running.exception()  # its caller may have gone away
+            running.exception()  # marks it as retrieved: its caller may have given up
 
     def close(self) -> None:
         self._threads.shutdown(wait=False)
@@ -119,32 +120,32 @@ class AccountingService:
         self._tidying: asyncio.Task[None] | None = None
         self._checking: asyncio.Task[None] | None = None
         self._watch = BooksWatch(self.run, metrics, check_every_s) if metrics is not None and check_every_s else None
-        self._open: set[asyncio.Future[Any]] = set()  # answers that are still to come
-        # A thread of their own: a settlement, whose client waits, must not queue behind the reads of others.
+        self._open: set[asyncio.Future[Any]] = set()  # pending answers
+        # A separate thread: a settlement, whose client waits, must not queue behind other callers' reads.
         self._committing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger-commit")
         self._committing_since: float | None = None
         self._commits: Coalescer[Settlement, SettleAnswer] = Coalescer(
             self._commit_in_thread, timeout_s=COMMIT_TIMEOUT_S
         )
-        # Apart, so that neither exports nor their database connections keep look-ups of keys, the feed of revocations
-        # or a revocation itself from theirs.
+        # Separate lanes: exports and their database connections must not delay key look-ups, the feed of revocations,
+        # or a revocation itself.
         self._look_ups, self._reads, self._writes = Lane("look-ups", 4), Lane("reads", 4), Lane("writes", 2)
         self._lease_turns = Lane("leases", 1)
-        # What account holders can make slow: long queries, and stored replies of a megabyte.
+        # Commands that account holders can make slow: long queries, and stored replies of a megabyte.
         self._long_reads, self._replies = Lane("long-reads", 4), Lane("replies", 2)
 
     def start(self) -> None:
-        """Takes expired grants off the books and removes old replies, at intervals from here on; checks the books."""
+        """Starts the periodic removal of expired grants and old replies, and the checks of the books."""
         self._tidying = detached(self._tidy_forever())
         if self._watch is not None:
             self._checking = detached(self._watch.check_forever())
 
     async def answer(self, message: list[Settlement] | Command[Any]) -> Any:
-        """Settlements to settle, or a command to run."""
+        """Settles a list of settlements, or runs a command."""
         return await (self.settle(message) if isinstance(message, list) else self.run(message))
 
     async def answer_replica(self, message: list[Settlement] | Command[Any]) -> Any:
-        """All that model replicas may do: settle calls that their gateway has cut, whose replies are not stored.
+        """Answers a model replica: settles calls that their gateway cut, without replies, or runs FOR_REPLICAS.
 
         Raises PermissionError for anything else.
         """
@@ -157,10 +158,10 @@ class AccountingService:
         raise PermissionError(f"a replica may settle calls that were cut, and nothing else: {message!r}"[:300])
 
     async def settle(self, settlements: list[Settlement]) -> list[SettleAnswer]:
-        """Durable when it returns. What waits at the same time is committed together.
+        """Settles durably before it returns. Settlements that wait at the same time are committed together.
 
-        A caller that goes away does not undo a usage. LedgerUnavailable in the place of an answer: unknown whether
-        settled, repeat it with the same id.
+        A caller that gives up does not undo a usage. LedgerUnavailable in place of an answer: it is unknown whether it
+        settled. Repeat it with the same id.
         """
         answers = asyncio.gather(*map(self._commits.submit, settlements), return_exceptions=True)
         self._open.add(answers)
@@ -176,7 +177,7 @@ class AccountingService:
         self._count(settlements, answers)
         away = next((answer for answer in answers if isinstance(answer, LedgerUnavailable)), None)
         if away is not None:
-            # What waits here would fail one list after the other; its callers have it, and ask again.
+            # Waiting settlements would fail one list after the other. Their callers still have them and retry.
             self._commits.fail_waiting(str(away))
             await asyncio.sleep(AWAY_S)
         return answers
@@ -189,7 +190,7 @@ class AccountingService:
             self._committing_since = None
 
     def _count(self, settlements: Sequence[Settlement], answers: Sequence[SettleAnswer]) -> None:
-        """Counts what is settled for the first time: what it brings, and what was delivered and no balance covered."""
+        """Counts settlements that are new: their lag, their revenue, and charges that no balance covered."""
         if self._metrics is None:
             return
         now = self._wall()
@@ -209,7 +210,7 @@ class AccountingService:
             logger.warning("cannot commit %d settlements: %s", len(settlements), error)
             return [error] * len(settlements)
         except Exception as error:
-            # One of them upsets the database in a way that nothing foresaw. Alone it does not harm the others.
+            # One of them causes an unforeseen failure of the database. Alone, it does not harm the others.
             if len(settlements) > 1:
                 logger.exception("a batch of %d settlements failed; settling them one by one", len(settlements))
                 return [answer for settlement in settlements for answer in self._commit([settlement])]
@@ -223,7 +224,7 @@ class AccountingService:
         return [kept.pop(0) if isinstance(answer, SettlementRejected) else answer for answer in answers]
 
     def _keep_refused(self, refused: Sequence[tuple[Settlement, SettlementRejected]]) -> list[SettleAnswer]:
-        """The answers for what could not be settled, when the ledger keeps it for an operator."""
+        """Keeps settlements that could not be settled for an operator, and returns their answers."""
         try:
             self._ledger.keep_stuck(refused)
         except LedgerUnavailable as error:
@@ -231,13 +232,13 @@ class AccountingService:
         except Exception:
             if len(refused) > 1:
                 return [answer for one in refused for answer in self._keep_refused([one])]
-            # Where this usage can still be found.
+            # The log is where this usage can still be found.
             logger.critical("the ledger neither settles nor keeps %r", refused[0][0], exc_info=True)
             return [refused[0][1]]
         return [replace(rejected, kept=True) for _, rejected in refused]
 
     async def run(self, command: Command[Any]) -> Any:
-        """The command's answer, or the LedgerError that it raises: returned, so that it crosses unwrapped."""
+        """Returns the command's answer, or its LedgerError: a returned error crosses processes unwrapped."""
         if isinstance(command, HoldLease):
             command = self._leases.with_over(command)
         try:
@@ -263,10 +264,10 @@ class AccountingService:
         return self._reads if type(command) in READS else self._writes
 
     def check_health(self) -> None:
-        """Raises RuntimeError for a process that only a new one can help.
+        """Raises RuntimeError if only a new process can help.
 
-        A database that is away or hangs is none: every call to it ends within its own bound. What has not ended long
-        after that is stuck here.
+        An unavailable or hanging database is no such case: every call to it ends within its own limit. A call that has
+        not ended long after that is stuck in this process.
         """
         if (overdue_s := self._ledger.overdue_s()) > STUCK_S:
             raise RuntimeError(f"a call to the ledger's database should have ended {overdue_s:.0f} s ago")
@@ -277,7 +278,7 @@ class AccountingService:
             raise RuntimeError("the cleanup of the ledger has ended")
 
     async def close(self) -> None:
-        """Commits what waits, and ends what `start` began."""
+        """Commits waiting settlements, and ends the tasks that `start` began."""
         self._closing.set()
         if self._checking is not None:
             self._checking.cancel()
@@ -307,13 +308,13 @@ class AccountingService:
         try:
             self._metrics.set(metrics.STUCK, await asyncio.to_thread(self._ledger.count_stuck))
             models = await self._reads.run(self._ledger.run, PricedModels())
-            # Also in a shard that no gateway has told its prices, and after a restart.
+            # Also for a shard to which no gateway has reported its prices, and after a restart.
             self._metrics.export_zeros([metrics.REVENUE], [{"model": model} for model in models])
         except Exception as error:
             logger.warning("stuck settlements and models could not be counted: %s", error)
 
     async def _tidy(self, command: Command[int]) -> None:
-        """Repeats a command that removes a bounded number at a time, so that settlements get their turn in between."""
+        """Repeats a command that removes a limited number at a time, so that settlements can run in between."""
         try:
             removed = 1
             while removed and not self._closing.is_set():

@@ -1,4 +1,4 @@
-"""Changes of accounts. Each takes the next version, in the same transaction."""
+"""Changes to accounts. Each takes the next version, in the same transaction."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _change(
     connection, account_id = transaction.connection, wanted.account_id
     before = read_account(connection, account_id)
     if all(value_of(before, name) == value for name, value in changes.items()):
-        return before  # no change, no version
+        return before  # no change, no new version
     connection.execute(
         update(accounts).where(accounts.c.id == account_id).values(version=transaction.next_version(), **changes)
     )

@@ -1,7 +1,7 @@
-"""Alerts of accounts, and the notices that follow from them.
+"""Alerts of accounts, and the notices that they create.
 
-Watching reads; only an alert whose state changes takes the ledger's writer lock. Changing a state compares it first, so
-that two processes which watch make one notice.
+Watching only reads. Only an alert whose state changes takes the ledger's writer lock. The change compares the state
+first, so that two watching processes create one notice.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from serve_app.contracts.units import DAY_S
 
 BATCH: Final = 200
 LOW: Final = "low"
-UNUSUAL: Final = 3  # times the mean of
+UNUSUAL: Final = 3  # times the mean of DAYS_BEFORE
 DAYS_BEFORE: Final = 7
 ENOUGH: Final = (
     f"not sent: an account gets {MAX_A_DAY} notices of its alerts in a day (UTC), and no more until the next"
@@ -148,7 +148,7 @@ def list_notices(connection: Connection, wanted: ListNotices, now: float) -> lis
 @writes(RecordAttempt)
 def record_attempt(transaction: Transaction, wanted: RecordAttempt, now: float) -> None:
     delivered = {} if wanted.error else {"delivered_at": now}
-    # What a receiver has said may hold anything, and PostgreSQL takes no NUL: the notice would stay due for good.
+    # A receiver's error may contain anything, and PostgreSQL rejects NUL: the notice would stay due forever.
     error = "".join(one if one.isprintable() else " " for one in wanted.error[:300])
     changed = {"attempts": notices.c.attempts + 1, "error": error, "next_at": wanted.next_at}
     mine = equals(notices.c.id, wanted.notice_id)
@@ -164,14 +164,14 @@ def _is_target(target: str) -> bool:
 
 
 def _made_today(connection: Connection, account_id: str, now: float) -> int:
-    """Notices of alerts. That recharging is paused counts apart, because it must be told."""
+    """Counts today's notices of alerts. Notices of paused recharging count separately, because they must be sent."""
     has, day = notices.c, period_at("day", now)
     mine = (has.account_id == account_id, has.created_at >= day.begins, has.detail == "")
     return int(connection.execute(select(func.count()).select_from(notices).where(*mine)).scalar_one())
 
 
 def _state(connection: Connection, alert: Row[Any], now: float) -> tuple[str, int]:
-    """What the alert's state is to be, and the value that decides."""
+    """Returns the alert's next state, and the value that determines it."""
     if alert.kind == "balance":
         value = read_account(connection, alert.account_id).available(now)
         return (LOW if value < alert.threshold else ""), value
@@ -189,7 +189,7 @@ def _state(connection: Connection, alert: Row[Any], now: float) -> tuple[str, in
 
 
 def _reached(alert: Row[Any], period: str, value: int) -> tuple[str, int]:
-    """It fires once in a period, and is not armed anew within it."""
+    """Returns the alert's state and the value. The alert fires once per period and is not armed again within it."""
     return (period if value >= alert.threshold else alert.state), value
 
 

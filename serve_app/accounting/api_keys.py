@@ -1,4 +1,4 @@
-"""Changes of API keys: what they may use, their limits and budgets, their end. Each takes the next version."""
+"""Changes to API keys: their permissions, limits, budgets and expiry. Each takes the next version."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from serve_app.contracts.limits import KEY_LIMITS
 from serve_app.contracts.money import MAX_BALANCE
 
 MAX_MODELS = 100
-MAX_KEYS = 1000  # of an account, active and not expired: sums and lists of them stay quick
+MAX_KEYS = 1000  # per account, active and not expired: sums and lists of them stay fast
 MAX_TAGS = 10
 LONGEST_TAG = 40
 MAX_ADDRESSES = 50
@@ -64,14 +64,14 @@ def update_key(transaction: Transaction, wanted: UpdateKey, now: float) -> KeySn
     connection, key_id = transaction.connection, wanted.key_id
     before = read_key(connection, key_id, now)
     check_fields(wanted.changes, ("name", *TERMS))
-    # What stays is not checked again: an expiry may have passed meanwhile.
+    # Unchanged values are not checked again: an expiry may have passed meanwhile.
     new = {name: value for name, value in wanted.changes.items() if value != value_of(before, name)}
     values = _checked(new, now)
     if "budget" in values and values["budget"] is None:
         values.setdefault("budget_period", None)
     values = {name: value for name, value in values.items() if value_of(before, name) != value}
     if not values:
-        return before  # no change, no version
+        return before  # no change, no new version
     period = values.get("budget_period", before.budget_period)
     _check_budget(values.get("budget", before.budget), period)
     connection.execute(
@@ -123,13 +123,13 @@ def rotate_key(transaction: Transaction, wanted: RotateKey, now: float) -> KeySn
 
 
 def check_digest(digest: str) -> None:
-    """Raises InvalidValue."""
+    """Raises InvalidValue for anything but 64 hex digits."""
     if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
         raise InvalidValue("a digest is 64 hex digits: pass what key_format.digest returns, never the key itself")
 
 
 def _checked(given: Mapping[str, Any], now: float) -> dict[str, Any]:
-    """The values in the form that is kept. Raises InvalidValue."""
+    """Returns the values in the stored form. Raises InvalidValue."""
     values = dict(given)
     if "name" in values:
         check_name(values["name"])
@@ -173,7 +173,7 @@ def _checked_tags(tags: Sequence[str]) -> tuple[str, ...]:
 
 
 def _checked_addresses(addresses: Sequence[str]) -> tuple[str, ...]:
-    """In their canonical text."""
+    """Returns the addresses in their canonical text."""
     if isinstance(addresses, str) or not 1 <= len(addresses) <= MAX_ADDRESSES:
         raise InvalidValue(f"addresses: give 1 to {MAX_ADDRESSES} addresses or networks, or None to allow all")
     try:

@@ -1,9 +1,10 @@
-"""Closed months leave the ledger for files; a checkpoint keeps their sums, so the books stay provable.
+"""Moves closed months from the ledger to files. A checkpoint keeps their sums, so the books stay provable.
 
-In this order, each step harmless to repeat: the rows are compared among themselves, written to files, and their sums
-added to a "closing" checkpoint. With the files' checksum on the ledger, a check builds on the closing, and the triggers
-let the rows go. Then charges with their postings, and usage rows, are removed some at a time. Money that came, was
-given, corrected or expired stays: grants and idempotency keys refer to it, and it is little.
+The steps run in this order, and each is harmless to repeat. The rows are compared with each other and written to files,
+and their sums are added to a "closing" checkpoint. Once the ledger has the files' checksum, checks build on the
+closing, and the triggers allow the removal of the rows. Charges with their postings, and usage rows, are then removed
+in batches. Entries for money received, given, corrected or expired stay: grants and idempotency keys refer to them, and
+they are few.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ from serve_app.contracts.errors import Conflict, InvalidValue
 from serve_app.contracts.units import DAY_S
 from serve_app.storage.spool_file import flush_folder
 
-#: Seconds after a month's end in which usage may still arrive from a spool, before the month can be archived. Half of
-#: it after the cut is closed for requests that the ledger does not know: it could not tell whether one was archived.
+#: Seconds after a month's end during which usage may still arrive from a spool, before the month can be archived. Half
+#: of this time after the cutoff is closed for requests that the ledger does not know: it cannot tell whether they were
+#: archived.
 SETTLING_S = 2 * DAY_S
 _FILES = {"usage": usage, "journal_entries": journal_entries, "postings": postings}
 _MANIFEST = "manifest.json"
@@ -52,10 +54,10 @@ Progress = Callable[[str], None]
 
 
 def archive_months(database: Database, before: str, folder: Path, now: float, progress: Progress) -> dict[str, Any]:
-    """Archives all months before `before`, YYYY-MM, into a new folder; returns what the archive holds.
+    """Archives all months before `before`, YYYY-MM, into a new folder. Returns a summary of the archive.
 
-    Goes on where an earlier try was cut off. Raises InvalidValue, and Conflict when the rows do not add up or another
-    process archives too.
+    Continues an earlier attempt that was interrupted. Raises InvalidValue, and Conflict if the rows do not add up or
+    another process archives at the same time.
     """
     cutoff = month_begins(before)
     if now < cutoff + SETTLING_S:
@@ -70,7 +72,7 @@ def archive_months(database: Database, before: str, folder: Path, now: float, pr
 
 
 def month_begins(month: str) -> float:
-    """Unix time. Raises InvalidValue."""
+    """Returns the Unix time at which a month begins. Raises InvalidValue."""
     try:
         return datetime.strptime(f"{month}-01", "%Y-%m-%d").replace(tzinfo=UTC).timestamp()
     except ValueError:
@@ -78,7 +80,7 @@ def month_begins(month: str) -> float:
 
 
 def closed_before(connection: Connection) -> float:
-    """Unix time: of a request that ended before, the ledger no longer knows whether it was settled."""
+    """Returns a Unix time. The ledger no longer knows whether a request that ended before it was settled."""
     last = connection.execute(select(func.max(archives.c.before)).where(archives.c.exported_at.is_not(None))).scalar()
     return 0.0 if last is None else month_begins(last) + SETTLING_S / 2
 
@@ -116,12 +118,12 @@ def _export(database: Database, before: str, cutoff: float, folder: Path, now: f
     checksum = _seal(draft, before, entry, number)
     flush_folder(draft)
     os.replace(draft, folder)
-    flush_folder(folder.parent)  # before a row goes
+    flush_folder(folder.parent)  # before a row is removed
     with database.aside() as connection:
         mine = archives.c.checkpoint_id == checkpoint_id
         connection.execute(update(archives).where(mine).values(checksum=checksum, exported_at=now))
         connection.execute(update(checkpoints).where(checkpoints.c.id == checkpoint_id).values(proven_at=now))
-        # A check that has not read the rows could not do so any more.
+        # A check that has not read these rows can no longer do so.
         behind = or_(checkpoints.c.entry < entry, checkpoints.c.number < number)
         of_checks = checkpoints.c.kind.in_(("last", "full"))
         connection.execute(update(checkpoints).where(of_checks, behind).values(kind="old"))
@@ -129,7 +131,7 @@ def _export(database: Database, before: str, cutoff: float, folder: Path, now: f
 
 
 def _begin(database: Database, before: str, cutoff: float, now: float) -> tuple[int, int, int]:
-    """A closing with no sums yet, and the last entry and number of its archive."""
+    """Creates a closing without sums. Returns its id, and the last entry and number of its archive."""
     with database.aside() as connection:
         cut_off = select(archives.c.checkpoint_id).where(archives.c.exported_at.is_(None))
         given_up = connection.execute(cut_off).scalars().all()
@@ -151,7 +153,7 @@ def _begin(database: Database, before: str, cutoff: float, now: float) -> tuple[
 
 
 def _last_before(connection: Connection, number: Any, at: Any, last: int, cutoff: float) -> int:
-    """The highest number of the rows before the first one of `cutoff` or later; times rise with the numbers."""
+    """Returns the highest number of the rows before the first row at or after `cutoff`. Times rise with the numbers."""
     low, high = 0, last
     while low < high:
         middle = (low + high + 1) // 2
@@ -170,7 +172,7 @@ def _next(connection: Connection, at: Any, entry: int, number: int) -> Part:
 
 
 class _Csv:
-    """A new compressed file of rows, on disk when it is closed. The same rows give the same bytes."""
+    """A new compressed file of rows, which is on disk once closed. The same rows give the same bytes."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("xb")
@@ -192,7 +194,7 @@ class _Csv:
 
 
 def _seal(draft: Path, before: str, entry: int, number: int) -> str:
-    """Writes the manifest; returns its checksum."""
+    """Writes the manifest and returns its checksum."""
     sums = {f"{name}.csv.gz": _sha256(draft / f"{name}.csv.gz") for name in _FILES}
     manifest = {"before": before, "last_entry": entry, "last_number": number, "sha256": sums}
     with (draft / _MANIFEST).open("x", encoding="utf-8") as file:
@@ -241,7 +243,7 @@ def _remove_part(connection: Connection, part: Part) -> None:
 def verify_archive(database: Database, folder: Path) -> dict[str, Any]:
     """Compares an archive's files with the ledger: checksums, and the postings' sums with those of the closing.
 
-    Raises InvalidValue for what is no archive of this ledger, Conflict when the files were changed.
+    Raises InvalidValue for a folder that is not an archive of this ledger, and Conflict if the files were changed.
     """
     try:
         manifest, checksum = json.loads((folder / _MANIFEST).read_text()), _sha256(folder / _MANIFEST)

@@ -1,6 +1,7 @@
-"""The audit log: what operators changed, in the transaction of the change, what they read, and new prices.
+"""The audit log: operators' changes and reads, and new prices.
 
-Records are never changed. Those about the service as a whole have an empty account.
+A change is recorded in the transaction that makes it. Records are never changed. Records about the service as a whole
+have an empty account.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def write_audit(
     key_id: str | None = None,
     subject: str | None = None,
 ) -> None:
-    """Records a change that the transaction makes to an account, or to its key `key_id`; nothing without an `audit`.
+    """Records a change that the transaction makes to an account or to its key `key_id`, if there is an `audit`.
 
     The detail never holds a secret.
     """
@@ -68,7 +69,7 @@ def record_audit(transaction: Transaction, wanted: RecordAudit, now: float) -> N
 
 @writes(RecordPrices)
 def record_prices(transaction: Transaction, wanted: RecordPrices, now: float) -> None:
-    """Several gateways report the same prices; the first of them writes."""
+    """Records changed prices. Several gateways report the same prices; only the first report is written."""
     for model, price in wanted.prices.items():
         query = (
             select(audit_log.c.detail)
@@ -85,14 +86,14 @@ def record_prices(transaction: Transaction, wanted: RecordPrices, now: float) ->
 
 
 def value_of(snapshot: AccountSnapshot | KeySnapshot, name: str) -> Any:
-    """A field of a snapshot, or one of its limits: None where it has none of its own."""
+    """Returns a field of a snapshot, or one of its limits: None if the snapshot does not set it."""
     return snapshot.limits.get(name) if name in ACCOUNT_LIMITS else getattr(snapshot, name)
 
 
 def changed(
     before: AccountSnapshot | KeySnapshot, after: AccountSnapshot | KeySnapshot, names: Iterable[str]
 ) -> dict[str, dict[str, Any]]:
-    """Those of these fields that differ, as {"was": …, "is": …}."""
+    """Returns the fields among `names` that differ, as {"was": …, "is": …}."""
     values = {name: (value_of(before, name), value_of(after, name)) for name in names}
     return {name: {"was": was, "is": now} for name, (was, now) in values.items() if was != now}
 

@@ -1,7 +1,7 @@
-"""A backup of a ledger: one file, of one moment, while the service runs.
+"""Backs up a ledger to one file, as of one moment, while the service runs.
 
-What the manifest says of the rows is read from the same snapshot as the rows: on SQLite from the copy itself, on
-PostgreSQL in the transaction whose snapshot pg_dump uses.
+The manifest's data about the rows comes from the same snapshot as the rows: on SQLite from the copy itself, on
+PostgreSQL from the transaction whose snapshot pg_dump uses.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from serve_app.accounting.database import Database
 from serve_app.accounting.schema import accounts, head, usage, usage_daily
 from serve_app.contracts.units import DAY_S
 
-LONGEST_S: Final = DAY_S  # that the snapshot is kept for pg_dump
-PAGES: Final = 4096  # of a SQLite file, copied between two looks at Ctrl-C
+LONGEST_S: Final = DAY_S  # maximum time that the snapshot is kept for pg_dump
+PAGES: Final = 4096  # of a SQLite file, copied between two checks for Ctrl-C
 REVISION: Final = "alembic_version"  # the table with the schema's revision
 
 Progress = Callable[[str], None]
 
 
 def back_up(database: Database, file: IO[bytes], folder: Path, progress: Progress) -> Manifest:
-    """Writes a backup; `folder` has room for a copy of a SQLite ledger. Raises LedgerError."""
+    """Writes a backup. `folder` has room for a copy of a SQLite ledger. Raises LedgerError."""
     database.expect_head()
     with zipfile.ZipFile(file, "w") as archive:
         write = _write_sqlite if database.kind == "sqlite" else _write_postgresql
@@ -46,7 +46,7 @@ def _write_sqlite(database: Database, archive: zipfile.ZipFile, folder: Path, pr
     with tempfile.TemporaryDirectory(prefix=".backup-", dir=folder) as draft:
         path = Path(draft) / "ledger.db"
         with database.snapshot() as connection:
-            connection.execute(select(head.c.id)).one()  # from here on the snapshot stays
+            connection.execute(select(head.c.id)).one()  # the snapshot begins here
             taken_at = time.time()
             _copy(connection, path, progress)
         with contextlib.closing(Database(f"sqlite:///{path}")) as copied, copied.snapshot() as connection:
@@ -95,7 +95,7 @@ def _counted(chunks: Iterator[bytes], progress: Progress) -> Iterator[bytes]:
 
 
 def _describe(connection: Connection) -> dict[str, Any]:
-    """What a manifest says of the ledger as the connection sees it."""
+    """Returns the manifest's data about the ledger as the connection sees it."""
     at = connection.execute(select(head)).one()
     last = last_settled(connection)
     return {
@@ -113,13 +113,13 @@ def _describe(connection: Connection) -> dict[str, Any]:
 
 
 def count_rows(connection: Connection) -> dict[str, int]:
-    """By table, but for the one with the revision."""
+    """Returns the number of rows by table, without the revision table."""
     names = sorted(set(inspect(connection).get_table_names()) - {REVISION})
     return {name: connection.execute(select(func.count()).select_from(table(name))).scalar_one() for name in names}
 
 
 def last_settled(connection: Connection) -> tuple[str, float] | None:
-    """The request that was settled last, and when; by the indexes, because rows are many."""
+    """Returns the last settled request and its time. Uses the indexes, because rows are many."""
     columns = (usage.c.request_id, usage.c.settled_at)
     found = [
         connection.execute(select(*columns).where(number.is_not(None)).order_by(number.desc()).limit(1)).one_or_none()
@@ -130,5 +130,5 @@ def last_settled(connection: Connection) -> tuple[str, float] | None:
 
 
 def shown(url: URL) -> str:
-    """A database's address without its password."""
+    """Returns a database's address without its password."""
     return url.set(password=None, query={}).render_as_string()

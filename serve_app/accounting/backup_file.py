@@ -1,7 +1,7 @@
-"""A backup is one ZIP file: the database's own copy (a SQLite file, or pg_dump's archive) and a manifest behind it.
+"""Reads and writes backups: one ZIP file with the database's own copy, followed by a manifest.
 
-So without this program an operator still gets at the copy, with `unzip`. The manifest has the copy's SHA-256, the
-moment that it is of, and how many rows each table has.
+The copy is a SQLite file or pg_dump's archive. Without this program, an operator can still extract it with `unzip`. The
+manifest has the copy's SHA-256, the time of its snapshot, and the number of rows in each table.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ CHUNK = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a backup holds. Amounts of money are nano-units of `currency`."""
+    """Contents of a backup. Amounts of money are nano-units of `currency`."""
 
-    kind: str  # the database's: "sqlite" or "postgresql"
+    kind: str  # of the database: "sqlite" or "postgresql"
     taken_at: float  # Unix seconds
-    release: str  # that made it
+    release: str  # that made the backup
     revision: str  # of the schema
-    runs_from: str  # the oldest release, by its last revision, that runs on the schema
+    runs_from: str  # the oldest release that runs on the schema, by its last revision
     rows: dict[str, int]  # by table
     currency: str | None
     balance: int  # of all accounts
-    charged: int  # by all requests, of archived months too
-    last_settled: str | None  # the request's id
+    charged: int  # by all requests, including archived months
+    last_settled: str | None  # request id
     last_settled_at: float | None
     server: str = ""  # PostgreSQL's version
     postgres_schema: str = ""
-    copy: str = ""  # the copy's name in the file
+    copy: str = ""  # name of the copy in the file
     bytes: int = 0
     sha256: str = ""
     format: int = FORMAT
 
 
 def write_copy(archive: zipfile.ZipFile, name: str, chunks: Iterator[bytes], *, packed: bool) -> dict[str, Any]:
-    """Adds the copy; returns what the manifest says of it."""
+    """Adds the copy and returns the manifest's data about it."""
     digest, size = hashlib.sha256(), 0
     entry = zipfile.ZipInfo(name)
     entry.compress_type = zipfile.ZIP_STORED if packed else zipfile.ZIP_DEFLATED
@@ -63,7 +63,7 @@ def write_manifest(archive: zipfile.ZipFile, manifest: Manifest) -> None:
 
 
 class BackupFile:
-    """A backup, open to be read. Raises InvalidValue for a file that is none, is damaged or of a newer release."""
+    """A backup opened for reading. Raises InvalidValue if it is no backup, is damaged, or is from a newer release."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -89,7 +89,7 @@ class BackupFile:
         self._archive.close()
 
     def verify(self, progress: Callable[[str], None]) -> None:
-        """Reads all of the copy. Raises InvalidValue if it is not what was written."""
+        """Reads the whole copy. Raises InvalidValue if it differs from what was written."""
         digest, read, told = hashlib.sha256(), 0, 0
         for chunk in self.chunks():
             digest.update(chunk)
@@ -101,7 +101,7 @@ class BackupFile:
             raise self._damaged()
 
     def chunks(self) -> Iterator[bytes]:
-        """The copy. Raises InvalidValue where it is damaged."""
+        """Yields the copy in chunks. Raises InvalidValue where it is damaged."""
         try:
             with self._archive.open(self.manifest.copy) as member:
                 yield from iter(lambda: member.read(CHUNK), b"")

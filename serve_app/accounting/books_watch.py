@@ -1,4 +1,4 @@
-"""Checks the books at intervals, a step at a time, and exports what it found, so that an alert can fire."""
+"""Checks the books at intervals, in steps, and exports the result, so that an alert can fire."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from serve_app.contracts.metric import Metrics
 
 logger = logging.getLogger("ray.serve")
 
-STEP_S = 0.5  # of one turn: operators' reads and other checks get theirs in between
+STEP_S = 0.5  # per step; operators' reads and other checks run in between
 
 
 class BooksWatch:
-    """One check from the last checkpoint every `every_s` seconds, the first at once. `run` answers commands.
+    """Runs a check from the last checkpoint every `every_s` seconds, the first at once. `run` executes commands.
 
     A difference stays in its checkpoint until an operator's full check, so the count does not fall by itself.
     """
@@ -37,11 +37,11 @@ class BooksWatch:
         self._wall = wall
 
     async def check_forever(self) -> None:
-        """Runs until it is cancelled."""
+        """Runs until cancelled."""
         await repeat(self.check, self._every_s, f"the books could not be checked, next try in {self._every_s:g} s")
 
     async def check(self) -> int:
-        """One whole check. Returns the number of differences; raises LedgerError."""
+        """Runs one complete check and returns the number of differences. Raises LedgerError."""
         found, after = 0, None
         while True:
             report = await self._run(CheckBooks(after=after, seconds=STEP_S))

@@ -1,12 +1,12 @@
-"""PostgreSQL connections on which no wait is endless; imported only where the ledger is on PostgreSQL.
+"""PostgreSQL connections on which no wait is endless. Imported only if the ledger is on PostgreSQL.
 
-Keepalives end a wait for a machine that is gone. A proxy that stops forwarding without closing answers them itself, and
-then only a time limit of the client's own helps. psycopg waits for a socket in one place, `Connection.wait`, and wakes
-up ten times a second there: so the thread that waits ends its own wait, and no other thread has to.
+Keepalives end a wait for a lost machine. A proxy that stops forwarding without closing answers them itself, and then
+only a client-side time limit helps. psycopg waits for a socket in one place, `Connection.wait`, and wakes up ten times
+a second there. The waiting thread therefore ends its own wait, and no other thread is needed.
 
-The session that was given up may live on at the server, with its lock on the ledger's head. One that a proxy cut in the
-middle of a message has no time limit there: neither idle nor in a statement, it waits for the rest. So sessions have
-names, and the next connection ends those that were given up.
+An abandoned session may live on at the server, with its lock on the ledger's head. If a proxy cut it in the middle of a
+message, the server has no time limit for it: it is neither idle nor in a statement, but waits for the rest. Sessions
+therefore have names, and the next connection ends the abandoned ones.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from psycopg.abc import PQGen
 
 Result = TypeVar("Result")
 
-_MIN_CONNECT_S = 2  # of psycopg
+_MIN_CONNECT_S = 2  # minimum in psycopg
 
 
 def keepalives(timeout_s: float) -> dict[str, int]:
-    """libpq's parameters that notice a vanished machine within about `timeout_s` seconds."""
+    """Returns libpq parameters that detect a lost machine within about `timeout_s` seconds."""
     return {
         "keepalives": 1,
         "keepalives_idle": max(1, round(0.3 * timeout_s)),
@@ -40,15 +40,16 @@ def keepalives(timeout_s: float) -> dict[str, int]:
 
 
 class Connector:
-    """Makes the connections of one engine; `open` handles SQLAlchemy's event `do_connect`, `prepare` its `connect`.
+    """Opens the connections of one engine. `open` handles SQLAlchemy's event `do_connect`, `prepare` its `connect`.
 
-    `ends_at()`: when the running operation has to end, by the monotonic clock. `bounds`: PostgreSQL's own settings.
+    `ends_at()` is the deadline of the running operation, on the monotonic clock. `bounds` are PostgreSQL's own
+    settings.
     """
 
     def __init__(self, ends_at: Callable[[], float], bounds: dict[str, str]) -> None:
         self._ends_at = ends_at
         self._bounds = bounds
-        self._given_up: deque[str] = deque(maxlen=1000)  # names of sessions
+        self._given_up: deque[str] = deque(maxlen=1000)  # session names
 
     def open(self, _dialect: Any, _record: Any, arguments: Any, parameters: dict[str, Any]) -> Connection:
         left_s = self._ends_at() - time.monotonic()
@@ -68,7 +69,7 @@ class Connector:
         connection.execute("; ".join(f"SET {name} = {value}" for name, value in settings.items()))
         if names := list(self._given_up):
             end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = ANY(%s)"
-            with contextlib.suppress(psycopg.errors.InsufficientPrivilege):  # a role that may not end its own sessions
+            with contextlib.suppress(psycopg.errors.InsufficientPrivilege):  # the role may not end its own sessions
                 connection.execute(end, (names,))
             for name in names:
                 with contextlib.suppress(ValueError):  # another thread has ended it too
@@ -77,7 +78,7 @@ class Connector:
 
 
 class Connection(psycopg.Connection[Any]):
-    """Every wait on it ends when the running operation has to."""
+    """A connection on which every wait ends at the deadline of the running operation."""
 
     ends_at: Callable[[], float]
     given_up: deque[str]
@@ -89,7 +90,7 @@ class Connection(psycopg.Connection[Any]):
         except _TimeIsUp:
             if self.name:
                 self.given_up.append(self.name)
-            self.close()  # so that SQLAlchemy drops it, and with it all that were opened before
+            self.close()  # SQLAlchemy then drops it, and with it all that were opened before
             raise
 
 
@@ -98,7 +99,7 @@ class _TimeIsUp(psycopg.OperationalError):
 
 
 def _until(gen: PQGen[Result], ends_at: float) -> Generator[Any, Any, Result]:
-    """The steps of `gen`. Raises _TimeIsUp in its place at `ends_at`."""
+    """Runs the steps of `gen`. Raises _TimeIsUp in its place at `ends_at`."""
     try:
         wanted = next(gen)
         while True:

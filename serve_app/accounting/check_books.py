@@ -1,8 +1,8 @@
-"""The comparisons of the check: what is kept twice must agree. Each difference is reported, none is repaired.
+"""Comparisons of the check: data that is stored twice must agree. Differences are reported, not repaired.
 
-The journal is the truth for amounts, the usage rows for counts; each message says where to look. A comparison reads a
-part of the journal with its usage rows, or some accounts against the sums of a checkpoint; `checkpoints` puts them
-together.
+The journal is authoritative for amounts, the usage rows for counts; each message says where to look. A comparison reads
+a part of the journal with its usage rows, or compares some accounts with the sums of a checkpoint. `checkpoints`
+combines the comparisons.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MAX_DIFFERENCES = 100  # of one kind: enough to see the pattern
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Journal entries `after_entry` < id <= `entry`, and usage rows without an entry by `number` likewise.
+    """Journal entries with `after_entry` < id <= `entry`, and usage rows without an entry, likewise by `number`.
 
     None: to the end.
     """
@@ -75,7 +75,7 @@ class Part:
         return [usage.c.number > self.after_number, *last, usage.c.entry_id.is_(None)]
 
     def usage_rows(self, *columns: Any) -> CompoundSelect[Any]:
-        """These columns of the part's usage rows."""
+        """Returns a query for these columns of the part's usage rows."""
         return union_all(
             select(*columns).where(*self.of_entries(usage.c.entry_id)), select(*columns).where(*self.of_numbers())
         )
@@ -83,16 +83,16 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """What a checkpoint has proven: its sums, with those of the closings that it builds on, and what comes after."""
+    """The sums of a checkpoint and of the closings that it builds on, and the rows that come after it."""
 
     checkpoint_ids: tuple[int, ...]
-    entries: int  # how many
+    entries: int  # number of entries
     since: Part
 
 
 @dataclass(frozen=True, slots=True)
 class AccountRange:
-    """Account ids `after` < id <= `last`, and those of them that exist. None: to the end."""
+    """Account ids with `after` < id <= `last`, and the existing ids among them. None: to the end."""
 
     after: str
     last: str | None
@@ -103,7 +103,7 @@ class AccountRange:
 
 
 def compare_part(connection: Connection, part: Part) -> Iterator[Difference]:
-    """What is wrong with the rows of a part, whatever stands elsewhere."""
+    """Yields the differences within the rows of a part, whatever other rows contain."""
     yield from _entries(connection, part)
     yield from _charges(connection, part)
     yield from _costs(connection, part)
@@ -111,7 +111,7 @@ def compare_part(connection: Connection, part: Part) -> Iterator[Difference]:
 
 
 def compare_accounts(connection: Connection, proven: Proven, some: AccountRange) -> Iterator[Difference]:
-    """What is kept of some accounts against what their rows sum to; `connection` reads one snapshot."""
+    """Yields the differences between stored data of some accounts and their rows. `connection` reads one snapshot."""
     yield from _balances(connection, proven, some)
     yield from _aggregates(connection, proven, some)
     yield from _left(connection, some)
@@ -139,10 +139,10 @@ def _first(connection: Connection, query: Select[Any]) -> Iterator[Row[Any]]:
 def _numbers(
     connection: Connection, kind: str, table: Table, last_number: Any, read: int, up_to: int
 ) -> Iterator[Difference]:
-    """The rows' numbers have no gap and end at the last one that was given out; `read` of them are at most `up_to`."""
+    """Checks that row numbers have no gap and end at the last number assigned. `read` of them are at most `up_to`."""
     last = connection.execute(select(last_number)).scalar_one()
     count = read + connection.execute(select(func.count()).select_from(table).where(table.c.id > up_to)).scalar_one()
-    # An archive may have taken the highest away.
+    # An archive may have removed the highest.
     highest = connection.execute(select(func.coalesce(func.max(table.c.id), 0))).scalar_one()
     highest = max(highest, up_to) if read == up_to else highest
     if not count == highest == last:
@@ -155,7 +155,7 @@ def _numbers(
 
 
 def _entries(connection: Connection, part: Part) -> Iterator[Difference]:
-    """The postings of each entry sum to zero."""
+    """Checks that the postings of each entry sum to zero."""
     total = func.coalesce(func.sum(postings.c.amount), 0)
     lines = func.count(postings.c.line)
     query = (
@@ -177,7 +177,7 @@ def _entries(connection: Connection, part: Part) -> Iterator[Difference]:
 def _unequal(
     connection: Connection, kept: Select[Any], counted: Select[Any] | CompoundSelect[Any]
 ) -> Iterator[tuple[Any, ...]]:
-    """Compares two queries of (*names, amount): (*names, sum kept, sum counted) of the names for which they differ."""
+    """Compares two queries of (*names, amount). Yields (*names, sum stored, sum counted) where they differ."""
     *names, amount = kept.subquery().c
     *counted_names, counted_amount = counted.subquery().c
     both = union_all(
@@ -193,13 +193,13 @@ def _unequal(
 
 
 def _balances(connection: Connection, proven: Proven, some: AccountRange) -> Iterator[Difference]:
-    """Each balance is the sum of its postings."""
+    """Checks that each balance is the sum of its postings."""
     customer, mine = literal("customer:") + accounts.c.id, accounts.c.id.in_(some.account_ids)
     held = union_all(
         select((customer + ":granted").label("name"), accounts.c.granted.label("amount")).where(mine),
         select(customer + ":topped_up", accounts.c.topped_up).where(mine),
     ).subquery()
-    # By name: a database's order of names need not be that of the ids in them.
+    # By name: a database may order names differently from the ids in them.
     names = [name(account_id) for account_id in some.account_ids for name in (journal.granted, journal.topped_up)]
     sums = checkpoint_balances.c
     posted = union_all(
@@ -219,7 +219,7 @@ def _balances(connection: Connection, proven: Proven, some: AccountRange) -> Ite
 
 
 def _strangers(connection: Connection, proven: Proven) -> Iterator[Difference]:
-    """No posting is to a customer that no account is."""
+    """Checks that no posting is to a customer without an account."""
     sums = checkpoint_balances.c
     end = func.length(sums.ledger_account) - len("customer::granted")
     both = [func.substr(sums.ledger_account, 10, end - less) for less in (0, 2)]  # :granted, :topped_up
@@ -241,7 +241,7 @@ def _strangers(connection: Connection, proven: Proven) -> Iterator[Difference]:
 
 
 def _charges(connection: Connection, part: Part) -> Iterator[Difference]:
-    """Each usage row that cost something has a charge entry of its own with its amounts, and each charge has a row."""
+    """Checks that each usage row with a cost has one charge entry with its amounts, and each charge has a row."""
     cost = usage.c.charged + usage.c.uncollected
     without = select(usage.c.request_id, cost.label("cost")).where(*part.of_numbers(), cost != 0)
     for row in _first(connection, without.order_by(usage.c.request_id)):
@@ -279,7 +279,7 @@ def _charges(connection: Connection, part: Part) -> Iterator[Difference]:
 
 
 def _costs(connection: Connection, part: Part) -> Iterator[Difference]:
-    """Each charge follows from the counts and the price version that the row names."""
+    """Checks that each charge follows from the counts and the price version in the row."""
     names = ("request_id", "model", "price_version", "outcome", *COUNTS)
     price, rows = price_versions.c, part.usage_rows(*(usage.c[name] for name in names)).subquery()
     full = (
@@ -304,7 +304,7 @@ def _costs(connection: Connection, part: Part) -> Iterator[Difference]:
 
 
 def _aggregates(connection: Connection, proven: Proven, some: AccountRange) -> Iterator[Difference]:
-    """Each daily aggregate is the sum of its usage rows."""
+    """Checks that each daily aggregate is the sum of its usage rows."""
     kept = select(
         *(usage_daily.c[name] for name in DAILY_GROUP), *((-usage_daily.c[name]).label(name) for name in DAILY_SUMS)
     ).where(*some.of(usage_daily.c.account_id))
@@ -320,7 +320,7 @@ def _aggregates(connection: Connection, proven: Proven, some: AccountRange) -> I
 
 
 def _counted_daily(proven: Proven, some: AccountRange) -> Subquery:
-    """What the usage rows of some accounts sum to, in rows like those of `usage_daily`; a group may have several."""
+    """Returns sums of some accounts' usage rows, in rows like those of `usage_daily`. A group may have several rows."""
     sums = select(*(checkpoint_daily.c[name] for name in (*DAILY_GROUP, *DAILY_SUMS))).where(
         checkpoint_daily.c.checkpoint_id.in_(proven.checkpoint_ids), *some.of(checkpoint_daily.c.account_id)
     )
@@ -331,7 +331,7 @@ def _counted_daily(proven: Proven, some: AccountRange) -> Subquery:
 
 
 def _given(connection: Connection, part: Part) -> Iterator[Difference]:
-    """Each grant is the posting of an entry."""
+    """Checks that each grant is the posting of an entry."""
     amount = case((postings.c.ledger_account.like("customer:%:granted"), postings.c.amount), else_=0)
     posted = (
         select(journal_entries.c.id, journal_entries.c.account_id, amount.label("amount"))
@@ -348,7 +348,7 @@ def _given(connection: Connection, part: Part) -> Iterator[Difference]:
 
 
 def _left(connection: Connection, some: AccountRange) -> Iterator[Difference]:
-    """What is left of an account's grants sums to its granted balance."""
+    """Checks that the remainders of an account's grants sum to its granted balance."""
     held = select(accounts.c.id, accounts.c.granted).where(*some.of(accounts.c.id))
     rest = select(grants.c.account_id, grants.c.remaining).where(*some.of(grants.c.account_id), grants.c.remaining > 0)
     for account_id, granted, left in _unequal(connection, held, rest):
@@ -360,7 +360,7 @@ def _left(connection: Connection, some: AccountRange) -> Iterator[Difference]:
 
 
 def _key_spend(connection: Connection, proven: Proven, some: AccountRange) -> Iterator[Difference]:
-    """What a key with a budget has spent in a period is the sum of its usage rows."""
+    """Checks that the spending of a key with a budget in a period is the sum of its usage rows."""
     counted = _counted_daily(proven, some).c
     periods = (counted.day.label("period"), func.substr(counted.day, 1, 7).label("period"))
     both = union_all(*(select(counted.key_id, period, counted.charged) for period in periods)).subquery().c
@@ -386,7 +386,7 @@ def _key_spend(connection: Connection, proven: Proven, some: AccountRange) -> It
 
 
 def _key_periods(connection: Connection, proven: Proven, some: AccountRange) -> Iterator[Difference]:
-    """Each key's spending is counted in the periods of its budget, up to the one that it was used in last."""
+    """Checks that each key's spending is counted in the periods of its budget, up to the period of its last use."""
     length = case((api_keys.c.budget_period == "day", 10), (api_keys.c.budget_period == "month", 7), else_=0)
     wrong = func.sum(case((func.length(key_spend.c.period) != length, 1), else_=0))
     kept = (
@@ -419,7 +419,7 @@ def _key_periods(connection: Connection, proven: Proven, some: AccountRange) -> 
 
 
 def _replies(connection: Connection, some: AccountRange) -> Iterator[Difference]:
-    """Each stored reply is that of a request of the same account."""
+    """Checks that each stored reply belongs to a request of the same account."""
     query = (
         select(replies.c.account_id, replies.c.idempotency_key, replies.c.request_id)
         .select_from(replies.outerjoin(usage, usage.c.request_id == replies.c.request_id))
@@ -438,7 +438,7 @@ def _replies(connection: Connection, some: AccountRange) -> Iterator[Difference]
 
 
 def _versions(connection: Connection) -> Iterator[Difference]:
-    """No account or key has a version that was not given out."""
+    """Checks that no account or key has a version that was never assigned."""
     last = connection.execute(select(head.c.version)).scalar_one()
     rows = union_all(
         *(select(table.c.id, table.c.version).where(table.c.version > last) for table in (accounts, api_keys))

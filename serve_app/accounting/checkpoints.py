@@ -1,9 +1,9 @@
-"""The check in steps: each reads a part of the ledger, and a checkpoint keeps what is proven.
+"""Runs the check in steps. Each step reads a part of the ledger, and a checkpoint stores what is proven.
 
-A step that goes forward compares the next rows of the journal and of the usage among themselves, adds their sums to
-the checkpoint and moves it behind them. When the checkpoint has reached where the ledger ended as the check began, each
-further step compares some accounts, on one snapshot: what is kept of them against the checkpoint's sums plus the rows
-that came since. So no step is long, settlements go on, and a check that is cut off leaves a checkpoint to go on from.
+A forward step compares the next rows of the journal and of the usage with each other, adds their sums to the checkpoint
+and moves it behind them. The checkpoint moves up to the place where the ledger ended when the check began. After that,
+each step compares some accounts on one snapshot: their stored data against the checkpoint's sums plus the rows added
+since. No step is therefore long, settlements continue, and an interrupted check leaves a checkpoint to continue from.
 
 Several checks may run at once: a step moves a checkpoint only from where it found it.
 """
@@ -48,9 +48,9 @@ from serve_app.contracts.books import CheckReport, Difference
 from serve_app.contracts.commands import CheckBooks
 from serve_app.contracts.errors import Conflict, InvalidValue
 
-ACCOUNTS = 200  # of a step
-MAX_KEPT = 1000  # differences of one checkpoint
-ABANDONED_S = 3600.0  # a full check that has not gone on for so long was given up
+ACCOUNTS = 200  # per step
+MAX_KEPT = 1000  # differences per checkpoint
+ABANDONED_S = 3600.0  # a full check without progress for this time is abandoned
 
 
 class Books(Protocol):
@@ -63,7 +63,7 @@ class Books(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a check stands: the checkpoint that it moves, up to where, and the last account that it has compared."""
+    """Place of a check: the checkpoint that it moves, its target, and the last account that it has compared."""
 
     checkpoint_id: int
     entry: int
@@ -77,7 +77,7 @@ NOT_BEGUN = Place(0, 0, 0)
 
 @runs_in_steps(CheckBooks)
 def check_books(database: Books, wanted: CheckBooks, now: float) -> CheckReport:
-    """Steps for about `wanted.seconds`, at least one."""
+    """Runs steps for about `wanted.seconds`, at least one."""
     until = time.monotonic() + wanted.seconds
     found: list[Difference] = []
     place: Place | None = NOT_BEGUN if wanted.after is None else _parse(wanted.after)
@@ -126,7 +126,7 @@ def _parse(after: str) -> Place:
 
 
 def _step(database: Books, place: Place, found: list[Difference], now: float) -> Place | None:
-    """One step; the place after it, or None when the check is complete."""
+    """Runs one step. Returns the place after it, or None if the check is complete."""
     with database.snapshot() as connection:
         at = _read(connection, place.checkpoint_id)
         size = rows_at_once(connection)
@@ -149,7 +149,7 @@ def _step(database: Books, place: Place, found: list[Difference], now: float) ->
 
 
 def _compare_some(connection: Connection, at: Any, place: Place, found: list[Difference]) -> Place | None:
-    """Compares the next accounts; the place after them, or None when all are compared."""
+    """Compares the next accounts. Returns the place after them, or None if all are compared."""
     since = Part(at.entry, at.number)
     totals = select(func.sum(checkpoints.c.entries)).where(checkpoints.c.id.in_(_all_ids(connection, at)))
     proven = Proven(tuple(_all_ids(connection, at)), int(connection.execute(totals).scalar_one()), since)
@@ -164,7 +164,7 @@ def _compare_some(connection: Connection, at: Any, place: Place, found: list[Dif
 
 
 def next_part(connection: Connection, at: Any, size: int) -> Part:
-    """The next rows after a checkpoint, about `size` of each kind, up to where the ledger ends."""
+    """Returns the next rows after a checkpoint, about `size` of each kind, up to the end of the ledger."""
     last = connection.execute(select(head.c.entry)).scalar_one()
     some = select(usage.c.number).where(usage.c.number > at.number).order_by(usage.c.number).limit(size).subquery()
     number = connection.execute(select(func.max(some.c.number))).scalar_one()
@@ -173,7 +173,7 @@ def next_part(connection: Connection, at: Any, size: int) -> Part:
 
 
 def advance(connection: Connection, checkpoint_id: int, part: Part, wrong: Iterable[Difference], now: float) -> bool:
-    """Moves a checkpoint behind a part and adds its sums; False if the checkpoint is no longer before the part."""
+    """Moves a checkpoint behind a part and adds its sums. Returns False if it is no longer before the part."""
     entries = select(func.count()).select_from(journal_entries).where(*part.of_entries(journal_entries.c.id))
     rows = part.usage_rows(usage.c.request_id).subquery()
     added = {
@@ -210,7 +210,7 @@ def advance(connection: Connection, checkpoint_id: int, part: Part, wrong: Itera
 
 
 def begin_checkpoint(connection: Connection, kind: str, now: float) -> int:
-    """A checkpoint behind the last archive, with nothing proven of its own."""
+    """Creates a checkpoint behind the last archive, without proven rows, and returns its id."""
     closings = select(checkpoints).where(checkpoints.c.kind == "closing", checkpoints.c.proven_at.is_not(None))
     last = connection.execute(closings.order_by(checkpoints.c.id.desc()).limit(1)).one_or_none()
     closing, entry, number = (0, 0, 0) if last is None else (last.id, last.entry, last.number)
@@ -241,9 +241,9 @@ def _finish(database: Books, checkpoint_id: int, now: float) -> None:
 
 
 def remove_old(database: Books, now: float, until: float = math.inf) -> None:
-    """Removes checkpoints that were replaced, and full checks that were given up, some rows at a time.
+    """Removes replaced checkpoints and abandoned full checks, some rows at a time.
 
-    What is left at `until`, of the monotonic clock, the next check removes.
+    The next check removes rows that are left at `until`, on the monotonic clock.
     """
     given_up = (checkpoints.c.kind == "full") & (checkpoints.c.updated_at < now - ABANDONED_S)
     with database.snapshot() as connection:
@@ -251,7 +251,7 @@ def remove_old(database: Books, now: float, until: float = math.inf) -> None:
         old = ids.all()
     tables = (checkpoint_balances, checkpoint_daily, checkpoint_differences)
     for checkpoint_id in old:
-        # First, so that no check goes on with a part of its sums.
+        # First, so that no check continues with a part of its sums.
         with database.aside() as connection:
             connection.execute(update(checkpoints).where(checkpoints.c.id == checkpoint_id).values(kind="old"))
         while True:
@@ -269,7 +269,7 @@ def _of(table: Any, checkpoint_id: int) -> Any:
 
 
 def _read(connection: Connection, checkpoint_id: int) -> Any:
-    """The row of a checkpoint that a check moves. Raises Conflict if there is none."""
+    """Returns the row of a checkpoint that a check moves. Raises Conflict if there is none."""
     mine = (checkpoints.c.id == checkpoint_id, checkpoints.c.kind.in_(("last", "full")))
     row = connection.execute(select(checkpoints).where(*mine)).one_or_none()
     if row is None:
@@ -278,7 +278,7 @@ def _read(connection: Connection, checkpoint_id: int) -> Any:
 
 
 def _all_ids(connection: Connection, at: Any) -> list[int]:
-    """The checkpoint, and the closings that it builds on."""
+    """Returns the ids of the checkpoint and of the closings that it builds on."""
     closings = select(checkpoints.c.id).where(
         checkpoints.c.kind == "closing", checkpoints.c.proven_at.is_not(None), checkpoints.c.id <= at.closing
     )

@@ -1,4 +1,4 @@
-"""The tables of the console: people, their notices, what waits for two of them, management keys, recharging."""
+"""Console tables: people, their notices, credits that need two operators, management keys, and recharging."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ users = Table(
     "users",
     metadata,
     Column("id", Text, primary_key=True),
-    Column("email", Text, nullable=False, unique=True),  # in small letters
+    Column("email", Text, nullable=False, unique=True),  # in lower case
     Column("name", Text, nullable=False),
     Column("password", Text, nullable=False),  # argon2; empty: the person signs in with an identity
     Column("totp_secret", Text),
-    Column("totp_step", BigInteger, nullable=False),  # of the last code that was taken
+    Column("totp_step", BigInteger, nullable=False),  # of the last accepted code
     Column("suspended", Boolean, nullable=False),
     Column("created_at", Double, nullable=False),
 )
@@ -94,7 +94,7 @@ alerts = Table(
     Column("kind", Text, nullable=False),
     Column("threshold", BigInteger, nullable=False),
     Column("target", Text, nullable=False),
-    Column("secret", Text, nullable=False),  # readable: messages to a webhook are signed with it
+    Column("secret", Text, nullable=False),  # recoverable: it signs messages to a webhook
     Column("state", Text, nullable=False),
     Column("created_at", Double, nullable=False),
 )
@@ -104,17 +104,17 @@ notices = Table(
     metadata,
     Column("id", Text, primary_key=True),
     Column("account_id", Text, ForeignKey("accounts.id"), nullable=False),
-    Column("kind", Text, nullable=False),  # of the alert, which may be gone, as the next four
+    Column("kind", Text, nullable=False),  # of the alert, which may be removed; likewise the next four
     Column("threshold", BigInteger, nullable=False),
     Column("value", BigInteger, nullable=False),
     Column("target", Text, nullable=False),
     Column("secret", Text, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("attempts", Integer, nullable=False),
-    Column("next_at", Double),  # null: delivered, or given up
+    Column("next_at", Double),  # null: delivered or given up
     Column("delivered_at", Double),
     Column("error", Text, nullable=False),  # of the last attempt
-    Column("detail", Text, nullable=False, server_default=text("''")),  # why recharging is paused
+    Column("detail", Text, nullable=False, server_default=text("''")),  # reason why recharging is paused
     Index("ix_notices_account_id_created_at", "account_id", "created_at"),
 )
 Index(
@@ -135,7 +135,7 @@ pending_credits = Table(
     Column("asked_by", Text, nullable=False),
     Column("asked_at", Double, nullable=False),
     Column("decided_by", Text),
-    Column("decided_at", Double),  # null: it waits
+    Column("decided_at", Double),  # null: pending
     Column("approved", Boolean),
 )
 
@@ -161,11 +161,11 @@ recharges = Table(
     Column("monthly_cap", BigInteger, nullable=False),
     Column("state", Text, nullable=False),
     Column("reason", Text, nullable=False),  # why it is paused
-    Column("provider", Text, nullable=False),  # of customer and method; empty before the first
+    Column("provider", Text, nullable=False),  # of customer and method; empty before the first method
     Column("customer", Text),
     Column("method", Text),  # never null while it is on
-    Column("setup_id", Text),  # of a method that somebody is about to save
-    Column("next_at", Double, nullable=False),  # no attempt begins before
+    Column("setup_id", Text),  # of a method that is about to be saved
+    Column("next_at", Double, nullable=False),  # earliest start of the next attempt
     CheckConstraint("state IN ('off', 'on', 'paused')", name="state"),
     CheckConstraint("threshold >= 0", name="threshold_not_negative"),
     CheckConstraint("0 < amount AND amount <= monthly_cap", name="amount_within_cap"),
@@ -182,17 +182,17 @@ recharge_attempts = Table(
     metadata,
     Column("id", Text, primary_key=True),  # also the idempotency key of its payment
     Column("account_id", Text, ForeignKey("accounts.id"), nullable=False),
-    Column("amount", BigInteger, nullable=False),  # as it was when the attempt began, as the next four
+    Column("amount", BigInteger, nullable=False),  # as it was when the attempt began; likewise the next four
     Column("currency", Text, nullable=False),
     Column("provider", Text, nullable=False),
     Column("customer", Text, nullable=False),
     Column("method", Text, nullable=False),
     Column("created_at", Double, nullable=False),
-    Column("period", Text, nullable=False),  # YYYY-MM, to whose cap it counts
+    Column("period", Text, nullable=False),  # YYYY-MM; the attempt counts towards this month's cap
     Column("state", Text, nullable=False),
     Column("error", Text, nullable=False),
     Column("tries", Integer, nullable=False),
-    Column("next_at", Double),  # when an open one is looked at again
+    Column("next_at", Double),  # when an open attempt is checked again
     CheckConstraint("state IN ('open', 'succeeded', 'failed')", name="state"),
     CheckConstraint("amount > 0", name="amount_positive"),
     Index("ix_recharge_attempts_account_id_period_created_at", "account_id", "period", "created_at"),

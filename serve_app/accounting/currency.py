@@ -1,4 +1,4 @@
-"""The ledger's currency. Prices have none of their own: of an account in another one they would be charged 1:1."""
+"""The ledger's currency. Prices have no separate currency: an account in a different one would be charged 1:1."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from serve_app.accounting.database import Transaction
 from serve_app.accounting.schema import accounts, head
 from serve_app.contracts.errors import OtherCurrency
 
-#: Whether a row of `accounts`, joined with the head, is kept in another currency than the ledger's.
+#: Whether the currency of a row of `accounts`, joined with the head, differs from the ledger's.
 IS_FOREIGN = func.coalesce(accounts.c.currency != head.c.currency, false()).label("is_foreign")
 
 
 def read_currency(connection: Connection) -> str | None:
-    """None: no service has named it yet."""
+    """Returns the ledger's currency, or None if no service has set it yet."""
     currency: str | None = connection.execute(select(head.c.currency)).scalar_one()
     return currency
 
 
 def claim_currency(transaction: Transaction, currency: str) -> None:
-    """Makes `currency` the ledger's, if it has none yet. Raises OtherCurrency when it has another one.
+    """Sets the ledger's currency if it has none yet. Raises OtherCurrency if it has a different one.
 
-    A ledger of an earlier release has the currency of its accounts. If an operator had changed the setting meanwhile,
-    there are accounts of both: then either is accepted once, and accounts of the other are not served any more.
+    A ledger of an earlier release has the currency of its accounts. If an operator changed the setting meanwhile, there
+    are accounts in both currencies. Either currency is then accepted once, and accounts in the other are no longer
+    served.
     """
     connection = transaction.connection
     stored = read_currency(connection)
@@ -44,6 +45,6 @@ def check_currency(connection: Connection, currency: str, whose: str) -> None:
 
 
 def foreign_accounts(connection: Connection, account_ids: list[str]) -> set[str]:
-    """Those of these accounts that are kept in another currency than the ledger's."""
+    """Returns the accounts among these whose currency differs from the ledger's."""
     query = select(accounts.c.id).join(head, head.c.id == 1).where(accounts.c.id.in_(account_ids), IS_FOREIGN)
     return set(connection.scalars(query)) if account_ids else set()

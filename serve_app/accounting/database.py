@@ -1,11 +1,11 @@
 """Connections, transactions and migrations on SQLite and PostgreSQL. `dialects` has the statements that differ.
 
-Both databases see the same discipline: one writer at a time, readers on a snapshot, a commit is on disk when it
-returns. SQLite gets it from BEGIN IMMEDIATE, WAL and synchronous=FULL; PostgreSQL from a lock on the ledger's head
-row and REPEATABLE READ for readers.
+Both databases follow the same rules: one writer at a time, readers on a snapshot, and a commit is on disk when it
+returns. SQLite uses BEGIN IMMEDIATE, WAL and synchronous=FULL. PostgreSQL uses a lock on the ledger's head row, and
+REPEATABLE READ for readers.
 
-Every operation has a time within which it ends, answered or not. PostgreSQL is given less than that, so that it ends
-what it can end itself; the client gives up the rest (`bounded_connection`).
+Every operation has a deadline by which it ends, with or without an answer. PostgreSQL gets a shorter limit, so that it
+ends what it can end itself. The client aborts the rest (`bounded_connection`).
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _SET_LAST = update(head).values(
     version=bindparam("last_version"), entry=bindparam("last_entry"), audit=bindparam("last_audit")
 )
 _FORGET_REVISION = text("DELETE FROM alembic_version")
-_MIGRATION_LOCK = 0x6C6564676572  # "ledger": the PostgreSQL advisory lock that lets one process migrate
+_MIGRATION_LOCK = 0x6C6564676572  # "ledger": the PostgreSQL advisory lock under which one process migrates
 _MIGRATION_S = 3600.0
 
-#: When this thread's operation has to end, in seconds of the monotonic clock.
+#: Deadline of this thread's operation, in seconds of the monotonic clock.
 _ends_at: ContextVar[float] = ContextVar("_ends_at", default=math.inf)
 
 
 @dataclass(slots=True)
 class Transaction:
-    """An open write transaction, which holds the ledger's head: it alone gives out versions and numbers."""
+    """An open write transaction. It holds the ledger's head, so only it assigns versions and numbers."""
 
     connection: Connection
     version: int
@@ -72,13 +72,13 @@ class Transaction:
 class Database:
     """A ledger database: `sqlite:////path/ledger.db` or `postgresql+psycopg://…`. Threads may share it.
 
-    `wait_s` bounds the wait for another writer, `timeout_s` an operation as a whole on PostgreSQL, connecting included.
-    Raises InvalidValue for other databases and for SQLite in memory, which would forget the money.
+    `wait_s` limits the wait for another writer. `timeout_s` limits a whole operation on PostgreSQL, including
+    connecting. Raises InvalidValue for other databases, and for SQLite in memory, which would lose the money.
     """
 
     def __init__(self, url: str | URL, *, wait_s: float = 5.0, timeout_s: float = 10.0) -> None:
         self._timeout_s = timeout_s
-        self._under_way: dict[object, float] = {}  # when each operation has to end
+        self._under_way: dict[object, float] = {}  # deadline of each operation
         self.engine = _engine(_url(url), wait_s, timeout_s)
         is_sqlite = self.engine.dialect.name == "sqlite"
         self._writes = self.engine.execution_options(ledger_writes=True)
@@ -88,14 +88,14 @@ class Database:
 
     @property
     def kind(self) -> str:
-        """ "sqlite" or "postgresql"."""
+        """The kind of database: "sqlite" or "postgresql"."""
         return self.engine.dialect.name
 
     @contextlib.contextmanager
     def snapshot(self, timeout_s: float | None = None) -> Iterator[Connection]:
-        """A consistent snapshot. Raises LedgerUnavailable when the database does not answer.
+        """Opens a consistent snapshot. Raises LedgerUnavailable if the database does not answer.
 
-        A read that may take longer than other operations brings its own `timeout_s`.
+        A read that may take longer than other operations passes a `timeout_s`.
         """
         with _availability(), self._bounded(timeout_s), self._reads.connect() as connection, connection.begin():
             if timeout_s is not None:
@@ -104,10 +104,10 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """The turn to write; committed at the end, rolled back by an exception.
+        """Waits for the turn to write. Commits at the end, and rolls back on an exception.
 
-        Raises LedgerUnavailable when the database does not answer. If that happens to the commit itself, it is unknown
-        whether it took place, so everything that writes is repeatable by an id.
+        Raises LedgerUnavailable if the database does not answer. If that happens to the commit itself, its outcome is
+        unknown, so every write can be repeated by an id.
         """
         with _availability(), self._bounded(), self._turn, self._writes.begin() as connection:
             last = connection.execute(_LAST).one()
@@ -119,18 +119,18 @@ class Database:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[Connection]:
-        """A short write that takes no turn on PostgreSQL: only of what no settlement reads or writes.
+        """Opens a short write that takes no turn on PostgreSQL: only for data that no settlement reads or writes.
 
-        Raises LedgerUnavailable when the database does not answer.
+        Raises LedgerUnavailable if the database does not answer.
         """
         with _availability(), self._bounded(), self._turn, self._writes.begin() as connection:
             yield connection
 
     def migrate(self, revision: str = "head") -> None:
-        """Brings the schema up to this release. Harmless to repeat, also while other processes do the same.
+        """Upgrades the schema to this release. Harmless to repeat, also while other processes do the same.
 
-        Raises SchemaMismatch when a newer release has migrated the database and this one does not run on it,
-        LedgerUnavailable when it does not answer.
+        Raises SchemaMismatch if a newer release has migrated the database and this one does not run on it, and
+        LedgerUnavailable if the database does not answer.
         """
         if self._fits(self._revision()):
             return
@@ -141,11 +141,11 @@ class Database:
                 self._upgrade(connection, revision)
         finally:
             if self.engine.dialect.name == "sqlite":
-                self.engine.dispose()  # that connection does not watch foreign keys
+                self.engine.dispose()  # that connection does not check foreign keys
 
     @contextlib.contextmanager
     def restored(self, revision: str) -> Iterator[Connection]:
-        """A long transaction that brings a restored schema up to this release's first; it names no revision then.
+        """Opens a long transaction on a restored schema, upgraded to this release. The schema then has no revision.
 
         Raises as `migrate`.
         """
@@ -164,7 +164,7 @@ class Database:
                 self.engine.dispose()  # as in `migrate`
 
     def expect_head(self) -> None:
-        """Raises SchemaMismatch when this release does not run on the schema, LedgerUnavailable as `snapshot`."""
+        """Raises SchemaMismatch if this release does not run on the schema, and LedgerUnavailable as `snapshot`."""
         database = self.engine.url.database
         if self.engine.dialect.name == "sqlite" and not Path(database or "").is_file():
             raise LedgerUnavailable(f"there is no ledger at {database}")
@@ -181,7 +181,7 @@ class Database:
             return MigrationContext.configure(connection).get_current_revision()
 
     def _fits(self, current: str | None) -> bool:
-        """Whether this release runs on the schema as it is: its own one, or a newer one that only adds."""
+        """Returns whether this release runs on the schema as it is: its own schema, or a newer one that only adds."""
         if current is None or current in revisions():
             return current == revisions()[-1]
         with self.snapshot() as connection:
@@ -199,8 +199,8 @@ class Database:
                 "on: run the newer release that migrated it"
             )
         if current is not None and not is_sqlite:
-            # First, as every writer does: those that have begun end before tables are locked. Else each may wait for
-            # the other.
+            # First, as every writer does: running transactions end before tables are locked. Otherwise, each may wait
+            # for the other.
             connection.execute(select(head.c.id).with_for_update())
         config = migration_config()
         config.attributes["connection"] = connection
@@ -209,9 +209,10 @@ class Database:
             raise AssertionError(f"the migration would leave a row that refers to nothing: {tuple(broken)}")
 
     def overdue_s(self) -> float:
-        """Seconds by which the slowest operation under way is late; 0 if none is.
+        """Seconds by which the slowest running operation is late; 0 if none is.
 
-        Also of a database that is away none is late for long: one that is, is stuck in this process.
+        Even if the database is unavailable, no operation is late for long: one that is late for long is stuck in this
+        process.
         """
         return max(0.0, time.monotonic() - min(list(self._under_way.values()), default=math.inf))
 
@@ -232,13 +233,13 @@ class Database:
 
 @functools.cache
 def revisions() -> tuple[str, ...]:
-    """The revisions that this release knows, oldest first."""
+    """Returns the revisions that this release knows, oldest first."""
     scripts = alembic.script.ScriptDirectory.from_config(migration_config()).walk_revisions()
     return tuple(script.revision for script in scripts)[::-1]
 
 
 def migration_config() -> alembic.config.Config:
-    """Alembic's configuration, without a file of its own."""
+    """Returns Alembic's configuration, without a configuration file."""
     config = alembic.config.Config()
     config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
@@ -275,14 +276,14 @@ def _engine(url: URL, wait_s: float, timeout_s: float) -> Engine:
 
     from serve_app.accounting import bounded_connection
 
-    # What the URL names itself stands.
+    # Parameters in the URL take precedence.
     parameters = {k: v for k, v in bounded_connection.keepalives(timeout_s).items() if k not in url.query}
     bounds = {
         "lock_timeout": f"{round(wait_s * 1000)}",
         "statement_timeout": f"{round(timeout_s * 800)}",
-        # A writer that vanished, or whose answer a proxy keeps, must not hold the head row locked for long.
+        # A writer that vanished, or whose answer a proxy holds back, must not keep the head row locked for long.
         "idle_in_transaction_session_timeout": f"{round(timeout_s * 1000)}",
-        # The server's own, so that its session ends too. Without effect on a Unix socket.
+        # Keepalives of the server, so that its session ends too. They have no effect on a Unix socket.
         "tcp_keepalives_idle": f"{max(1, round(timeout_s))}",
         "tcp_keepalives_interval": f"{max(1, round(0.2 * timeout_s))}",
         "tcp_keepalives_count": "3",
@@ -296,14 +297,14 @@ def _engine(url: URL, wait_s: float, timeout_s: float) -> Engine:
 
 
 def _allow(connection: Connection, timeout_s: float) -> None:
-    """Lets the transaction's statements, and the pauses between them, take longer than others may."""
+    """Gives the transaction's statements, and the pauses between them, more time than others have."""
     if connection.dialect.name != "sqlite":
         for name in ("statement_timeout", "idle_in_transaction_session_timeout"):
             connection.exec_driver_sql(f"SET LOCAL {name} = {round(timeout_s * 1000)}")
 
 
 def _configure_sqlite(connection: Any, _record: Any, *, wait_s: float) -> None:
-    # The sqlite3 module would begin transactions by itself, deferred and only before some statements.
+    # The sqlite3 module would begin transactions itself, deferred and only before some statements.
     connection.isolation_level = None
     cursor = connection.cursor()
     mode = _switch_to_wal(cursor, wait_s)
@@ -315,25 +316,25 @@ def _configure_sqlite(connection: Any, _record: Any, *, wait_s: float) -> None:
 
 
 def _switch_to_wal(cursor: Any, wait_s: float) -> str:
-    """The journal mode after asking for WAL; the first connections to a new file may ask at the same time."""
+    """Requests WAL and returns the journal mode. First connections to a new file may request it at the same time."""
     deadline = time.monotonic() + wait_s
     while True:
         try:
             (mode,) = cursor.execute("PRAGMA journal_mode = WAL").fetchone()
             return str(mode)
         except sqlite3.OperationalError:
-            # The one statement for which SQLite does not wait for others by itself.
+            # The only statement for which SQLite does not wait for others by itself.
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # A deferred transaction that reads and then writes can fail at once, with any timeout.
+    # A deferred transaction that reads and then writes can fail at once, whatever the timeout.
     options = connection.get_execution_options()
     writes = options.get("ledger_writes", False)
     if options.get("ledger_migrates", False):
-        # To write a table anew, SQLite wants foreign keys off, which it accepts only outside of a transaction.
+        # To rewrite a table, SQLite needs foreign keys off, which it accepts only outside a transaction.
         connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 

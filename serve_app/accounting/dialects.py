@@ -1,6 +1,6 @@
-"""Statements that SQLite and PostgreSQL write differently. `database` has what differs in connections.
+"""Statements that differ between SQLite and PostgreSQL. `database` handles the differences in connections.
 
-No other module asks which database it is, but for backups, which use each database's own copy.
+No other module checks which database it uses, except for backups, which use each database's own copy.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from sqlalchemy import JSON, BigInteger, ColumnElement, Connection, Select, Tabl
 from sqlalchemy.dialects import postgresql, sqlite
 
 _INSERT: Mapping[str, Callable[[Table], Any]] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
-# On SQLite others wait while one writes.
+# On SQLite, other writers wait while one writes.
 _ROWS_AT_ONCE = {"sqlite": 2000, "postgresql": 10_000}
 _ROW_ID = {"sqlite": "rowid", "postgresql": "ctid"}
 
 
 class Upsert:
-    """Inserts rows. Where a row with the primary key exists, it makes `changes` to that row instead.
+    """Inserts rows. If a row with the primary key exists, it makes `changes` to that row instead.
 
-    `changes` and `where` take the columns of the row to be inserted. The statements are built once: to build one takes
-    SQLAlchemy longer than SQLite takes to run it.
+    `changes` and `where` take the columns of the row to be inserted. The statements are built once: SQLAlchemy takes
+    longer to build one than SQLite takes to run it.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ def insert_if_new(connection: Connection, table: Table, row: Mapping[str, Any]) 
 
 
 def add_up(connection: Connection, table: Table, sums: Iterable[str], rows: Select[Any]) -> None:
-    """Inserts the rows of a query, or adds their `sums` to the rows that exist."""
+    """Inserts the rows of a query, or adds their `sums` to existing rows."""
     insert = _INSERT[connection.dialect.name](table)
-    # SQLite takes ON CONFLICT for a join without a WHERE.
+    # Without a WHERE, SQLite parses ON CONFLICT as a join.
     added = insert.from_select([column.name for column in table.columns], rows.where(text("true")))
     connection.execute(
         added.on_conflict_do_update(
@@ -59,7 +59,7 @@ def add_up(connection: Connection, table: Table, sums: Iterable[str], rows: Sele
 
 
 def delete_some(connection: Connection, table: Table, **where: Any) -> int:
-    """Deletes up to `2 * rows_at_once` rows with these values; returns their number."""
+    """Deletes up to `2 * rows_at_once` rows with these values, and returns their number."""
     row, limit = _ROW_ID[connection.dialect.name], 2 * rows_at_once(connection)
     conditions = " AND ".join(f"{name} = :{name}" for name in where)
     some = f"SELECT {row} FROM {table.name} WHERE {conditions} LIMIT {limit}"
@@ -67,17 +67,17 @@ def delete_some(connection: Connection, table: Table, **where: Any) -> int:
 
 
 def rows_at_once(connection: Connection) -> int:
-    """Rows that a long job reads or changes in one transaction."""
+    """Returns the number of rows that a long job reads or changes in one transaction."""
     return _ROWS_AT_ONCE[connection.dialect.name]
 
 
-def whole(connection: Connection, value: ColumnElement[float]) -> ColumnElement[int]:
-    """A positive number without its fraction. PostgreSQL's cast rounds; SQLite's cuts off and has no `floor`."""
+def whole(connection: Connection, value: ColumnElement[Any]) -> ColumnElement[int]:
+    """Returns the floor of a positive number. PostgreSQL's cast rounds; SQLite's truncates, and it has no `floor`."""
     return cast(value if connection.dialect.name == "sqlite" else func.floor(value), BigInteger)
 
 
 def texts_in(connection: Connection, array: ColumnElement[Any]) -> Any:
-    """The texts of a JSON array, as a table with the column `value`."""
+    """Returns the texts of a JSON array, as a table with the column `value`."""
     if connection.dialect.name == "sqlite":
         return func.json_each(array).table_valued("value")
     return func.json_array_elements_text(cast(array, JSON)).table_valued("value")

@@ -1,4 +1,4 @@
-"""Money that operators move into and out of accounts. Each movement is a journal entry and takes the next version."""
+"""Money that operators add to or take from accounts. Each movement is a journal entry and takes the next version."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from serve_app.contracts.commands import AddCredit, CorrectBalance, ExpireGrants
 from serve_app.contracts.errors import Conflict, GrantNotFound, InsufficientBalance, InvalidAmount, InvalidValue
 from serve_app.contracts.money import MAX_AMOUNT, MAX_BALANCE, format_amount
 
-#: Seconds from a grant's expiry until its rest leaves the books. A request that began before may still be paid from it:
-#: requests run for minutes, and their settlements may wait in a gateway's spool while the database is away.
+#: Grace period: seconds between a grant's expiry and the removal of its remainder from the books. A request that began
+#: earlier may still be paid from it: requests run for minutes, and their settlements may wait in a gateway's spool
+#: while the database is unavailable.
 GRACE_S = 3600.0
 MAX_EXPIRED = 10_000
 
@@ -48,7 +49,7 @@ def add_credit(transaction: Transaction, wanted: AddCredit, now: float) -> Accou
         moved = {journal.topped_up(account_id): amount, journal.FUNDS_RECEIVED: -amount}
     if _moved_before(connection, wanted, moved, wanted.expires_at):
         return read_account(connection, account_id)
-    if wanted.expires_at is not None and wanted.expires_at <= now:  # only now: a repetition may come late
+    if wanted.expires_at is not None and wanted.expires_at <= now:  # checked only now: a repetition may come late
         raise InvalidValue(f"expires_at {wanted.expires_at!r} is past: give a later time in Unix seconds")
     entry_id = _move(transaction, wanted, EntryKind(wanted.kind), moved, wanted.memo, now)
     if is_grant:
@@ -101,7 +102,7 @@ def take_back_grant(transaction: Transaction, wanted: TakeBackGrant, now: float)
     grant = connection.execute(query).one_or_none()
     if grant is None:
         raise GrantNotFound(account_id, grant_id)
-    # A repetition cannot compare what was left the first time. The memo, which names the grant, must be the same.
+    # A repetition cannot compare the amount left the first time. The memo, which names the grant, must be the same.
     memo = f"grant {grant_id}: {wanted.memo}"
     earlier = earlier_entry(connection, wanted)
     if earlier is not None:
@@ -152,7 +153,7 @@ def expire_grants(transaction: Transaction, wanted: ExpireGrants, now: float) ->
 
 
 def earlier_entry(connection: Connection, wanted: Movement) -> Row[Any] | None:
-    """The entry that this account's idempotency key has written."""
+    """Returns the entry written with this account's idempotency key, or None."""
     key = wanted.idempotency_key
     if key is None:
         return None
@@ -167,7 +168,7 @@ def _conflict(wanted: Movement, earlier: Row[Any]) -> Conflict:
 
 
 def _moved_before(connection: Connection, wanted: Movement, moved: Mapping[str, int], expires_at: float | None) -> bool:
-    """Whether the idempotency key has moved this money before.
+    """Returns whether the idempotency key has moved this money before.
 
     Raises AccountNotFound, and Conflict if the key has moved something else.
     """
@@ -191,7 +192,7 @@ def _move(
     memo: str,
     now: float,
 ) -> int:
-    """Posts an entry and changes the account's balance with it; returns the entry's number."""
+    """Posts an entry, changes the account's balance with it, and returns the entry's number."""
     connection, account_id = transaction.connection, wanted.account_id
     account = read_account(connection, account_id)
     if not isinstance(wanted, TakeBackGrant):

@@ -1,6 +1,6 @@
-"""What is left of grants, and in which order requests spend it.
+"""Unspent grants, and the order in which requests spend them.
 
-The soonest to expire goes first, those that never expire go last, and all of them before the top-ups.
+Grants that expire soonest are spent first, grants without an expiry last, and all of them before the top-ups.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SET_REMAINING = update(grants).where(grants.c.entry_id == bindparam("grant")).v
 
 @dataclass(slots=True)
 class Lot:
-    """What is left of one grant while a batch is worked out."""
+    """The remainder of one grant while a batch is computed."""
 
     grant_id: int
     left: int  # nano-units
@@ -27,17 +27,17 @@ class Lot:
     touched: bool = False
 
     def pays_for(self, started_at: float) -> bool:
-        """Whether a request that started then may spend it."""
+        """Returns whether a request that started then may spend it."""
         return self.expires_at is None or started_at < self.expires_at
 
 
 def payable(lots: Iterable[Lot], started_at: float) -> int:
-    """Nano-units of the lots that a request that started then may spend."""
+    """Returns the nano-units of the lots that a request that started then may spend."""
     return sum(lot.left for lot in lots if lot.pays_for(started_at))
 
 
 def spend(lots: Sequence[Lot], amount: int, started_at: float) -> None:
-    """Takes `amount`, at most what is `payable`, from lots in the order of `read_lots`."""
+    """Takes `amount`, at most the `payable` amount, from lots in the order of `read_lots`."""
     for lot in lots:
         if not amount:
             return
@@ -51,7 +51,7 @@ def spend(lots: Sequence[Lot], amount: int, started_at: float) -> None:
 
 
 def read_lots(connection: Connection, account_ids: Collection[str]) -> dict[str, list[Lot]]:
-    """The grants of these accounts that have something left, in the order in which they are spent."""
+    """Returns the unspent grants of these accounts, in spending order."""
     lots_of: dict[str, list[Lot]] = {}
     for row in connection.execute(_LEFT, {"ids": list(account_ids)}):
         lots_of.setdefault(row.account_id, []).append(Lot(row.entry_id, row.remaining, row.expires_at))
@@ -61,5 +61,5 @@ def read_lots(connection: Connection, account_ids: Collection[str]) -> dict[str,
 
 
 def write_remaining(connection: Connection, remaining: Mapping[int, int]) -> None:
-    """Sets what is left of grants, in nano-units by grant id; not for an empty mapping."""
+    """Sets the remainders of grants, in nano-units by grant id. The mapping must not be empty."""
     connection.execute(_SET_REMAINING, [{"grant": grant_id, "has": left} for grant_id, left in remaining.items()])

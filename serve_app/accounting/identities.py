@@ -1,4 +1,4 @@
-"""Whose an identity at an OpenID Connect provider is."""
+"""Finds, links and unlinks the identities of people at OpenID Connect providers."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
 """Double entry: every movement of money is an entry whose postings sum to zero, written once and never changed.
 
-Ledger accounts, and what a positive posting means:
+Ledger accounts, and the meaning of a positive posting:
 
-    customer:{id}:granted     the customer has more of what was given   (= accounts.granted)
-    customer:{id}:topped_up   the customer has more of what was paid    (= accounts.topped_up)
-    funds:received            always negative: what customers have paid in
-    funds:granted             always negative: what was given to customers
-    funds:expired             what of it expired before it was spent
+    customer:{id}:granted     the customer has more granted money   (= accounts.granted)
+    customer:{id}:topped_up   the customer has more paid-in money   (= accounts.topped_up)
+    funds:received            always negative: money that customers have paid in
+    funds:granted             always negative: money given to customers
+    funds:expired             granted money that expired before it was spent
     corrections               negative: given back to customers, positive: taken back
-    revenue:{model}           what usage of the model has cost, at full price
-    loss:uncollected          always negative: the part of it that no balance covered
+    revenue:{model}           cost of the model's usage, at full price
+    loss:uncollected          always negative: the part of the cost that no balance covered
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class EntryKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A journal entry and its postings: ledger account → what it gains, in nano-units; zeros are left out."""
+    """A journal entry and its postings: ledger account → gain in nano-units. Zeros are omitted."""
 
     entry_id: int
     kind: EntryKind
@@ -57,7 +57,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """How a charge is paid, in nano-units."""
+    """The parts of a charge by source, in nano-units."""
 
     granted: int
     topped_up: int
@@ -77,7 +77,7 @@ def topped_up(account_id: str) -> str:
 
 
 def split_cost(has_granted: int, has_topped_up: int, cost: int) -> Spending:
-    """Grants first, then top-ups; what neither covers is uncollected, so that no balance is ever negative."""
+    """Splits a cost: grants first, then top-ups. The rest is uncollected, so no balance is ever negative."""
     from_granted = min(cost, has_granted)
     from_topped_up = min(cost - from_granted, has_topped_up)
     return Spending(from_granted, from_topped_up, cost - from_granted - from_topped_up)
@@ -96,7 +96,7 @@ _ADD_ENTRIES, _ADD_POSTINGS = insert(journal_entries), insert(postings)
 
 
 def post(connection: Connection, entries: Sequence[Entry]) -> None:
-    """Adds entries, at least one: two statements, however many there are."""
+    """Adds entries, at least one, with two statements for any number of them."""
     lines: list[dict[str, Any]] = []
     for entry in entries:
         moved = [(ledger_account, amount) for ledger_account, amount in entry.postings.items() if amount]

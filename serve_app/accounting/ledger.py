@@ -51,14 +51,14 @@ logger = logging.getLogger(__name__)
 class Ledger:
     """The ledger at a database URL: `sqlite:////path/ledger.db` or `postgresql+psycopg://user@host/name`.
 
-    Calls block, and threads may share a Ledger; from async code call it in a thread. Every call can raise
-    LedgerUnavailable. Changes of a command with an `Audit` are on the audit log in the same transaction; what changes
-    nothing is not logged.
+    Calls block, and threads may share a Ledger. From async code, call it in a thread. Every call can raise
+    LedgerUnavailable. A command with an `Audit` records its changes in the audit log in the same transaction. A command
+    that changes nothing is not recorded.
 
-    The schema is created or upgraded first; without `migrate`, another schema raises SchemaMismatch. `wait_s` bounds
-    the wait for another writer, `timeout_s` a whole call on PostgreSQL, but for reads of many rows; `now` returns Unix
-    seconds. `currency` becomes the ledger's; a ledger of another one raises OtherCurrency. `reply_quota` bounds the
-    replies that an account keeps for retries.
+    The schema is created or upgraded first; without `migrate`, a different schema raises SchemaMismatch. `wait_s`
+    limits the wait for another writer. `timeout_s` limits a whole call on PostgreSQL, except for reads of many rows.
+    `now` returns Unix seconds. `currency` becomes the ledger's; a ledger with a different one raises OtherCurrency.
+    `reply_quota` limits the replies that an account keeps for retries.
     """
 
     def __init__(
@@ -94,33 +94,33 @@ class Ledger:
         self.close()
 
     def close(self) -> None:
-        """Closes the connections; nothing is pending between calls."""
+        """Closes the connections. Nothing is pending between calls."""
         self._database.close()
 
     def overdue_s(self) -> float:
-        """Seconds by which the slowest call under way is late, which its own bounds should have ended; 0 if none is."""
+        """Seconds by which the slowest running call is past its own limits; 0 if none is."""
         return self._database.overdue_s()
 
     def run(self, command: Command[Answer]) -> Answer:
-        """The command's answer. Raises LedgerError as the command says."""
+        """Returns the command's answer. Raises LedgerError as the command says."""
         if isinstance(command, commands.RetryStuck):
-            # A transaction for each: one that fails must not undo the others.
+            # One transaction each: a failure must not undo the others.
             return self._retry_stuck(command)  # type: ignore[return-value]
         if (reading := READS.get(type(command))) is not None:
             with self._database.snapshot(reading.timeout_s) as connection:
-                return reading.run(connection, command, self._now())  # type: ignore[no-any-return]
+                return reading.run(connection, command, self._now())
         if (steps := STEPS.get(type(command))) is not None:
-            return steps(self._database, command, self._now())  # type: ignore[no-any-return]
+            return steps(self._database, command, self._now())
         write = WRITES[type(command)]
         with self._database.transaction() as transaction:
             return write(transaction, command, self._now())
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled | SettlementRejected]:
-        """Charges and records up to 1000 finished requests in one transaction; the answers come in the same order.
+        """Charges and records up to 1000 finished requests in one transaction. Returns the answers in the same order.
 
         Idempotent by `request_id`, also within the batch: a repetition returns the first charge with `duplicate` set,
-        even if its content differs. Balances and versions are those after the whole batch. A settlement that cannot
-        be recorded gets SettlementRejected and does not disturb the others.
+        even if its content differs. Balances and versions are those after the whole batch. A settlement that cannot be
+        recorded gets SettlementRejected and does not affect the others.
         """
         if not settlements:
             return []
@@ -131,12 +131,12 @@ class Ledger:
             return answers
 
     def keep_stuck(self, refused: Sequence[tuple[Settlement, SettlementRejected]]) -> None:
-        """Keeps settlements that could not be settled for an operator; harmless to repeat."""
+        """Keeps settlements that could not be settled, for an operator; harmless to repeat."""
         with self._database.transaction() as transaction:
             stuck.keep(transaction.connection, refused, self._now())
 
     def count_stuck(self) -> int:
-        """How many settlements are stuck."""
+        """Returns the number of stuck settlements."""
         with self._database.snapshot() as connection:
             return stuck.count_stuck(connection)
 

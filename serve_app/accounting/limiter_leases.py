@@ -1,20 +1,19 @@
-"""Which limiter admits for a shard, and the open holds that its successor must know.
+"""Decides which limiter admits for a shard, and stores the open holds that its successor must know.
 
-A lease is a row with an epoch and a count of renewals. No clock's time is ever compared with another clock's, only
-durations as each side measures them:
-
+A lease is a row with an epoch and a count of renewals. Times of different clocks are never compared, only durations as
+each side measures them:
 - The holder may admit for `lasts_s` from the moment before it sent the renewal that succeeded.
-- A successor takes over when the lease was released; when it knows that the holder's process has ended; or when
-  `LeaseWatch` has seen the same epoch and renewals for `lasts_s`. It saw them after they were committed, so later than
-  the holder began to count. Taking over compares both once more and raises the epoch in one transaction, after which
-  no renewal of the old epoch succeeds.
+- A successor takes over if the lease was released, or if the holder's process is known to have ended. It also takes
+  over if `LeaseWatch` has seen the same epoch and renewals for `lasts_s`. It saw them after they were committed, so
+  later than the holder began to count. Taking over compares both once more and raises the epoch in one transaction.
+  After that, no renewal of the old epoch succeeds.
 
-So the holder has stopped before a successor begins. A lease of another number of shards covers accounts of every
-shard, so it blocks as well and goes when it is succeeded.
+The holder has therefore stopped before a successor begins. A lease for a different number of shards covers accounts of
+every shard, so it also blocks. A takeover removes it.
 
-`limiter_holds` has the open holds that the holder of the lease may not learn from its own gateways: a limiter that
-releases its lease writes them with the release, and a gateway whose limiter has no lease, or is silent, keeps its own
-there (`PostHolds`). A settlement removes the request's row in its own transaction.
+`limiter_holds` has the open holds that the holder of the lease may not learn from its own gateways. A limiter that
+releases its lease writes them with the release. A gateway whose limiter has no lease, or does not answer, stores its
+own holds there (`PostHolds`). A settlement removes the request's row in its own transaction.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ from serve_app.contracts.calls import boottime
 from serve_app.contracts.commands import Blocker, HoldLease, LeaseState, PostHolds, ReleaseLease
 from serve_app.contracts.limiting import OpenHold
 
-KEPT_S: Final = 3600.0  # a row whose gateway has ended and whose request is never settled
-LOOK_S: Final = 2.0  # between two looks at a lease of others; only so much of a longer time counts
+KEPT_S: Final = 3600.0  # for a row whose gateway has ended and whose request is never settled
+LOOK_S: Final = 2.0  # between two looks at another holder's lease; a longer time counts only up to this
 
 MAX_SEEN: Final = 200  # leases
 
@@ -117,27 +116,27 @@ def _holds(connection: Connection) -> tuple[OpenHold, ...]:
 
 
 def _hold_of(terms: str) -> OpenHold:
-    """Fields that a later release has added are left out."""
+    """Returns a hold without the fields that a later release has added."""
     return OpenHold(**{name: value for name, value in json.loads(terms).items() if name in _HOLD_FIELDS})
 
 
 @dataclass(slots=True)
 class _Sighting:
-    """A lease as this process saw it last."""
+    """A lease as this process last saw it."""
 
     renewals: int
     lasts_s: float
     written_here: bool
-    since: float  # when these renewals were seen first, later by what does not count
+    since: float  # when these renewals were first seen, plus time that does not count
     looked_at: float
 
 
 class LeaseWatch:
-    """How long this process has seen leases unchanged.
+    """Measures for how long this process has seen leases unchanged.
 
-    The time since a renewal that this process itself has written counts in full. Of a lease of others the time
-    between two looks counts only up to LOOK_S: while the ledger is away, its gateways can't post their holds, nor its
-    limiter renew.
+    The time since a renewal that this process has written counts in full. For another holder's lease, the time between
+    two looks counts only up to LOOK_S: while the ledger is unavailable, the holder's gateways cannot post their holds,
+    and its limiter cannot renew.
     """
 
     def __init__(self, clock: Callable[[], float] = boottime) -> None:
@@ -145,7 +144,7 @@ class LeaseWatch:
         self._seen: dict[int, _Sighting] = {}  # by epoch
 
     def with_over(self, wanted: HoldLease) -> HoldLease:
-        """The command with the leases that were seen unchanged to their end."""
+        """Returns the command with the leases that were seen unchanged for their full duration."""
         now = self._clock()
         over = []
         for epoch, one in self._seen.items():
@@ -155,7 +154,7 @@ class LeaseWatch:
         return replace(wanted, over=tuple(over))
 
     def look(self, wanted: HoldLease, state: LeaseState) -> None:
-        """Takes in the answer to a command."""
+        """Records the answer to a command."""
         now = self._clock()
         for lease in state.blockers:
             self._see(lease, False, now)

@@ -1,4 +1,4 @@
-"""Management keys: made, revoked, listed, and found by their digests."""
+"""Creates, revokes, lists and finds management keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who belongs to an account, after the first invitation: changed roles, people who left, people with several."""
+"""Membership of accounts after the first invitation: changed roles, people who leave, people with several accounts."""
 
 from __future__ import annotations
 
@@ -53,6 +53,6 @@ def join_account(transaction: Transaction, wanted: JoinAccount, now: float) -> P
 
 
 def _owners(connection: Connection, account_id: str) -> int:
-    """Locked, so that two owners can't leave each other alone."""
+    """Counts an account's owners and locks their rows, so that two owners cannot leave at the same time."""
     of_account = memberships.c.account_id == account_id, memberships.c.role == "owner"
     return len(connection.execute(select(memberships.c.user_id).where(*of_account).with_for_update()).all())

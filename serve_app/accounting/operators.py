@@ -1,4 +1,4 @@
-"""Operators of the console: their roles, and credits that need two of them."""
+"""Operators of the console: their roles, and credits that need two operators."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def decide_credit(transaction: Transaction, wanted: DecideCredit, now: float) ->
 
 
 def _given_alone(connection: Connection, actor: str, since: float) -> int:
-    """The table has a row for each credit of a person, and so few that it is read as a whole."""
+    """Sums the credits that a person gave alone. The table has few enough rows to be read as a whole."""
     has = pending_credits.c
     alone = (equals(has.asked_by, actor), has.decided_by == has.asked_by, has.approved, has.decided_at > since)
     return int(connection.execute(select(func.coalesce(func.sum(has.amount), 0)).where(*alone)).scalar_one())

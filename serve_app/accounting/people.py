@@ -1,4 +1,4 @@
-"""People, their invitations, and who is suspended. What a person does is on the audit log under their address."""
+"""People, their invitations and suspensions. The audit log records a person's actions under their address."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from serve_app.contracts.people import (
     SuspendPerson,
 )
 
-_LONGEST = 500  # of an issuer or a subject; OpenID Connect has 255 for the latter
+_LONGEST = 500  # of an issuer or a subject; OpenID Connect limits the latter to 255
 _OPEN = (invitations.c.used_at.is_(None), invitations.c.revoked_at.is_(None))
 
 
@@ -149,7 +149,7 @@ def change_person(transaction: Transaction, wanted: ChangePerson, now: float) ->
 
 
 def add_identity(connection: Connection, user_id: str, identity: Identity, now: float) -> None:
-    """Raises InvalidValue, and Conflict for one that is somebody's."""
+    """Adds an identity to a person. Raises InvalidValue, and Conflict for an identity that is taken."""
     if not (is_text(identity.issuer, _LONGEST) and is_text(identity.subject, _LONGEST)):
         raise InvalidValue("the provider's name for this person can't be kept")
     if owner_of(connection, identity) is not None:
@@ -159,20 +159,20 @@ def add_identity(connection: Connection, user_id: str, identity: Identity, now: 
 
 
 def owner_of(connection: Connection, identity: Identity) -> str | None:
-    """The id of the person who has it."""
+    """Returns the id of the person with this identity, or None."""
     one = (equals(identities.c.issuer, identity.issuer), equals(identities.c.subject, identity.subject))
     found: str | None = connection.execute(select(identities.c.user_id).where(*one)).scalar_one_or_none()
     return found
 
 
 def end_sessions(connection: Connection, user_id: str, keep: str, now: float) -> None:
-    """All of a person but the one with the id `keep`."""
+    """Ends all sessions of a person but the one with the id `keep`."""
     mine = update(sessions).where(sessions.c.user_id == user_id, sessions.c.id != keep)
     connection.execute(mine.where(sessions.c.revoked_at.is_(None)).values(revoked_at=now))
 
 
 def read_person(connection: Connection, user_id: str) -> Person:
-    """Raises InvalidValue."""
+    """Returns a person. Raises InvalidValue for an unknown id."""
     row = connection.execute(select(users).where(equals(users.c.id, user_id))).one_or_none()
     if row is None:
         raise InvalidValue(f"no person {user_id!r}")

@@ -1,6 +1,6 @@
-"""PostgreSQL's own `pg_dump` and `pg_restore`, as processes whose output and input are chunks of bytes.
+"""Runs PostgreSQL's `pg_dump` and `pg_restore` as processes with chunks of bytes as output and input.
 
-No command line has a password: it goes into the process's environment, which only its own user can read.
+No command line has a password: it is passed in the process's environment, which only its own user can read.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from serve_app.contracts.errors import InvalidValue, LedgerError, ToolMissing
 
 
 def dump(url: URL, server: str, *, schema: str, snapshot: str) -> Iterator[bytes]:
-    """The schema as of a snapshot that another session has exported, in pg_dump's own format, compressed.
+    """Yields the schema as of a snapshot that another session has exported, in pg_dump's own format, compressed.
 
-    Without the name of its revision. Raises ToolMissing; LedgerError when pg_dump fails.
+    The name of its revision is omitted. Raises ToolMissing, and LedgerError if pg_dump fails.
     """
     tool = _tool("pg_dump", server)
     wanted = ("--format=custom", f"--snapshot={snapshot}", f"--schema={schema}")
@@ -35,26 +35,26 @@ def dump(url: URL, server: str, *, schema: str, snapshot: str) -> Iterator[bytes
 
 
 def load(url: URL, dumped_by: str, *, schema: str, chunks: Iterable[bytes]) -> None:
-    """Fills a database in one transaction. Raises ToolMissing; LedgerError when pg_restore fails."""
+    """Fills a database in one transaction. Raises ToolMissing, and LedgerError if pg_restore fails."""
     tool = _tool("pg_restore", dumped_by)
     wanted = ("--single-transaction", "--exit-on-error", f"--schema={schema}")
     with _running(url, tool, *wanted, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has failed, and says why
+        with contextlib.suppress(BrokenPipeError):  # it has failed and reports why
             for chunk in chunks:
                 process.stdin.write(chunk)
             process.stdin.close()
 
 
 def major(version: str) -> int:
-    """Of a version as the server and its programs write it. Raises ValueError."""
+    """Returns the major number of a version as the server and its programs write it. Raises ValueError."""
     if (found := re.search(r"\b(\d+)(?:\.\d+|devel|beta\d|rc\d)", version)) is None:
         raise ValueError(f"no version: {version!r}")
     return int(found[1])
 
 
 def _tool(name: str, server: str) -> str:
-    """The path of a program that is no older than the server."""
+    """Returns the path of a program that is not older than the server. Raises ToolMissing."""
     needed = major(server)
     package = f"install PostgreSQL's client programs (on Debian the package postgresql-client-{needed})"
     if (path := shutil.which(name)) is None:
@@ -71,7 +71,7 @@ def _tool(name: str, server: str) -> str:
 
 @contextlib.contextmanager
 def _running(url: URL, tool: str, *arguments: str, **streams: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """The process, ended at the end. Raises LedgerError when it fails by itself."""
+    """Runs a process and waits for it, or kills it on an exception. Raises LedgerError if the process fails."""
     from psycopg.conninfo import make_conninfo
 
     _, parameters = url.get_dialect()().create_connect_args(url)
@@ -100,7 +100,7 @@ def _running(url: URL, tool: str, *arguments: str, **streams: Any) -> Iterator[s
 
 
 def _reason(errors: IO[bytes], password: str | None) -> str:
-    """Its first line that names an error."""
+    """Returns the first output line that names an error."""
     errors.seek(0)
     lines = errors.read(2**16).decode(errors="replace").splitlines()
     line = next((line for line in lines if "error:" in line), lines[0] if lines else "it says nothing")

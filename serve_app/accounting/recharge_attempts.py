@@ -1,8 +1,8 @@
-"""Payments by which accounts are recharged: when one begins, who looks after it, and what became of it.
+"""Payments that recharge accounts: when an attempt begins, which process handles it, and its outcome.
 
-Watching reads. An attempt begins under the ledger's writer lock, with balance, cap and settings read under it: however
-many processes watch, an account has one open attempt, and the payments of a month stay within its cap. What is not
-known to have failed counts.
+Watching only reads. An attempt begins under the ledger's writer lock, which also covers reading balance, cap and
+settings. However many processes watch, an account has one open attempt, and a month's payments stay within its cap.
+Attempts that are not known to have failed count towards the cap.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from serve_app.contracts.recharges import (
     WatchRecharges,
 )
 
-#: In the past tense, since it stays the reason of the pause when the outcome is known at last.
+#: In the past tense, because it stays the reason of the pause once the outcome is known.
 UNKNOWN: Final = "For a day it was not known whether a payment was made. If it was, it is credited."
 ENDED: Final = "An operator saw that it was not paid."
 BATCH: Final = 200
 MAX_DUE: Final = 100
-# As literals: by a parameter, no database finds the partial indexes.
+# Literals, because no database uses the partial indexes with a parameter.
 _ON: Final = recharges.c.state == literal_column("'on'")
 _OPEN: Final = recharge_attempts.c.state == literal_column("'open'")
 
@@ -133,7 +133,7 @@ def record_outcome(transaction: Transaction, wanted: RecordOutcome, now: float) 
     connection.execute(update(recharge_attempts).where(recharge_attempts.c.id == row.id).values(changes))
     account_id = row.account_id
     if state == "open":
-        # It stays open, for its payment may be there, and keeps others from beginning: somebody has to know.
+        # It stays open, because its payment may exist, and prevents new attempts: a notice must be sent.
         if now >= row.created_at + ORDER_S and read_account(connection, account_id).active:
             pause_recharge(transaction, account_id, UNKNOWN, wanted.audit, now)
         return
@@ -141,10 +141,10 @@ def record_outcome(transaction: Transaction, wanted: RecordOutcome, now: float) 
     write_audit(transaction, wanted.audit, "end_recharge", account_id, detail, now, subject=row.id)
     settings = read_row(connection, account_id)
     if settings is None:
-        return  # they were made after the backup from which this ledger is
+        return  # created after the backup from which this ledger was restored
     later = max(settings.next_at, now + BETWEEN_S)
     connection.execute(update(recharges).where(recharges.c.account_id == account_id).values(next_at=later))
-    # A suspended account is not recharged anyway, and a method that was replaced says nothing about the new one.
+    # A suspended account is not recharged anyway, and a replaced method says nothing about the new one.
     if state == "failed" and settings.method == row.method and read_account(connection, account_id).active:
         pause_recharge(transaction, account_id, error, wanted.audit, now)
 
@@ -162,7 +162,7 @@ def end_attempt(transaction: Transaction, wanted: EndAttempt, now: float) -> Non
 
 
 def _insert_paid(connection: Connection, paid: Paid, provider: str) -> None:
-    """An attempt that this ledger does not have, as far as its payment tells of it."""
+    """Records an attempt that this ledger does not have, as far as its payment describes it."""
     values = {
         "id": paid.attempt_id,
         "account_id": paid.account_id,
@@ -182,19 +182,19 @@ def _insert_paid(connection: Connection, paid: Paid, provider: str) -> None:
 
 
 def _is_due(connection: Connection, row: Row[Any], now: float) -> bool:
-    """Whether an account whose recharging is on, without an open attempt, is to be recharged."""
+    """Returns whether to recharge an account that has recharging on and no open attempt."""
     account = read_account(connection, row.account_id)
     if not account.active or account.available(now) > row.threshold:
         return False
     if foreign_accounts(connection, [account.account_id]):
-        return False  # it is not served, and could not be credited
+        return False  # it is not served and could not be credited
     counted = count_to_cap(connection, account.account_id, period_at("month", now).name)
     return bool(counted + row.amount <= row.monthly_cap)
 
 
 def _refusal(connection: Connection, row: Row[Any], now: float) -> str:
-    """Why the attempt's payment is not ordered any more, if there is none yet."""
-    if now >= row.created_at + ORDER_S:  # first: recharging is paused by then, which is no reason of its own
+    """Returns why the attempt's payment, if there is none yet, may no longer be ordered. Empty: it may."""
+    if now >= row.created_at + ORDER_S:  # first: by then recharging is paused, which is not the actual reason
         return "The payment could not be ordered for a day."
     settings = read_row(connection, row.account_id)
     if settings is None or settings.state != "on":

@@ -1,4 +1,4 @@
-"""Whether, when and with what an account is recharged. `recharge_attempts.py` has the payments."""
+"""Settings that decide whether, when and with what an account is recharged. `recharge_attempts.py` has the payments."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def save_method(transaction: Transaction, wanted: SaveMethod, now: float) -> str
         check_name(what, "an id of the provider", longest=200)
     row = read_row(connection, account_id)
     if row is None:
-        return None  # of another service that has the same provider
+        return None  # from a different service with the same provider
     if row.setup_id is None or row.setup_id != wanted.setup_id:
-        return None if method == row.method else method  # reported again; or recharging was turned off meanwhile
+        return None if method == row.method else method  # a repeated report, or recharging was turned off meanwhile
     ids = {"provider": wanted.provider, "customer": wanted.customer, "method": method}
     _change(connection, account_id, state="on", reason="", setup_id=None, **ids)
     write_audit(transaction, wanted.audit, "recharge_on", account_id, ids, now)
@@ -100,14 +100,14 @@ def stop_recharge(transaction: Transaction, wanted: StopRecharge, now: float) ->
     row = read_row(connection, account_id)
     if row is None or (row.state, row.setup_id) == ("off", None):
         return None
-    # Without the customer too: should the provider know it no longer, recharging can still be turned on again.
+    # Also removes the customer: if the provider no longer knows it, recharging can still be turned on again.
     _change(connection, account_id, state="off", reason="", customer=None, method=None, setup_id=None)
     write_audit(transaction, wanted.audit, "recharge_off", account_id, {"method": row.method}, now)
     return None if row.method is None else str(row.method)
 
 
 def pause_recharge(transaction: Transaction, account_id: str, reason: str, audit: Audit | None, now: float) -> None:
-    """Pauses it, if it is on, and makes the notices of that, while a day (UTC) has not had `MAX_A_DAY` of them."""
+    """Pauses recharging if it is on, and creates notices unless this UTC day already has `MAX_A_DAY` of them."""
     connection = transaction.connection
     row = read_row(connection, account_id)
     if row is None or row.state != "on":
@@ -118,7 +118,7 @@ def pause_recharge(transaction: Transaction, account_id: str, reason: str, audit
     query = select(func.count()).select_from(notices).where(*made, notices.c.detail != "")
     if connection.execute(query).scalar_one() >= MAX_A_DAY:
         return
-    # Of the kind of an alert: the release before knows no other, and what it says of this one is true as well.
+    # Uses the kind of an alert: the previous release knows no other, and its text for this kind is also true here.
     shared = {
         "account_id": account_id,
         "kind": "balance",
@@ -150,7 +150,7 @@ def read_row(connection: Connection, account_id: str) -> Row[Any] | None:
 
 
 def count_to_cap(connection: Connection, account_id: str, period: str) -> int:
-    """Nano-units of a month's attempts that are not known to have failed."""
+    """Returns the nano-units of a month's attempts that are not known to have failed."""
     has = recharge_attempts.c
     mine = (has.account_id == account_id, has.period == period, has.state != "failed")
     return int(connection.execute(select(func.coalesce(func.sum(has.amount), 0)).where(*mine)).scalar_one())
@@ -164,7 +164,7 @@ def attempt_of(row: Row[Any]) -> Attempt:
 
 
 def _targets(connection: Connection, account_id: str) -> dict[str, str]:
-    """Who has to know that recharging is paused, each with the secret of a webhook."""
+    """Returns the recipients of the notice that recharging is paused, each with its webhook secret."""
     paying = (memberships.c.account_id == account_id, memberships.c.role.in_(("owner", "billing")))
     people = select(users.c.email).join(memberships).where(*paying, users.c.suspended.is_(False))
     told = dict.fromkeys(connection.scalars(people.order_by(users.c.email)), "")

@@ -1,7 +1,7 @@
-"""The functions that run the ledger's commands. A function registers itself where it is defined.
+"""Registers the functions that run the ledger's commands. A function registers itself where it is defined.
 
-Each takes the command and the time in Unix seconds, and before these what it works on: a connection with a snapshot
-(`reads`), an open transaction (`writes`), or the database, for several short transactions (`runs_in_steps`).
+Each function takes its data source, the command, and the time in Unix seconds. The source is a connection with a
+snapshot (`reads`), an open transaction (`writes`), or the database, for several short transactions (`runs_in_steps`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Read = TypeVar("Read", bound=Callable[[Connection, Any, float], Any])
 Write = TypeVar("Write", bound=Callable[[Transaction, Any, float], Any])
 Steps = TypeVar("Steps", bound=Callable[[Database, Any, float], Any])
 
-LONG_S = 60.0  # for reads of many rows. A connection that hangs in one of them is noticed only then.
+LONG_S = 60.0  # for reads of many rows; a hanging connection is detected only after this time
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A function that reads. `timeout_s` is None where the ledger's own applies."""
+    """A function that reads. `timeout_s` is None if the ledger's timeout applies."""
 
     run: Callable[[Connection, Any, float], Any]
     timeout_s: float | None

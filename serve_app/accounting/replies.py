@@ -1,6 +1,6 @@
-"""Complete replies, kept a day for an account's retries under the same idempotency key: of each account the newest.
+"""Complete replies, kept a day for an account's retries with the same idempotency key.
 
-A reply that has left is gone as after the day: a retry is a new request.
+Each account keeps its newest replies, up to a quota. After a reply is removed, a retry is a new request.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from serve_app.contracts.units import DAY_S
 
 KEPT_S = DAY_S
 MAX_BODY = 8 * 2**20  # bytes
-MAX_PRUNED = 1000  # at once: nothing else is written meanwhile
-MAX_ACCOUNTS = 10_000  # whose writes a process counts
+MAX_PRUNED = 1000  # at once; other writes wait meanwhile
+MAX_ACCOUNTS = 10_000  # accounts whose writes a process counts
 
 
 _ADD = Upsert(
     replies,
     lambda new: {name: new[name] for name in ("request_id", "fingerprint", "body", "created_at")},
-    where=lambda new: replies.c.created_at <= new.created_at - KEPT_S,  # expired, only not removed yet
+    where=lambda new: replies.c.created_at <= new.created_at - KEPT_S,  # expired but not removed yet
 )
 
 _NEWEST = {"partition_by": replies.c.account_id, "order_by": (replies.c.created_at.desc(), replies.c.idempotency_key)}
@@ -55,21 +55,21 @@ _TRIM = delete(replies).where(
 
 @dataclass(frozen=True, slots=True)
 class ReplyQuota:
-    """What one account may keep."""
+    """Maximum that one account may keep."""
 
     replies: int = 10_000
     total_bytes: int = 64 * 2**20
 
 
 class QuotaKeeper:
-    """Holds accounts to their quota. To count is not free, so each is looked at after every sixteenth of the quota.
+    """Enforces the accounts' quota. Counting has a cost, so an account is checked after every sixteenth of the quota.
 
-    Belongs to one process; each one lets an account have so much more.
+    Belongs to one process. Each process lets an account exceed its quota by this much.
     """
 
     def __init__(self, quota: ReplyQuota) -> None:
         self._quota = quota
-        self._written: OrderedDict[str, tuple[int, int]] = OrderedDict()  # since an account was looked at last
+        self._written: OrderedDict[str, tuple[int, int]] = OrderedDict()  # since the last check of an account
 
     def enforce(self, connection: Connection, settlements: Sequence[Settlement]) -> None:
         """Removes the oldest replies of the accounts that these settlements brought above their quota."""
@@ -78,7 +78,7 @@ class QuotaKeeper:
             if settlement.reply is None or why_not_kept(settlement.reply):
                 continue
             account_id = settlement.account_id
-            # One that was not seen for long counts as due: its number may be that of another process.
+            # An account not seen for a long time counts as due: another process may have counted its replies.
             count, size = self._written.pop(account_id, (self._quota.replies, 0))
             count, size = count + 1, size + len(settlement.reply.body)
             if count * 16 >= self._quota.replies or size * 16 >= self._quota.total_bytes:
@@ -93,7 +93,7 @@ class QuotaKeeper:
 
 
 def why_not_kept(reply: StoredReply) -> str | None:
-    """What makes a reply impossible to keep, or None."""
+    """Returns why a reply cannot be kept, or None."""
     for name in ("idempotency_key", "fingerprint"):
         text = getattr(reply, name, None)
         if not is_text(text, 255):
@@ -110,7 +110,7 @@ def reply_row(settlement: Settlement, reply: StoredReply, now: float) -> dict[st
 
 
 def write_replies(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
-    """Keeps replies, at least one; one that is kept already under the same idempotency key stands."""
+    """Stores replies, at least one. A reply that is already stored under the same idempotency key is not replaced."""
     _ADD.run(connection, rows)
 
 

@@ -1,7 +1,7 @@
-"""A new ledger from a backup.
+"""Creates a new ledger from a backup.
 
-A restored ledger has no revision until it is verified, and a service does not start on one without: what was cut off
-half-way passes for nothing. On SQLite it does not even have its name before.
+A restored ledger has no revision until it is verified, and a service does not start on a ledger without one. An
+interrupted restore is therefore never used. On SQLite, the file also gets its name only then.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from serve_app.contracts.errors import Conflict, InvalidValue, LedgerError, Sche
 from serve_app.contracts.units import DAY_S
 from serve_app.storage.spool_file import flush_folder
 
-# More than a ledger gives out between a backup and its loss.
+# More than a ledger assigns between a backup and its loss.
 AHEAD: Final = 10**12
 NO_RECHARGE_S: Final = DAY_S
 
@@ -39,14 +39,14 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What is in the new ledger, and what its books lack: that was so in the backup, too."""
+    """Contents of the new ledger, and the differences in its books, which the backup also had."""
 
     manifest: Manifest
     differences: tuple[Difference, ...]
 
 
 def restore(file: Path, url: str | URL, now: float, progress: Progress) -> Restored:
-    """Fills a new, empty database. Raises LedgerError; then there is no ledger that a service would start on.
+    """Fills a new, empty database. Raises LedgerError; there is then no ledger on which a service would start.
 
     InvalidValue: the file is damaged or of another kind of database. Conflict: the database is not empty.
     SchemaMismatch: a newer release made the backup.
@@ -78,7 +78,7 @@ def _load(url: URL, backup: BackupFile) -> None:
 
 
 def _finish(database: Database, manifest: Manifest, now: float, progress: Progress) -> tuple[Difference, ...]:
-    """Verifies what was filled in, makes it safe to start a service on, and names its revision."""
+    """Verifies the restored rows, makes the ledger safe to start a service on, and names its revision."""
     with database.snapshot(LONGEST_S) as connection:
         found = count_rows(connection)
     if found != manifest.rows:
@@ -102,12 +102,12 @@ def _finish(database: Database, manifest: Manifest, now: float, progress: Progre
 
 
 def _part_from_the_lost(connection: Connection, now: float) -> None:
-    """Nothing that a living process remembers of the lost ledger may pass for news of this one, nor the reverse.
+    """Separates this ledger from the lost one, so that no process mistakes the state of one for news of the other.
 
-    Versions and epochs go on far ahead, so all accounts and keys are news to whoever follows the changes. Leases are
-    not released: should a limiter of the lost ledger still run, its successor waits it out. The holds that were posted
-    have ended with it; what they cost is in a spool, or lost. No account is recharged for a day: what was paid after
-    the backup is not in this ledger until the provider reports it again.
+    Versions and epochs continue far ahead, so all accounts and keys are news to every process that reads the changes.
+    Leases are not released: if a limiter of the lost ledger still runs, its successor waits until its lease is over.
+    Posted holds ended with the lost ledger; their costs are in a spool, or lost. No account is recharged for a day:
+    payments after the backup are missing in this ledger until the provider reports them again.
     """
     for table in (accounts, api_keys, head):
         connection.execute(update(table).values(version=table.c.version + AHEAD))
@@ -151,7 +151,7 @@ def _expect_empty(database: Database, manifest: Manifest) -> None:
 
 @contextlib.contextmanager
 def _new_file(path: Path) -> Iterator[Path]:
-    """A path beside it for a SQLite ledger, which gets its name at the end. Raises Conflict, InvalidValue."""
+    """Yields a draft path for a SQLite ledger, which gets its name at the end. Raises Conflict, InvalidValue."""
     for suffix in ("", "-wal", "-shm", "-journal"):  # a log of the lost ledger would be applied to the new one
         if (old := path.with_name(path.name + suffix)).exists():
             raise Conflict(f"{old} exists: move {path.name}* away, or name a new file")
@@ -161,7 +161,7 @@ def _new_file(path: Path) -> Iterator[Path]:
             yield draft
             with draft.open("rb") as file:
                 os.fsync(file.fileno())
-            os.link(draft, path)  # a rename would replace what another process has made meanwhile
+            os.link(draft, path)  # a rename would replace a file that another process made meanwhile
             flush_folder(path.parent)
     except FileExistsError:
         raise Conflict(f"{path} exists: move it away, or name a new file") from None

@@ -1,6 +1,6 @@
-"""Refunds and chargebacks. No balance is ever negative: what was spent already is a loss, recorded on the audit log.
+"""Refunds and chargebacks. No balance is ever negative: money already spent is a loss, recorded in the audit log.
 
-A return is known again by its journal entry. Where nothing was left to take there is none: then by its audit record.
+A return is recognised by its journal entry. If nothing was left to take, it has no entry, but an audit record.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def return_payment(transaction: Transaction, wanted: ReturnPayment, now: float) 
 
 
 def _to_give_back(connection: Connection, wanted: ReturnPayment) -> int:
-    """What came again makes up for our loss first: the customer has spent that, and would have it twice."""
+    """Returns the amount to give back. Our loss is covered first: the customer has spent that part already."""
     entry = _entry(connection, wanted.account_id, wanted.reverses)
     if entry is None:
         return 0
@@ -80,7 +80,7 @@ def _entry(connection: Connection, account_id: str, key: str) -> Row[Any] | None
 
 
 def _lost(connection: Connection, account_id: str, key: str) -> int | None:
-    """What a return could not take, None if it took all or is not there."""
+    """Returns the amount that a return could not take. None: it took all, or does not exist."""
     log = audit_log.c
     mine = (log.account_id == account_id, log.action == NOT_COVERED, log.subject == key)
     detail = connection.execute(select(log.detail).where(*mine).limit(1)).scalar()

@@ -1,7 +1,7 @@
-"""The ledger's tables, the same on SQLite and PostgreSQL. The migrations must lead to exactly this (a test compares).
+"""The ledger's tables, identical on SQLite and PostgreSQL. The migrations must produce exactly this (a test compares).
 
-Money is integer nano-units, times are Unix seconds, days are YYYY-MM-DD in UTC. The columns of limits follow from
-`contracts.limits`. Triggers refuse changes of append-only tables, and removals until an archive has the rows.
+Money is integer nano-units, times are Unix seconds, days are YYYY-MM-DD in UTC. The columns of limits derive from
+`contracts.limits`. Triggers reject changes of append-only tables, and removals until an archive has the rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from serve_app.contracts.limits import ACCOUNT_LIMITS, KEY_LIMITS
 
-#: What a usage row counts of a request and a daily aggregate sums: tokens, and nano-units that were paid and not paid.
+#: Counts of a usage row, which a daily aggregate sums: tokens, and nano-units that were paid and not paid.
 COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "charged", "uncollected")
 DAILY_GROUP = ("account_id", "day", "key_id", "model")
 DAILY_SUMS = ("requests", *COUNTS)
@@ -42,16 +42,16 @@ metadata = MetaData(
 
 Number = BigInteger().with_variant(Integer, "sqlite")
 
-# One row. A writer locks it first and holds it until the commit, so versions and entry numbers become visible in their
-# order: a reader that has seen version v can never see a smaller one later.
+# One row. A writer locks it first and holds it until the commit, so versions and entry numbers become visible in order:
+# a reader that has seen version v never sees a smaller one later.
 head = Table(
     "ledger_head",
     metadata,
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("version", BigInteger, nullable=False),  # the last change of an account or key
-    Column("entry", BigInteger, nullable=False),  # the last journal entry; their numbers have no gaps
-    Column("audit", BigInteger, nullable=False, server_default=text("0")),  # the last record of the audit log, likewise
-    Column("currency", Text),  # of all accounts and prices; null: no service has named it yet
+    Column("entry", BigInteger, nullable=False),  # the last journal entry; numbers have no gaps
+    Column("audit", BigInteger, nullable=False, server_default=text("0")),  # the last audit record; likewise no gaps
+    Column("currency", Text),  # of all accounts and prices; null: no service has set it yet
     # The oldest release that runs on this schema, by the last revision that it knows.
     Column("runs_from", Text, nullable=False, server_default=text("'0001'")),
     CheckConstraint("id = 1", name="one_row"),
@@ -89,15 +89,15 @@ api_keys = Table(
     Column("revoked_at", Double),
     Column("models", Text),  # a JSON array of identifiers; null: all
     *(Column(limit, BigInteger) for limit in KEY_LIMITS),
-    Column("budget", BigInteger),  # nano-units a period
-    Column("budget_period", Text),  # "day" or "month", null where the budget is
+    Column("budget", BigInteger),  # nano-units per period
+    Column("budget_period", Text),  # "day" or "month"; null if the budget is null
     Column("expires_at", Double),
     Column("tags", Text),  # a JSON array of texts; null: none
     Column("addresses", Text),  # a JSON array of CIDR networks; null: any
 )
 
-# What a key with a budget has been charged in a period of its kind, YYYY-MM-DD or YYYY-MM: always the sum of its usage
-# rows. Removed and counted anew when the kind changes.
+# Charges of a key with a budget in a period of its kind, YYYY-MM-DD or YYYY-MM: always the sum of its usage rows.
+# Removed and counted again when the kind changes.
 key_spend = Table(
     "key_spend",
     metadata,
@@ -112,7 +112,7 @@ price_versions = Table(  # append-only
     metadata,
     Column("id", Number, primary_key=True),
     Column("model", Text, nullable=False),
-    Column("input", BigInteger, nullable=False),  # nano-units per token, as the next two
+    Column("input", BigInteger, nullable=False),  # nano-units per token; likewise the next two
     Column("cached_input", BigInteger, nullable=False),
     Column("output", BigInteger, nullable=False),
     Column("created_at", Double, nullable=False),
@@ -146,7 +146,7 @@ postings = Table(  # append-only
     Column("entry_id", BigInteger, ForeignKey("journal_entries.id"), primary_key=True, autoincrement=False),
     Column("line", Integer, primary_key=True, autoincrement=False),
     Column("ledger_account", Text, nullable=False),
-    Column("amount", BigInteger, nullable=False),  # what the ledger account gains; an entry's amounts sum to zero
+    Column("amount", BigInteger, nullable=False),  # gain of the ledger account; an entry's amounts sum to zero
 )
 
 grants = Table(
@@ -155,7 +155,7 @@ grants = Table(
     Column("entry_id", BigInteger, ForeignKey("journal_entries.id"), primary_key=True, autoincrement=False),
     Column("account_id", Text, ForeignKey("accounts.id"), nullable=False, index=True),
     Column("amount", BigInteger, nullable=False),
-    Column("remaining", BigInteger, nullable=False),  # over an account's grants: accounts.granted
+    Column("remaining", BigInteger, nullable=False),  # sums to accounts.granted over an account's grants
     Column("expires_at", Double),
     CheckConstraint("0 <= remaining AND remaining <= amount", name="remaining_within_amount"),
 )
@@ -189,7 +189,7 @@ usage = Table(  # append-only
     Column("finished_at", Double, nullable=False),
     Column("settled_at", Double, nullable=False),
     Column("entry_id", BigInteger, ForeignKey("journal_entries.id"), unique=True),  # null: nothing was charged
-    # Of rows without an entry: rises with the commits, as entry_id does for the others. A trigger sets it.
+    # For rows without an entry: increases with the commits, as entry_id does for the others. A trigger sets it.
     Column("number", BigInteger),
     CheckConstraint("charged >= 0", name="charged_not_negative"),
     CheckConstraint("uncollected >= 0", name="uncollected_not_negative"),
@@ -226,12 +226,12 @@ replies = Table(
     Column("created_at", Double, nullable=False, index=True),
 )
 
-# What could not be settled, until an operator has it settled.
+# Settlements that could not be settled, until an operator has them settled.
 stuck_settlements = Table(
     "stuck_settlements",
     metadata,
     Column("stuck_id", Text, primary_key=True),  # the request's id
-    Column("account_id", Text, nullable=False),  # as sent: there may be no such account
+    Column("account_id", Text, nullable=False),  # as sent: the account may not exist
     Column("settlement", Text, nullable=False),  # JSON, as in a spool; without the reply
     Column("refusal", Text, nullable=False),
     Column("reason", Text, nullable=False),
@@ -255,21 +255,21 @@ audit_log = Table(  # append-only
     Index("ix_audit_log_account_id_id", "account_id", "id"),
 )
 
-# Which limiter admits for a shard: `limiter_leases.py` has the rules. A few rows.
+# The limiter that admits for each shard: `limiter_leases.py` has the rules. A few rows.
 limiter_leases = Table(
     "limiter_leases",
     metadata,
-    Column("shards", Integer, primary_key=True, autoincrement=False),  # of the service that it belongs to
+    Column("shards", Integer, primary_key=True, autoincrement=False),  # of the service to which it belongs
     Column("shard", Integer, primary_key=True, autoincrement=False),
-    Column("epoch", BigInteger, nullable=False),  # over all rows each new one is the highest so far
+    Column("epoch", BigInteger, nullable=False),  # each new epoch is the highest over all rows
     Column("holder", Text, nullable=False),
     Column("renewals", BigInteger, nullable=False),
-    Column("lasts_s", Double, nullable=False),  # seconds that the holder may admit after it has sent a renewal
+    Column("lasts_s", Double, nullable=False),  # seconds for which the holder may admit after it has sent a renewal
     Column("released", Boolean, nullable=False),
     Column("wanted", Integer, nullable=False),  # requests that wait at a limiter without the lease
 )
 
-# Open holds that the holder of the lease may not know from gateways of its own. Mostly empty.
+# Open holds that the holder of the lease may not learn from its own gateways. Mostly empty.
 limiter_holds = Table(
     "limiter_holds",
     metadata,
@@ -280,10 +280,10 @@ limiter_holds = Table(
     Column("posted_at", Double, nullable=False),
 )
 
-# Up to where the check has proven the books, and the sums of what it read: everything up to journal entry `entry` and,
-# of usage rows without an entry, up to `number`. One row is the "last" checkpoint; "full" is a check from the
-# beginning that still runs, and "old" what it has replaced. A "closing" stands for the rows of an archive: its sums are
-# those of that archive alone, and the others' are those of the rows after the closings up to `closing`.
+# The place up to which the check has proven the books, and the sums of the rows that it read: everything up to journal
+# entry `entry`, and usage rows without an entry up to `number`. One row is the "last" checkpoint. "full" is a running
+# check from the beginning, and "old" a replaced checkpoint. A "closing" stands for the rows of an archive and has the
+# sums of that archive alone. The others have the sums of the rows after the closings up to `closing`.
 checkpoints = Table(
     "checkpoints",
     metadata,
@@ -292,12 +292,12 @@ checkpoints = Table(
     Column("closing", BigInteger, nullable=False),  # 0: it begins with the first entry
     Column("entry", BigInteger, nullable=False),
     Column("number", BigInteger, nullable=False),
-    Column("entries", BigInteger, nullable=False),  # how many rows were read, as the next
+    Column("entries", BigInteger, nullable=False),  # number of rows read; likewise the next
     Column("usage_rows", BigInteger, nullable=False),
     Column("updated_at", Double, nullable=False),
-    Column("proven_at", Double),  # null: no check has come to its end yet
+    Column("proven_at", Double),  # null: no check has completed yet
     CheckConstraint("kind IN ('last', 'full', 'closing', 'old')", name="kind"),
-    sqlite_autoincrement=True,  # a check that goes on must not find another one under its number
+    sqlite_autoincrement=True,  # a check that continues must not find a different checkpoint under its number
 )
 
 checkpoint_balances = Table(
@@ -316,7 +316,7 @@ checkpoint_daily = Table(
     *(Column(count, BigInteger, nullable=False) for count in DAILY_SUMS),
 )
 
-# What was found in rows that lie before the checkpoint. Only a check from the beginning can find it gone.
+# Differences found in rows before the checkpoint. Only a check from the beginning can clear them.
 checkpoint_differences = Table(
     "checkpoint_differences",
     metadata,
@@ -326,8 +326,8 @@ checkpoint_differences = Table(
     Column("message", Text, nullable=False),
 )
 
-# Once `exported_at` is set, the charges up to journal entry `entry`, and usage rows without one up to `number`, may be
-# removed: triggers ask this table.
+# Once `exported_at` is set, the charges up to journal entry `entry`, and usage rows without an entry up to `number`,
+# may be removed. Triggers read this table.
 archives = Table(
     "archives",
     metadata,
@@ -340,15 +340,16 @@ archives = Table(
     Column("removed_at", Double),
 )
 
-# Who gets an identifier's requests: the row with the highest version, or `config.yaml` where its weights are empty.
+# Backends that get an identifier's requests: the row with the highest version applies, or `config.yaml` if its weights
+# are empty.
 served_traffic = Table(  # append-only
     "served_traffic",
     metadata,
     Column("version", Number, primary_key=True, autoincrement=False),
     Column("identifier", Text, nullable=False),
-    Column("weights", Text, nullable=False),  # a JSON object, backend to weight
+    Column("weights", Text, nullable=False),  # a JSON object of backend to weight
     Column("before", BigInteger),  # the row that a rollback restores
-    Column("undoes", BigInteger),  # of a rollback: the row that it took back
+    Column("undoes", BigInteger),  # for a rollback: the row that it took back
     Column("changed_at", Double, nullable=False),
     Column("actor", Text, nullable=False),
     Column("reason", Text, nullable=False),
@@ -361,7 +362,7 @@ served_prices = Table(  # append-only
     Column("version", Number, primary_key=True, autoincrement=False),
     Column("identifier", Text, nullable=False),
     Column("effective_at", Double, nullable=False),
-    Column("input", BigInteger, nullable=False),  # nano-units per token, as the next two
+    Column("input", BigInteger, nullable=False),  # nano-units per token; likewise the next two
     Column("cached_input", BigInteger, nullable=False),
     Column("output", BigInteger, nullable=False),
 )
@@ -371,7 +372,7 @@ served_models = Table(
     metadata,
     Column("identifier", Text, primary_key=True),
     Column("version", BigInteger, nullable=False),
-    Column("since", BigInteger, nullable=False),  # its last creation or removal: earlier prices hold no more
+    Column("since", BigInteger, nullable=False),  # its last creation or removal: earlier prices no longer apply
     Column("spec", Text, nullable=False),  # a ModelSpec as a JSON object
     Column("created_at", Double, nullable=False),
     Column("removed_at", Double),
@@ -382,11 +383,11 @@ served_backends = Table(
     metadata,
     Column("name", Text, primary_key=True),
     Column("version", BigInteger, nullable=False),
-    Column("args", Text, nullable=False),  # a JSON object, as the next; neither ever changes
+    Column("args", Text, nullable=False),  # a JSON object; likewise the next; neither ever changes
     Column("options", Text, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("retired_at", Double),
 )
 
-# Tables with a file of their own. `metadata` is complete only with them.
+# Tables defined in a separate file. `metadata` is complete only with them.
 import serve_app.accounting.console_tables  # noqa: E402, F401

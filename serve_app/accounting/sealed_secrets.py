@@ -23,7 +23,7 @@ _TABLES: Final[dict[str, tuple[Table, Any]]] = {
 
 @reads(ListSealed)
 def list_sealed(connection: Connection, wanted: ListSealed, _now: float) -> tuple[list[SealedSecret], str | None]:
-    """`after` is a table's name and an id."""
+    """Lists sealed secrets. `after` is a table's name and an id."""
     at, _, after = wanted.after.partition(" ")
     names = list(_TABLES)
     found: list[SealedSecret] = []
@@ -52,7 +52,7 @@ def reseal(transaction: Transaction, wanted: Reseal, _now: float) -> int:
     changed = 0
     for one, resealed in zip(wanted.sealed, wanted.resealed, strict=True):
         table, column = _TABLES[one.table]
-        # A secret that was changed meanwhile stays as it is.
+        # A secret that has changed meanwhile is not replaced.
         same = (table.c.id == one.row_id, column == one.stored)
         changed += transaction.connection.execute(update(table).where(*same).values({column.name: resealed})).rowcount
     return changed

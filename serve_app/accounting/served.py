@@ -1,4 +1,4 @@
-"""What is served, read as of one moment."""
+"""Reads traffic, identifiers, prices and backends in one snapshot."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from serve_app.contracts.served import (
 from serve_app.contracts.served_commands import ReadServed
 from serve_app.contracts.units import DAY_S
 
-RETIRED_S: Final = 30 * DAY_S  # for so long gateways hear of a backend that was retired, to delete it
+RETIRED_S: Final = 30 * DAY_S  # time for which gateways receive a retired backend, to delete it
 _EARLIER_S: Final = DAY_S  # a gateway with a slow clock may still use the previous price for this long
 
 _TABLES = (served_traffic, served_prices, served_models, served_backends)
@@ -54,7 +54,7 @@ def read_served(connection: Connection, wanted: ReadServed, now: float) -> Serve
 
 
 def current_traffic(connection: Connection) -> dict[str, Traffic]:
-    """By identifier; without those for which the weights of `config.yaml` hold."""
+    """Returns the traffic by identifier, without identifiers to which the weights of `config.yaml` apply."""
     last = select(func.max(served_traffic.c.version)).group_by(served_traffic.c.identifier)
     query = select(served_traffic).where(served_traffic.c.version.in_(last)).order_by(served_traffic.c.identifier)
     rows = map(traffic_of, connection.execute(query))
@@ -62,7 +62,7 @@ def current_traffic(connection: Connection) -> dict[str, Traffic]:
 
 
 def read_traffic(connection: Connection, versions: Iterable[int | None]) -> list[Traffic]:
-    """The rows of these versions."""
+    """Returns the rows with these versions."""
     known = [version for version in versions if version is not None]
     query = select(served_traffic).where(served_traffic.c.version.in_(known))
     return [traffic_of(row) for row in connection.execute(query)] if known else []
@@ -97,7 +97,7 @@ def model_of(row: Row[Any]) -> ServedModel:
 
 
 def spec_of(stored: dict[str, Any]) -> ModelSpec:
-    """Fields that a later release has added are left out."""
+    """Returns the spec without the fields that a later release has added."""
     values = {one.name: stored[one.name] for one in fields(ModelSpec) if one.name in stored}
     sampling = {one.name: stored["sampling"].get(one.name) for one in fields(SamplingDefaults)}
     return ModelSpec(**{**values, "sampling": SamplingDefaults(**sampling)})

@@ -1,4 +1,4 @@
-"""Backends that are deployed by command. A name stands for one content for good: no command changes a running one."""
+"""Backends deployed by command. A name permanently stands for one content: no command changes a running backend."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def retire_backend(transaction: Transaction, wanted: RetireBackend, now: float) 
 
 
 def check_not_retired(connection: Connection, names: Iterable[str]) -> None:
-    """Raises Conflict for a backend that is retired. Those of `config.yaml` are unknown here."""
+    """Raises Conflict for a retired backend. The backends of `config.yaml` are unknown here."""
     retired = served_backends.c.retired_at.is_not(None)
     query = select(served_backends.c.name).where(served_backends.c.name.in_({*map(application_of, names)}), retired)
     if found := sorted(connection.execute(query).scalars()):
@@ -66,7 +66,7 @@ def check_not_retired(connection: Connection, names: Iterable[str]) -> None:
 
 
 def _users(connection: Connection, name: str) -> list[str]:
-    """The identifiers that send requests to a backend, or may."""
+    """Returns the identifiers that send requests to a backend, or may send them."""
     using = {
         identifier
         for identifier, traffic in current_traffic(connection).items()
@@ -99,7 +99,7 @@ def _content(wanted: DeployBackend) -> dict[str, Any]:
 
 
 def _as_json(what: str, given: Mapping[str, Any]) -> str:
-    """Raises InvalidValue."""
+    """Returns the value as JSON. Raises InvalidValue."""
     try:
         text = json.dumps(dict(given), ensure_ascii=True, allow_nan=False)
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Identifiers beside those of `config.yaml`, and the prices of all."""
+"""Identifiers besides those of `config.yaml`, and the prices of all identifiers."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def list_prices(connection: Connection, wanted: ListPrices, _now: float) -> list
 
 
 def _prices(connection: Connection, identifier: str) -> list[PriceVersion]:
-    """In the order of `price_at`; without those from before the identifier was removed."""
+    """Returns prices in the order of `price_at`, without those from before the identifier was removed."""
     row = connection.execute(_named(identifier)).one_or_none()
     prices, since = served_prices.c, 0 if row is None else row.since
     query = select(served_prices).where(equals(prices.identifier, identifier), prices.version >= since)

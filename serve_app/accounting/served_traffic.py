@@ -1,7 +1,7 @@
-"""Who gets an identifier's requests. A change compares the version that it replaces, and every row stays.
+"""Shares of an identifier's requests. A change compares the version that it replaces, and every row stays.
 
-A roll-out is several rows that raise the same backends: `before` of each is the row from before the first of them, so
-one rollback undoes all of it. A rollback is a new row. Its own `before` is that of the row that it restores.
+A roll-out is several rows that raise the same backends. `before` of each is the row from before the first of them, so
+one rollback undoes the whole roll-out. A rollback is a new row, whose `before` is that of the row that it restores.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from serve_app.contracts.served_commands import ListTraffic, RollBackTraffic, Se
 
 MAX_BACKENDS: Final = 100
 MAX_WEIGHT: Final = 1_000_000
-CONFIGURED: Final = "config.yaml"  # the actor of weights that held before the first row
+CONFIGURED: Final = "config.yaml"  # actor of the weights that applied before the first row
 _MAX_REASON: Final = 500  # characters
 
 
@@ -45,7 +45,7 @@ def set_traffic(transaction: Transaction, wanted: SetTraffic, now: float) -> Tra
     if not weights and is_created:
         raise InvalidValue(f"weights of {identifier}: at least one backend needs a weight above 0")
     if last is not None and last.weights == weights:
-        return last  # no change, no version: perhaps a repetition
+        return last  # no change, no new version; perhaps a repetition
     if wanted.expected is not None and wanted.expected != (current.version if current else 0):
         raise _changed_meanwhile(identifier, current, wanted.expected)
     check_not_retired(connection, weights)
@@ -100,18 +100,18 @@ def list_traffic(connection: Connection, wanted: ListTraffic, _now: float) -> li
 def start_traffic(
     transaction: Transaction, identifier: str, weights: Mapping[str, int], actor: str, now: float
 ) -> None:
-    """The first row of a new identifier; a rollback does not go further."""
+    """Inserts the first row of a new identifier. A rollback does not go back further."""
     row = Traffic(identifier, transaction.next_version(), weights, now, actor, "created")
     _insert(transaction.connection, row)
 
 
 def end_traffic(transaction: Transaction, identifier: str, actor: str, now: float) -> None:
-    """The last row of an identifier that is removed."""
+    """Inserts the last row of an identifier that is removed."""
     _insert(transaction.connection, Traffic(identifier, transaction.next_version(), {}, now, actor, "removed"))
 
 
 def last_row(connection: Connection, identifier: str) -> Traffic | None:
-    """With empty weights: those of `config.yaml` hold, or the identifier was removed."""
+    """Returns the last row. Empty weights: those of `config.yaml` apply, or the identifier was removed."""
     row = connection.execute(_rows_of(identifier).limit(1)).one_or_none()
     return None if row is None else traffic_of(row)
 
@@ -121,7 +121,7 @@ def actor_of(audit: Audit | None) -> str:
 
 
 def check_weights(given: Mapping[str, int]) -> dict[str, int]:
-    """The weights above 0. Raises InvalidValue."""
+    """Returns the weights above 0. Raises InvalidValue."""
     if len(given) > MAX_BACKENDS:
         raise InvalidValue(f"an identifier has at most {MAX_BACKENDS} backends")
     for name, weight in given.items():
@@ -140,17 +140,17 @@ def check_reason(reason: str) -> None:
 
 
 def _before(connection: Connection, weights: Mapping[str, int], current: Traffic | None) -> int | None:
-    """The row that a rollback from these weights restores."""
+    """Returns the version of the row that a rollback from these weights restores."""
     if current is None or not weights:
         return None
     for start in read_traffic(connection, [current.before]):
         if raised(weights, start.weights) == raised(current.weights, start.weights) != set():
-            return start.version  # one more step of the same roll-out
+            return start.version  # another step of the same roll-out
     return current.version
 
 
 def _rows_of(identifier: str) -> Any:
-    """Newest first."""
+    """Returns a query for an identifier's rows, newest first."""
     return (
         select(served_traffic)
         .where(equals(served_traffic.c.identifier, identifier))

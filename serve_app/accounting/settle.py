@@ -1,7 +1,7 @@
-"""Settlement: a batch of finished requests becomes charges, usage rows and aggregates in one transaction.
+"""Settlement: turns a batch of finished requests into charges, usage rows and aggregates in one transaction.
 
-A batch takes about a dozen statements at any size. Pure functions decide it from what was read under the writer's
-lock; nothing here retries or waits.
+A batch takes about a dozen statements at any size. Pure functions compute it from data read under the writer's lock.
+Nothing here retries or waits.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from serve_app.contracts.periods import BudgetPeriod, period_at
 logger = logging.getLogger(__name__)
 
 MAX_BATCH = 1000
-MAX_TOKENS = 10**9  # of one request and kind
+MAX_TOKENS = 10**9  # per request and kind
 _YEAR_10000 = 253402300800.0
 _AS_SETTLED = tuple(column.name for column in fields(RequestUsage) if column.name not in ("price", "outcome"))
 
 
-# Built once: to build a statement and find its compiled form takes SQLAlchemy longer than SQLite takes to run it.
+# Built once: SQLAlchemy takes longer to build a statement and find its compiled form than SQLite takes to run it.
 _ADD_UP = Upsert(usage_daily, lambda new: {name: usage_daily.c[name] + new[name] for name in DAILY_SUMS})
 _SET_FUNDS = (
     update(accounts)
@@ -61,27 +61,27 @@ _KEYS = select(api_keys.c.id, api_keys.c.account_id, api_keys.c.budget_period).w
 _EARLIER = select(usage).where(usage.c.request_id.in_(bindparam("ids", expanding=True)))
 _PRICES = select(price_versions).where(price_versions.c.model.in_(bindparam("ids", expanding=True)))
 _ADD_USAGE = insert(usage)
-# In the transaction of the settlement, as `limiter_leases.py` says.
+# In the settlement's transaction, as `limiter_leases.py` requires.
 _REMOVE_POSTED = delete(limiter_holds).where(limiter_holds.c.request_id.in_(bindparam("ids", expanding=True)))
 _SET_KEY_VERSION = update(api_keys).where(api_keys.c.id == bindparam("key")).values(version=bindparam("next"))
 
 
 @dataclass(slots=True)
 class _Account:
-    """An account while a batch is worked out."""
+    """An account while a batch is computed."""
 
     account_id: str
     granted: int
     topped_up: int
     version: int
-    lots: list[Lot]  # of the grants, in the order in which they are spent
-    is_foreign: bool = False  # kept in another currency than prices
+    lots: list[Lot]  # of the grants, in spending order
+    is_foreign: bool = False  # its currency differs from that of prices
     touched: bool = False
 
 
 @dataclass(slots=True)
 class _Key:
-    """An API key while a batch is worked out."""
+    """An API key while a batch is computed."""
 
     account_id: str
     period: BudgetPeriod | None  # of its budget
@@ -90,18 +90,18 @@ class _Key:
 
 @dataclass(slots=True)
 class _Batch:
-    """What the database holds before the batch, and what the batch adds to it."""
+    """Data in the database before the batch, and the data that the batch adds."""
 
     accounts: dict[str, _Account] = field(default_factory=dict)
     keys: dict[str, _Key] = field(default_factory=dict)
     recorded: dict[str, dict[str, Any]] = field(default_factory=dict)  # usage rows by request id, earlier and new
     prices: dict[tuple[str, Price], int] = field(default_factory=dict)
-    spend: dict[tuple[str, str], int] = field(default_factory=dict)  # by key and period, of keys with a budget
+    spend: dict[tuple[str, str], int] = field(default_factory=dict)  # by key and period, for keys with a budget
     entries: list[Entry] = field(default_factory=list)
     usage: list[dict[str, Any]] = field(default_factory=list)
     daily: dict[tuple[str, ...], dict[str, Any]] = field(default_factory=dict)
     replies: list[dict[str, Any]] = field(default_factory=list)
-    closed_before: float = 0.0  # Unix time: the rows of requests that ended before may be in an archive
+    closed_before: float = 0.0  # Unix time: rows of requests that ended before it may be in an archive
 
 
 def settle(
@@ -109,13 +109,13 @@ def settle(
 ) -> list[Settled | SettlementRejected]:
     if len(settlements) > MAX_BATCH:
         raise ValueError(f"{len(settlements)} settlements at once: settle at most {MAX_BATCH} in a batch")
-    refused: dict[int, SettlementRejected] = {}  # by index, as the next
+    refused: dict[int, SettlementRejected] = {}  # by index, like the next
     for index, settlement in enumerate(settlements):
         if reason := _why_invalid(settlement):
             refused[index] = SettlementRejected(str(settlement.request_id), Refusal.INVALID, reason)
     valid = {index: settlement for index, settlement in enumerate(settlements) if index not in refused}
     batch = _read(transaction.connection, list(valid.values()), now) if valid else _Batch()
-    new: set[int] = set()  # the settlements that this batch records
+    new: set[int] = set()  # settlements that this batch records
     for index, settlement in valid.items():
         if rejected := _why_rejected(batch, settlement):
             refused[index] = rejected
@@ -125,7 +125,7 @@ def settle(
             _keep_reply(batch, settlement, now)
             new.add(index)
         elif _is_same(settlement, batch.recorded[settlement.request_id], batch.prices):
-            _keep_reply(batch, settlement, now)  # the first may have come from a process that had no reply to keep
+            _keep_reply(batch, settlement, now)  # the first may have come from a process without a reply
         else:
             logger.warning("request %s was settled before with other content; the first stands", settlement.request_id)
     if batch.usage:
@@ -143,7 +143,7 @@ def settle(
 
 
 def _why_invalid(settlement: Settlement) -> str | None:
-    """What makes a settlement impossible for any ledger, or None."""
+    """Returns why a settlement is invalid for any ledger, or None."""
     for name in ("request_id", "account_id", "key_id", "model", "backend"):
         text = getattr(settlement, name)
         if not isinstance(text, str) or not 1 <= len(text) <= 200 or not text.isprintable():
@@ -199,7 +199,7 @@ def _day(settlement: Settlement) -> str:
 
 
 def _read_spend(connection: Connection, batch: _Batch, settlements: Sequence[Settlement], now: float) -> None:
-    """What the keys with a budget have spent: in the running period, and in those that the settlements belong to."""
+    """Reads the spending of keys with a budget, in the current period and in the periods of the settlements."""
     wanted: dict[tuple[str, str], str] = {}  # account by key and period
     for settlement in settlements:
         key = batch.keys.get(settlement.key_id)
@@ -222,7 +222,7 @@ def _why_rejected(batch: _Batch, settlement: Settlement) -> SettlementRejected |
         return SettlementRejected(request_id, Refusal.KEY_NOT_FOUND, message)
     recorded = batch.recorded.get(request_id)
     if recorded is not None and recorded["account_id"] != account_id:
-        # The first result would show one account's charge, or balance, to another.
+        # The first result would reveal one account's charge or balance to another account.
         message = "this request id was settled for another account: request ids must be unique"
         return SettlementRejected(request_id, Refusal.REQUEST_OF_ANOTHER_ACCOUNT, message)
     if recorded is None and batch.accounts[account_id].is_foreign:
@@ -296,7 +296,7 @@ def _keep_reply(batch: _Batch, settlement: Settlement, now: float) -> None:
     reason = replies.why_not_kept(settlement.reply)
     if reason is None:
         batch.replies.append(replies.reply_row(settlement, settlement.reply, now))
-    else:  # the usage counts all the same
+    else:  # the usage counts anyway
         logger.error("the reply to request %s is not kept: %s", settlement.request_id, reason)
 
 
@@ -324,7 +324,7 @@ def _write_usage(transaction: Transaction, batch: _Batch) -> None:
         spend = {(key_id, period): spent for (key_id, period), spent in batch.spend.items() if key_id in with_budget}
         budgets.write_spend(connection, spend)
         bumped = [{"key": key_id, "next": transaction.next_version()} for key_id in with_budget]
-        connection.execute(_SET_KEY_VERSION, bumped)  # the feed carries what the key has spent
+        connection.execute(_SET_KEY_VERSION, bumped)  # the feed carries the key's spending
 
 
 def _settled(batch: _Batch, settlement: Settlement, now: float, *, duplicate: bool) -> Settled:
@@ -344,10 +344,11 @@ def _settled(batch: _Batch, settlement: Settlement, now: float, *, duplicate: bo
 
 
 def _is_same(settlement: Settlement, row: dict[str, Any], prices: dict[tuple[str, Price], int]) -> bool:
-    """Whether a repetition has the content that was recorded."""
+    """Returns whether a repetition has the recorded content."""
     names = ("key_id", "model", "backend", "prompt_tokens", "cached_tokens", "completion_tokens")
     same_price = prices.get((settlement.model, settlement.price)) == row["price_version"]
-    # A replica records as cancelled what it settles for a gateway, which may live after all. The charge is the same.
+    # A replica that settles for a gateway, which may be alive, records the request as cancelled. The charge is the
+    # same.
     outcomes = {settlement.outcome.value, row["outcome"]}
     same_outcome = len(outcomes) == 1 or (
         outcomes == {Outcome.COMPLETED.value, Outcome.CANCELLED.value} and settlement.completion_tokens > 0

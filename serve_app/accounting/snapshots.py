@@ -1,4 +1,4 @@
-"""Accounts and keys as they are committed, and the feed of their changes."""
+"""Committed accounts and keys, and the feed of their changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KEYS = select(api_keys, accounts.c.version.label("account_version")).join(
 
 
 def read_account(connection: Connection, account_id: str) -> AccountSnapshot:
-    """Raises AccountNotFound."""
+    """Returns an account. Raises AccountNotFound."""
     snapshots = _accounts(connection, select(accounts).where(equals(accounts.c.id, account_id)))
     if not snapshots:
         raise AccountNotFound(account_id)
@@ -35,7 +35,7 @@ def read_account(connection: Connection, account_id: str) -> AccountSnapshot:
 
 
 def read_key(connection: Connection, key_id: str, now: float) -> KeySnapshot:
-    """Raises KeyNotFound."""
+    """Returns a key. Raises KeyNotFound."""
     snapshots = _keys(connection, _KEYS.where(equals(api_keys.c.id, key_id)), now)
     if not snapshots:
         raise KeyNotFound(key_id)
@@ -109,7 +109,7 @@ def read_changes(connection: Connection, wanted: ReadChanges, now: float) -> Cha
 
 
 def _served(connection: Connection, snapshots: list[AccountSnapshot]) -> list[AccountSnapshot]:
-    """Accounts as the limiter sees them: one of another currency than the ledger's sends no requests."""
+    """Returns accounts as the limiter sees them. An account whose currency differs from the ledger's is not active."""
     foreign = foreign_accounts(connection, [snapshot.account_id for snapshot in snapshots])
     return [replace(one, active=one.active and one.account_id not in foreign) for one in snapshots]
 

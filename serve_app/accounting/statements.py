@@ -1,7 +1,7 @@
-"""An account's statement of a month: what came, what was used, and what was left.
+"""An account's monthly statement: opening balance, movements, usage and closing balance.
 
-Usage counts in the month in which its request ended, in UTC, as the daily aggregates have it. The balance before the
-month is the one of now without what has happened since, so it needs none of the charges, which may be archived.
+Usage counts in the month in which its request ended, in UTC, as in the daily aggregates. The opening balance is the
+current balance without everything that has happened since. It therefore needs no charges, which may be archived.
 """
 
 from __future__ import annotations

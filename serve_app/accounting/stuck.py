@@ -1,4 +1,4 @@
-"""Settlements that the ledger could not settle: kept until an operator has them settled."""
+"""Settlements that the ledger could not settle. They are kept until an operator has them settled."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _STUCK = select(stuck_settlements.c.stuck_id).where(stuck_settlements.c.stuck_id
 
 
 def keep(connection: Connection, refused: Sequence[tuple[Settlement, SettlementRejected]], now: float) -> None:
-    """Keeps settlements with the reason why each is stuck; one that is kept already gets the new reason.
+    """Stores settlements with the reason why each is stuck. A settlement that is already stored gets the new reason.
 
-    Raises TypeError or ValueError for what cannot be written as a settlement.
+    Raises TypeError or ValueError for values that cannot be written as a settlement.
     """
     rows = [
         {
@@ -56,14 +56,14 @@ def keep(connection: Connection, refused: Sequence[tuple[Settlement, SettlementR
 
 
 def read(connection: Connection, stuck_id: str) -> Settlement | None:
-    """One that is stuck, if this release can read it."""
+    """Returns a stuck settlement, or None if it does not exist or this release cannot read it."""
     query = select(stuck_settlements.c.settlement).where(equals(stuck_settlements.c.stuck_id, stuck_id))
     found = connection.execute(query).scalar_one_or_none()
     return None if found is None else decode(found.encode())
 
 
 def remove(transaction: Transaction, stuck_id: str, settlement: Settlement, audit: Audit | None, now: float) -> None:
-    """Removes one that is settled now."""
+    """Removes a stuck settlement that is now settled."""
     gone = transaction.connection.execute(delete(stuck_settlements).where(stuck_settlements.c.stuck_id == stuck_id))
     if gone.rowcount:
         detail = {"request_id": settlement.request_id}
@@ -110,6 +110,6 @@ def _record(row: Any) -> StuckSettlement:
 
 
 def _shown(text: Any, most: int) -> str:
-    """Text that every database takes: what cannot be printed is escaped."""
+    """Returns a text that every database accepts. Unprintable text is escaped."""
     given = str(text)
     return (given if given.isprintable() else json.dumps(given))[:most]

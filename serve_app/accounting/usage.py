@@ -1,4 +1,4 @@
-"""Questions about usage: sums from the daily aggregates, single requests from the usage rows."""
+"""Usage queries: sums from the daily aggregates, single requests from the usage rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _GROUPS = {
 }
 _SUMS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "charged")
 _AS_STORED = [field.name for field in fields(UsageRecord) if field.name not in ("price", "outcome")]
-_ORDER = (usage_rows.c.account_id, usage_rows.c.finished_at, usage_rows.c.request_id)  # as an index has it
+_ORDER = (usage_rows.c.account_id, usage_rows.c.finished_at, usage_rows.c.request_id)  # the order of an index
 _RECORDS = select(
     usage_rows, price_versions.c.input, price_versions.c.cached_input, price_versions.c.output
 ).select_from(usage_rows.join(price_versions))
@@ -59,7 +59,7 @@ def sum_usage(connection: Connection, wanted: SumUsage, _now: float) -> list[Usa
     if wanted.most is not None and len(found) > wanted.most:
         raise InvalidValue(f"these are more than {wanted.most} groups: ask for fewer days, one key or fewer groups")
     return [
-        # PostgreSQL sums 64-bit numbers to decimals.
+        # PostgreSQL returns sums of 64-bit numbers as decimals.
         UsageRow(**dict(row._mapping) | {name: int(row._mapping[name]) for name in _SUMS})
         for row in found
         if row.requests
@@ -143,7 +143,7 @@ def _matching(connection: Connection, table: Table, wanted: SumUsage | ListUsage
 
 
 def _tagged(connection: Connection, account_id: str | None) -> Subquery:
-    """A row for each tag of each key, `key_id` and `tag`, of one account or all."""
+    """Returns a query with a row for each tag of each key, `key_id` and `tag`, of one account or all."""
     tags = texts_in(connection, api_keys.c.tags)
     query = select(api_keys.c.id.label("key_id"), tags.c.value.label("tag"))
     query = query.select_from(api_keys.join(tags, true())).where(api_keys.c.tags.is_not(None))

@@ -1,4 +1,4 @@
-"""What the ledger accepts in a command. Each check raises InvalidValue with the accepted form."""
+"""Validates values in the ledger's commands. Each check raises InvalidValue with the accepted form."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _LIMITS = {name: TypeAdapter[int](_LIMIT_TYPES[name]) for name in ACCOUNT_LIMITS
 
 
 def is_text(text: Any, longest: int) -> bool:
-    """Whether this is a string of 1 to `longest` printable characters, which every text in the ledger is."""
+    """Returns whether this is a string of 1 to `longest` printable characters, as every text in the ledger is."""
     return isinstance(text, str) and 1 <= len(text) <= longest and text.isprintable()
 
 
 def equals(column: ColumnElement[str], text: str) -> ColumnElement[bool]:
-    """`column == text`, and false for what no column holds: PostgreSQL rejects a NUL even in a comparison."""
+    """Returns `column == text`, or false for text that no column holds: PostgreSQL rejects NUL even in comparisons."""
     return column == text if text.isprintable() else false()
 
 
@@ -40,7 +40,7 @@ def check_fields(given: Iterable[str], known: Collection[str]) -> None:
 
 
 def check_limit(name: str, value: Any) -> None:
-    """None, or a whole number in the range that `contracts.limits` declares for this limit."""
+    """Accepts None, or a whole number in the range that `contracts.limits` declares for this limit."""
     if value is None:
         return
     try:
@@ -51,7 +51,7 @@ def check_limit(name: str, value: Any) -> None:
 
 
 def check_time(at: Any) -> float:
-    """Unix seconds up to the year 9999."""
+    """Returns the time in Unix seconds, up to the year 9999."""
     if type(at) not in (int, float) or not 0 <= at < _YEAR_10000:  # NaN compares false
         raise InvalidValue(f"{at!r} is no time: give Unix seconds")
     return float(at)

@@ -1,1 +1,1 @@
-"""The operator's API, and the account holder's own."""
+"""The operator's API and the account holder's API."""

@@ -1,4 +1,4 @@
-"""Audit records of what changes nothing in the books: failed log-ins, reads, and new prices."""
+"""Audit records of failed log-ins and new prices, which change nothing in the ledger."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from serve_app.contracts.ports import BooksPort
 logger = logging.getLogger("ray.serve")
 
 WINDOW_S: Final = 60.0
-MAX_ADDRESSES: Final = 100  # counted one by one in a window; those beyond share a record
+MAX_ADDRESSES: Final = 100  # counted separately in a window; further addresses share one record
 OTHERS: Final = "other addresses"
 RETRY_S: Final = 5.0
 TRIES: Final = 120
 
 
 class FailedLogins:
-    """Counts wrong operator and management keys: one record for each address and window.
+    """Counts wrong operator and management keys: one audit record per address and window.
 
-    So guessing can't fill the ledger. A record is written when its window ends, with the number of tries in it. The
-    first try is also in the log.
+    The window keeps guessed keys from filling the ledger. A record is written when its window ends and holds the number
+    of attempts. The first attempt is also logged.
     """
 
     def __init__(self, books: BooksPort, *, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:
@@ -36,7 +36,7 @@ class FailedLogins:
         self._tries: dict[str, int] = {}
 
     def count(self, address: str) -> None:
-        """Counts a try. Never waits."""
+        """Counts an attempt. Never waits."""
         if address not in self._tries and len(self._tries) >= MAX_ADDRESSES:
             address = OTHERS
         if address not in self._tries:
@@ -59,7 +59,7 @@ def record_prices(books: BooksPort, prices: Mapping[str, Price]) -> None:
 
 
 async def run_at_last(books: BooksPort, command: Command[None]) -> None:
-    """Runs a command that no client waits for, again while the ledger is away."""
+    """Runs a command that no client waits for, and retries it while the ledger is unavailable."""
     for _ in range(TRIES):
         try:
             await books.run(command)

@@ -1,4 +1,4 @@
-"""Backends with the operator's key: those of `config.yaml`, and those that are deployed beside it."""
+"""Backends, with the operator's key: those in `config.yaml` and those deployed separately."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Positive = Annotated[float, Field(gt=0)]
 
 
 class ServedBy(Reply):
-    """An identifier whose requests a backend gets."""
+    """An identifier that sends requests to the backend."""
 
     model: str
     share: Share
@@ -33,26 +33,30 @@ class Deployed(Reply):
     """A backend and the identifiers that it serves."""
 
     name: str
-    source: Source = Field(description="Where it is declared.")
-    status: str = Field(description="Of its application, as Serve says it; MISSING: Serve has none.")
+    source: Source = Field(description="Where the backend is declared.")
+    status: str = Field(description="Status of the Ray Serve application; MISSING: Serve has no such application.")
     replicas: Count
-    healthy: bool = Field(description="It can take requests: a replica runs, or it starts with the first request.")
+    healthy: bool = Field(
+        description="Whether it can take requests: a replica runs, or one starts with the first request."
+    )
     serves: list[ServedBy]
-    args: dict[str, Any] | None = Field(description="null: they are in `config.yaml`.")
-    options: dict[str, Any] | None = Field(description="Of its deployment; null: they are in `config.yaml`.")
+    args: dict[str, Any] | None = Field(description="null: the settings are in `config.yaml`.")
+    options: dict[str, Any] | None = Field(description="Deployment options; null: they are in `config.yaml`.")
     created_at: Time | None
-    retired_at: Time | None = Field(description="Since then it gets no requests; it ends with its last stream.")
-    message: str = Field(description="What Serve says about a status that is not as it should be.")
+    retired_at: Time | None = Field(
+        description="When the backend was retired. It gets no new requests and stops after its last stream."
+    )
+    message: str = Field(description="Serve's explanation of an unexpected status.")
 
 
 class DeployedList(Reply):
-    """All backends that are named or run."""
+    """All backends that an identifier names or that are deployed."""
 
     data: list[Deployed]
 
 
 class BackendOptions(Body):
-    """Of the deployment, as in `config.yaml`."""
+    """Deployment options, as in `config.yaml`."""
 
     num_replicas: Annotated[int, Field(ge=1, le=1000)] | None = None
     autoscaling_config: dict[str, Any] | None = None
@@ -67,7 +71,9 @@ class NewBackend(Body):
     """POST /admin/backends."""
 
     name: _Name
-    args: dict[str, Any] = Field(description="The engine's settings, as an application's `args` in `config.yaml`.")
+    args: dict[str, Any] = Field(
+        description="The engine's settings, in the form of an application's `args` in `config.yaml`."
+    )
     options: BackendOptions = BackendOptions()
 
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document, generated from the declared endpoints and from the models that bodies are read into."""
+"""Generates the OpenAPI document from the declared endpoints and the models of their bodies."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from serve_app.api.reply_models import ChatCompletion, ChatCompletionChunk
 from serve_app.api.structured_outputs import REFUSED
 from serve_app.settings import IdentifierSettings
 
-#: All endpoints but chat, in the order of the document.
+#: All endpoints except chat, in the order of the document.
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *public.of_models,
     *public.of_account,
@@ -92,7 +92,7 @@ _PATH_PARAMETERS: Final = {
 
 
 def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
-    """OpenAPI 3.1 of a service that serves these identifiers, as JSON values."""
+    """Returns the OpenAPI 3.1 document, as JSON values, of a service with these identifiers."""
     most_output = max((model.max_output for model in identifiers.values()), default=1)
     paths: dict[str, Schema] = {"/chat/completions": {"post": _chat()}}
     for endpoint in ENDPOINTS:
@@ -172,7 +172,7 @@ def _query_parameters(model: type[BaseModel]) -> list[Schema]:
         parameter = {"name": name, "in": "query", "description": description}
         parameter["schema"] = schema | (kinds[0] if len(kinds) == 1 else {"anyOf": kinds} if kinds else {})
         if schema.get("type") == "array":
-            parameter |= {"style": "form", "explode": False}  # with commas between
+            parameter |= {"style": "form", "explode": False}  # comma-separated
         made.append(parameter)
     return made
 
@@ -183,7 +183,7 @@ def _generated(models: Iterable[type[BaseModel]], mode: Literal["serialization",
 
 
 def _without_noise(schema: Any, mode: str) -> Any:
-    """Without titles that repeat names, and without defaults that no request has: null, and all of a reply."""
+    """Returns the schema without titles that repeat names, null defaults, and any defaults of a reply."""
     if isinstance(schema, list):
         return [_without_noise(one, mode) for one in schema]
     if not isinstance(schema, dict):
@@ -197,7 +197,7 @@ def _without_noise(schema: Any, mode: str) -> Any:
     return kept
 
 
-# Chat has a route of its own, and says more than a declaration holds.
+# Chat has its own route, and its operation says more than an Endpoint can declare.
 
 _STREAM: Final = (
     "With `stream: true`. Each event is a line `data: ` with JSON and an empty line; no other fields are used. The "
@@ -268,7 +268,7 @@ def _chat() -> Schema:
 
 
 def _event() -> Schema:
-    """One event of a stream, modelled as OpenAPI 3.2 does it: its data is text that has JSON in it."""
+    """Returns the schema of one stream event, modelled as in OpenAPI 3.2: `data` is text that contains JSON."""
     kinds = [{"$ref": f"{REF}ChatCompletionChunk"}, {"$ref": f"{REF}Error"}]
     json = {"title": "JSON", "contentMediaType": "application/json", "contentSchema": {"oneOf": kinds}}
     return {

@@ -1,9 +1,14 @@
-"""An endpoint is declared once: its route and its operation in the OpenAPI document both follow from that.
+"""Declares each endpoint once: its route and its operation in the OpenAPI document follow from the declaration.
 
-A handler is an async function of AdminServices that returns a Reply. Its name is the operation's id, and it gets what
-it names beside: parts of the path; `body`, a model that the request's body is read into; `query`, which the declared
-parameters read; `identity`, whose API or management key it is; `audit`, who makes the change; `idempotency_key`, under
-which the change happens once; and `once`, which makes up the same keys when the change is repeated.
+A handler is an async function of AdminServices that returns a Reply. Its name is the operation's id. It receives the
+path parameters that it names, and these arguments if it names them:
+
+- `body`: a model that the request's body is parsed into
+- `query`: a model of the declared query parameters
+- `identity`: the account and the API or management key
+- `audit`: the actor who makes the change
+- `idempotency_key`: the key under which the change happens once
+- `once`: generates the same keys when the change is repeated
 """
 
 from __future__ import annotations
@@ -53,33 +58,33 @@ from serve_app.storage.sealing import SecretKeys
 
 RETRY_S = 0.5
 MAX_BYTES: Final = 64 * 1024
-MAX_KEY: Final = 128  # characters; the ledger takes 200, and an opening credit derives its own key from it
+MAX_KEY: Final = 128  # characters; the ledger allows 200, and an opening credit derives its own key from it
 _IDEMPOTENCY_KEY: Final = re.compile(rf"[!-~](?:[ -~]{{0,{MAX_KEY - 2}}}[!-~])?", re.ASCII)
 _OPERATOR: Final = re.compile(r"[!-~](?:[ -~]{0,98}[!-~])?", re.ASCII)
 
-KeyKind = Literal["apiKey", "managementKey", "operatorKey"]  # the names of the document's security schemes
+KeyKind = Literal["apiKey", "managementKey", "operatorKey"]  # names of the document's security schemes
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Reply | Response]])
 
 
 @dataclass(slots=True)
 class AdminServices:
-    """What all endpoints of one gateway share."""
+    """Services that all endpoints of a gateway share."""
 
     authenticator: Authenticator
     accounting: BooksPort
     limiter: LimiterClient
     backends: BackendPort
-    # As BackendPort.status. This gateway sends requests by the same answer, so what /ready says holds for them.
+    # Like BackendPort.status. This gateway routes requests by the same answer, so /ready agrees with its routing.
     status: Callable[[], Awaitable[dict[str, dict[str, Any]]]]
-    catalogue: Callable[[], Catalogue]  # the one of the present configuration
+    catalogue: Callable[[], Catalogue]  # of the current configuration
     secret_keys: SecretKeys
     currency: str = "USD"
     queries: QueryRates = field(default_factory=QueryRates)
-    find_lines: Callable[[str], Found] = lambda _: Found([])  # in this gateway's log; it blocks
-    patience_s: float = 10.0  # how long to wait for a ledger that is away
+    find_lines: Callable[[str], Found] = lambda _: Found([])  # searches this gateway's log; blocks
+    patience_s: float = 10.0  # maximum wait for an unavailable ledger
     now: Callable[[], float] = time.time  # Unix seconds
-    alert_mail: bool = False  # whether alerts may go by e-mail
-    private_webhooks: bool = False  # and to addresses that are not public
+    alert_mail: bool = False  # whether alerts can be sent by e-mail
+    private_webhooks: bool = False  # whether alerts can be sent to non-public addresses
     failed_logins: FailedLogins = field(init=False)
     management: ManagementKeys = field(init=False)
 
@@ -88,8 +93,8 @@ class AdminServices:
         self.management = ManagementKeys(self.authenticator, self.run, lambda: self.now())
 
     async def run(self, command: Command[Answer]) -> Answer:
-        """The command's answer. Raises ApiError: 404, 422, or 503 when the ledger stays away."""
-        # A command that may have happened is repeated: each has an idempotency key, or sets a value.
+        """Runs a command and returns its answer. Raises ApiError: 404, 422, or 503 if the ledger stays unavailable."""
+        # Retrying is safe: each command has an idempotency key, or sets a value.
         try:
             async with asyncio.timeout(self.patience_s):
                 while True:
@@ -105,7 +110,7 @@ class AdminServices:
             raise errors.overloaded("the ledger is away: try again", retry_after_s=5) from None
 
     async def backend_status(self) -> dict[str, dict[str, Any]]:
-        """Status and number of replicas by backend. Raises 503 while Serve can't be asked."""
+        """Returns status and number of replicas by backend. Raises 503 while Serve can't be reached."""
         try:
             return await self.status()
         except BackendUnavailable:
@@ -118,19 +123,19 @@ class Endpoint:
 
     handler: Callable[..., Awaitable[Reply | Response]]
     tag: str
-    key: KeyKind | None  # that it needs
+    key: KeyKind | None  # that the endpoint requires
     method: str
     path: str
     summary: str
-    status: int = 200  # of a success
-    success: str | Schema = "Done."  # the description of a success, or the whole response where it is no Reply
-    more_errors: tuple[int, ...] = ()  # beside those that follow from the rest
-    operation_id: str = ""  # in place of the handler's name
-    recorded: str = ""  # the action of the audit record that a success leaves, where no change leaves one
+    status: int = 200  # on success
+    success: str | Schema = "Done."  # description of a success, or the whole response if the handler returns no Reply
+    more_errors: tuple[int, ...] = ()  # in addition to those derived from the other fields
+    operation_id: str = ""  # replaces the handler's name
+    recorded: str = ""  # action of the audit record of a success, for endpoints that change nothing
 
     @cached_property
     def types(self) -> Mapping[str, Any]:
-        """The types of the handler's parameters, and of what it returns."""
+        """The types of the handler's parameters and of its return value."""
         return get_type_hints(self.handler)
 
     @property
@@ -149,7 +154,7 @@ class Endpoint:
         return sorted(found)
 
     async def respond(self, admin: AdminServices, request: Request) -> Response:
-        """Checks the key, reads what the handler names, and calls it."""
+        """Checks the key, prepares the handler's arguments, and calls the handler."""
         given: dict[str, Any] = dict(request.path_params)
         identity: Identity | None = None
         if self.key == "apiKey":
@@ -185,7 +190,7 @@ class Endpoint:
 
 
 class Endpoints(list[Endpoint]):
-    """The endpoints of one tag, in the order of the document. An instance decorates their handlers."""
+    """The endpoints of one tag, in the order of the document. An instance decorates handlers."""
 
     def __init__(self, tag: str, key: KeyKind | None) -> None:
         super().__init__()
@@ -214,17 +219,17 @@ def _counted(admin: AdminServices, request: Request) -> Iterator[None]:
 
 
 def _record(action: str, audit: Audit, given: Mapping[str, Any]) -> RecordAudit:
-    """The record of a read: of which account, and with which filters."""
+    """Returns the audit record of a read: its account and its filters."""
     query = given.get("query")
     asked = {} if query is None else query.model_dump(mode="json", exclude_none=True)
     account = given.get("account_id") or asked.get("account") or ""
     if len(account) > MAX_KEY or not account.isprintable():
-        account = ""  # no account has that id; the detail shows it
+        account = ""  # no account has this id; the detail shows it
     return RecordAudit(audit, action, account or "service", account, asked)
 
 
 def _audit(admin: AdminServices, request: Request, identity: Identity | None) -> Audit:
-    """Who asks: a management key; or the operator, by the name given and a fingerprint that tells keys apart."""
+    """Returns the actor: a management key, or the operator's name and a fingerprint of the operator key."""
     request_id = getattr(request.state, "request_id", None)
     address = admin.authenticator.address_of(request)
     if identity is not None:
@@ -237,7 +242,7 @@ def _audit(admin: AdminServices, request: Request, identity: Identity | None) ->
 
 
 def _query(request: Request, model: type[Query]) -> Query:
-    """Raises 422."""
+    """Parses the query parameters. Raises 422."""
     try:
         return model.model_validate(dict(request.query_params))
     except ValidationError as error:
@@ -247,7 +252,7 @@ def _query(request: Request, model: type[Query]) -> Query:
 
 
 async def _body(request: Request, model: type[Body]) -> Body:
-    """Raises 400 for a body of another form, 422 for a value out of range."""
+    """Parses the body. Raises 400 for a wrong format, 422 for a value out of range."""
     raw = await BodyReader(request, MAX_BYTES).read()
     try:
         return model.model_validate(parse_object(raw or b"{}", MAX_BYTES))
@@ -261,7 +266,7 @@ async def _body(request: Request, model: type[Body]) -> Body:
 
 
 def _idempotency_key(request: Request) -> str | None:
-    """Raises 422."""
+    """Returns the idempotency key, if there is one. Raises 422."""
     key = request.headers.get("idempotency-key")
     if key is not None and not _IDEMPOTENCY_KEY.fullmatch(key):
         raise errors.invalid_parameters(

@@ -1,4 +1,4 @@
-"""API keys and what each may do, with the operator's key."""
+"""API keys and their permissions, with the operator's key."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from serve_app.contracts.periods import BudgetPeriod, period_at
 endpoint = Endpoints("Operator: Keys", "operatorKey")
 
 _Identifier = Annotated[str, Field(min_length=1, max_length=100)]
-_Tag = Annotated[str, Field(min_length=1, max_length=40, description="Printable, without a comma.")]
-_Network = Annotated[str, Field(min_length=1, max_length=50, description="Such as 203.0.113.7 or 10.0.0.0/8.")]
+_Tag = Annotated[str, Field(min_length=1, max_length=40, description="Printable characters without commas.")]
+_Network = Annotated[str, Field(min_length=1, max_length=50, description="For example 203.0.113.7 or 10.0.0.0/8.")]
 _GivenLimits: Any = limits_in(Body, KEY_LIMITS)
 _OwnLimits: Any = limits_in(Reply, KEY_LIMITS)
 
 
 class OwnLimits(_OwnLimits):
-    """Limits of one's own; null where there is none."""
+    """A key's own limits; null: no limit."""
 
 
 class Key(Reply):
-    """An API key, without the key itself, which is not stored. null: no bound of its own."""
+    """An API key without the key itself, which is not stored. null: no restriction."""
 
     id: str = Field(validation_alias="key_id")
     account_id: str
     name: str
-    hint: str = Field(description="Its readable start and end.")
+    hint: str = Field(description="The readable start and end of the key.")
     status: Literal["active", "revoked", "expired"]
     models: list[str] | None
     tags: list[str] | None
-    addresses: list[str] | None = Field(description="The networks that it may be used from; null: any.")
+    addresses: list[str] | None = Field(description="Networks from which the key may be used; null: any.")
     limits: OwnLimits
     budget: Money | None
     budget_period: BudgetPeriod | None
-    spent: Money | None = Field(description="In this period; null without a budget.")
+    spent: Money | None = Field(description="Amount spent in the current period; null without a budget.")
     renews_at: Time | None
     expires_at: Time | None
     created_at: Time
@@ -63,19 +63,19 @@ class Key(Reply):
 
 
 class NewKey(Key):
-    """A key that was just made."""
+    """A newly created key."""
 
-    key: str = Field(description="The key itself, shown this once.")
+    key: str = Field(description="The key itself, shown only once.")
 
 
 class KeyList(Reply):
-    """All keys of an account, revoked ones too."""
+    """All keys of an account, including revoked keys."""
 
     data: list[Key]
 
 
 class KeyTerms(_GivenLimits):
-    """What a key may do; null is no bound of its own."""
+    """A key's permissions and limits; null: no restriction."""
 
     models: Annotated[list[_Identifier], Field(min_length=1, max_length=100)] | None = None
     tags: Annotated[list[_Tag], Field(min_length=1, max_length=10)] | None = None
@@ -92,7 +92,7 @@ class CreateKey(KeyTerms):
 
 
 class KeyChanges(KeyTerms):
-    """PATCH /admin/keys/{id}, and /account/keys/{id}: what is not named stays, null takes a bound away."""
+    """PATCH /admin/keys/{id}, and /account/keys/{id}. Omitted fields stay unchanged; null removes a restriction."""
 
     name: Name | None = None
 
@@ -123,9 +123,9 @@ async def revoke_key(admin: AdminServices, key_id: str, audit: Audit) -> Key:
 
 
 def terms_of(admin: AdminServices, body: KeyTerms) -> dict[str, Any]:
-    """The terms that the body names, as the ledger takes them. Raises 422.
+    """Returns the terms that the body sets, in the ledger's form. Raises 422.
 
-    Each model must be one that is served: a key for a misspelt one could be used for nothing.
+    Each model must be served: a key for a misspelt model would be useless.
     """
     given: dict[str, Any] = body.model_dump(exclude_unset=True)
     if given.get("models") is not None:

@@ -1,6 +1,6 @@
-"""What goes on now, with the operator's key: `serve-app top` reads it again and again.
+"""Current activity, with the operator's key. `serve-app top` polls it.
 
-It leaves no record in the audit log, as a list of accounts leaves none: it says nothing of keys or single requests.
+Like a list of accounts, it leaves no audit record, because it shows neither keys nor single requests.
 """
 
 from __future__ import annotations
@@ -30,36 +30,38 @@ class LiveTraffic(Reply):
 
     name: str
     weight: Count
-    share: Share = Field(description="Of the identifier's requests, by weight.")
+    share: Share = Field(description="Share of the identifier's requests, by weight.")
 
 
 class LiveModel(Reply):
-    """An identifier and who gets its requests."""
+    """An identifier and its backends."""
 
     id: str
     backends: list[LiveTraffic]
 
 
 class LiveLoad(Reply):
-    """What a backend's replicas have to do, by their reports to the limiter."""
+    """The load of a backend's replicas, as they report it to the limiter."""
 
-    replicas: Count = Field(description="That report.")
+    replicas: Count = Field(description="Replicas that report.")
     running: Count
     waiting: Count
-    queue_age_s: Positive = Field(description="How long the oldest request waits, the lower median of the replicas.")
-    kv_used: Share = Field(description="Of the KV cache, the mean of the replicas.")
+    queue_age_s: Positive = Field(description="Waiting time of the oldest request: the lower median of the replicas.")
+    kv_used: Share = Field(description="Used share of the KV cache: the mean of the replicas.")
     queued_prefill_tokens: Count
-    tokens_per_s: Positive = Field(description="Of prompts that began and of output, over the last seconds.")
-    pressure: Positive = Field(description="Queueing delay over its target; above 1 the limits fall.")
-    effective_share: Share = Field(description="What is left of the default contract's tokens per minute.")
+    tokens_per_s: Positive = Field(
+        description="Tokens per second of started prompts and of output, over the last seconds."
+    )
+    pressure: Positive = Field(description="Queueing delay divided by its target; above 1 the limits fall.")
+    effective_share: Share = Field(description="Remaining share of the default contract's tokens per minute.")
 
 
 class LiveBackend(Reply):
     """An application that runs a model, with all its adapters."""
 
     name: str
-    status: str | None = Field(description="null: Serve can't be asked now.")
-    replicas: Count | None = Field(description="As Serve counts them.")
+    status: str | None = Field(description="null: Serve can't be reached.")
+    replicas: Count | None = Field(description="Number of replicas according to Serve.")
     load: LiveLoad | None = Field(description="null: no replica reports.")
 
 
@@ -70,13 +72,17 @@ class LiveAccount(Reply):
     name: str
     open_requests: Count
     held: Money
-    tokens_used: Count = Field(description="Of its tightest limit on tokens; they drain as the minute passes.")
+    tokens_used: Count = Field(
+        description="Used tokens of the account's tightest token limit; they drain over the minute."
+    )
     tokens_limit: Count
-    effective_share: Share = Field(description="What pressure leaves of its tokens per minute where it runs.")
+    effective_share: Share = Field(
+        description="Share of the account's tokens per minute that remains under pressure on its backends."
+    )
 
 
 class LiveLimiter(Reply):
-    """A limiter shard. `admits` is null, and nothing is known of its accounts, when it does not answer."""
+    """A limiter shard. If it does not answer, `admits` is null and its accounts are unknown."""
 
     shard: Count
     admits: bool | None
@@ -85,24 +91,24 @@ class LiveLimiter(Reply):
 
 
 class LiveSpool(Reply):
-    """What waits in a gateway's spool for the ledger, spools that it took over included."""
+    """Settlements that wait for the ledger in a gateway's spool, including spools that it took over."""
 
     settlements: Count
     bytes: Count
-    age_s: Positive = Field(description="Since the end of the request that waits longest.")
-    ledger_away: bool = Field(description="Settlements go to the spool until the ledger takes them again.")
+    age_s: Positive = Field(description="Seconds since the end of the request that has waited longest.")
+    ledger_away: bool = Field(description="The ledger is unavailable, so settlements go to the spool.")
 
 
 class LiveGateway(Reply):
-    """A gateway, by its last heartbeat."""
+    """A gateway, according to its last heartbeat."""
 
-    holder: str = Field(description="The name of its process in metrics and logs.")
+    holder: str = Field(description="Name of the gateway's process in metrics and logs.")
     open_requests: Count
     spool: LiveSpool | None = Field(description="null: not measured yet.")
 
 
 class Live(Reply):
-    """What goes on now. Figures of gateways, such as requests per second, are in the metrics."""
+    """Current activity. Figures of gateways, such as requests per second, are in the metrics."""
 
     at: Instant
     currency: str
@@ -112,11 +118,11 @@ class Live(Reply):
     gateways: list[LiveGateway]
     models: list[LiveModel]
     backends: list[LiveBackend]
-    accounts: list[LiveAccount] = Field(description="Those with the most open requests first.")
+    accounts: list[LiveAccount] = Field(description="Accounts with the most open requests first.")
 
 
 class LiveQuery(Query):
-    top: Annotated[int, WHOLE] = Field(10, ge=0, le=100, description="The most accounts.")
+    top: Annotated[int, WHOLE] = Field(10, ge=0, le=100, description="Maximum number of accounts.")
 
 
 @endpoint("GET", "/admin/live", "What goes on now")
@@ -154,7 +160,7 @@ def _limiter(shard: int, report: LiveReport | None) -> LiveLimiter:
 
 
 def _gateways(reports: Iterable[LiveReport]) -> list[LiveGateway]:
-    """Gateways report to every shard: one that has just begun to may be known to some of them alone."""
+    """Merges the gateways of all shards: a gateway that has just started may be known only to some of them."""
     found = {one.holder: one for report in reports for one in report.gateways}
     return [
         LiveGateway.from_fields(one, spool=None if one.spool is None else LiveSpool.from_fields(one.spool))
@@ -173,7 +179,7 @@ def _models(admin: AdminServices) -> list[LiveModel]:
 
 
 async def _backends(admin: AdminServices, reports: Sequence[LiveReport]) -> list[LiveBackend]:
-    """Those that identifiers name, then others whose replicas still report."""
+    """Returns the backends that identifiers name, then other backends whose replicas still report."""
     try:
         status = await admin.status()
     except BackendUnavailable:
@@ -195,7 +201,7 @@ async def _backends(admin: AdminServices, reports: Sequence[LiveReport]) -> list
 
 
 def _loads(reports: Iterable[LiveReport]) -> dict[str, LiveLoad]:
-    """By backend. Replicas report to every shard: a shard that hears of most of them says it for all."""
+    """Returns the load by backend. Replicas report to every shard: the shard with the most replicas counts."""
     best: dict[str, limiting.BackendLoad] = {}
     for report in reports:
         for load in report.backends:

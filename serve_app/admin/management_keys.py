@@ -1,4 +1,4 @@
-"""Whose management key a request carries: asked of the ledger, and remembered for some seconds."""
+"""Identifies management keys: looks them up in the ledger and caches them for a few seconds."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from serve_app.contracts.management import FindManagementKey, ManagementKey
 from serve_app.gateway.authentication import Authenticator, bearer
 from serve_app.gateway.wrong_keys import Verdict
 
-REMEMBERED_S: Final = 10.0  # a key that is revoked, or its account suspended, may work on for so long
-MAX_REMEMBERED: Final = 10_000  # the longest unconfirmed is forgotten first
+REMEMBERED_S: Final = 10.0  # maximum time that a key works after it is revoked or its account suspended
+MAX_REMEMBERED: Final = 10_000  # the key confirmed longest ago is evicted first
 MAX_WAITING: Final = 100  # look-ups for addresses that have sent too many wrong keys
 
 NOT_WELL_FORMED: Final = "this needs a management key of your account: copy it completely from the console"
@@ -33,9 +33,9 @@ Find = Callable[[FindManagementKey], Awaitable[tuple[ManagementKey, AccountSnaps
 
 
 class ManagementKeys:
-    """Checks management keys. `find` asks the ledger, `now` returns Unix seconds.
+    """Checks management keys. `find` queries the ledger, `now` returns Unix seconds.
 
-    `clock` gives seconds and never runs backwards.
+    `clock` returns seconds and never runs backwards.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class ManagementKeys:
         self._authenticator = authenticator
         self._find = find
         self._now = now
-        #: Key digest -> until when, and the key.
+        #: Key digest -> (end of the cache entry, key).
         self._remembered: OrderedDict[str, tuple[float, ManagementKey]] = OrderedDict()
         self._one_by_one = asyncio.Semaphore(1)
         self._waiting = 0
 
     async def identify(self, request: Request) -> Identity:
-        """Account and key. Raises ApiError: 401, 429 for too many wrong keys, 503 without a ledger."""
+        """Returns account and key. Raises ApiError: 401, 429 for too many wrong keys, 503 without a ledger."""
         key = bearer(request.headers.get("authorization"))
         if not well_formed(key, MANAGEMENT):
             raise self._wrong(request, NOT_WELL_FORMED)
@@ -68,7 +68,7 @@ class ManagementKeys:
         return Identity(known.account_id, known.key_id)
 
     async def _look_up(self, request: Request, found: str) -> ManagementKey:
-        """The key as the ledger has it now, which is remembered from then on. Raises ApiError."""
+        """Reads the key from the ledger and caches it. Raises ApiError."""
         self._remembered.pop(found, None)
         asked_at = self.clock()
         answer = await self._ask(request, found)
@@ -86,7 +86,10 @@ class ManagementKeys:
         return key
 
     async def _ask(self, request: Request, found: str) -> tuple[ManagementKey, AccountSnapshot] | None:
-        """Guesses can't use the ledger up: those of an address that has sent too many are looked up one by one."""
+        """Queries the ledger. Look-ups for an address that has sent too many wrong keys run one at a time.
+
+        Guessed keys can therefore not exhaust the ledger.
+        """
         wrong_keys = self._authenticator.wrong_keys
         verdict = wrong_keys.verdict(self._authenticator.address_of(request), found)
         if verdict is Verdict.WRONG:

@@ -1,4 +1,4 @@
-"""What operators read of identifiers: their backends, traffic and prices."""
+"""Replies about identifiers for operators: their backends, traffic and prices."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from serve_app.contracts.money import format_price
 from serve_app.contracts.served import PriceVersion, Traffic
 
 Source = Literal["config.yaml", "ledger"]
-Share = Annotated[float, Field(ge=0, le=1, description="Of the identifier's requests.")]
-Weights = Annotated[dict[str, Count], Field(description="By backend.")]
+Share = Annotated[float, Field(ge=0, le=1, description="Share of the identifier's requests.")]
+Weights = Annotated[dict[str, Count], Field(description="Weights by backend.")]
 
 
 class AdminBackend(Reply):
@@ -25,12 +25,14 @@ class AdminBackend(Reply):
     share: Share
     status: str
     replicas: Count
-    healthy: bool = Field(description="It can take requests: a replica runs, or it starts with the first request.")
-    ejected: bool = Field(description="The gateway that answers gives it no requests, because too many have failed.")
+    healthy: bool = Field(
+        description="Whether it can take requests: a replica runs, or one starts with the first request."
+    )
+    ejected: bool = Field(description="The answering gateway sends it no requests, because too many have failed.")
 
 
 class AdminPrice(Reply):
-    """Prices per million tokens, now."""
+    """Current prices per million tokens."""
 
     input: str
     cached_input: str
@@ -38,29 +40,29 @@ class AdminPrice(Reply):
 
 
 class AdminTraffic(Reply):
-    """Weights, and who has set them."""
+    """Weights, and the actor who set them."""
 
     version: Count
-    weights: Weights = Field(description="Empty: those of `config.yaml`.")
+    weights: Weights = Field(description="Empty: the weights of `config.yaml` apply.")
     changed_at: Instant
     actor: str
     reason: str
-    before: int | None = Field(description="The version that a rollback restores.")
-    undoes: int | None = Field(description="Of a rollback: the version that it took back.")
+    before: int | None = Field(description="Version that a rollback restores.")
+    undoes: int | None = Field(description="For a rollback: the version that it reverted.")
 
 
 class AdminModel(Reply):
-    """An identifier, what stands behind it and what it costs."""
+    """An identifier, its backends and its price."""
 
     id: str
     source: Source = Field(description="Where the identifier is declared.")
     context_length: Count
     max_output: Count
     backends: list[AdminBackend]
-    fallback: str | None = Field(description="The backend that replies while the others have no capacity.")
+    fallback: str | None = Field(description="Backend that replies while the others have no capacity.")
     price: AdminPrice
-    traffic: AdminTraffic | None = Field(description="null: the weights of `config.yaml` hold.")
-    rollback: Weights | None = Field(description="The weights that a rollback restores; null: there are none.")
+    traffic: AdminTraffic | None = Field(description="null: the weights of `config.yaml` apply.")
+    rollback: Weights | None = Field(description="Weights that a rollback restores; null: there are none.")
 
 
 class AdminModelList(Reply):
@@ -70,7 +72,7 @@ class AdminModelList(Reply):
 
 
 class AdminPriceVersion(Reply):
-    """A price that a command has set."""
+    """A price that a command set."""
 
     input: PerMillion
     cached_input: PerMillion
@@ -85,19 +87,19 @@ class AdminModelDetails(AdminModel):
     first_token_target_s: float
     output_token_target_s: float
     recommended_temperatures: dict[str, float]
-    sampling: dict[str, float] = Field(description="What holds where a request names nothing.")
-    history: list[AdminTraffic] = Field(description="The latest changes of its traffic, newest first.")
-    prices: list[AdminPriceVersion] = Field(description="Past and to come, the newest version first.")
+    sampling: dict[str, float] = Field(description="Defaults for parameters that a request omits.")
+    history: list[AdminTraffic] = Field(description="Latest traffic changes, newest first.")
+    prices: list[AdminPriceVersion] = Field(description="Past and future prices, newest version first.")
 
 
 class Removed(Reply):
-    """What is served no more."""
+    """An identifier that is no longer served."""
 
     id: str
 
 
 def described(view: ServedView, identifier: str) -> dict[str, Any]:
-    """The fields of AdminModel."""
+    """Returns the fields of AdminModel."""
     spec, weights = view.spec(identifier), view.weights(identifier)
     traffic, before = view.served.traffic.get(identifier), view.served.before.get(identifier)
     ejected, whole = view.catalogue.availability.ejected, max(1, sum(weights.values()))
@@ -126,7 +128,7 @@ def described(view: ServedView, identifier: str) -> dict[str, Any]:
 
 
 def _price(view: ServedView, identifier: str) -> dict[str, str]:
-    """Of `config.yaml` as it is written there."""
+    """Returns the price; if it is the price of `config.yaml`, as it is written there."""
     price, settings = view.price(identifier), view.catalogue.configured.get(identifier)
     if settings is not None and price == settings.price.per_token():
         return settings.price.model_dump()

@@ -1,4 +1,4 @@
-"""Identifiers with the operator's key: what stands behind each, and those beside `config.yaml`."""
+"""Identifiers, with the operator's key: their backends, and the identifiers created in addition to `config.yaml`."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ HISTORY = 50
 _Backend = Annotated[str, Field(min_length=1, max_length=100)]
 _Identifier = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 _GivenWeights = Annotated[dict[_Backend, Annotated[int, Field(ge=0, le=1_000_000)]], Field(max_length=100)]
-_Given = Annotated[str, Field(description="Per million tokens, of at most three decimals.", max_length=40)]
-_Temperatures = Annotated[dict[str, Temperature], Field(max_length=50, description="By use.")]
+_Given = Annotated[
+    str, Field(description="Price per million tokens, with at most three decimal places.", max_length=40)
+]
+_Temperatures = Annotated[dict[str, Temperature], Field(max_length=50, description="Recommended temperatures by use.")]
 _DEFAULTS: dict[str, Any] = {
     name: (kind, None) for name, kind in get_type_hints(SamplingDefaults, include_extras=True).items()
 }
@@ -50,7 +52,7 @@ class Prices(Body):
     output: _Given
 
     def per_token(self) -> Price:
-        """Raises 422."""
+        """Returns prices per token. Raises 422."""
         found = {}
         for name in ("input", "cached_input", "output"):
             try:
@@ -63,13 +65,13 @@ class Prices(Body):
 Sampling: Any = pydantic.create_model(
     "Sampling",
     __base__=Body,
-    __doc__="Defaults of sampling; null: the service's own.",
+    __doc__="Sampling defaults; null: the service's default.",
     **_DEFAULTS,
 )
 
 
 class ModelChanges(Body):
-    """PATCH /admin/models/{id}: what is not named stays."""
+    """PATCH /admin/models/{id}. Omitted fields stay unchanged."""
 
     context_length: Tokens | None = None
     max_output: Tokens | None = None
@@ -77,7 +79,7 @@ class ModelChanges(Body):
     output_token_target_s: Seconds | None = None
     recommended_temperatures: _Temperatures | None = None
     sampling: Sampling | None = None
-    fallback: _Backend | None = Field(None, description="null: none.")
+    fallback: _Backend | None = Field(None, description="null: no fallback.")
 
 
 class NewModel(ModelChanges):
@@ -93,7 +95,7 @@ class NewModel(ModelChanges):
 class NewPrice(Prices):
     """POST /admin/models/{id}/prices."""
 
-    effective_at: TimeToCome | None = Field(None, description="null: from now on.")
+    effective_at: TimeToCome | None = Field(None, description="null: immediately.")
 
 
 @endpoint("GET", "/admin/models", "Identifiers and backends")
@@ -166,7 +168,7 @@ async def _details(admin: AdminServices, identifier: str) -> AdminModelDetails:
 
 
 async def _created(admin: AdminServices, identifier: str) -> ServedView:
-    """Raises 422 for an identifier of `config.yaml`, 404 for one that does not exist."""
+    """Returns the view. Raises 422 for an identifier of `config.yaml`, 404 for an unknown identifier."""
     view = await ServedView.read(admin)
     view.check_identifier(identifier)
     if view.is_configured(identifier):
@@ -179,7 +181,7 @@ def _declared(identifier: str) -> errors.ApiError:
 
 
 def _changed(spec: ModelSpec, body: ModelChanges) -> ModelSpec:
-    """The spec with what the body names. A null takes the value away where there may be none, else it is as absent."""
+    """Returns the spec with the body's values. null removes an optional value; otherwise it counts as absent."""
     names = body.model_fields_set & {*ModelChanges.model_fields}
     values = {name: getattr(body, name) for name in names}
     if "sampling" in values:

@@ -1,8 +1,8 @@
-"""What a change makes up, such as a key: the same again when the change is repeated under its idempotency key.
+"""Values that a change generates, such as a key. A retry under the same idempotency key generates the same values.
 
-It follows from the server's secret, the caller's own key and the idempotency key, and is stored nowhere. Who has only
-one of the two secrets learns nothing. While two server secrets are valid, a repetition may be of a change that was made
-under the one before.
+They are derived from the server's secret, the caller's key and the idempotency key, and stored nowhere. Knowing only
+one of the two secrets reveals nothing. While two server secrets are valid, a retry may repeat a change that was made
+under the previous secret.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from serve_app.storage.sealing import SecretKeys
 
 @dataclass(frozen=True, slots=True)
 class Once:
-    """Of one request. Without an idempotency key, all that it makes up is random."""
+    """Generates the values of one request. Without an idempotency key, all of them are random."""
 
     secrets: SecretKeys
     key: str = field(repr=False)
     idempotency_key: str | None = field(repr=False)
 
     def bits(self, what: str) -> tuple[int, ...]:
-        """Numbers of 256 bits for `what` that can't be guessed.
+        """Returns 256-bit numbers for `what` that can't be guessed.
 
-        Without an idempotency key one random number, else one for each valid secret, which follows from both. So a
-        repeated change gets what it got before: by the first number, or by the second if the secret was replaced.
+        Without an idempotency key there is one random number. With one there is a number for each valid server secret,
+        derived from that secret and both keys. A repeated change finds its earlier value as the first number, or as the
+        second if the secret was replaced.
         """
         if self.idempotency_key is None:
             return (secrets.randbits(256),)

@@ -1,4 +1,4 @@
-"""An account's own alerts, with a management key of it."""
+"""An account's alerts, with one of its management keys."""
 
 from __future__ import annotations
 
@@ -24,20 +24,22 @@ AlertKind = Literal["balance", "day", "month", "unusual"]
 
 
 class Alert(Reply):
-    """What is reported, when, and to whom."""
+    """An alert: its kind, threshold and target."""
 
     id: str = Field(validation_alias="alert_id")
     kind: AlertKind = Field(description="; ".join(f"`{kind}`: {what}" for kind, what in notices.KINDS.items()) + ".")
     threshold: Money
-    target: str = Field(description="An e-mail address, or the address of a webhook.")
-    state: str = Field(description="Why it was reported last: a day, a month, or `low`; empty while it may be again.")
+    target: str = Field(description="E-mail address, or URL of a webhook.")
+    state: str = Field(
+        description="Reason of the last report: a day, a month, or `low`; empty while a new report is possible."
+    )
     created_at: Time
 
 
 class NewAlert(Alert):
-    """An alert that was just made."""
+    """A newly created alert."""
 
-    secret: str | None = Field(description="What a webhook's messages are signed with; shown this once.")
+    secret: str | None = Field(description="Signs the webhook's messages; shown only once.")
 
 
 class AlertList(Reply):
@@ -52,7 +54,7 @@ class CreateAlert(Body):
     kind: AlertKind
     threshold: Amount
     target: Annotated[
-        str, Field(min_length=3, max_length=500, description="The https address of a webhook, or an e-mail address.")
+        str, Field(min_length=3, max_length=500, description="The https URL of a webhook, or an e-mail address.")
     ]
 
 
@@ -94,7 +96,7 @@ async def remove_alert(admin: AdminServices, alert_id: str, identity: Identity, 
 
 
 async def _made_up(admin: AdminServices, identity: Identity, once: Once) -> tuple[str, int]:
-    """The alert's id and the bits of its secret: those that a request makes, or has made already."""
+    """Returns the alert's id and the bits of its secret: new, or made earlier under the same idempotency key."""
     ids = [f"alert_{bits:064x}"[:32] for bits in once.bits("alert")]
     new, *before = zip(ids, once.bits("secret"), strict=True)
     if before:

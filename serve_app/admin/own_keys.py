@@ -1,4 +1,4 @@
-"""An account's own API keys, with a management key of it."""
+"""An account's API keys, with one of its management keys."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ONE = "/account/keys/{key_id}"
 class RotateKey(Body):
     """POST /account/keys/{id}/rotate."""
 
-    overlap_hours: Annotated[int, Field(ge=0, le=168, description="How long the old key still works.")] = 24
+    overlap_hours: Annotated[int, Field(ge=0, le=168, description="Hours during which the old key keeps working.")] = 24
 
 
 @endpoint("GET", "/account/keys", "List the account's API keys")
@@ -67,7 +67,7 @@ async def revoke_own_key(admin: AdminServices, key_id: str, identity: Identity, 
 async def rotate_own_key(
     admin: AdminServices, key_id: str, body: RotateKey, identity: Identity, audit: Audit, once: Once
 ) -> NewKey:
-    """The new key has no expiry; the old one ends after the overlap, or at its own time."""
+    """The new key has no expiry. The old key ends after the overlap, or at its own expiry."""
     key = await _key_of(admin, once, f"rotate {key_id}")
     until = admin.now() + body.overlap_hours * 3600.0
     command = commands.RotateKey(identity.account_id, key_id, digest(key), hint(key), until, audit)
@@ -75,7 +75,7 @@ async def rotate_own_key(
 
 
 async def _key_of(admin: AdminServices, once: Once, what: str) -> str:
-    """The key that a request makes, or has made already."""
+    """Returns a new key, or the key created earlier under the same idempotency key."""
     key, *before = (new_key(bits=bits) for bits in once.bits(what))
     for earlier in before:
         if await admin.run(commands.FindKeys((digest(earlier),))):
@@ -88,7 +88,7 @@ def _creation(identity: Identity, name: str, key: str, terms: dict[str, Any], au
 
 
 async def _own(admin: AdminServices, identity: Identity, key_id: str) -> tuple[KeySnapshot, list[KeySnapshot]]:
-    """The key, and all of the account. Raises 404, also for a key of another account."""
+    """Returns the key and all keys of the account. Raises 404, also for a key of a different account."""
     keys = await admin.run(commands.ListKeys(identity.account_id))
     for key in keys:
         if key.key_id == key_id:

@@ -21,13 +21,13 @@ Role = Literal["owner", "member", "billing"]
 
 
 class Person(Reply):
-    """Somebody who may sign in to the console."""
+    """A person who may sign in to the console."""
 
     email: str
     name: str
     role: Role
     suspended: bool
-    totp: bool = Field(description="Whether signing in needs a one-time code.")
+    totp: bool = Field(description="Whether signing in requires a one-time code.")
     created_at: Time
 
     @classmethod
@@ -37,7 +37,7 @@ class Person(Reply):
 
 
 class Invitation(Reply):
-    """An invitation that can be accepted, without its link, which is not stored."""
+    """An open invitation without its link, which is not stored."""
 
     id: str = Field(validation_alias="invitation_id")
     account_id: str
@@ -49,13 +49,13 @@ class Invitation(Reply):
 
 
 class NewInvitation(Invitation):
-    """An invitation that was just made."""
+    """A newly created invitation."""
 
-    path: str = Field(description="Of the page that accepts it, behind the console's address; shown this once.")
+    path: str = Field(description="Path of the page that accepts it, relative to the console's URL; shown only once.")
 
 
 class PeopleList(Reply):
-    """The people of an account, and its open invitations."""
+    """The people of an account and its open invitations."""
 
     data: list[Person]
     invitations: list[Invitation]
@@ -66,21 +66,21 @@ class InvitePerson(Body):
 
     email: Email
     role: Role
-    hours: Annotated[int, Field(ge=1, le=720, description="Until it ends.")] = HOURS
+    hours: Annotated[int, Field(ge=1, le=720, description="Hours until the invitation expires.")] = HOURS
 
 
 class SetOperatorRole(Body):
     """POST /admin/people/operator."""
 
     email: Email
-    role: Literal["admin", "support", "finance", "read-only"] | None = Field(description="null takes it away.")
+    role: Literal["admin", "support", "finance", "read-only"] | None = Field(description="null removes the role.")
     account_id: Annotated[str, Field(min_length=1, max_length=100)] | None = Field(
-        None, description="An account of the staff's, which the person has joined. Needed to give a role."
+        None, description="A staff account that the person has joined. Required to assign a role."
     )
 
 
 class OperatorRole(Reply):
-    """What somebody may do on the operators' pages of the console."""
+    """A person's role on the operator pages of the console."""
 
     email: str
     role: Literal["admin", "support", "finance", "read-only"] | None
@@ -94,7 +94,7 @@ class SuspendPerson(Body):
 
 
 class Suspended(Reply):
-    """Whether somebody may sign in."""
+    """Whether a person is suspended from signing in."""
 
     email: str
     suspended: bool

@@ -1,4 +1,4 @@
-"""What API keys open beside chat: models, balance and usage; and whether the service runs, without a key."""
+"""Endpoints for API keys besides chat: models, balance and usage. Also the health checks, which need no key."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ RECOMMENDED_TEMPERATURES: Final[Mapping[str, Mapping[str, float]]] = {
     },
     "svc-coder": {"programming_and_math": 1.0},
 }
-"""By use, from the published description of the models."""
+"""Recommended temperatures by use, from the published description of the models."""
 
-#: Rows of an answer about usage, and how many of them count as another query: an answer takes its time on the gateway.
+#: Maximum number of rows in a usage answer, and the number of rows that count as one more query. Large answers take
+#: time on the gateway.
 MAX_GROUPS: Final = 5000
 GROUPS_OF_A_QUERY: Final = 100
-_CREATED: Final = 1735689600  # 2025-01-01: the identifiers stay when other models stand behind them
+_CREATED: Final = 1735689600  # 2025-01-01; identifiers keep it when their backends change
 
 of_models = Endpoints("Models", "apiKey")
 of_account = Endpoints("Account", "apiKey")
@@ -49,13 +50,13 @@ class Model(Reply):
     object: Literal["model"]
     created: int = Field(description="Unix time in seconds.")
     owned_by: str
-    context_length: int = Field(ge=1, description="The most tokens of prompt and reply together.")
-    max_output_length: int = Field(ge=1, description="The most tokens of one choice.")
+    context_length: int = Field(ge=1, description="Maximum number of tokens of prompt and reply together.")
+    max_output_length: int = Field(ge=1, description="Maximum number of tokens of one choice.")
     recommended_temperatures: dict[str, Annotated[float, Field(ge=0, le=2)]] = Field(
-        description="By use; advice, not enforced."
+        description="By use. These are recommendations and are not enforced."
     )
     system_fingerprints: list[str] = Field(
-        description="What replies have as `system_fingerprint` now; empty while no backend answers."
+        description="Current values of `system_fingerprint` in replies; empty while no backend answers."
     )
 
 
@@ -67,7 +68,7 @@ class ModelList(Reply):
 
 
 class BalanceInfo(Reply):
-    """The balance in one currency, without grants that have expired."""
+    """The balance in one currency, without expired grants."""
 
     currency: str = Field(pattern="^[A-Z]{3}$", description="ISO 4217.")
     total_balance: Money
@@ -76,14 +77,14 @@ class BalanceInfo(Reply):
 
 
 class Balance(Reply):
-    """What is left to spend."""
+    """The remaining balance."""
 
-    is_available: bool = Field(description="Whether there is anything left.")
+    is_available: bool = Field(description="Whether any balance is left.")
     balance_infos: list[BalanceInfo]
 
 
 class UsageSums(TokenSums, Groups):
-    """Sums of one group; what it is not grouped by is absent."""
+    """Sums of one group; fields that are not grouped by are absent."""
 
 
 class UsageList(Reply):
@@ -96,7 +97,7 @@ class UsageList(Reply):
 class OwnUsageQuery(Days):
     group_by: Annotated[
         list[Literal["day", "model", "key", "tag"]], BeforeValidator(lambda text: listed(text or "day"))
-    ] = Field(["day"], description="With commas between. A key with several tags counts in each of them.")
+    ] = Field(["day"], description="Comma-separated. A key with several tags counts in each of them.")
 
 
 class Health(Reply):
@@ -110,7 +111,7 @@ class Ready(Reply):
     """Every identifier has a backend that can reply."""
 
     status: Literal["ready"]
-    backends: list[str] = Field(description="Those that can reply.")
+    backends: list[str] = Field(description="Backends that can reply.")
 
 
 @of_models("GET", "/models", "The identifiers that are served", success="All of them.")
@@ -131,7 +132,7 @@ async def get_model(admin: AdminServices, id: str) -> Model:
 @of_account("GET", "/user/balance", "What your account has left", success="The balance.")
 async def get_balance(admin: AdminServices, identity: Identity) -> Balance:
     account = await admin.run(commands.GetAccount(identity.account_id))
-    total = account.available(admin.now())  # without grants that have expired
+    total = account.available(admin.now())  # without expired grants
     info = {
         "currency": account.currency,
         "total_balance": total,
@@ -177,7 +178,7 @@ async def get_ready(admin: AdminServices) -> Ready:
 
 
 async def _model(admin: AdminServices, identifier: str) -> Model:
-    """Backends that can't be asked now are left out of its fingerprints."""
+    """Describes an identifier. Its fingerprints omit backends that can't be reached now."""
     catalogue = admin.catalogue()
 
     async def shown_fingerprint(backend: str) -> str | None:

@@ -1,7 +1,7 @@
-"""How often a key may ask for models, balance, usage and its account: the look-ups share the ledger's readers.
+"""Limits how often a key may query models, balance, usage and its account: queries share the ledger's readers.
 
-Each gateway counts for itself, so with several gateways a key may ask more often, by their number. That is enough: the
-bound protects each gateway and keeps any one key from filling the ledger's pool, and it costs no message.
+Each gateway counts separately, so a key may send N times as many queries to N gateways. That suffices: the limit
+protects each gateway and keeps a single key from filling the ledger's pool, and it needs no messages.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from serve_app.contracts.limiting import Identity, Window
 from serve_app.contracts.rates import Bucket
 from serve_app.gateway.web import duration
 
-KEYS_OF_AN_ACCOUNT: Final = 4  # that may use their whole rate at once
-MAX_BUCKETS: Final = 20_000  # about 4 MB; the longest unused is forgotten first
+KEYS_OF_AN_ACCOUNT: Final = 4  # number of keys that may use their full rate at the same time
+MAX_BUCKETS: Final = 20_000  # about 4 MB; the least recently used bucket is evicted first
 
 
 class QueryRates:
-    """Buckets of keys and accounts. Does no I/O. `per_minute` is of one key and may be set at any time.
+    """Buckets of keys and accounts. Does no I/O. `per_minute` is the limit of one key and may change at any time.
 
-    `clock` gives seconds and never runs backwards.
+    `clock` returns seconds and never runs backwards.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class QueryRates:
         self._buckets: OrderedDict[str, Bucket] = OrderedDict()
 
     def count(self, identity: Identity) -> None:
-        """Counts one query. Raises ApiError (429), and counts nothing, if key or account has no room for it."""
+        """Counts one query. Raises ApiError (429) and counts nothing if the key or the account is over its limit."""
         now = self._clock()
         of_key = self._bucket(f"key {identity.key_id}", self.per_minute)
         of_account = self._bucket(f"account {identity.account_id}", KEYS_OF_AN_ACCOUNT * self.per_minute)
@@ -46,7 +46,7 @@ class QueryRates:
         of_account.charge(now, 1)
 
     def charge(self, identity: Identity, queries: int) -> None:
-        """Counts what a query's answer costs beyond one query. The next ones wait for it."""
+        """Counts the cost of an answer beyond one query. Later queries wait for it."""
         now = self._clock()
         self._bucket(f"key {identity.key_id}", self.per_minute).charge(now, queries)
         self._bucket(f"account {identity.account_id}", KEYS_OF_AN_ACCOUNT * self.per_minute).charge(now, queries)

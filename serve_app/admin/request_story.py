@@ -1,6 +1,6 @@
-"""What became of one request, told from the ledger's row and from its lines in the log. The ledger decides about money.
+"""Describes what happened to a request, from its ledger row and its log lines. The ledger is authoritative for money.
 
-The command line uses this too, for logs that were collected on the operator's machine.
+The command line also uses this, for logs that were collected on the operator's machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _Text = Annotated[str, Field(pattern="^[ -~]{0,200}$")]
 
 
 class _LogLine(BaseModel):
-    """What is read of a line; a line of another form tells nothing."""
+    """The fields that are read from a log line. Lines in a different format are ignored."""
 
     event: str
     request_id: _Text
@@ -67,57 +67,62 @@ _Ms = Annotated[float | None, Field(ge=0)]
 
 
 class RequestTimings(Reply):
-    """In milliseconds; null: it was not reached, or is not known."""
+    """Durations in milliseconds; null: the phase was not reached, or its duration is not known."""
 
-    admit_ms: _Ms = Field(description="The limiter's decision.")
-    queue_ms: _Ms = Field(description="In the replica's queue.")
-    prefill_ms: _Ms = Field(description="To the first token.")
-    decode_ms: _Ms = Field(description="The other tokens.")
-    settle_ms: _Ms = Field(description="Until the usage was durable.")
-    first_token_ms: _Ms = Field(description="From the request's arrival to the first token.")
+    admit_ms: _Ms = Field(description="Time for the limiter's decision.")
+    queue_ms: _Ms = Field(description="Time in the replica's queue.")
+    prefill_ms: _Ms = Field(description="Prefill, up to the first token.")
+    decode_ms: _Ms = Field(description="Generation of the remaining tokens.")
+    settle_ms: _Ms = Field(description="Time until the usage was durable.")
+    first_token_ms: _Ms = Field(description="Time from the request's arrival to the first token.")
     total_ms: _Ms
 
 
 class RequestSummary(Reply):
-    """A request in short. Tokens and price are the ledger's where it has them."""
+    """A summary of a request. Tokens and price come from the ledger if it has them."""
 
     request_id: str
-    client_request_id: str | None = Field(description="The `x-request-id` of its client.")
+    client_request_id: str | None = Field(description="The client's `x-request-id`.")
     trace_id: str | None
-    time: str = Field(description="When it arrived, in UTC.", json_schema_extra={"format": "date-time"})
+    time: str = Field(description="Arrival time in UTC.", json_schema_extra={"format": "date-time"})
     account_id: str | None
     key_id: str | None
     model: str | None
     backend: str | None
     replica: str | None
-    status: int | None = Field(description="Of the answer; 499: the client went away. null: not known.")
-    code: str | None = Field(description="Of the error.")
-    outcome: Literal["completed", "cancelled", "failed"] | None = Field(description="As settled; null: it was not.")
+    status: int | None = Field(description="HTTP status of the answer; 499: the client hung up; null: unknown.")
+    code: str | None = Field(description="Error code.")
+    outcome: Literal["completed", "cancelled", "failed"] | None = Field(
+        description="Outcome as settled; null: not settled."
+    )
     finish_reason: str | None
     prompt_tokens: Count
-    cached_tokens: Count = Field(description="Part of the prompt's.")
+    cached_tokens: Count = Field(description="Cached part of `prompt_tokens`.")
     completion_tokens: Count
     price: Money
     timings: RequestTimings
-    waited_for: str | None = Field(description="What it waited for the longest.")
-    note: str = Field(description="What became of it.")
+    waited_for: str | None = Field(description="Longest phase of the request.")
+    note: str = Field(description="What happened to the request.")
 
 
 def request_ids(asked: str, lines: Iterable[Line]) -> list[str]:
-    """The requests of these lines: the one that has the id itself first, then the newest."""
+    """Returns the ids of the requests in these lines: an exact match first, then the newest first."""
     found = {line.request_id: line.time for line in _read(lines)}
     return sorted(found, key=lambda one: (one == asked, found[one]), reverse=True)
 
 
 def possible_ids(asked: str) -> tuple[str, ...]:
-    """The ids that a request with this trace id may have, one for each door; else the same."""
+    """Returns the ids that a request with this trace id may have, one per door; other ids are returned unchanged."""
     return tuple(prefix + asked for prefix in _ID_PREFIXES) if _TRACE_ID.fullmatch(asked) else (asked,)
 
 
 def tell(
     request_id: str, billed: Mapping[str, Any] | None, log: Iterable[Line], *, searched_all: bool = True
 ) -> RequestSummary:
-    """The summary of a request, of which the ledger or the log must know: `billed` is the row as the API has it."""
+    """Summarises a request. `billed` is its ledger row as the API returns it.
+
+    The ledger or the log must know the request.
+    """
     lines = [line for line in _read(log) if line.request_id == request_id]
     ended = next((line for line in reversed(lines) if line.event == "request"), None)
     settled = next((line for line in reversed(lines) if line.event != "request"), None)
@@ -140,7 +145,7 @@ def tell(
     return RequestSummary(
         request_id=request_id,
         client_request_id=known.client_request_id or None,
-        # A request whose client sent no trace has one of its own digits.
+        # If the client sent no trace, the request's own digits are its trace id.
         trace_id=known.trace_id or (digits if _TRACE_ID.fullmatch(digits) else None),
         time=known.time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         account_id=books.account,
@@ -177,7 +182,7 @@ def _read(lines: Iterable[Line]) -> list[_LogLine]:
 
 
 def _from_row(row: Mapping[str, Any]) -> _LogLine:
-    """The ledger's row in the form of a line."""
+    """Converts a ledger row to the form of a log line."""
     line = _LogLine.model_validate(
         {**row, "event": "", "time": row["started_at"], "account": row["account_id"], "key": row["key_id"]}
         | {"price": row["charged"]}

@@ -1,4 +1,4 @@
-"""One request, with the operator's key: its row in the ledger, and its lines in the log of the gateway that answers."""
+"""One request, with the operator's key: its ledger row, and its lines in the log of the answering gateway."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from serve_app.storage.request_log import Found
 endpoint = Endpoints("Operator: Requests", "operatorKey")
 
 _ID: Final = re.compile("[ -~]{1,128}")
-# One at a time: the files are large, and the loop's own threads carry settlements.
+# One search at a time: the files are large, and the event loop's default threads carry settlements.
 _SEARCHING: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="search")
 
 
 class RequestStory(Reply):
-    """A request, as the ledger and the log have it."""
+    """A request according to the ledger and the log."""
 
     summary: RequestSummary
-    ledger: RequestRecord | None = Field(description="null: it was not settled, or its month is archived.")
-    log: list[dict[str, Any]] = Field(description="Its lines, as they were written; the oldest first.")
-    log_complete: bool = Field(description="false: the search ended before it had read all files.")
-    others: list[str] = Field(description="Other requests with this id, the newest first.")
+    ledger: RequestRecord | None = Field(description="null: not settled, or its month is archived.")
+    log: list[dict[str, Any]] = Field(description="The request's log lines, oldest first.")
+    log_complete: bool = Field(description="false: the search stopped before it had read all files.")
+    others: list[str] = Field(description="Other requests with this id, newest first.")
 
 
 class TextsQuery(Query):
-    texts: Annotated[bool, FLAG] = Field(False, description="With prompt and reply, where the log has them.")
+    texts: Annotated[bool, FLAG] = Field(False, description="Include prompt and reply if the log has them.")
 
 
 @endpoint("GET", "/admin/requests/{request_id}", "What became of a request")
@@ -46,7 +46,7 @@ async def show_request(admin: AdminServices, request_id: str, query: TextsQuery,
     found = await _search(admin, request_id)
     wanted, *others = request_ids(request_id, found.lines) or [await known_id(admin, request_id)]
     if wanted != request_id:
-        found = await _search(admin, wanted)  # a line of a replica has the request's own id alone
+        found = await _search(admin, wanted)  # a replica's log line has only the request's own id
     record = await admin.run(commands.FindRequest(wanted))
     if record is None and wanted not in request_ids(wanted, found.lines):
         raise errors.not_found(
@@ -67,7 +67,7 @@ async def show_request(admin: AdminServices, request_id: str, query: TextsQuery,
 
 
 async def known_id(admin: AdminServices, asked: str) -> str:
-    """The id of the request in the ledger that has this id or trace; if there is none, an id that it may have."""
+    """Returns the id of the request in the ledger with this id or trace id; if there is none, a possible id."""
     ids = possible_ids(asked)
     for one in ids:
         if await admin.run(commands.FindRequest(one)) is not None:
@@ -76,7 +76,7 @@ async def known_id(admin: AdminServices, asked: str) -> str:
 
 
 async def _search(admin: AdminServices, request_id: str) -> Found:
-    """Raises 503 when other searches take too long."""
+    """Searches the log. Raises 503 if other searches take too long."""
     try:
         async with asyncio.timeout(admin.patience_s):
             return await asyncio.get_running_loop().run_in_executor(_SEARCHING, admin.find_lines, request_id)

@@ -69,7 +69,7 @@ RATE_LIMITS: Final = tuple(
     f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")
 )
 _RETRY: Final = ("retry-after", "retry-after-ms")
-#: Headers of errors beside x-request-id.
+#: Headers of errors, in addition to x-request-id.
 _ERROR_HEADERS: Final[Mapping[int, tuple[str, ...]]] = {
     401: ("www-authenticate",),
     405: ("allow",),
@@ -149,7 +149,7 @@ PARAMETERS: Final[Mapping[str, Schema]] = {
 
 
 def error_schemas() -> dict[str, Schema]:
-    """`Error` is any of them; each status has one of its own, with its types and codes."""
+    """Returns `Error`, which covers all errors, and a schema for each status with its types and codes."""
     any_error = _error_schema(
         sorted(set(ERROR_TYPES.values())),
         sorted({code for error in _ERRORS.values() for code in error.codes}),
@@ -174,7 +174,7 @@ def _error_schema(types: list[str], codes: list[str], description: str) -> Schem
 
 
 def error_responses() -> dict[str, Schema]:
-    """One response for each status, by name."""
+    """Returns one response for each status, by name."""
     return {
         error.name: json_response(error.description, f"{error.name}Error", _ERROR_HEADERS.get(status, ()))
         for status, error in _ERRORS.items()
@@ -182,17 +182,17 @@ def error_responses() -> dict[str, Schema]:
 
 
 def errors(*statuses: int) -> dict[str, Schema]:
-    """References to the responses of these statuses."""
+    """Returns references to the responses of these statuses."""
     return {str(status): {"$ref": f"#/components/responses/{_ERRORS[status].name}"} for status in statuses}
 
 
 def parameters(*names: str) -> list[Schema]:
-    """References to these parameters."""
+    """Returns references to these parameters."""
     return [{"$ref": f"#/components/parameters/{name}"} for name in names]
 
 
 def json_response(description: str, schema: str, more_headers: Iterable[str] = ()) -> Schema:
-    """A response with a JSON body of this schema, and with x-request-id beside `more_headers`."""
+    """Returns a response with a JSON body of this schema, and with x-request-id in addition to `more_headers`."""
     headers = {name: {"$ref": f"#/components/headers/{name}"} for name in ("x-request-id", *more_headers)}
     content: dict[str, Any] = {"application/json": {"schema": {"$ref": REF + schema}}}
     return {"description": description, "headers": headers, "content": content}

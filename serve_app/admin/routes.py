@@ -1,6 +1,6 @@
-"""All routes of this room: the declared endpoints, and `/openapi.json` and `/docs`, which describe them.
+"""All routes of this package: the declared endpoints, and `/openapi.json` and `/docs`, which describe them.
 
-Nothing of the page comes from another host, so it works offline.
+The page loads nothing from a different host, so it works offline.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from serve_app.admin.document import ENDPOINTS, build_document
 from serve_app.admin.endpoint import AdminServices, Endpoint
 from serve_app.gateway.backends import Catalogue
 
-# Swagger UI sets styles from scripts and has its icons in data: addresses.
+# Swagger UI sets styles from scripts and embeds its icons as data: URLs.
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -31,7 +31,7 @@ _SAFE: Final = {
 }
 _ASSETS: Final = ("swagger-ui-bundle.js", "swagger-ui.css", "favicon.png")
 
-# All addresses are relative: the page is the same under `/` and under `/v1`.
+# All URLs are relative: the page is the same under `/` and under `/v1`.
 _PAGE: Final = """\
 <!doctype html>
 <html lang="en">
@@ -64,10 +64,10 @@ window.ui = SwaggerUIBundle({
 
 
 def admin_router(admin: AdminServices) -> APIRouter:
-    """The operator's endpoints, the account holder's, and their documentation, which needs no key."""
+    """Returns the operator's and the account holder's endpoints, and their documentation, which needs no key."""
     router = APIRouter()
     for endpoint in ENDPOINTS:
-        path = endpoint.path.replace("{request_id}", "{request_id:path}")  # that of a client may have slashes
+        path = endpoint.path.replace("{request_id}", "{request_id:path}")  # a client's request id may have slashes
         router.add_api_route(path, _responder(endpoint, admin), methods=[endpoint.method], response_model=None)
 
     @router.get("/openapi.json")
@@ -104,13 +104,13 @@ def _file(path: Path) -> Callable[[], Awaitable[Response]]:
 
 @lru_cache(maxsize=1)
 def _encoded_document(catalogue: Catalogue) -> bytes:
-    """Made anew only when there is a new catalogue."""
+    """Returns the encoded document, cached until the catalogue changes."""
     models = {name: catalogue[name] for name in catalogue.identifiers}
     return json.dumps(build_document(models), ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _assets_folder() -> Path:
-    """Where the package `fastapi-offline` keeps Swagger UI. It is not imported: only its files are of use."""
+    """Returns the folder of Swagger UI in the package `fastapi-offline`. Only its files are used, not its code."""
     package = importlib.util.find_spec("fastapi_offline")
     assert package is not None
     assert package.origin is not None

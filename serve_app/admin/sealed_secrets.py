@@ -1,4 +1,4 @@
-"""Secrets in the ledger that are not sealed under the current secret key yet, with the operator's key."""
+"""Secrets in the ledger that are not yet sealed under the current secret key, with the operator's key."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ endpoint = Endpoints("Operator: Keys", "operatorKey")
 
 
 class SealedSecrets(Reply):
-    """How many stored secrets are sealed under the current secret key."""
+    """The number of stored secrets that are sealed under the current secret key."""
 
-    has_previous: bool = Field(description="Whether the previous secret key is valid too.")
+    has_previous: bool = Field(description="Whether the previous secret key is also valid.")
     current: Count = Field(description="Secrets of one-time codes and webhooks that are sealed under the current key.")
-    outdated: Count = Field(description="Secrets that are not. A running console seals them again.")
+    outdated: Count = Field(description="Secrets that are not. A running console reseals them.")
 
 
 @endpoint("GET", "/admin/sealed-secrets", "Show whether the previous secret key is still needed")

@@ -1,4 +1,4 @@
-"""What is served, as operators see it: the configuration, the ledger's changes to it, and what runs."""
+"""Identifiers and backends as operators see them: the configuration, the ledger's changes to it, and what runs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from serve_app.gateway.backends import Catalogue
 from serve_app.gateway.lifecycle import is_ready
 from serve_app.settings import IdentifierSettings
 
-LEDGER_S: Final = 2.0  # what this gateway knows already is half a second old at most, unless the ledger is away
+LEDGER_S: Final = 2.0  # timeout; the gateway's own copy is at most 0.5 s old, unless the ledger is unavailable
 NOT_DEPLOYED: Final[Mapping[str, Any]] = {"status": "MISSING", "replicas": 0}
 
 
 @dataclass(frozen=True, slots=True)
 class ServedView:
-    """Identifiers of `config.yaml` first, as it has them, then those of the ledger."""
+    """The identifiers of `config.yaml`, as declared there, followed by those of the ledger."""
 
     catalogue: Catalogue
     served: Served
@@ -33,7 +33,10 @@ class ServedView:
 
     @classmethod
     async def read(cls, admin: AdminServices) -> Self:
-        """As of now. While the ledger is away, what this gateway knows. Raises 503 while Serve can't be asked."""
+        """Reads the current state. Uses this gateway's copy while the ledger is unavailable.
+
+        Raises 503 while Serve can't be reached.
+        """
         status, catalogue = await admin.backend_status(), admin.catalogue()
         try:
             async with asyncio.timeout(LEDGER_S):
@@ -48,7 +51,7 @@ class ServedView:
 
     @property
     def backends(self) -> list[str]:
-        """Applications that `config.yaml` or the traffic names, also without weight, then those deployed beside it."""
+        """Applications that `config.yaml` or the traffic names, also with weight 0, then those deployed separately."""
         configured = self.catalogue.configured.values()
         named = [name for settings in configured for name in (*settings.backends, settings.fallback)]
         named += [name for one in self.identifiers for name in (*self.weights(one), self.spec(one).fallback)]
@@ -56,7 +59,7 @@ class ServedView:
         return list(dict.fromkeys([*(application_of(name) for name in named if name), *deployed]))
 
     def check_identifier(self, identifier: str) -> None:
-        """Raises 404."""
+        """Raises 404 for an unknown identifier."""
         if identifier not in self.identifiers:
             served = ", ".join(self.identifiers)
             raise errors.not_found(f"the model {identifier!r} does not exist; served are {served}")
@@ -65,7 +68,7 @@ class ServedView:
         return identifier in self.catalogue.configured
 
     def configured_weights(self, identifier: str) -> dict[str, int] | None:
-        """Those of `config.yaml`; None: the identifier is not there."""
+        """Returns the weights of `config.yaml`; None: the identifier is not declared there."""
         settings = self.catalogue.configured.get(identifier)
         return None if settings is None else {name: weight for name, weight in settings.backends.items() if weight}
 
@@ -74,7 +77,7 @@ class ServedView:
         return dict(self.catalogue.configured[identifier].backends if traffic is None else traffic.weights)
 
     def traffic_version(self, identifier: str) -> int:
-        """0: the weights of `config.yaml` hold."""
+        """Returns the version of the traffic; 0: the weights of `config.yaml` apply."""
         traffic = self.served.traffic.get(identifier)
         return 0 if traffic is None else traffic.version
 
@@ -88,21 +91,21 @@ class ServedView:
         return price_at(self.served.prices.get(identifier, ()), self.now, configured)
 
     def state(self, backend: str) -> Mapping[str, Any]:
-        """Status and replicas of a backend's application."""
+        """Returns status and replicas of the backend's application."""
         return self.status.get(application_of(backend), NOT_DEPLOYED)
 
     def is_ready(self, backend: str) -> bool:
-        """Whether it can take requests: a replica runs, or it scales from zero."""
+        """Whether the backend can take requests: a replica runs, or it scales from zero."""
         return is_ready(self.status.get(application_of(backend)))
 
     def is_known(self, backend: str) -> bool:
-        """Whether it runs, or is to run: one that was just deployed is not in Serve's status yet."""
+        """Whether the backend runs or will run: a new deployment is not yet in Serve's status."""
         application = application_of(backend)
         deployed = self.served.backends.get(application)
         return application in self.status or (deployed is not None and deployed.retired_at is None)
 
     def users(self, application: str) -> dict[str, dict[str, Any]]:
-        """The identifiers that send requests to a backend, or may: share of the traffic, and whether as fallback."""
+        """Returns the identifiers that use a backend: the share of traffic, and whether it is the fallback."""
         found: dict[str, dict[str, Any]] = {}
         for identifier in self.identifiers:
             weights, fallback = self.weights(identifier), self.spec(identifier).fallback
@@ -114,7 +117,7 @@ class ServedView:
 
 
 def check_ready(view: ServedView, backends: set[str]) -> None:
-    """Raises 422 for a backend that would get more traffic and can't reply."""
+    """Raises 422 for a backend that would get more traffic but can't reply."""
     for name in sorted(backends):
         if not view.is_ready(name):
             status = view.state(name)["status"]

@@ -1,4 +1,4 @@
-"""The service itself, with the operator's key: the audit log and the books' check."""
+"""The service itself, with the operator's key: the audit log and the ledger check."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ endpoint = Endpoints("Operator: Service", "operatorKey")
 
 
 class AuditEntry(Reply):
-    """What an operator changed or read, a failed log-in, or a new price."""
+    """A change or read by an operator, a failed log-in, or a new price."""
 
     id: int = Field(validation_alias="audit_id")
     at: Instant
     actor: str
     action: str
     subject: str
-    account_id: str = Field(description="Empty: it is about the service as a whole.")
+    account_id: str = Field(description="Empty: the entry is about the whole service.")
     request_id: str | None
     address: str | None
-    detail: dict[str, Any] = Field(description="What was asked for, or `was` and `is` of what changed.")
+    detail: dict[str, Any] = Field(description="The parameters of the action, or `was` and `is` of what changed.")
 
 
 class AuditPage(Reply):
     """A page of the audit log, newest first."""
 
     data: list[AuditEntry]
-    next: int | None = Field(description="`after` of the next page; null: there is none.")
+    next: int | None = Field(description="Pass as `after` to get the next page; null on the last page.")
 
 
 class Problem(Reply):
-    """Something in the books that does not add up."""
+    """An inconsistency in the ledger."""
 
     kind: str
     subject: str
@@ -47,40 +47,40 @@ class Problem(Reply):
 class LedgerCheck(Reply):
     """Whether balances, sums and usage agree with the journal."""
 
-    ok: bool = Field(description="The check is complete, and these last steps found no problem.")
+    ok: bool = Field(description="The check is complete and these last steps found no problem.")
     accounts: Count
-    entries: Count = Field(description="Proven, also by earlier checks, as `usage_rows`.")
+    entries: Count = Field(description="Entries proven, including by earlier checks. The same holds for `usage_rows`.")
     usage_rows: Count
-    problems: list[Problem] = Field(description="Found by these steps.")
-    next: str | None = Field(description="`after` of the next steps; null: the check is complete.")
-    done: float = Field(ge=0, le=1, description="The part of the check that is done.")
+    problems: list[Problem] = Field(description="Problems that these steps found.")
+    next: str | None = Field(description="Pass as `after` to continue; null: the check is complete.")
+    done: float = Field(ge=0, le=1, description="Completed fraction of the check.")
 
 
 class Stuck(Reply):
     """A settlement that the ledger keeps because it could not settle it."""
 
-    id: str = Field(validation_alias="stuck_id", description="Of the request.")
+    id: str = Field(validation_alias="stuck_id", description="Id of the request.")
     account_id: str
     refusal: str = Field(
-        description="`failed`: the ledger failed on it. Else why it refuses it: `account_not_found`, `key_not_found`, "
-        "`request_of_another_account`, `invalid`."
+        description="`failed`: the ledger failed on it. Otherwise the reason why the ledger rejects it: "
+        "`account_not_found`, `key_not_found`, `request_of_another_account`, `invalid`."
     )
     reason: str
     tries: Count
     first_at: Instant
     last_at: Instant
-    settlement: dict[str, Any] = Field(description="What was to be settled: key, model, tokens, price per token.")
+    settlement: dict[str, Any] = Field(description="The usage to settle: key, model, tokens, price per token.")
 
 
 class StuckPage(Reply):
     """A page of stuck settlements, in the order of their ids."""
 
     data: list[Stuck]
-    next: str | None = Field(description="`after` of the next page; null: there is none.")
+    next: str | None = Field(description="Pass as `after` to get the next page; null on the last page.")
 
 
 class StuckRetry(Reply):
-    """What is still stuck after another try."""
+    """Settlements that are still stuck after the retry."""
 
     data: list[Stuck]
 
@@ -90,19 +90,19 @@ _RecordId = Annotated[int, Field(ge=0, le=10**18 - 1), WHOLE]
 
 class AuditQuery(Query):
     account: str | None = Field(None, description="Only this account.")
-    after: _RecordId | None = Field(None, description="`next` of the page before.")
-    limit: Annotated[int, WHOLE] = Field(100, ge=1, le=500, description="The most rows of a page.")
+    after: _RecordId | None = Field(None, description="`next` of the previous page.")
+    limit: Annotated[int, WHOLE] = Field(100, ge=1, le=500, description="Maximum number of rows per page.")
 
 
 class StuckQuery(Query):
     after: Annotated[str, Field(min_length=1, max_length=200)] | None = Field(
-        None, description="`next` of the page before."
+        None, description="`next` of the previous page."
     )
-    limit: Annotated[int, WHOLE] = Field(100, ge=1, le=200, description="The most rows of a page.")
+    limit: Annotated[int, WHOLE] = Field(100, ge=1, le=200, description="Maximum number of rows per page.")
 
 
 class RetryStuck(Body):
-    """POST /admin/ledger/stuck/retry. An id that is not stuck is passed over."""
+    """POST /admin/ledger/stuck/retry. Ids that are not stuck are skipped."""
 
     ids: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=200)]], Field(min_length=1, max_length=commands.MAX_RETRIED)
@@ -117,8 +117,8 @@ async def list_audit(admin: AdminServices, query: AuditQuery) -> AuditPage:
 
 
 class CheckQuery(Query):
-    full: Annotated[bool, FLAG] = Field(False, description="From the beginning, not from the last checkpoint.")
-    after: str | None = Field(None, max_length=300, description="`next` of the steps before.")
+    full: Annotated[bool, FLAG] = Field(False, description="Check from the beginning, not from the last checkpoint.")
+    after: str | None = Field(None, max_length=300, description="`next` of the previous steps.")
 
 
 @endpoint("GET", "/admin/ledger/check", "Prove the books, some seconds at a time")
@@ -147,7 +147,7 @@ def _detail(record: AuditRecord) -> dict[str, Any]:
 
 
 def _shown_value(name: str, value: Any) -> Any:
-    """A field of an audit record: the ledger keeps money in nano-units and times in Unix seconds."""
+    """Formats a field of an audit record: the ledger keeps money in nano-units and times in Unix seconds."""
     if isinstance(value, dict) and set(value) == {"was", "is"}:
         return {side: _shown_value(name, one) for side, one in value.items()}
     if name in ("amount", "budget") and isinstance(value, int):

@@ -1,6 +1,6 @@
-"""Shifting traffic between the backends of an identifier, with the operator's key.
+"""Shifts traffic between the backends of an identifier, with the operator's key.
 
-Each change replaces the traffic that it was decided by: one that came meanwhile is an error, not overwritten.
+Each change names the traffic version that it replaces: a concurrent change is an error and is not overwritten.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _ONE: Final = "/admin/models/{id}"
 
 
 class TrafficChange(Body):
-    """What every change may say."""
+    """Fields that every traffic change accepts."""
 
-    reason: Annotated[str, Field(max_length=500)] = Field("", description="Why, for the history.")
+    reason: Annotated[str, Field(max_length=500)] = Field("", description="Reason, for the history.")
     expected: Annotated[int, Field(ge=0)] | None = Field(
-        None, description="The version of the traffic that it replaces, 0 for that of `config.yaml`; null: any."
+        None, description="Version of the traffic to replace; 0: the weights of `config.yaml`; null: any version."
     )
 
 
@@ -38,7 +38,7 @@ class NewWeights(TrafficChange):
     """POST /admin/models/{id}/traffic."""
 
     weights: Annotated[dict[_Backend, Annotated[int, Field(ge=0, le=1_000_000)]], Field(max_length=100)] = Field(
-        description="By backend. Empty: those of `config.yaml` hold again."
+        description="Weights by backend. Empty: restore the weights of `config.yaml`."
     )
 
 
@@ -46,7 +46,7 @@ class Canary(TrafficChange):
     """POST /admin/models/{id}/canary."""
 
     backend: _Backend
-    share: Annotated[float, Field(ge=0, le=100)] = Field(description="Percent of the requests.")
+    share: Annotated[float, Field(ge=0, le=100)] = Field(description="Percentage of the requests.")
 
 
 class Promotion(TrafficChange):

@@ -1,11 +1,11 @@
-"""Weights that give one backend a share of the traffic, and the others the rest, in the proportions that they had."""
+"""Weights that give one backend a share of the traffic. The other backends keep their proportions of the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
 
-WHOLE: Final = 10_000  # weights of this sum give shares to a hundredth of a percent
+WHOLE: Final = 10_000  # sum of the weights: shares are exact to a hundredth of a percent
 
 
 class OnlyBackend(ValueError):
@@ -13,7 +13,7 @@ class OnlyBackend(ValueError):
 
 
 def with_share(weights: Mapping[str, int], backend: str, percent: float) -> dict[str, int]:
-    """`percent` is 0 to 100; 0 takes all traffic from it. Raises OnlyBackend."""
+    """Returns the new weights. `percent` is 0 to 100; 0 takes all traffic from the backend. Raises OnlyBackend."""
     share = min(WHOLE, max(round(percent * WHOLE / 100), 1)) if percent else 0
     others = {name: weight for name, weight in weights.items() if weight and name != backend}
     if share == WHOLE:
@@ -22,12 +22,12 @@ def with_share(weights: Mapping[str, int], backend: str, percent: float) -> dict
         raise OnlyBackend(backend)
     shares = _divide(WHOLE - share, others) | ({backend: share} if share else {})
     if all(weight % 100 == 0 for weight in shares.values()):
-        shares = {name: weight // 100 for name, weight in shares.items()}  # whole percents read best
+        shares = {name: weight // 100 for name, weight in shares.items()}  # whole percentages are easiest to read
     return {name: weight for name, weight in shares.items() if weight}
 
 
 def _divide(total: int, weights: Mapping[str, int]) -> dict[str, int]:
-    """`total` in these proportions, by largest remainders, in the order of `weights`."""
+    """Divides `total` in these proportions, by largest remainders, in the order of `weights`."""
     whole = sum(weights.values())
     parts = {name: total * weight // whole for name, weight in weights.items()}
     by_remainder = sorted(weights, key=lambda name: -(total * weights[name] % whole))

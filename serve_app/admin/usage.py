@@ -1,4 +1,4 @@
-"""Usage, with the operator's key: summed, page by page, or as one file of any length."""
+"""Usage, with the operator's key: as sums, as pages, or as one file of any length."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from serve_app.storage.exports import FORMATS, REQUEST_COLUMNS, Row, request_row
 
 logger = logging.getLogger("ray.serve")
 
-PAGE = 1000  # requests that an export reads at once, and keeps
+PAGE = 1000  # requests that an export reads and holds at a time
 
 endpoint = Endpoints("Operator: Usage", "operatorKey")
 
@@ -38,7 +38,7 @@ class Groups(Reply):
 class TokenSums(Reply):
     requests: Count
     prompt_tokens: Count
-    cached_tokens: Count = Field(description="Part of the prompt's.")
+    cached_tokens: Count = Field(description="Cached part of `prompt_tokens`.")
     completion_tokens: Count
     total_tokens: Count
     charged: Money
@@ -49,7 +49,7 @@ class TokenSums(Reply):
 
 
 class AdminUsageSums(TokenSums, Groups):
-    """Sums of one group; what it is not grouped by is null."""
+    """Sums of one group; fields that are not grouped by are null."""
 
 
 class AdminUsage(Reply):
@@ -78,7 +78,7 @@ class RequestRecord(Reply):
     price_cached_input: PerMillion
     price_output: PerMillion
     charged: Money
-    uncollected: Money = Field(description="What the balance did not cover.")
+    uncollected: Money = Field(description="Amount that the balance did not cover.")
 
     @classmethod
     def from_record(cls, row: UsageRecord) -> RequestRecord:
@@ -96,13 +96,13 @@ class RequestPage(Reply):
     """A page of requests."""
 
     data: list[RequestRecord]
-    next: str | None = Field(description="`after` of the next page; null: there is none.")
+    next: str | None = Field(description="Pass as `after` to get the next page; null on the last page.")
 
 
 class OwnFilters(Query):
     key: str | None = Field(None, description="Only this key.")
     model: str | None = Field(None, description="Only this model.")
-    tag: str | None = Field(None, description="Only keys that have this tag now; empty: those without a tag.")
+    tag: str | None = Field(None, description="Only keys that have this tag now; empty: keys without a tag.")
 
 
 class Filters(OwnFilters):
@@ -110,7 +110,7 @@ class Filters(OwnFilters):
 
 
 def listed(text: str) -> list[str]:
-    """The parts of a text with commas between."""
+    """Splits a comma-separated text."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
@@ -124,7 +124,7 @@ class Days(Query):
 
 class SumQuery(Days, Filters):
     group_by: Annotated[list[commands.Group], BeforeValidator(listed)] = Field(
-        ["day"], description="With commas between. A key with several tags counts in each of them."
+        ["day"], description="Comma-separated. A key with several tags counts in each of them."
     )
 
 
@@ -137,16 +137,18 @@ _Until = Annotated[float, BeforeValidator(partial(moment, param="to", day="its e
 
 class Period(Query):
     since: _Since | None = Field(
-        None, alias="from", description="A day in UTC, or a time from which on requests have ended."
+        None,
+        alias="from",
+        description="Only requests that ended on or after this day in UTC, or at or after this time.",
     )
     until: _Until | None = Field(
-        None, alias="to", description="A day in UTC that is included, or a time before which they have."
+        None, alias="to", description="Only requests that ended on or before this day in UTC, or before this time."
     )
 
 
 class Page(Period):
-    after: str | None = Field(None, description="`next` of the page before.")
-    limit: Annotated[int, WHOLE] = Field(PAGE, ge=1, le=PAGE, description="The most rows of a page.")
+    after: str | None = Field(None, description="`next` of the previous page.")
+    limit: Annotated[int, WHOLE] = Field(PAGE, ge=1, le=PAGE, description="Maximum number of rows per page.")
 
 
 class RequestsQuery(Page, Filters):
@@ -154,7 +156,7 @@ class RequestsQuery(Page, Filters):
 
 
 class ExportQuery(Period, Filters):
-    format: Literal["csv", "json"] = Field("csv", description="Of the file.")
+    format: Literal["csv", "json"] = Field("csv", description="Format of the file.")
 
 
 _FILE: Final[Schema] = {
@@ -173,8 +175,11 @@ _FILE: Final[Schema] = {
 
 
 class Download(StreamingResponse):
-    """A file of unknown length. When the ledger goes away in the middle, the connection is cut without the last chunk,
-    so that half a file is not taken for a complete one."""
+    """A file of unknown length.
+
+    If the ledger becomes unavailable midway, the connection is closed without the last chunk. The client then knows
+    that the file is incomplete.
+    """
 
     def __init__(self, content: AsyncIterator[str], name: str) -> None:
         headers = {"content-disposition": f'attachment; filename="usage.{name}"', "cache-control": "no-store"}
@@ -209,7 +214,7 @@ async def list_requests(admin: AdminServices, query: RequestsQuery) -> RequestPa
 async def export_requests(admin: AdminServices, query: ExportQuery) -> Download:
     wanted = commands.ListUsage(query.account, query.key, query.model, *span(query), None, PAGE, query.tag)
     pages = _pages(admin, wanted)
-    first = await anext(pages)  # a failure of the first page still has its status
+    first = await anext(pages)  # a failure on the first page still sets the status
 
     async def file() -> AsyncIterator[str]:
         made = FORMATS[query.format](REQUEST_COLUMNS)
@@ -227,7 +232,7 @@ async def page_of(admin: AdminServices, wanted: commands.ListUsage) -> RequestPa
 
 
 def span(query: Period) -> tuple[float | None, float | None]:
-    """From when until when, in Unix seconds. Raises 422."""
+    """Returns start and end in Unix seconds. Raises 422."""
     since, until = query.since, query.until
     if since is not None and until is not None and since >= until:
         raise errors.invalid_parameters("from must be before to", param="from")

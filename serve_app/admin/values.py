@@ -1,4 +1,4 @@
-"""What bodies, queries and replies consist of: amounts, times and limits."""
+"""Types in bodies, queries and replies: amounts, times and limits."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ Schema = dict[str, Any]
 
 
 class Body(BaseModel):
-    """A request's body. Unknown fields and other types are refused."""
+    """A request's body. Unknown fields and wrong types are rejected."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class Query(BaseModel):
-    """A request's query. A field says what its parameter is in the document."""
+    """A request's query parameters. The description of a field is the parameter's description in the document."""
 
     model_config = ConfigDict(strict=True)
 
 
 class Reply(BaseModel):
-    """A reply's body. A field with a default may be absent: only fields that were set are sent."""
+    """A reply's body. Only fields that were set are sent, so a field with a default may be absent."""
 
     @classmethod
     def from_fields(cls, snapshot: Any, **more: Any) -> Self:
-        """The fields that a dataclass of the contracts has by the same name, and `more`."""
+        """Builds a reply from the fields with the same names in a dataclass of the contracts, and `more`."""
         return cls.model_validate({one.name: getattr(snapshot, one.name) for one in fields(snapshot)} | more)
 
 
@@ -44,11 +44,11 @@ def _from_number(convert: Callable[[Any], str]) -> BeforeValidator:
     return BeforeValidator(lambda value: convert(value) if isinstance(value, int | float) else value)
 
 
-# In replies. They are built from the numbers of the contracts: nano-units, nano-units a token, Unix seconds.
+# For replies, which are built from the numbers of the contracts: nano-units, nano-units per token, Unix seconds.
 Money = Annotated[
     str,
     _from_number(format_amount),
-    Field(pattern=r"^-?[0-9]+\.[0-9]{2,9}$", description="A decimal of the account's currency, exact."),
+    Field(pattern=r"^-?[0-9]+\.[0-9]{2,9}$", description="An exact decimal in the account's currency."),
 ]
 PerMillion = Annotated[
     str, _from_number(format_price), Field(pattern=r"^[0-9]+\.[0-9]{2,3}$", description="Per million tokens.")
@@ -59,26 +59,26 @@ Instant = Annotated[str, _from_number(partial(utc_text, precision="milliseconds"
 Day = Annotated[str, Field(json_schema_extra={"format": "date"}, description="In UTC.")]
 Count = Annotated[int, Field(ge=0)]
 
-# In queries, where every value is text.
+# For queries, where every value is text.
 WHOLE = BeforeValidator(lambda text: int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else text)
 
-# In requests. `amount_of` and `expiry_of` check the rest: their messages say more than a pattern can.
+# For requests. `amount_of` and `expiry_of` check the rest: their messages say more than a pattern can.
 FLAG = BeforeValidator(lambda text: {"true": True, "false": False}.get(text, text))
 Amount = Annotated[
     str,
     Field(
-        description="A decimal such as 12.50, of at most nine decimals, in the service's currency.",
+        description="A decimal such as 12.50, with at most nine decimal places, in the service's currency.",
         json_schema_extra={"pattern": r"^[+-]?[0-9]{1,40}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,2})?$"},
     ),
 ]
-TimeToCome = Annotated[str, Field(description="A time to come.", json_schema_extra={"format": "date-time"})]
-Name = Annotated[str, Field(min_length=1, max_length=100, description="Printable.")]
+TimeToCome = Annotated[str, Field(description="A future time.", json_schema_extra={"format": "date-time"})]
+Name = Annotated[str, Field(min_length=1, max_length=100, description="Printable characters.")]
 
 
 def limits_in(base: type[BaseModel], names: Sequence[str], *, nullable: bool = True) -> Any:
-    """A model with a field for each of these limits, to inherit from.
+    """Returns a base model with a field for each of these limits.
 
-    A body takes the limit as it is declared, null, or nothing; a reply has a whole number, or null where `nullable`.
+    In a body, each limit is optional and may be null. In a reply, it is an integer, or null if `nullable`.
     """
     declared = get_type_hints(Contract, include_extras=True)
     kinds: dict[str, Any] = {}
@@ -90,7 +90,7 @@ def limits_in(base: type[BaseModel], names: Sequence[str], *, nullable: bool = T
 
 
 def amount_of(text: str, param: str, *, negative: bool = False) -> int:
-    """A decimal amount in nano-units: above 0, or with `negative` anything but 0. Raises 422."""
+    """Parses a decimal amount into nano-units. It must be above 0, or with `negative` anything but 0. Raises 422."""
     try:
         amount = parse_amount(text, negative=negative)
     except LedgerError as error:
@@ -101,7 +101,7 @@ def amount_of(text: str, param: str, *, negative: bool = False) -> int:
 
 
 def expiry_of(text: str | None, now: float) -> float | None:
-    """The Unix seconds of `expires_at`. Raises 422 for another form, and for a time that has passed."""
+    """Parses `expires_at` into Unix seconds. Raises 422 for a different format or a time in the past."""
     if text is None:
         return None
     at = moment(text, "expires_at")
@@ -111,7 +111,10 @@ def expiry_of(text: str | None, now: float) -> float | None:
 
 
 def moment(text: str, param: str, *, day: Literal["its start", "its end"] | None = None) -> float:
-    """Unix seconds of an ISO 8601 time with an offset; with `day` also the start or end of a day in UTC. Raises 422."""
+    """Parses an ISO 8601 time with an offset into Unix seconds. Raises 422.
+
+    With `day`, also accepts a day and returns its start or end in UTC.
+    """
     takes = "a time with its offset like 2026-11-30T12:00:00Z" + (", or a day like 2026-11-30" if day else "")
     try:
         if day and len(text) == len("2026-11-30"):

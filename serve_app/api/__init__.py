@@ -1,1 +1,1 @@
-"""The chat format: what clients send and receive. Pure functions; no server, model or account is known here."""
+"""The chat format: requests and replies on the wire. Pure functions, independent of server, model and account."""

@@ -1,4 +1,4 @@
-"""The door of the chat format: POST /chat/completions."""
+"""The door for the chat format: POST /chat/completions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat requests to begin with, as the documentation shows them."""
+"""Example chat requests for the documentation."""
 
 from __future__ import annotations
 

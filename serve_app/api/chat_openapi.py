@@ -1,4 +1,4 @@
-"""The OpenAPI schema of a chat request, from the declarations of its fields."""
+"""Builds the OpenAPI schema of a chat request from the declarations of its fields."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REF: Final = "#/components/schemas/"
 
 
 def chat_request_schemas(identifiers: Sequence[str], most_output: int) -> dict[str, Schema]:
-    """Schemas by name, the request's as `ChatCompletionRequest`. `most_output` is in tokens."""
+    """Returns the schemas by name. The request's is `ChatCompletionRequest`. `most_output` is in tokens."""
     generated = ChatRequest.model_json_schema(ref_template=REF + "{model}")
     schemas = {name: _object(model) for name, model in generated.pop("$defs").items()}
     body = schemas["ChatCompletionRequest"] = _object(generated, null_is_absent=True)
@@ -39,13 +39,16 @@ def _object(model: Schema, null_is_absent: bool = False) -> Schema:
     fields = {
         name: _field(schema, null_is_absent and name not in required) for name, schema in model["properties"].items()
     }
-    description = _on_one_line(model["description"].split("\n\n")[0])  # the rest is for readers of the code
+    description = _on_one_line(model["description"].split("\n\n")[0])  # later paragraphs are for developers
     schema = {"type": "object", "description": description, "properties": fields}
     return schema | ({"required": required} if required else {})
 
 
 def _field(generated: Schema, nullable: bool) -> Schema:
-    """One field: several types side by side, null beside them where it may be absent, and no default that is empty."""
+    """Returns the schema of one field: its types side by side, with null if the field may be absent.
+
+    Empty defaults are dropped.
+    """
     kept = {name: value for name, value in generated.items() if name not in ("title", "anyOf", "oneOf")}
     if kept.get("default") in (None, [], {}):
         kept.pop("default", None)
@@ -67,19 +70,19 @@ def _on_one_line(text: str) -> str:
 
 
 def _kinds(generated: Schema) -> list[Schema]:
-    """The types of a field, flat."""
+    """Returns the types of a field as a flat list."""
     if nested := generated.get("anyOf") or generated.get("oneOf"):
         return [kind for one in nested for kind in _kinds(one)]
     return [generated]
 
 
 def _messages(message: Schema) -> dict[str, Schema]:
-    """One schema for each kind of message, and `Message` for any of them."""
+    """Returns one schema for each kind of message, and `Message` for any of them."""
     fields = message["properties"]
     schemas: dict[str, Schema] = {}
     for name, (description, roles, own) in MESSAGES.items():
         role = {"type": "string", "enum": roles}
-        # A field of another role is checked for its type and then ignored.
+        # The gateway checks the type of a field that belongs to another role, and then ignores the field.
         kept = {"role": role} | {
             field: dict(schema)
             if field in ("content", "name", *own)
@@ -105,7 +108,7 @@ def _messages(message: Schema) -> dict[str, Schema]:
 
 
 def _complete_variants(schemas: dict[str, Schema]) -> None:
-    """What a part of a body needs beyond its types: the rules of the `_complete` validators."""
+    """Adds the requirements beyond types: the rules of the `_complete` validators."""
     _require(schemas["TextPart"], "text")
     _require(schemas["Tool"], "function")
     schemas["ResponseFormat"]["anyOf"] = [

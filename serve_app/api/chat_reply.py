@@ -1,4 +1,4 @@
-"""A chat reply as exact bytes: whole, or as server-sent events, from the events of a model replica."""
+"""Encodes the events of a model replica as a chat reply: one JSON body, or server-sent events."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from serve_app.contracts.generation import (
 )
 
 DONE: Final = b"data: [DONE]\n\n"
-KEEP_ALIVE: Final = b": keep-alive\n\n"  # a comment: a complete frame that no client takes for data
+KEEP_ALIVE: Final = b": keep-alive\n\n"  # a comment: a complete frame that clients do not read as data
 RESUMED: Final = b": resumed\n\n"
 
-LOWEST_LOGPROB: Final = -9999.0  # for a token that has no chance at all: JSON knows no infinity
+LOWEST_LOGPROB: Final = -9999.0  # for a token with probability 0: JSON has no infinity
 FINISH_REASONS: Final = frozenset({"stop", "length", "tool_calls", "content_filter"})
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one request, as billed. `cached_tokens` are part of the prompt."""
+    """The billed tokens of one request. `cached_tokens` are part of the prompt."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -42,7 +42,7 @@ class Usage:
     reasoning_tokens: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """The `usage` object. Cache hits and misses together are the prompt."""
+        """Returns the `usage` object. Cache hits plus misses equal the prompt tokens."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
@@ -56,7 +56,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool call of a reply. `arguments` are the JSON text that the model wrote."""
+    """A tool call in a reply. `arguments` is the JSON text that the model wrote."""
 
     id: str
     name: str
@@ -65,9 +65,9 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One choice of a reply that is not streamed.
+    """One choice of a non-streamed reply.
 
-    `reasoning` of None: there was none. `tokens` of None: the request does not ask for log-probabilities.
+    `reasoning` is None if there was none. `tokens` is None if the request did not ask for log-probabilities.
     """
 
     text: str
@@ -77,8 +77,8 @@ class Choice:
     tokens: Sequence[TokenLogprob] | None = None
 
     def as_dict(self, index: int) -> dict[str, Any]:
-        """The choice's object. Raises ValueError for a finish reason that the format lacks."""
-        # A message that only calls tools has null, not an empty string: clients read that as "no text".
+        """Returns the choice's object. Raises ValueError for a finish reason that the format does not have."""
+        # A message with only tool calls has null content, not an empty string: clients read null as "no text".
         message: dict[str, Any] = {"role": "assistant", "content": None if self.calls and not self.text else self.text}
         if self.reasoning is not None:
             message["reasoning_content"] = self.reasoning
@@ -98,7 +98,7 @@ class Choice:
 def complete_reply(
     *, id: str, created: int, model: str, fingerprint: str, choices: Sequence[Choice], usage: Usage
 ) -> bytes:
-    """The body of a reply that is not streamed. Raises ValueError for a finish reason that the format lacks."""
+    """Returns the body of a non-streamed reply. Raises ValueError for a finish reason that the format does not have."""
     return encode_json(
         {
             "id": id,
@@ -113,16 +113,16 @@ def complete_reply(
 
 
 def error_event(error: ApiError) -> bytes:
-    """The event of a failure after the headers; the stream ends after it without DONE."""
+    """Returns the event for a failure after the headers. The stream ends after it without DONE."""
     return b"data: " + encode_json(error.body()) + b"\n\n"
 
 
 class ChunkEncoder:
-    """The bytes of each chunk of one streamed reply.
+    """Encodes the chunks of one streamed reply.
 
-    Each choice has an opening chunk, pieces and a finish; the chunks of several choices may take turns. Then comes the
-    usage, if the request asks for it, and DONE. What is the same in every chunk is encoded once, so that a piece of
-    text costs one string escape and a join.
+    Each choice has an opening chunk, pieces and a finish chunk. The chunks of several choices may be interleaved. Then
+    come the usage, if the request asks for it, and DONE. The parts that are the same in every chunk are encoded once.
+    A piece of text therefore costs one string escape and a join.
     """
 
     __slots__ = ("_after", "_head", "_include_usage", "_null_usage")
@@ -137,38 +137,38 @@ class ChunkEncoder:
         }
         self._include_usage = include_usage
         self._head = b"data: " + encode_json(fixed)[:-1] + b',"choices":['
-        # With usage asked for, every other chunk says null, so that clients can read the field in each.
+        # If the request asks for usage, all other chunks have null, so that clients can read the field in each chunk.
         self._null_usage = b',"usage":null}\n\n' if include_usage else b"}\n\n"
         self._after = b'},"logprobs":null,"finish_reason":null}]' + self._null_usage
 
     def role_chunk(self, choice: int = 0) -> bytes:
-        """The opening chunk of a choice."""
+        """Returns the opening chunk of a choice."""
         return self._chunk(choice, b'"role":"assistant","content":""')
 
     def content_chunk(self, text: str, tokens: Sequence[TokenLogprob] = (), choice: int = 0) -> bytes:
-        """A piece of the reply, and the tokens whose log-probabilities it carries."""
+        """Returns the chunk for a piece of the reply. `tokens` are those whose log-probabilities it carries."""
         return self._chunk(choice, b'"content":' + encode_text(text), tokens)
 
     def reasoning_chunk(self, text: str, tokens: Sequence[TokenLogprob] = (), choice: int = 0) -> bytes:
         return self._chunk(choice, b'"reasoning_content":' + encode_text(text), tokens)
 
     def call_chunk(self, index: int, id: str, name: str, tokens: Sequence[TokenLogprob] = (), choice: int = 0) -> bytes:
-        """The chunk that begins a tool call; `index` counts the calls of the choice."""
+        """Returns the chunk that begins a tool call. `index` counts the calls of the choice."""
         begun = {"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""}}
         return self._chunk(choice, b'"tool_calls":[' + encode_line(begun) + b"]", tokens)
 
     def arguments_chunk(self, index: int, text: str, tokens: Sequence[TokenLogprob] = (), choice: int = 0) -> bytes:
-        """A piece of a call's arguments."""
+        """Returns the chunk for a piece of a call's arguments."""
         piece = b'"tool_calls":[{"index":%d,"function":{"arguments":%b}}]' % (index, encode_text(text))
         return self._chunk(choice, piece, tokens)
 
     def finish_chunk(self, reason: str, choice: int = 0) -> bytes:
-        """The chunk that says why a choice ended. Raises ValueError for a reason that the format lacks."""
+        """Returns the chunk with a choice's finish reason. Raises ValueError for a reason that the format lacks."""
         end = b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b}]' % (choice, encode_text(_known(reason)))
         return self._head + end + self._null_usage
 
     def usage_chunk(self, usage: Usage) -> bytes:
-        """The chunk without choices that carries the usage; only for streams that asked for it."""
+        """Returns the chunk with the usage and without choices. Raises ValueError if the client did not ask for it."""
         if not self._include_usage:
             raise ValueError("the client did not ask for usage in the stream")
         return self._head + b'],"usage":' + encode_json(usage.as_dict()) + b"}\n\n"
@@ -182,7 +182,7 @@ class ChunkEncoder:
 
 
 class StreamedReply:
-    """The chunks of a streamed reply of `n` choices, from the events of a replica."""
+    """Builds the chunks of a streamed reply of `n` choices from the events of a replica."""
 
     def __init__(self, encoder: ChunkEncoder, n: int) -> None:
         self._encoder = encoder
@@ -191,7 +191,7 @@ class StreamedReply:
         self._last_calls: list[Ending | None] = [None] * n
 
     def chunks(self, event: Delta | ReplyParts | ChoiceEnded) -> bytes:
-        """The chunks to send for one event; the choice's opening chunk comes with its first."""
+        """Returns the chunks to send for one event. A choice's first event also produces its opening chunk."""
         encoder = self._encoder
         if isinstance(event, ChoiceEnded):
             return self._finish_choice(event.choice, event.reason)
@@ -218,7 +218,7 @@ class StreamedReply:
         return b"".join(chunks)
 
     def closing_chunks(self, reason: FinishReason) -> bytes:
-        """The chunks that close the choices that have not ended yet. `reason` is why the reply ended."""
+        """Returns the chunks that close the choices that have not ended yet. `reason` is why the reply ended."""
         return b"".join(self._finish_choice(choice, reason) for choice in sorted(self._unended))
 
     def _opening_chunk(self, choice: int) -> bytes:
@@ -236,7 +236,7 @@ class StreamedReply:
 
 @dataclass(slots=True)
 class _Pieces:
-    """What has come of one choice."""
+    """The pieces of one choice that have arrived."""
 
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
@@ -247,7 +247,7 @@ class _Pieces:
 
 
 class WholeReply:
-    """Gathers the events of a reply of `n` choices that is not streamed."""
+    """Collects the events of a non-streamed reply of `n` choices."""
 
     def __init__(self, n: int) -> None:
         self._choices = [_Pieces() for _ in range(n)]
@@ -274,7 +274,7 @@ class WholeReply:
                 choice.calls[-1][1].append(part.text)
 
     def choices(self, reason: FinishReason, logprobs: bool) -> list[Choice]:
-        """All choices. `reason` is why the reply ended, which of an only choice is its own."""
+        """Returns all choices. `reason` is why the reply ended; it also applies to the choice if there is only one."""
         if len(self._choices) == 1:
             self._choices[0].reason = reason
         return [
@@ -290,14 +290,14 @@ class WholeReply:
 
 
 def _last_call(parts: tuple[Part, ...], before: Ending | None) -> Ending | None:
-    """How the last call of a choice ended, once it has `parts` too."""
+    """Returns how the last call of a choice ended, after adding `parts`."""
     return next((part.ending for part in reversed(parts) if isinstance(part, CallEnded)), before)
 
 
 def _finish_reason(last_call: Ending | None, reason: FinishReason) -> str:
-    """Why a choice ended, in the words of the format: one that ends after whole calls waits for their results."""
+    """Returns the format's finish reason for a choice. A choice that ends after whole calls waits for their results."""
     if last_call is Ending.CUT:
-        return "length"  # also where a stop string or the model itself cut it: clients must not run half a call
+        return "length"  # even if a stop string or the model itself cut the call: clients must not run half a call
     return "tool_calls" if last_call is not None and reason is FinishReason.STOP else reason.value
 
 
@@ -308,7 +308,7 @@ def _known(reason: str) -> str:
 
 
 def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """The `logprobs` object of a choice. The bytes of its tokens, put together, spell the text."""
+    """Returns the `logprobs` object of a choice. The bytes of its tokens, joined, are the text."""
     content = [{**_entry(token), "top_logprobs": [_entry(other) for other in token.top]} for token in tokens]
     return {"content": content, "refusal": None}
 

@@ -1,8 +1,8 @@
-"""A chat request: each field is declared once, and a body is checked against the declarations.
+"""Declares each field of a chat request once, and checks a body against the declarations.
 
-A field has its JSON type, range, default and sentence in `ChatRequest`. What a body must be (400, then 422), what the
-gateway reads and the OpenAPI schema (`chat_openapi`) come from there. Functions and formats of replies are in
-`tools_and_formats`.
+`ChatRequest` has the JSON type, range, default and description of each field. The checks of a body (400, then 422), the
+values that the gateway reads and the OpenAPI schema (`chat_openapi`) come from these declarations. Functions and reply
+formats are in `tools_and_formats`.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ from serve_app.contracts.generation import ToolChoice
 ServedModels = Mapping[str, tuple[int, int]]
 """Identifier to (context length, most output), both in tokens."""
 
-# 32768 tokens of any text that people write are under 200 KB, and of long runs of spaces, escaped, under 4 MiB.
+# 32768 tokens of human-written text are under 200 KB. Long runs of escaped spaces are under 4 MiB.
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 
-# The service's published ratios: 0.3 token for an English character, 0.6 for a Chinese one.
+# The service's published ratios: 0.3 tokens per English character, 0.6 per Chinese character.
 TOKENS_PER_ASCII: Final = 0.3
 TOKENS_PER_OTHER: Final = 0.6
-TOKENS_PER_MESSAGE: Final = 6  # what a chat template puts around a message: its role and the marks of begin and end
-TOKENS_PER_TOOLS: Final = 120  # what a chat template says about calling functions, whichever there are
-TOKENS_PER_PROMPT: Final = 8  # the mark that begins the reply, and what a template may add in front
+TOKENS_PER_MESSAGE: Final = 6  # added around a message by a chat template: its role, and the begin and end markers
+TOKENS_PER_TOOLS: Final = 120  # a chat template's text about calling functions, for any functions
+TOKENS_PER_PROMPT: Final = 8  # the marker that begins the reply, and any text that a template adds in front
 MARGIN: Final = 1.1
 
 MESSAGES: Final = {
@@ -79,17 +79,17 @@ _ROLES: Final = tuple(role for _, roles, _ in MESSAGES.values() for role in role
 _TOKEN_ID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
 _MAX_STOPS: Final = 16
 _MAX_BIASES: Final = 1024
-_CROWDS: Final = ("content", "tool_calls")  # lists of a message whose items are a token each at least
-_TOKENS_OF_A_MESSAGE: Final = 3  # at least: in every chat template its role, its end and one of its own
+_CROWDS: Final = ("content", "tool_calls")  # lists of a message whose items are at least one token each
+_TOKENS_OF_A_MESSAGE: Final = 3  # minimum in every chat template: its role, its end marker and one token
 _GREATEST: Final = 10**300
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The values of a number, from `low` to `high`. It is no part of the type: any other value is 422, not 400."""
+    """The range of a number, from `low` to `high`. It is not part of the type: a value outside returns 422, not 400."""
 
     low: int
-    high: int | None  # None: the most tokens of output that the model gives
+    high: int | None  # None: the model's maximum output in tokens
     above: bool = False  # `low` itself is not allowed
 
     def check_value(self, field: str, value: float, most_output: int = 0) -> None:
@@ -106,20 +106,20 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class OnlyWith:
-    """The field may be sent only where another one is true."""
+    """Allows the field only if the field `flag` is true."""
 
     flag: str
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What else is checked where a field is sent. The function gets its value and the request; it raises ApiError."""
+    """An additional check of a field that was sent. The function gets the value and the request; it raises ApiError."""
 
     function: Callable[[Any, ChatRequest], None]
 
 
 def _without_overflow(value: Any) -> Any:
-    """An integer that no float can hold is a number all the same: its value is at fault, and not its type."""
+    """Replaces an integer that no float can hold by infinity: its value is at fault, not its type."""
     if isinstance(value, int) and abs(value) > _GREATEST:
         return inf if value > 0 else -inf
     return value
@@ -134,7 +134,7 @@ def _as_strings(value: Any) -> tuple[Any, ...]:
 
 
 def _check_numbers(bias: dict[str, Any]) -> dict[str, Any]:
-    # By hand, to stop at the first fault as lists do.
+    # A loop, to stop at the first fault as lists do.
     for token, value in bias.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             wrong_type("float_type", token, value)
@@ -226,7 +226,7 @@ _Content = Annotated[_Text | Annotated[list[TextPart], FirstFault(), Tag("<array
 
 
 class Message(Shape):
-    """One message; which fields it needs depends on its role."""
+    """One message. The required fields depend on its role."""
 
     role: str
     content: _Content | None = None
@@ -249,7 +249,7 @@ class Message(Shape):
         return self
 
     def plain(self) -> dict[str, Any]:
-        """What a chat template reads."""
+        """Returns the message as a chat template reads it."""
         content = self.content or ""
         plain: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
@@ -276,8 +276,8 @@ class StreamOptions(Shape):
 class ChatRequest(Shape):
     """The body of POST /chat/completions.
 
-    The sentence below a field is its description in the OpenAPI document. Where the gateway reads a field in another
-    form than JSON has it, the field is `sent_…` with its name on the wire as alias, and a property has the other form.
+    The string below a field is its description in the OpenAPI document. If the gateway reads a field in a form other
+    than the JSON form, the field is named `sent_…` and its wire name is the alias. A property has the gateway's form.
     """
 
     model: str
@@ -388,8 +388,11 @@ class ChatRequest(Shape):
 
     @cached_property
     def messages(self) -> tuple[dict[str, Any], ...]:
-        """For a chat template: `role` (system, user, assistant or tool), `content` (a string) and, where given,
-        `name`, `tool_calls` and `tool_call_id`."""
+        """The messages for a chat template.
+
+        Each has `role` (system, user, assistant or tool), `content` (a string) and, if given, `name`, `tool_calls` and
+        `tool_call_id`.
+        """
         return tuple(message.plain() for message in self.sent_messages)
 
     @property
@@ -407,7 +410,7 @@ class ChatRequest(Shape):
 
     @property
     def max_tokens(self) -> int | None:
-        """None: as much as the context leaves, at most what the model gives."""
+        """Maximum number of tokens per choice. None: the remaining context, up to the model's maximum output."""
         return self.max_completion_tokens if self.sent_max_tokens is None else self.sent_max_tokens
 
     @property
@@ -416,7 +419,7 @@ class ChatRequest(Shape):
 
     @property
     def plain_response_format(self) -> dict[str, Any] | None:
-        """`response_format` alone; None is text."""
+        """The field `response_format` alone. None means text."""
         return None if self.sent_response_format is None else self.sent_response_format.plain()
 
     @property
@@ -425,7 +428,7 @@ class ChatRequest(Shape):
 
     @cached_property
     def response_format(self) -> dict[str, Any] | None:
-        """The form of the reply, whichever field says it, as in `structured_outputs.Form`. None is text."""
+        """The form of the reply from any of its fields, as `structured_outputs.Form`. None means text."""
         return self.plain_response_format if OTHER_FORMS.isdisjoint(self.model_fields_set) else form_of(self)
 
     @cached_property
@@ -442,7 +445,7 @@ class ChatRequest(Shape):
 
     @property
     def forced_function(self) -> str | None:
-        """The only function that may be called, with a `tool_choice` of required."""
+        """The only function that the reply may call; `tool_choice` is then required. None if there is no such limit."""
         return self.sent_tool_choice.function.name if isinstance(self.sent_tool_choice, NamedTool) else None
 
     @cached_property
@@ -455,9 +458,9 @@ def parse_chat_request(
 ) -> ChatRequest:
     """Parses and checks the body of POST /chat/completions.
 
-    null is the same as absent, and unknown fields are ignored, because common clients send both. Raises ApiError: 400
-    for the first wrong type or missing field, and only when there is none 422 for the first wrong value. Never raises
-    anything else, whatever the bytes.
+    A null field counts as absent and unknown fields are ignored, because common clients send both. Raises ApiError: 400
+    for the first wrong type or missing field; if there is none, 422 for the first wrong value. Never raises anything
+    else, for any bytes.
     """
     parsed = parse_object(raw, max_body_bytes, max_items)
     _refuse_crowds(parsed, served)
@@ -481,9 +484,10 @@ def parse_chat_request(
 
 
 def _refuse_crowds(parsed: Mapping[str, Any], served: ServedModels) -> None:
-    """Refuses more messages than any context holds, and more tools and biases than are possible, before each is read.
+    """Rejects more messages than any context holds, and too many tools or biases, before the items are read.
 
-    The one exception from types before values: to check all types of a hundred thousand of them would take a second.
+    This is the only exception to the rule "types before values". Checking the types of 100,000 items would take a
+    second.
     """
     messages, tools = parsed.get("messages"), parsed.get("tools")
     longest = max((context for context, _ in served.values()), default=0)
@@ -499,7 +503,7 @@ def _refuse_crowds(parsed: Mapping[str, Any], served: ServedModels) -> None:
         raise invalid("logit_bias", f"must have at most {_MAX_BIASES} token ids, but it has {len(biases)}")
 
 
-# Of several wrong values, the first in this order is reported, and then the others as they are declared.
+# If several values are wrong, the first in this order is reported. Other fields follow in the order of declaration.
 _VALUE_ORDER: Final = (
     *("messages", "stream_options", "max_tokens", "max_completion_tokens", "min_tokens", "top_k", "tools"),
     *("tool_choice", "temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
@@ -508,7 +512,7 @@ _VALUE_ORDER: Final = (
 
 
 def _checks() -> list[tuple[str, str, Range | OnlyWith | Check]]:
-    """Attribute, name on the wire and marker, in the order in which values are checked."""
+    """Returns attribute, wire name and marker, in the order in which values are checked."""
     rows = [
         (name, field.alias or name, marker)
         for name, field in ChatRequest.model_fields.items()
@@ -523,11 +527,11 @@ _CHECKS: Final = _checks()
 
 
 def estimate_prompt_tokens(messages: Iterable[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> int:
-    """Tokens of a normalised conversation with its tools, at least 1, on the high side for everyday text.
+    """Estimates the tokens of a normalised conversation with its tools: at least 1, and rather high for everyday text.
 
-    Every character outside ASCII counts like a Chinese one: accents, punctuation and other scripts are seldom
-    cheaper. The tokenizer's exact count replaces the estimate before anything is generated, so an estimate only has
-    to be near. Linear in the text, at the speed of an encoder: 1 MB takes about a millisecond.
+    Every character outside ASCII counts as a Chinese one, because accents, punctuation and other scripts are seldom
+    cheaper. The tokenizer's exact count replaces the estimate before anything is generated, so the estimate only has to
+    be close. The time is linear in the text, at the speed of an encoder: 1 MB takes about a millisecond.
     """
     tokens = float(TOKENS_PER_PROMPT)
     for message in messages:
@@ -545,6 +549,6 @@ def estimate_prompt_tokens(messages: Iterable[Mapping[str, Any]], tools: Sequenc
 
 
 def _tokens_of_text(text: str) -> float:
-    # Encoding to ASCII while leaving the rest out counts both kinds without a Python loop over characters.
+    # Encoding to ASCII and ignoring the rest counts both kinds without a Python loop over characters.
     plain = len(text) if text.isascii() else len(text.encode("ascii", "ignore"))
     return plain * TOKENS_PER_ASCII + (len(text) - plain) * TOKENS_PER_OTHER

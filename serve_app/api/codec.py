@@ -1,4 +1,4 @@
-"""JSON on the wire: bytes to an object, the object to typed fields, and values back to valid UTF-8."""
+"""Converts JSON on the wire: bytes to an object, the object to typed fields, and values back to valid UTF-8."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 _encode_str = json.JSONEncoder(ensure_ascii=False).encode
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
-MAX_ITEMS: Final = 100_000  # of a body; 32768 tokens of any conversation have fewer
+MAX_ITEMS: Final = 100_000  # per body; any conversation of 32768 tokens has fewer
 _MOMENT_BYTES: Final = 64 * 1024
 _MOMENT_ITEMS: Final = 500
 _PIECE: Final = 64 * 1024
 _NO_STRUCTURE: Final = bytes(set(range(256)) - set(b",[{"))
 
-# How a body begins that is encoded as something else.
+# First bytes of a body with another encoding, and advice for the client.
 _NOT_UTF8: Final = (
     (b"\xef\xbb\xbf", "It begins with a byte order mark: send UTF-8 without one."),
     (b"\xff\xfe", "It looks like UTF-16: send UTF-8."),
@@ -32,7 +32,7 @@ _NOT_UTF8: Final = (
     (b"--", "It looks like a form with parts: send JSON."),
 )
 
-# Words of the parser's message, and what to change.
+# Words in the parser's message, and advice for the client.
 _HINTS: Final = (
     ("recursion limit", "Arrays and objects may be nested 200 deep."),
     ("out of range", "A number may have 4300 digits."),
@@ -48,10 +48,10 @@ _HINTS: Final = (
 _PLACE: Final = re.compile(r"line (\d+) column (\d+)$")
 _NO_NUMBERS: Final = (b"NaN", b"Infinity", b"-Infinity")
 
-# Plain characters inside a JSON string, but some clients split a stream into lines at them (Python's str.splitlines).
+# Valid characters in a JSON string, but some clients split a stream into lines at them (Python's str.splitlines).
 _LINE_ENDS: Final = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
-# Pydantic's kinds of error.
+# Pydantic's error types, and the type that was expected.
 _EXPECTED: Final = {
     "string_type": "a string",
     "int_type": "an integer",
@@ -65,27 +65,28 @@ _EXPECTED: Final = {
     "string_or_object": "a string or an object",
 }
 
-# The chosen one of several types. Pydantic puts it into an error's path, which is not for clients.
+# Tags of a union's types. Pydantic adds the chosen tag to an error's path; clients must not see it.
 _BRANCHES: Final = ("<string>", "<array>", "<object>")
 
 
 def parses_in_a_moment(raw: bytes) -> bool:
-    """Whether a body is so small that parsing and checking it takes a millisecond or two, whatever it has."""
+    """Returns whether a body is small enough to parse and check in one or two milliseconds, whatever its content."""
     return len(raw) <= _MOMENT_BYTES and len(raw.translate(None, _NO_STRUCTURE)) <= _MOMENT_ITEMS
 
 
 def has_more_items(raw: bytes, most: int) -> bool:
-    """Whether JSON text has more than `most` items: brackets and commas outside of strings, by which its values grow.
+    """Returns whether JSON text has more than `most` items: opening brackets and commas outside strings.
 
-    Exact for valid JSON and for what precedes the first fault. Takes milliseconds, and in pieces of under one: parsing
-    a million items would stop all threads for a second.
+    The number of values grows with the number of items. The count is exact for valid JSON, and for the text before the
+    first fault. It takes milliseconds, in steps of less than one; parsing a million items would stop all threads for a
+    second.
     """
     return have_more_items([raw], most)
 
 
 def have_more_items(texts: Sequence[bytes], most: int) -> bool:
-    """As `has_more_items`, of several texts together."""
-    if sum(len(raw.translate(None, _NO_STRUCTURE)) for raw in texts) <= most:  # strings and all
+    """Does the same as `has_more_items`, for several texts together."""
+    if sum(len(raw.translate(None, _NO_STRUCTURE)) for raw in texts) <= most:  # including strings
         return False
     items = 0
     for raw in texts:
@@ -103,11 +104,11 @@ def have_more_items(texts: Sequence[bytes], most: int) -> bool:
 
 
 def parse_object(raw: bytes, max_bytes: int, max_items: int = MAX_ITEMS) -> dict[str, Any]:
-    """The JSON object in `raw`. Of a repeated member the last counts.
+    """Returns the JSON object in `raw`. The last occurrence of a repeated member counts.
 
-    Raises ApiError (400) for a body that is too large or has too many items, before it is parsed; then, with the place
-    and what was found there, for all that RFC 8259 does not allow, NaN and Infinity, surrogates that stand alone and
-    nesting deeper than 200 levels.
+    Raises ApiError (400) for a body that is too large or has too many items, before parsing it. Then raises ApiError
+    (400) for anything that RFC 8259 does not allow, and for NaN, Infinity, lone surrogates and nesting deeper than 200
+    levels. The message names the place and the text found there.
     """
     if len(raw) > max_bytes:
         raise errors.body_too_large(max_bytes)
@@ -126,7 +127,7 @@ def parse_object(raw: bytes, max_bytes: int, max_items: int = MAX_ITEMS) -> dict
 
 
 def _hint(raw: bytes, complaint: str) -> str:
-    """What to change in a body that is not JSON."""
+    """Returns advice on what to change in a body that is not JSON."""
     for mark, hint in _NOT_UTF8:
         if raw.startswith(mark):
             return hint
@@ -146,24 +147,27 @@ def _hint(raw: bytes, complaint: str) -> str:
 
 
 class Shape(BaseModel):
-    """A JSON object whose members have types. Types are strict: true is no number, and 1.0 is no integer."""
+    """A JSON object with typed members. Types are strict: true is not a number, and 1.0 is not an integer."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, use_attribute_docstrings=True)
 
 
 class FirstFault(FailFast):
-    """Stops at a list's first bad item: a body of a million of them must not cost a million error reports."""
+    """Stops at a list's first bad item: a body with a million bad items must not cost a million error reports."""
 
-    __hash__ = object.__hash__  # pydantic's own cannot be a member of a union
+    __hash__ = object.__hash__  # with pydantic's own, it cannot be a member of a union
 
 
 def keywords(**more: Any) -> Any:
-    """Keywords of JSON Schema for the OpenAPI document, beside those of a field's type."""
+    """Adds JSON Schema keywords to those of a field's type, for the OpenAPI document."""
     return Field(json_schema_extra=more)
 
 
 def either(error: str) -> Discriminator:
-    """For a union of types that are tagged as in `_BRANCHES`; `error` is the kind of error for any other type."""
+    """Returns the discriminator for a union whose types have the tags in `_BRANCHES`.
+
+    `error` is the error type for any other type.
+    """
     return Discriminator(_branch, custom_error_type=error, custom_error_message=error)
 
 
@@ -176,17 +180,17 @@ def _branch(value: Any) -> str | None:
 
 
 def missing(field: str) -> NoReturn:
-    """Raised by a validator: `field` of the object at hand is missing."""
+    """Raises a validator's error: `field` of the current object is missing."""
     raise PydanticCustomError("missing_field", "missing", {"field": field})
 
 
 def wrong_type(kind: str, field: str, value: Any) -> NoReturn:
-    """Raised by a validator: `field` of the object at hand is not of the type that `_EXPECTED` has for `kind`."""
+    """Raises a validator's error: `field` of the current object is not of the type that `_EXPECTED` has for `kind`."""
     raise PydanticCustomError(kind, "type", {"field": field, "input": value})
 
 
 def typed(kind: type[ModelT], parsed: Mapping[str, Any]) -> ModelT:
-    """The object with its types checked. Raises ApiError (400) for the first field that is missing or wrong."""
+    """Checks the object's types and returns it. Raises ApiError (400) for the first field that is missing or wrong."""
     try:
         return kind.model_validate(parsed)
     except ValidationError as error:
@@ -217,7 +221,7 @@ def _dotted(path: list[Any]) -> str:
 
 
 def describe_value(value: object) -> str:
-    """A JSON value in a few words for an error message: its type, and the value itself when it is short."""
+    """Describes a JSON value for an error message: its type, and the value itself if it is short."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -234,22 +238,22 @@ def describe_value(value: object) -> str:
 
 
 def quote(text: str) -> str:
-    """Text as a short JSON string for an error message."""
+    """Returns text as a short JSON string for an error message."""
     return _encode_str(text if len(text) <= 40 else text[:37] + "...")
 
 
 def encode_json(value: Any) -> bytes:
-    """JSON without spaces, as UTF-8. A lone surrogate becomes U+FFFD, a pair of them the character that it spells."""
+    """Encodes JSON without spaces, as UTF-8. A lone surrogate becomes U+FFFD, a surrogate pair its character."""
     return _utf8(_encode(value))
 
 
 def encode_text(text: str) -> bytes:
-    """One JSON string, as UTF-8, without anything that a line splitter could take for a line end."""
+    """Encodes one JSON string as UTF-8, without any character that a line splitter could read as a line end."""
     return _utf8(_unbroken(_encode_str(text)))
 
 
 def encode_line(value: Any) -> bytes:
-    """As `encode_json`, without anything that a line splitter could take for a line end."""
+    """Encodes as `encode_json` does, without any character that a line splitter could read as a line end."""
     return _utf8(_unbroken(_encode(value)))
 
 

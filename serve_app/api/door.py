@@ -1,4 +1,4 @@
-"""A door: one wire format for requests that generate a reply. `doors` lists those that the gateway serves."""
+"""Defines a door: one wire format for requests that generate a reply. `doors` lists the doors of the gateway."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ReplyEvent = Delta | ReplyParts | ChoiceEnded
 
 @dataclass(frozen=True, slots=True)
 class ReplyHead:
-    """What is known of a reply before its first token."""
+    """The data of a reply that is known before its first token."""
 
     id: str
     created: int  # Unix seconds
@@ -23,12 +23,12 @@ class ReplyHead:
 
 
 class WholeReplyEncoder(Protocol):
-    """Gathers the events of a reply that is not streamed."""
+    """Collects the events of a non-streamed reply."""
 
     def add_event(self, event: ReplyEvent) -> None: ...
 
     def body(self, head: ReplyHead, finished: Finished) -> bytes:
-        """The response's body, in JSON."""
+        """Returns the response body as JSON."""
 
 
 class StreamEncoder(Protocol):
@@ -37,26 +37,26 @@ class StreamEncoder(Protocol):
     def event(self, event: ReplyEvent) -> bytes: ...
 
     def end(self, finished: Finished) -> bytes:
-        """The last events of a complete reply."""
+        """Returns the last events of a complete reply."""
 
 
 class Door(Protocol):
-    """How requests are read and replies are written."""
+    """Reads requests and writes replies."""
 
-    path: str  # below the base address
-    id_prefix: str  # of a request's id
-    keep_alive: bytes  # in a stream, while no event comes
-    resumed: bytes  # in a stream, when another replica continues the reply
+    path: str  # relative to the base URL
+    id_prefix: str  # of request ids
+    keep_alive: bytes  # sent in a stream while there is no event
+    resumed: bytes  # sent in a stream when another replica continues the reply
 
     def parse(self, body: bytes, served: ServedModels, max_bytes: int, max_items: int) -> ChatRequest:
-        """Raises ApiError for a body that the format does not allow."""
+        """Parses a request body. Raises ApiError for a body that the format does not allow."""
 
     def whole(self, request: ChatRequest) -> WholeReplyEncoder: ...
 
     def stream(self, request: ChatRequest, head: ReplyHead) -> StreamEncoder: ...
 
     def error_body(self, error: ApiError) -> dict[str, Any]:
-        """The JSON body of a refused request."""
+        """Returns the JSON body for a rejected request."""
 
     def error_event(self, error: ApiError) -> bytes:
-        """The last event of a stream that fails after its headers were sent."""
+        """Returns the last event of a stream that fails after its headers were sent."""

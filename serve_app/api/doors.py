@@ -1,4 +1,4 @@
-"""The doors that the gateway serves. Routes, HAProxy's rules and the look-up of request ids use this table."""
+"""Lists the doors that the gateway serves. Routes, HAProxy's rules and the lookup of request ids use this table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every error that a client can get: one constructor per row of the wire contract's table."""
+"""Every error that a client can receive: one constructor per row of the wire contract's table."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ ERROR_TYPES: Final[Mapping[int, str]] = {
 
 
 class ApiError(Exception):
-    """A response other than success, with its body and its headers.
+    """An error response with its body and headers.
 
-    `message` says what to change; `param` names the field or header at fault. It is raised where the fault is
-    understood, and turned into HTTP in one place. Can be pickled, so it may cross processes.
+    `message` says what to change; `param` names the field or header at fault. The code that detects a fault raises the
+    error, and one place turns it into HTTP. It can be pickled, so it can cross processes.
     """
 
     def __init__(
@@ -44,76 +44,76 @@ class ApiError(Exception):
         self.headers = headers or {}
 
     def body(self) -> dict[str, Any]:
-        """The JSON body, the same shape for every status and for an error inside a stream."""
+        """Returns the JSON body. It has the same shape for every status and for an error inside a stream."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
-    def __reduce__(self) -> tuple[Any, ...]:  # an exception's own passes the message alone
+    def __reduce__(self) -> tuple[Any, ...]:  # the default of exceptions passes only the message
         return ApiError, (self.status, self.message, self.code, self.param, self.headers)
 
 
 def invalid_format(message: str, param: str | None = None) -> ApiError:
-    """400. The message names the field, what was found and what was expected."""
+    """Status 400. The message names the field, the value found and the value expected."""
     return ApiError(400, message, "invalid_format", param)
 
 
 def body_too_large(max_bytes: int) -> ApiError:
-    """400."""
+    """Status 400: the body is larger than the limit."""
     return invalid_format(f"The body is larger than {max_bytes} bytes. Send a shorter conversation.")
 
 
 def body_encoded(encoding: str) -> ApiError:
-    """400: the body is compressed."""
+    """Status 400: the body is compressed."""
     name = _short(encoding, 40)
     message = f"The body's content-encoding is {name}, and only plain bodies are read: send it without compression."
     return invalid_format(message, "content-encoding")
 
 
 def body_timeout(seconds: float) -> ApiError:
-    """408: the body was not complete in time. The connection can't be used any more: the rest may still come."""
+    """Status 408: the body was not complete in time. The connection is closed, because the rest may still arrive."""
     message = f"The body was not complete after {seconds:g} s. "
     message += "Send it faster, or check that content-length is its length."
     return ApiError(408, message, "body_timeout", headers={"connection": "close"})
 
 
 def authentication(message: str) -> ApiError:
-    """401: no usable API key."""
+    """Status 401: no usable API key."""
     return ApiError(401, message, "invalid_api_key", headers={"www-authenticate": "Bearer"})
 
 
 def insufficient_balance(message: str, *, code: str = "insufficient_balance") -> ApiError:
-    """402. `code` is insufficient_balance (the account's) or budget_exceeded (the key's)."""
+    """Status 402. `code` is insufficient_balance (the account's) or budget_exceeded (the key's)."""
     return ApiError(402, message, code)
 
 
 def forbidden(message: str, *, code: str) -> ApiError:
-    """403: the key is right and may not be used like this. `code` is address_not_allowed."""
+    """Status 403: the key is valid but may not be used in this way. `code` is address_not_allowed."""
     return ApiError(403, message, code)
 
 
 def not_found(message: str) -> ApiError:
-    """404. A long message is cut, since it may repeat what the client sent."""
+    """Status 404. A long message is truncated, because it may repeat the client's input."""
     return ApiError(404, _short(message, 300), "not_found")
 
 
 def method_not_allowed(method: str, path: str, allowed: Iterable[str] = ()) -> ApiError:
-    """405, with an `allow` header when the allowed methods are known."""
+    """Status 405, with an `allow` header if the allowed methods are known."""
     allow = ", ".join(sorted(allowed))
     message = f"{method} is not possible on {_short(path, 300)}." + (f" Use {allow}." if allow else "")
     return ApiError(405, message, "method_not_allowed", headers={"allow": allow} if allow else None)
 
 
 def idempotency_in_progress(message: str, *, retry_after_s: float) -> ApiError:
-    """409: a request with the same idempotency key is open. SDKs try again by themselves, as after a 429."""
+    """Status 409: a request with the same idempotency key is open. SDKs retry automatically, as after a 429."""
     return ApiError(409, message, "idempotency_in_progress", "idempotency-key", _retry_headers(retry_after_s))
 
 
 def invalid_parameters(message: str, param: str | None = None, *, code: str = "invalid_parameter") -> ApiError:
-    """422: the types are right, a value is not. `param` names the field."""
+    """Status 422: the types are right, but a value is not. `param` names the field."""
     return ApiError(422, message, code, param)
 
 
 def idempotency_key_reused() -> ApiError:
-    """422."""
+    """Status 422: the idempotency key was used with another body."""
     return invalid_parameters(
         "The idempotency-key was used for a request with another body in the last 24 hours. Use a new key for a new "
         "request, or send the same body again.",
@@ -123,13 +123,13 @@ def idempotency_key_reused() -> ApiError:
 
 
 def model_not_found(model: str, served: Iterable[str]) -> ApiError:
-    """422."""
+    """Status 422: the model is not served."""
     message = f"The model '{_short(model, 60)}' does not exist. Served are: {', '.join(served)}."
     return invalid_parameters(message, "model", code="model_not_found")
 
 
 def context_length_exceeded(prompt_tokens: int, limit: int) -> ApiError:
-    """422: the prompt is longer than the context. Client libraries look for the first sentence's words."""
+    """Status 422: the prompt is longer than the context. Client libraries search for words of the first sentence."""
     message = (
         f"This model's maximum context length is {limit} tokens, and your messages are {prompt_tokens} tokens. "
         "Shorten the messages, so that room for the reply is left."
@@ -138,29 +138,29 @@ def context_length_exceeded(prompt_tokens: int, limit: int) -> ApiError:
 
 
 def rate_limit(message: str, *, code: str, retry_after_s: float, headers: dict[str, str] | None = None) -> ApiError:
-    """429. `code` is requests, tokens, concurrency or wrong_keys; `headers` go beside the time to wait."""
+    """Status 429. `code` is requests, tokens, concurrency or wrong_keys. `headers` are added to the retry headers."""
     return ApiError(429, message, code, headers={**(headers or {}), **_retry_headers(retry_after_s)})
 
 
 def too_many_bodies(message: str) -> ApiError:
-    """429: the sender's bodies that are under way are too many, or too many bytes."""
+    """Status 429: the sender has too many bodies in transfer, or too many bytes."""
     return rate_limit(message, code="concurrency", retry_after_s=1)
 
 
 def server_error(request_id: str | None = None) -> ApiError:
-    """500. The message says nothing about the fault; the request id leads the operator to the log line."""
+    """Status 500. The message does not describe the fault. The request id leads the operator to the log line."""
     message = "The server failed to process the request. Try again"
     message += f"; if it keeps failing, report the request id {request_id}." if request_id else "."
     return ApiError(500, message, "server_error")
 
 
 def overloaded(message: str, *, retry_after_s: float) -> ApiError:
-    """503: no capacity now."""
+    """Status 503: no capacity now."""
     return ApiError(503, message, "overloaded_error", headers=_retry_headers(retry_after_s))
 
 
 def replica_lost(*, stream: bool) -> ApiError:
-    """503: the replica of this request is gone, and no other has taken it over."""
+    """Status 503: the replica of this request was lost, and no other replica has taken over the request."""
     message = "The model lost this request, and nothing of it is billed: send it again."
     if stream:
         message += (
@@ -177,6 +177,6 @@ def _short(text: str, most: int) -> str:
 
 
 def _retry_headers(seconds: float) -> dict[str, str]:
-    """Both forms that SDKs read, rounded up: a client that comes back too early is only refused again."""
+    """Returns both headers that SDKs read, rounded up: a client that retries too early is only rejected again."""
     bounded = min(MAX_RETRY_AFTER_S, max(0.0, seconds))
     return {"retry-after": str(max(1, ceil(bounded))), "retry-after-ms": str(max(1, ceil(bounded * 1000)))}

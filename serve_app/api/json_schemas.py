@@ -1,8 +1,8 @@
-"""Bounds of JSON schemas, checked before a schema reaches the grammar engine.
+"""Checks the limits of JSON schemas before a schema reaches the grammar engine.
 
-What a schema says is for the grammar engine to understand or reject. The bounds come before it, because a schema of a
-hundred characters can keep it busy for a minute, and a thread that compiles can't be stopped. Within the bounds a
-grammar is compiled in a fraction of a second.
+The grammar engine itself interprets or rejects the content of a schema. The limits come first, because a schema of a
+hundred characters can keep the engine busy for a minute, and a compiling thread cannot be stopped. Within the limits, a
+grammar compiles in a fraction of a second.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any, Final
 from serve_app.api import errors
 from serve_app.api.codec import encode_json, quote
 
-MAX_BYTES: Final = 64 * 1024  # of one schema as JSON without spaces
+MAX_BYTES: Final = 64 * 1024  # per schema, as JSON without spaces
 MAX_BYTES_OF_TOOLS: Final = 128 * 1024  # of the parameters of all tools together
-MAX_LEVELS: Final = 64  # of arrays and objects in one another
-MAX_PROPERTIES: Final = 400  # of one object, since each that may be left out multiplies what may follow
-MAX_CHARACTERS: Final = 10_000  # of one text: a constant, a pattern, a name
-MAX_REPEATED: Final = 10_000  # characters of a pattern when each repetition is written out as often as it counts
+MAX_LEVELS: Final = 64  # nesting of arrays and objects
+MAX_PROPERTIES: Final = 400  # per object, because each optional property multiplies the possible continuations
+MAX_CHARACTERS: Final = 10_000  # per string: a constant, a pattern, a name
+MAX_REPEATED: Final = 10_000  # characters of a pattern with all repetitions written out
 MAX_MINIMUM: Final = 10**9  # of minLength, minItems, minProperties
-# A grammar counts remainders: of the least common multiple where several numbers hold at once.
+# A grammar counts remainders. If several divisors apply at once, it counts those of their least common multiple.
 MAX_REMAINDERS: Final = 10_000
 _GREATEST: Final = sys.float_info.max
 _MINIMUMS: Final = ("minLength", "minItems", "minProperties")
@@ -33,7 +33,7 @@ _COUNT: Final = re.compile(r"\{(\d{1,12})(?:,(\d{0,12}))?\}")
 
 
 def check_schema(field: str, schema: dict[str, Any]) -> int:
-    """The size of a schema in bytes. Raises ApiError (422), which names the field and the bound."""
+    """Returns the size of a schema in bytes. Raises ApiError (422) that names the field and the limit."""
     size = len(encode_json(schema))
     if size > MAX_BYTES:
         raise _beyond(field, f"is a JSON schema of {size} bytes, and at most {MAX_BYTES} are possible")
@@ -78,7 +78,7 @@ def _has_patterns(schema: dict[str, Any]) -> bool:
 
 
 def _walk(schema: Any) -> Iterator[tuple[int, Any]]:
-    """Every value and every name in the schema, each with its level; nothing below a level that is too deep."""
+    """Yields every value and every name in the schema, each with its level."""
     waiting: list[tuple[int, Any]] = [(1, schema)]
     while waiting:
         level, value = waiting.pop()
@@ -91,7 +91,7 @@ def _walk(schema: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _remainders(divisor: Any) -> int:
-    """The digits of a multipleOf as an integer, 1 where there is none or none that counts."""
+    """Returns the digits of a multipleOf as an integer; 1 if it is absent or not a usable number."""
     if isinstance(divisor, bool) or not isinstance(divisor, int | float) or not abs(divisor) <= _GREATEST:
         return 1
     number = Decimal(repr(divisor))
@@ -101,11 +101,11 @@ def _remainders(divisor: Any) -> int:
 
 
 def repeated_size(pattern: str) -> int:
-    """About how many characters the regular expression has when `{2,5}` is written out as five times, nested ones too.
+    """Estimates the characters of a regular expression with its repetitions written out: `{2,5}` counts as five times.
 
-    `MAX_REPEATED` + 1 for more than that. The grammar engine's work grows with it.
+    Nested repetitions multiply. Returns at most `MAX_REPEATED` + 1. The grammar engine's work grows with this size.
     """
-    sizes, last, at = [0], 0, 0  # of the open groups, and of the piece before
+    sizes, last, at = [0], 0, 0  # sizes of the open groups and of the previous piece
     while at < len(pattern):
         text = pattern[at]
         if text == "{" and (count := _COUNT.match(pattern, at)):
@@ -128,7 +128,7 @@ def repeated_size(pattern: str) -> int:
 
 
 def _end_of_class(pattern: str, at: int) -> int:
-    """Behind the class of characters that begins at `at`; classes may be in one another."""
+    """Returns the position after the character class that begins at `at`. Classes may be nested."""
     depth = 0
     while at < len(pattern):
         text = pattern[at]
@@ -136,7 +136,7 @@ def _end_of_class(pattern: str, at: int) -> int:
         if text == "[":
             depth += 1
             at += pattern.startswith("^", at)
-            at += pattern.startswith("]", at)  # which stands for itself
+            at += pattern.startswith("]", at)  # a leading ] is a literal
         elif text == "]":
             depth -= 1
             if not depth:

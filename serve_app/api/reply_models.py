@@ -1,6 +1,6 @@
-"""Models of chat replies for the OpenAPI document; the bytes are written by `chat_reply`.
+"""Models of chat replies for the OpenAPI document. `chat_reply` writes the actual bytes.
 
-A field with a default may be absent; the default itself means nothing.
+A field with a default may be absent. The default value has no meaning.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ Fingerprint = Annotated[str, Field(description="Changes when another backend ans
 
 
 class PromptTokensDetails(BaseModel):
-    """Parts of the prompt."""
+    """Breakdown of the prompt tokens."""
 
     cached_tokens: Count = Field(description="Computed for an earlier request of the account; they cost less.")
 
 
 class CompletionTokensDetails(BaseModel):
-    """Parts of the output."""
+    """Breakdown of the output tokens."""
 
     reasoning_tokens: Count = Field(description="What `reasoning_content` took.")
 
 
 class Usage(BaseModel):
-    """The tokens that were billed, of all choices together; the prompt counts once."""
+    """The billed tokens of all choices together. The prompt counts once."""
 
     prompt_tokens: Count
     completion_tokens: Count
@@ -48,7 +48,7 @@ class Usage(BaseModel):
 
 
 class TopLogprob(BaseModel):
-    """One token that could have been."""
+    """One candidate token."""
 
     token: str = Field(description="U+FFFD stands for parts of a character.")
     logprob: float = Field(le=0, description="Natural logarithm; -9999.0 for no chance at all.")
@@ -62,21 +62,21 @@ class TokenLogprob(TopLogprob):
 
 
 class ChoiceLogprobs(BaseModel):
-    """The model's own probabilities, before temperature, penalties and `logit_bias`."""
+    """The model's probabilities before temperature, penalties and `logit_bias`."""
 
     content: list[TokenLogprob]
     refusal: None
 
 
 class ReplyFunction(BaseModel):
-    """A function and what to call it with."""
+    """A function and the arguments to call it with."""
 
     name: str
     arguments: str = Field(description="JSON in a string. In a call that was cut short, incomplete.")
 
 
 class ReplyToolCall(BaseModel):
-    """A call that the model asks for."""
+    """A call that the model requests."""
 
     id: str
     type: Literal["function"]
@@ -84,7 +84,7 @@ class ReplyToolCall(BaseModel):
 
 
 class ReplyMessage(BaseModel):
-    """What the model said."""
+    """The model's message."""
 
     role: Literal["assistant"]
     content: str | None = Field(description="null where the model only calls tools.")
@@ -114,14 +114,14 @@ class ChatCompletion(BaseModel):
 
 
 class DeltaFunction(BaseModel):
-    """More of a call: the name once, the arguments in pieces."""
+    """The next part of a call: the name once, the arguments in pieces."""
 
     name: str = ""
     arguments: str
 
 
 class DeltaToolCall(BaseModel):
-    """More of a call. Calls are told apart by `index`; `id`, `type` and the name come with the first piece."""
+    """The next part of a call. `index` identifies the call. The first part has `id`, `type` and the name."""
 
     index: Count
     id: str = ""
@@ -130,7 +130,7 @@ class DeltaToolCall(BaseModel):
 
 
 class Delta(BaseModel):
-    """What is new."""
+    """The new part of the message."""
 
     role: Literal["assistant"] = "assistant"
     content: str = ""
@@ -139,7 +139,7 @@ class Delta(BaseModel):
 
 
 class ChunkChoice(BaseModel):
-    """News of one of `n` replies."""
+    """An update to one of `n` replies."""
 
     index: Count
     delta: Delta
@@ -148,7 +148,7 @@ class ChunkChoice(BaseModel):
 
 
 class ChatCompletionChunk(BaseModel):
-    """One event of a stream. The first of a choice has its role, the last its finish reason."""
+    """One event of a stream. A choice's first event has its role, its last event the finish reason."""
 
     id: Id
     object: Literal["chat.completion.chunk"]

@@ -1,6 +1,7 @@
-"""Other names for the form of a reply, as clients of other servers send them: what `response_format` can say too.
+"""Alternatives to `response_format`: other fields for the form of a reply, as clients of other servers send them.
 
-A client must not believe in a form that nothing enforces: what means the same is enforced, all else returns 422.
+A client must not rely on a form that nothing enforces. A field with the same meaning as a supported form is enforced;
+any other field returns 422.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Form = dict[str, Any]
 """A `response_format`, or `{"type": "regex", "pattern"}` for a reply that is a text of this regular expression."""
 
 OTHER_FORMS: Final = frozenset({"guided_json", "guided_regex", "guided_choice", "structured_outputs"})
-MAX_CHARACTERS: Final = 4 * MAX_BYTES  # of a schema that is sent as text, line breaks and all
+MAX_CHARACTERS: Final = 4 * MAX_BYTES  # of a schema that is sent as text, including line breaks
 _INSTEAD: Final = "Send response_format with json_schema, guided_regex or guided_choice"
 _TOOLS: Final = "is an older form that is not served. Send tools and tool_choice; the reply then has tool_calls"
 REFUSED: Final[Mapping[str, str]] = {
@@ -39,7 +40,7 @@ _HARMLESS: Final[tuple[Any, ...]] = (None, "", [], {}, False, "none", "auto")
 
 
 class Sent(Protocol):
-    """The fields of a request that say the form of its reply."""
+    """The fields of a request that set the form of its reply."""
 
     guided_json: dict[str, Any] | str | None
     guided_regex: str | None
@@ -54,14 +55,14 @@ class Sent(Protocol):
 
 
 def refuse_other_forms(body: Mapping[str, Any]) -> None:
-    """Raises ApiError (422) for a field that asks for a form that is not enforced."""
+    """Raises ApiError (422) for a field that requests a form that is not enforced."""
     for name, rule in REFUSED.items():
         if (value := body.get(name)) is not None and value not in _HARMLESS:
             raise errors.invalid_parameters(f"{name} {rule}.", name)
 
 
 def form_of(sent: Sent) -> Form | None:
-    """The one form that the request asks for, None for text. Raises ApiError: 400 for a wrong type, or 422."""
+    """Returns the form that the request asks for; None for text. Raises ApiError: 400 for a wrong type, else 422."""
     found: dict[str, Form] = {}
     if sent.plain_response_format is not None:
         found["response_format"] = sent.plain_response_format

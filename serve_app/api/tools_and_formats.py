@@ -1,4 +1,4 @@
-"""Functions and formats of replies in a chat request: their types and their rules."""
+"""Types and rules for functions and reply formats in a chat request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FunctionType = Annotated[str, keywords(const="function")]
 
 
 class CalledFunction(Shape):
-    """What a tool call calls; the arguments are JSON in a string."""
+    """The function of a tool call. The arguments are JSON in a string."""
 
     name: str
     arguments: str
@@ -78,7 +78,7 @@ class ResponseFormat(Shape):
         return self
 
     def plain(self) -> dict[str, Any] | None:
-        """The format without members that don't matter; None is text."""
+        """Returns the format without irrelevant members. None means text."""
         if self.type == "text":
             return None
         if self.type == "json_object" and self.sent_schema is not None:
@@ -129,27 +129,27 @@ class NamedTool(Shape):
 
 
 def invalid(field: str, rule: str) -> errors.ApiError:
-    """422 for a value that is against the rule."""
+    """Returns an error with status 422 for a value that violates a rule."""
     return errors.invalid_parameters(f"{field} {rule}.", field)
 
 
 def check_tool_calls(field: str, calls: Sequence[ToolCall]) -> None:
-    """Raises ApiError (422)."""
+    """Checks the types of tool calls. Raises ApiError (422)."""
     for at, call in enumerate(calls):
         _check_type(f"{field}[{at}].type", call.type)
 
 
 def check_arguments(calls: Sequence[ToolCall]) -> None:
-    """Raises ApiError (422) when the arguments of a conversation's calls, JSON in strings, have too many values.
+    """Raises ApiError (422) if the arguments of a conversation's calls, JSON in strings, have too many values.
 
-    Templates read them as objects, so the model's replica parses them.
+    Templates read the arguments as objects, so the model's replica parses them.
     """
     if have_more_items([call.function.arguments.encode() for call in calls], MAX_ITEMS):
         raise invalid("messages", f"have tool calls whose arguments have more than {MAX_ITEMS} values")
 
 
 def check_response_format(given: ResponseFormat) -> None:
-    """Raises ApiError (422)."""
+    """Checks the values of a response format. Raises ApiError (422)."""
     if given.type not in _FORMATS:
         rule = f"must be text, json_object or json_schema, but it is {quote(given.type)}"
         raise invalid("response_format.type", rule)
@@ -164,7 +164,7 @@ def check_response_format(given: ResponseFormat) -> None:
 
 
 def check_tools(tools: Sequence[Tool]) -> None:
-    """Raises ApiError (422)."""
+    """Checks the values of tools. Raises ApiError (422)."""
     names: set[str] = set()
     for at, tool in enumerate(tools):
         _check_type(f"tools[{at}].type", tool.type)
@@ -184,7 +184,7 @@ def check_tools(tools: Sequence[Tool]) -> None:
 
 
 def check_tool_choice(choice: str | NamedTool, tools: Sequence[Tool]) -> None:
-    """Raises ApiError (422)."""
+    """Checks a tool choice against the tools. Raises ApiError (422)."""
     if isinstance(choice, NamedTool):
         _check_type("tool_choice.type", choice.type)
         name = choice.function.name

@@ -1,1 +1,1 @@
-"""The operator's command line, `serve-app`. It talks to the service's admin API over HTTP and to nothing else."""
+"""The operator's command line, `serve-app`. It talks only to the service's admin API, over HTTP."""

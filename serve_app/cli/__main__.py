@@ -1,4 +1,4 @@
-"""`serve-app`, also `python -m serve_app.cli`: every command, and how the command line ends."""
+"""`serve-app`, also `python -m serve_app.cli`: registers every command, and sets the exit code."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from serve_app.cli import (
 from serve_app.cli.command import Session, group_action
 from serve_app.cli.output import CommandError, Output
 
-# In the order of `serve-app --help`. Each module names its group in `app`; without a name its commands stand alone.
+# In the order of `serve-app --help`. Each module names its group in `app`; without a name its commands are top-level.
 MODELS = (models, models_traffic, models_backends, models_created, models_fetch)
 MODULES = (
     *MODELS,
@@ -75,7 +75,7 @@ def _version(wanted: bool) -> None:
         raise typer.Exit()
 
 
-# The options that may stand before a command's name.
+# Options that may precede a command's name.
 @group_action(app, alone=False)
 def _root_options(
     session: Session,
@@ -86,10 +86,10 @@ def _root_options(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command line and exit: 0 done, 1 failed, 2 wrong command line. Ctrl-C ends the process by its signal."""
+    """Runs a command line and exits: 0 done, 1 failed, 2 wrong command line. Ctrl-C ends the process by its signal."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # No command holds anything that must be closed. Python's own handler runs only between two instructions: a
-        # signal that comes just before a system call would wait until the call returns.
+        # signal just before a system call would wait until the call returns.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (KeyboardInterrupt, typer.Abort):
         status = 130
     except BrokenPipeError:
-        # The reader, `head` for instance, has closed the pipe. At exit Python must not flush into it.
+        # The reader, such as `head`, has closed the pipe. Python must not flush into it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
     sys.exit(status if isinstance(status, int) else 0)

@@ -1,4 +1,4 @@
-"""`serve-app accounts …`: open accounts, set limits and weight, suspend. Their money is in `funds`."""
+"""`serve-app accounts …`: creates and suspends accounts, sets limits and weight. Their money is in `funds`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from serve_app.contracts.limits import ACCOUNT_LIMITS
 
 app = typer.Typer(name="accounts", help="Open accounts, add funds, set limits.")
 
-AccountId = Annotated[str, typer.Argument(metavar="ACCOUNT_ID", help="Id as `accounts list` shows it.")]
-GrantOption = Annotated[bool, typer.Option("--grant", help="Granted, not paid for.")]
+AccountId = Annotated[str, typer.Argument(metavar="ACCOUNT_ID", help="Account id, as shown by `accounts list`.")]
+GrantOption = Annotated[bool, typer.Option("--grant", help="Book the credit as a grant, not as a payment.")]
 ExpiryOption = Annotated[
-    str | None, typer.Option(metavar=EXPIRY, help="When the grant expires; a day counts to its end, UTC.")
+    str | None, typer.Option(metavar=EXPIRY, help="When the grant expires. A day includes the whole day, in UTC.")
 ]
 IdempotencyKey = Annotated[
-    str | None, typer.Option(metavar="KEY", help="Repeat an earlier attempt without doing it twice.")
+    str | None, typer.Option(metavar="KEY", help="Idempotency key of an earlier attempt, to repeat it safely.")
 ]
 
 
@@ -35,15 +35,15 @@ IdempotencyKey = Annotated[
 )
 def create_account(
     session: Session,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name for people.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Display name.")],
     *,
-    credit: Annotated[str | None, typer.Option(metavar="AMOUNT", help="Funds to start with.")] = None,
+    credit: Annotated[str | None, typer.Option(metavar="AMOUNT", help="Initial funds.")] = None,
     grant: GrantOption = False,
     expires: ExpiryOption = None,
     limits: AccountLimits,
     idempotency_key: IdempotencyKey = None,
 ) -> None:
-    """Open an account."""
+    """Create an account."""
     body: dict[str, Any] = {"name": name}
     if credit is not None:
         body |= {"credit": plain_amount(credit)} | credit_fields(grant, expires)
@@ -60,7 +60,7 @@ def create_account(
 @command(app, "list")
 def list_accounts(
     session: Session,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of accounts to list.")] = None,
 ) -> None:
     """List accounts."""
     accounts = session.client.first_rows("accounts", limit=limit)
@@ -104,10 +104,11 @@ def set_limits(
     account_id: AccountId,
     limits: AccountLimits,
     default: Annotated[
-        list[str] | None, typer.Option(metavar="|".join(ACCOUNT_LIMITS), help="Back to the service's default.")
+        list[str] | None,
+        typer.Option(metavar="|".join(ACCOUNT_LIMITS), help="Reset this limit to the service's default."),
     ] = None,
 ) -> None:
-    """Set an account's limits: requests and tokens per minute, requests at once, weight. Those not given stay."""
+    """Set an account's limits: requests and tokens per minute, concurrent requests, weight. Omitted limits stay."""
     changes = parse_limits(limits, default or (), word="default")
     if not changes:
         options = ", ".join(f"--{limit}" for limit in ACCOUNT_LIMITS)
@@ -119,14 +120,14 @@ def set_limits(
 def suspend(
     session: Session,
     account_id: AccountId,
-    resume: Annotated[bool, typer.Option("--resume", help="Let a suspended account in again.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Reactivate a suspended account.")] = False,
 ) -> None:
-    """Refuse all of an account's requests, until it is resumed."""
+    """Reject all requests of an account until it is resumed."""
     print_account(session, session.client.api_post("accounts", account_id, "resume" if resume else "suspend"))
 
 
 def credit_fields(grant: bool, expires: str | None) -> dict[str, str]:
-    """How a credit is booked, as the API takes it. Raises UsageError for a top-up that expires."""
+    """Returns the API's fields for booking a credit. Raises UsageError for a top-up with an expiry."""
     if expires is not None and not grant:
         raise UsageError("--expires is for grants: what was paid for never expires; give --grant as well")
     body = {"kind": "grant" if grant else "top_up"}
@@ -134,7 +135,7 @@ def credit_fields(grant: bool, expires: str | None) -> dict[str, str]:
 
 
 def expiry_to_repeat(body: dict[str, Any]) -> str:
-    """The expiry as a time: a duration would end later when it is typed again."""
+    """Returns the expiry as a time: a repeated duration would end later."""
     return f"--expires {body['expires_at']}" if "expires_at" in body else ""
 
 
@@ -166,14 +167,14 @@ def _fields(account: dict[str, Any]) -> Iterator[tuple[str, object]]:
 
 
 def _available(account: dict[str, Any]) -> str:
-    """The balance without what has expired."""
+    """The balance without expired grants."""
     available: str = account.get("available", account["balance"])
     return available
 
 
 def _limit_text(account: dict[str, Any], limit: str) -> str:
-    """A limit, whether it is the service's default, and what pressure leaves of it now."""
-    value = account["limits"].get(limit, account.get(limit))  # the API has the weight beside `limits`
+    """Formats a limit: its value, whether it is the service's default, and what pressure leaves of it now."""
+    value = account["limits"].get(limit, account.get(limit))  # the API has the weight outside `limits`
     effective = account.get("effective", {}).get(limit, value)
     text = f"{value:,}" + ("" if account["contract"].get(limit) is not None else " (default)")
     return text if effective >= value else f"{text}, {effective:,} under the present load"

@@ -1,4 +1,4 @@
-"""`serve-app audit list`: what operators have changed, and who they were."""
+"""`serve-app audit list`: lists changes and the operators who made them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from serve_app.cli.command import Session, command
 
-app = typer.Typer(name="audit", help="What operators have changed.")
+app = typer.Typer(name="audit", help="Changes made by operators.")
 
 
 @command(
@@ -19,10 +19,10 @@ app = typer.Typer(name="audit", help="What operators have changed.")
 )
 def list_audit(
     session: Session,
-    account: Annotated[str | None, typer.Option(metavar="ACCOUNT_ID", help="Of one account.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
+    account: Annotated[str | None, typer.Option(metavar="ACCOUNT_ID", help="Only this account.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of records to return.")] = 100,
 ) -> None:
-    """List changes, reads, failed log-ins and new prices, newest first: when, who, what, of what, and from where."""
+    """List changes, reads, failed log-ins and new prices, newest first, with time, actor, subject and address."""
     records = session.client.first_rows("audit", limit=limit, query={"account": account})
     session.out.table(
         {"data": records},
@@ -36,7 +36,7 @@ def list_audit(
 
 
 def _detail_text(detail: dict[str, Any]) -> str | None:
-    """Fields in one line: `rpm: 60`, or `rpm: 60 → 90` for a change."""
+    """Formats fields in one line: `rpm: 60`, or `rpm: 60 → 90` for a change."""
     return "; ".join(f"{name}: {_value_text(value)}" for name, value in detail.items()) or None
 
 

@@ -1,4 +1,4 @@
-"""`serve-app ledger backup` and `ledger restore`: the ledger in one file, and a new ledger from it."""
+"""`serve-app ledger backup` and `ledger restore`: writes the ledger to one file, and restores it into a new ledger."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ _Database = Annotated[
         "--database",
         "--database-url",
         metavar="URL",
-        help="The ledger; leave its password to PGPASSWORD or ~/.pgpass. "
-        "[SERVE_APP_DATABASE_URL, else SERVE_APP_HOME/ledger.db]",
+        help=(
+            "Database URL of the ledger. Give the password in PGPASSWORD or ~/.pgpass. "
+            "[SERVE_APP_DATABASE_URL, else SERVE_APP_HOME/ledger.db]"
+        ),
     ),
 ]
 
@@ -44,13 +46,13 @@ _Database = Annotated[
 )
 def back_up_ledger(
     session: Session,
-    to: Annotated[Path, typer.Option(metavar="FILE", help="Written as a whole or not at all.")],
+    to: Annotated[Path, typer.Option(metavar="FILE", help="Output file; written completely or not at all.")],
     database: _Database = None,
 ) -> None:
-    """Write the ledger as it is at one moment into one file, while the service runs.
+    """Write a consistent snapshot of the ledger to one file while the service runs.
 
-    Of PostgreSQL it takes pg_dump, of the server's version or newer. The file has digests of API keys, no keys and no
-    secrets; keep SERVE_APP_SECRET_KEY apart from it, because without it no API key works.
+    A PostgreSQL ledger requires pg_dump of the server's version or newer. The file has digests of API keys, no keys and
+    no secrets. Keep SERVE_APP_SECRET_KEY separate from the file: without that key no API key works.
     """
     with _errors():
         from serve_app.accounting.backup import back_up
@@ -74,13 +76,13 @@ def back_up_ledger(
 )
 def restore_ledger(
     session: Session,
-    source: Annotated[Path, typer.Option("--from", metavar="FILE", help="What `ledger backup` has written.")],
+    source: Annotated[Path, typer.Option("--from", metavar="FILE", help="File written by `ledger backup`.")],
     database: _Database = None,
 ) -> None:
-    """Fill a new, empty database from a backup, and verify it: its digest, its rows, its books.
+    """Restore a backup into a new, empty database, and verify its digest, rows and books.
 
-    Stop the service of the lost ledger first. Exit code 1 also if the books of the backup did not add up: the ledger is
-    restored then, and its problems are listed.
+    Stop the service of the lost ledger first. Exit code 1 also if the books of the backup do not add up: the ledger is
+    then restored, and its problems are listed.
     """
     with _errors(), interruptible():
         from serve_app.accounting.backup import shown
@@ -108,7 +110,7 @@ def _errors() -> Iterator[None]:
 
 
 def _url(session: Session, named: str | None) -> Any:
-    """The ledger's address. Raises UsageError; no message has what was typed, which may hold a password."""
+    """Returns the ledger's URL. Raises UsageError without the typed text, which may hold a password."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 

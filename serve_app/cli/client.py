@@ -1,4 +1,4 @@
-"""The service's admin API over HTTP."""
+"""A client of the service's admin API over HTTP."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Query = Mapping[str, str | int | None]
 class AdminClient:
     """Calls `/admin` with the operator key and turns every failure into one line that says what to do.
 
-    Calls that can be repeated without doing something twice (reads, settings, and anything with an idempotency
-    key) are repeated after a lost connection; others only when the service was never reached.
+    After a lost connection, the client repeats calls that are safe to repeat: reads, settings, and anything with an
+    idempotency key. It repeats other calls only if they never reached the service.
     """
 
     def __init__(self, connection: Connection) -> None:
         self.url = connection.url
         self._connection = connection
-        # A proxy from the environment must not stand between this machine and itself.
+        # A proxy from the environment must not be used for this machine itself.
         self._http = httpx.Client(
             timeout=TIMEOUT_S,
             trust_env=not connection.is_local,
@@ -49,7 +49,7 @@ class AdminClient:
         self._http.close()
 
     def api_get(self, *path: str, query: Query | None = None) -> Json:
-        """Read. Query values of None are left out."""
+        """Reads a resource. Omits query values of None."""
         given = {name: str(value) for name, value in (query or {}).items() if value is not None}
         return self._exchange("GET", path, query=given, repeatable=True)
 
@@ -57,9 +57,9 @@ class AdminClient:
         return self._exchange("POST", path, body=body or {})
 
     def book(self, *path: str, body: Json, idempotency_key: str | None, repeat_with: str = "") -> Json:
-        """Move money: POST with an idempotency key, a new one if None is given.
+        """Moves money: sends a POST with an idempotency key, generated if None is given.
 
-        `repeat_with` are options that an operator has to give in this form to repeat the command by hand.
+        `repeat_with` are options that an operator must give in this form to repeat the command by hand.
         """
         try:
             return self._exchange("POST", path, body=body, idempotency_key=idempotency_key or secrets.token_hex(16))
@@ -69,14 +69,14 @@ class AdminClient:
             raise
 
     def api_patch(self, *path: str, body: Json) -> Json:
-        """Set the given fields, leaving the others."""
+        """Sets the given fields and leaves the others."""
         return self._exchange("PATCH", path, body=body, repeatable=True)
 
     def api_delete(self, *path: str) -> Json:
         return self._exchange("DELETE", path, repeatable=True)
 
     def pages(self, *path: str, page_size: int, query: Query) -> Iterator[list[Json]]:
-        """Page after page of up to `page_size` rows; only one is kept in memory."""
+        """Yields pages of up to `page_size` rows; only one page is kept in memory."""
         after: str | int | None = None
         while True:
             page = self.api_get(*path, query={**query, "limit": page_size, "after": after})
@@ -86,12 +86,12 @@ class AdminClient:
                 return
 
     def first_rows(self, *path: str, limit: int | None, query: Query | None = None) -> list[Json]:
-        """The first `limit` rows, or all."""
+        """Returns the first `limit` rows, or all."""
         page_size = PAGE_SIZE if limit is None else min(limit, PAGE_SIZE)
         return list(islice(chain.from_iterable(self.pages(*path, page_size=page_size, query=query or {})), limit))
 
     def probe(self, path: str) -> tuple[int, float]:
-        """Status and seconds of an open route such as `/ready`, without the operator key."""
+        """Returns status and seconds of an open route such as `/ready`, without the operator key."""
         start = time.perf_counter()
         response = self._send_with_retries(httpx.Request("GET", self.url + path), repeatable=False)
         return response.status_code, time.perf_counter() - start
@@ -159,7 +159,7 @@ def _transport_error(error: httpx.TransportError, request: httpx.Request, url: s
 
 
 def _reported_error(response: httpx.Response, url: str) -> CommandError:
-    """The service's own error, in one line."""
+    """Returns the service's own error, in one line."""
     status = response.status_code
     request_id = response.headers.get("x-request-id")
     if response.is_redirect:

@@ -1,4 +1,4 @@
-"""`serve-app cluster`: what Ray needs for TLS between the nodes of a cluster. It asks no service."""
+"""`serve-app cluster`: creates the files that Ray needs for TLS between the nodes of a cluster. It calls no service."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from serve_app.cli.command import Session, command
 from serve_app.cli.output import CommandError, UsageError
 
-app = typer.Typer(name="cluster", help="The machines of a cluster.")
+app = typer.Typer(name="cluster", help="Machines of a cluster.")
 
 
 @command(
@@ -26,24 +26,28 @@ app = typer.Typer(name="cluster", help="The machines of a cluster.")
 )
 def certificates(
     session: Session,
-    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Kept private: it has the authority's key.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", metavar="FOLDER", help="Output folder. It holds the authority's key: keep it private."),
+    ],
     nodes: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NODE]...", help="Names and addresses of one node, with commas. The first names its folder."
+            metavar="[NODE]...",
+            help="Comma-separated names and addresses of one node. The first is the name of its folder.",
         ),
     ] = None,
     renew: Annotated[bool, typer.Option("--renew", help="Replace the certificates of these nodes.")] = False,
-    installed_at: Annotated[Path, typer.Option(metavar="FOLDER", help="Where a node will have its files.")] = Path(
+    installed_at: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the files on a node.")] = Path(
         "/etc/serve-app/tls"
     ),
 ) -> None:
-    """Make certificates for RAY_USE_TLS: an authority, once, and a folder of files for each node.
+    """Create certificates for RAY_USE_TLS: an authority, once, and a folder of files for each node.
 
-    Copy its folder to each node, load `ray-tls.env` before `ray start`, and restart all nodes together: those with TLS
-    and those without can't talk to each other.
+    Copy its folder to each node, load `ray-tls.env` before `ray start`, and restart all nodes together: nodes with TLS
+    and nodes without TLS can't talk to each other.
     """
-    from serve_app.cli import node_certificates  # loads what makes certificates
+    from serve_app.cli import node_certificates  # loads the certificate library
 
     hosts = [_hosts(node) for node in nodes or []]
     if renew and not hosts:
@@ -81,17 +85,21 @@ def certificates(
 )
 def node_certificate(
     session: Session,
-    node: Annotated[str, typer.Argument(metavar="NODE", help="Names and addresses of this node, with commas.")],
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Comma-separated names and addresses of this node.")],
     authority: Annotated[
         Path,
-        typer.Option("--authority", metavar="FOLDER", help="Has ca.pem and ca-key.pem. No other process needs it."),
+        typer.Option(
+            "--authority", metavar="FOLDER", help="Folder with ca.pem and ca-key.pem. No other process needs it."
+        ),
     ],
-    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Gets node.pem, node-key.pem and ca.pem.")],
+    to: Annotated[
+        Path, typer.Option("--to", metavar="FOLDER", help="Output folder for node.pem, node-key.pem and ca.pem.")
+    ],
 ) -> None:
-    """Make the certificate of this node when it starts: a pod knows its address only then.
+    """Create the certificate of this node at startup, when a pod knows its address.
 
-    For an init container, before Ray. Files that are there are replaced. They are readable by this user alone, so Ray
-    must run as the same one.
+    Run it in an init container, before Ray. It replaces existing files. Only this user can read the files, so Ray must
+    run as the same user.
     """
     from serve_app.cli import node_certificates
 

@@ -1,6 +1,6 @@
-"""What `serve-app doctor --cluster` thinks of the facts of a cluster: pure functions, a line for each check.
+"""Evaluates the facts of a cluster for `serve-app doctor --cluster`: pure functions, one line per check.
 
-The facts are those of deployments/cluster_facts.py.
+deployments/cluster_facts.py gathers the facts.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from serve_app.times import DRAIN, HARD_STOP, RAY_DRAIN_S, RAY_HARD_STOP_S, Part
 Facts = dict[str, Any]
 CLOCK_LIMIT_S = 1.0
 SOON_DAYS = 30
-# Who reaches one of these may run code on the cluster, unless Ray asks for its token.
+# Anyone who reaches one of these can run code on the cluster, unless Ray requires its token.
 CLOSED = ("GCS", "client server", "dashboard")
 ANYWHERE = ("0.0.0.0", "::")
-# By the CUDA that torch is built for: the least driver of that major version, by NVIDIA's table of compatibility.
+# Minimum driver by the CUDA major version of torch, from NVIDIA's compatibility table.
 MIN_DRIVERS = {11: 450, 12: 525, 13: 580}
-OWN_PER_NODE = ("_PORT", "_PATH", "_LOC", "_BASE", "_FILE")  # ends of flags that may differ, such as sockets and ports
+OWN_PER_NODE = ("_PORT", "_PATH", "_LOC", "_BASE", "_FILE")  # suffixes of per-node flags, such as sockets and ports
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Known:
-    """What only the operator can say: the flags that all nodes should have, a firewall, when pods are ended."""
+    """Facts that only the operator knows: the expected flags of all nodes, a firewall, the pods' grace period."""
 
     flags: Mapping[str, str] = field(default_factory=dict)
     firewall: bool = False
@@ -43,7 +43,7 @@ class Known:
 
 
 def judge(facts: Facts, known: Known) -> list[Check]:
-    """All checks, in the order in which they are printed."""
+    """Returns all checks, in the order of printing."""
     nodes = [node for node in facts["nodes"] if "error" not in node]
     return [
         nodes_check(facts["nodes"]),
@@ -69,7 +69,7 @@ def nodes_check(nodes: Sequence[Facts]) -> Check:
 
 
 def flags_check(nodes: Sequence[Facts], expected: Mapping[str, str]) -> Check:
-    """Differences between nodes fail; what all nodes have otherwise than flags.env may be meant so."""
+    """Differences between nodes fail. A common difference from flags.env only warns, because it may be intended."""
     names = sorted({name for node in nodes for name in node["flags"]} | set(expected))
     names = [name for name in names if name in expected or not name.endswith(OWN_PER_NODE)]
     values = {name: {node["flags"].get(name) for node in nodes} for name in names}
@@ -94,7 +94,7 @@ def versions_check(nodes: Sequence[Facts]) -> Check:
 
 
 def clocks_check(nodes: Sequence[Facts]) -> Check:
-    """Of what was measured only the part that the measurement's own error can't explain counts."""
+    """Counts only the part of the difference that the measurement's own error can't explain."""
     late = [node for node in nodes if abs(node["clock_ahead_s"]) - node["clock_error_s"] > CLOCK_LIMIT_S]
     if late:
         detail = "; ".join(f"{node['name']} differs from the head by {node['clock_ahead_s']:+.1f} s" for node in late)
@@ -105,7 +105,7 @@ def clocks_check(nodes: Sequence[Facts]) -> Check:
 
 
 def ports_check(nodes: Sequence[Facts], firewall: bool) -> Check:
-    """From inside it can't be seen what a firewall lets through; only where Ray listens."""
+    """A node can't see which ports a firewall opens, only where Ray listens."""
     listeners = [(node["name"], one) for node in nodes for one in node["listeners"] if one["what"] in CLOSED]
     if not listeners:
         hint = "run it as the user that runs Ray"
@@ -148,7 +148,7 @@ def certificates_check(nodes: Sequence[Facts], now: float) -> Check:
                 soon.append(f"{name} of {node['name']} expires in {days:.0f} days")
     hint = (
         "on machines: `serve-app cluster certificates --renew`, copy the files, restart the node; a pod makes its own "
-        "when it starts, so start a second cluster (cluster/README.md, Upgrade)"
+        "when it starts, so start a second cluster (docs/deploy/cluster.md, Upgrade)"
     )
     if missing or expired:
         return Check("certificates", "fail", "; ".join([*missing, *expired]), hint)
@@ -174,7 +174,7 @@ def limiter_check(limiters: Mapping[str, str]) -> Check:
 
 
 def ledger_check(nodes: Sequence[Facts]) -> Check:
-    """The database answers where its address is, and its schema is that of this release."""
+    """Checks that the database answers at its address, and that its schema is that of this release."""
     readers = [node for node in nodes if node["ledger"] is not None]
     if not readers:
         hint = "set SERVE_APP_DATABASE_URL on the nodes of accounting"
@@ -185,7 +185,7 @@ def ledger_check(nodes: Sequence[Facts]) -> Check:
 
 
 def weights_check(nodes: Sequence[Facts]) -> Check:
-    """A node that may download what is missing only warns; one with HF_HUB_OFFLINE can't start a replica."""
+    """A node that may download missing weights only warns; a node with HF_HUB_OFFLINE can't start a replica."""
     hosts = [node for node in nodes if node["gpus"] or node["model_replicas"]]
     if not hosts:
         return Check("weights", "warn", "no node has GPUs or runs model replicas: nothing to look at")
@@ -219,7 +219,7 @@ def drivers_check(nodes: Sequence[Facts]) -> Check:
 
 
 def times_check(times: Facts, nodes: Sequence[Facts], grace_period_s: float | None) -> Check:
-    """The chain of serve_app/times.py. When a pod is ended is not known inside of it."""
+    """Checks the chain of serve_app/times.py. A pod does not know its own grace period."""
     chain = [[Part(*one) for one in times[link]] for link in ("reply", "model", "gateway")]
     for flag, default in ((HARD_STOP, RAY_HARD_STOP_S), (DRAIN, RAY_DRAIN_S)):
         try:
@@ -229,14 +229,14 @@ def times_check(times: Facts, nodes: Sequence[Facts], grace_period_s: float | No
     if grace_period_s is not None:
         chain.append([Part("the end of pods", grace_period_s)])
     if problems := list(chain_problems(chain)):
-        return Check("times", "fail", "; ".join(problems), "see Times in cluster/README.md")
+        return Check("times", "fail", "; ".join(problems), "see Times in docs/deploy/cluster.md")
     known = [max(part.seconds for part in link) for link in chain if link]
     unknown = "" if grace_period_s is not None else "; --grace-period adds when pods or units are ended"
     return Check("times", "ok", " < ".join(f"{seconds:g}" for seconds in known) + " s" + unknown)
 
 
 def flags_of(text: str) -> Iterator[tuple[str, str]]:
-    """Names and values of a flags.env, which bash reads: plain values, and $'…' with escapes."""
+    """Parses names and values of a flags.env, which bash reads: plain values, and $'…' with escapes."""
     for line in text.splitlines():
         name, equals, value = line.strip().partition("=")
         if not equals or name.startswith("#"):

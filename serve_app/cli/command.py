@@ -1,4 +1,4 @@
-"""Registers the commands. Each gets the shared options (`--url`, `--operator-key-file`, …) and the same errors."""
+"""Registers the commands. Each gets the shared options (`--url`, `--operator-key-file`, …) and error handling."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from serve_app.cli.output import CommandError, Output, UsageError
 
 @dataclass(frozen=True)
 class Session:
-    """What a command works with."""
+    """The connection, client and output of a command."""
 
     connection: Connection
     client: AdminClient
@@ -32,11 +32,11 @@ _SHARED = {option.name: option.default for option in fields(SharedOptions)}
 def command(
     app: typer.Typer, name: str, *, examples: Sequence[str] = (), signed: bool = False
 ) -> Callable[[Action], Action]:
-    """Register a function `(session, …)` as a command with the shared options, which may stand before or after it.
+    """Registers a function `(session, …)` as a command with the shared options, which may precede or follow its name.
 
     A CommandError that it raises is printed (as JSON under `--json`) and becomes the exit code. `examples` end its
-    help; `signed` lets arguments begin with a minus. A parameter annotated with a mapping of option names to options
-    stands for all of them; the function gets a mapping of those that were given.
+    help. With `signed`, arguments may begin with a minus. A parameter annotated with a mapping of option names to
+    options stands for all of them; the function gets a mapping of the options that were given.
     """
 
     def register(action: Action) -> Action:
@@ -48,9 +48,9 @@ def command(
 
 
 def group_action(app: typer.Typer, *, examples: Sequence[str] = (), alone: bool = True) -> Callable[[Action], Action]:
-    """Register a function `(session, …)` as what a group of commands does when none of them is named.
+    """Registers a function `(session, …)` as the action of a group of commands when none of them is named.
 
-    With `alone` False a command must be named: then the function only declares the group's options.
+    With `alone` False, a command must be named; the function then only declares the group's options.
     """
 
     def register(action: Action) -> Action:
@@ -61,7 +61,7 @@ def group_action(app: typer.Typer, *, examples: Sequence[str] = (), alone: bool 
 
 
 def _for_typer(action: Action) -> Action:
-    """A function for typer, whose signature has the action's parameters, then the shared options."""
+    """Returns a function for typer, whose signature has the action's parameters, then the shared options."""
     signature = inspect.signature(action, eval_str=True)
     annotations: dict[str, Any] = {}
     defaults: dict[str, Any] = {}
@@ -81,7 +81,7 @@ def _for_typer(action: Action) -> Action:
         if context.invoked_subcommand is not None:
             context.obj = shared
             for name in arguments:
-                # If it were ignored, the command would do more than the operator meant.
+                # Ignoring the option would make the command do more than the operator meant.
                 if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
                     error = UsageError(f"the options of `{context.invoked_subcommand}` belong behind its name")
                     Output(shared.as_json).failure(error)

@@ -16,10 +16,10 @@ from serve_app.storage.spool_file import flush_folder
 
 @contextlib.contextmanager
 def complete_file(path: Path, mode: str, **form: Any) -> Iterator[IO[Any]]:
-    """A new file, readable by its owner alone, opened as `open` does it.
+    """Opens a new file as `open` does. Only its owner can read it.
 
-    It is written beside its place, flushed to disk, then moved. Until then an older file of that name stays; after an
-    error or a signal nothing is left behind. Raises CommandError.
+    The file is written next to its target, flushed to disk, then moved. Until then an older file of that name stays.
+    After an error or a signal, no draft remains. Raises CommandError.
     """
     if path.is_dir():
         raise CommandError(f"{path} is a folder: name a file in it", code="output")
@@ -45,9 +45,9 @@ def complete_file(path: Path, mode: str, **form: Any) -> Iterator[IO[Any]]:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Ctrl-C and SIGTERM raise KeyboardInterrupt. Else they would end the process before it has cleaned up."""
+    """Ctrl-C and SIGTERM raise KeyboardInterrupt. Otherwise they would end the process before it cleans up."""
     numbers = (signal.SIGINT, signal.SIGTERM)
-    # A signal that is ignored (nohup, a job in the background) stays ignored.
+    # An ignored signal (nohup, a background job) stays ignored.
     kept = {number: signal.getsignal(number) for number in numbers}
     changed = {number: handler for number, handler in kept.items() if handler not in (signal.SIG_IGN, None)}
     for number in changed:

@@ -1,4 +1,4 @@
-"""Which service a command talks to, with which operator key, and as whom."""
+"""The service that a command talks to, its operator key, and the operator's name."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ import typer
 
 from serve_app.cli.output import CommandError, UsageError
 
-MAX_OPERATOR = 100  # characters; the service accepts no more
+MAX_OPERATOR = 100  # characters; the maximum that the service accepts
 
 
 @dataclass(frozen=True)
 class SharedOptions:
-    """The options of every command, as they were typed."""
+    """The options of every command, as typed."""
 
     url: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Address of the service. [SERVE_APP_URL, else http://127.0.0.1:$PORT]"),
+        typer.Option(metavar="URL", help="URL of the service. [SERVE_APP_URL, else http://127.0.0.1:$PORT]"),
     ] = None
     key_file: Annotated[
         Path | None,
@@ -37,24 +37,24 @@ class SharedOptions:
     ] = None
     operator: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Who you are, for the audit log. [SERVE_APP_OPERATOR, else user@host]"),
+        typer.Option(metavar="NAME", help="Your name, for the audit log. [SERVE_APP_OPERATOR, else user@host]"),
     ] = None
     insecure: Annotated[
         bool,
-        typer.Option("--insecure", help="Send keys over plain HTTP to another machine. [SERVE_APP_INSECURE=1]"),
+        typer.Option("--insecure", help="Send keys over plain HTTP to a remote machine. [SERVE_APP_INSECURE=1]"),
     ] = False
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
 
     def over(self, earlier: SharedOptions) -> SharedOptions:
-        """These options where they were typed, else those typed before the command's name."""
+        """Returns these options; options that were not typed come from `earlier`, before the command's name."""
         return SharedOptions(*(getattr(self, option.name) or getattr(earlier, option.name) for option in fields(self)))
 
 
 @dataclass(frozen=True)
 class Connection:
-    """The service's address (`url`), its local state folder (`home`), and where the operator key is.
+    """The service's URL (`url`), its local state folder (`home`), and the location of the operator key.
 
-    `operator` is the name for the audit log: what operators say of themselves. The log has the key's fingerprint too.
+    `operator` is the name for the audit log, as the operator states it. The log also has the key's fingerprint.
     """
 
     url: str
@@ -66,24 +66,24 @@ class Connection:
 
     @property
     def is_local(self) -> bool:
-        """Whether the address is this machine's own."""
+        """Whether the URL is this machine's own."""
         return _is_local(self.url)
 
     @property
     def authority(self) -> Path | None:
-        """The file of the authority that signed the certificate of this machine's own service, if it has one."""
+        """File of the authority that signed the certificate of this machine's service, if it has one."""
         file = self.home / "tls" / "ca.pem"
         return file if self.is_local and self.url.startswith("https://") and file.is_file() else None
 
     @property
     def key_is_from_home(self) -> bool:
-        """Whether the operator key is the one that the service wrote into its own state folder."""
+        """Whether the operator key is the one in the service's state folder."""
         return self.key_in_environment is None and self.key_file == _key_file(self.home)
 
     def operator_key(self) -> str:
-        """Read the operator key, to send it to `url`.
+        """Reads the operator key, to send it to `url`.
 
-        Raises CommandError that names where it was looked for, or that the way there is open to readers.
+        Raises CommandError, which names the place of a missing key or says that the connection is not private.
         """
         check_way(self.url, "the operator key", self.insecure)
         if self.key_in_environment is not None:
@@ -106,9 +106,9 @@ class Connection:
 
 
 def resolve(options: SharedOptions, environment: Mapping[str, str], folder: Path) -> Connection:
-    """Apply the defaults: options first, then the environment, then the state folder near `folder`.
+    """Applies the defaults: options first, then the environment, then the state folder near `folder`.
 
-    An empty variable counts as unset. `--operator-key-file` wins over SERVE_APP_OPERATOR_KEY.
+    An empty variable counts as unset. `--operator-key-file` takes precedence over SERVE_APP_OPERATOR_KEY.
     """
     near = folder / ".serve-app"
     if environment.get("SERVE_APP_HOME"):
@@ -135,13 +135,13 @@ def resolve(options: SharedOptions, environment: Mapping[str, str], folder: Path
 
 
 def _default_url(environment: Mapping[str, str]) -> str:
-    """Of `make serve` with the same PORT and TLS."""
+    """Returns the URL of `make serve` with the same PORT and TLS."""
     scheme = "https" if environment.get("TLS") == "1" else "http"
     return f"{scheme}://127.0.0.1:{environment.get('PORT') or '8000'}"
 
 
 def check_way(url: str, secret: str, insecure: bool) -> None:
-    """Raises CommandError when `secret` would cross a network that can read it."""
+    """Raises CommandError if `secret` would cross a network that can read it."""
     if urlsplit(url).scheme == "http" and not insecure and not _is_local(url):
         raise CommandError(
             f"{url} is plain HTTP to another machine, which would show {secret} to the network: use https://, "
@@ -161,7 +161,7 @@ def _is_local(url: str) -> bool:
 
 
 def _key_file(home: Path) -> Path:
-    """Where the service keeps the operator key that it made."""
+    """Returns the file of the operator key that the service created."""
     return home / "secrets" / "operator-key"
 
 
@@ -172,7 +172,7 @@ def _checked_operator(name: str) -> str:
 
 
 def _user_at_host() -> str:
-    """The default name of the operator, made fit for a header."""
+    """Returns the default name of the operator, in a form that a header can carry."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # a container may run as a user without a name
@@ -182,7 +182,7 @@ def _user_at_host() -> str:
 
 
 def _checked_key(key: str, source: str) -> str:
-    """The key, if it fits into a header. The error does not show it."""
+    """Returns the key if a header can carry it. The error does not show it."""
     key = key.strip()
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise CommandError(f"the operator key from {source} holds characters that no key has", code="no_operator_key")

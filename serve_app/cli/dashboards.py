@@ -1,4 +1,4 @@
-"""`serve-app dashboards …`: put the shipped dashboards into a Grafana, over its API or as files."""
+"""`serve-app dashboards …`: installs the shipped dashboards in a Grafana, over its API or as files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ TIMEOUT_S = 10.0
 
 Folder = Annotated[str, typer.Option(metavar="NAME", help="Folder in Grafana.")]
 Source = Annotated[
-    Path | None, typer.Option("--from", metavar="FOLDER", help="Other dashboards and rules than this version's.")
+    Path | None,
+    typer.Option(
+        "--from", metavar="FOLDER", help="Folder with dashboards and rules to use instead of the shipped ones."
+    ),
 ]
 
 
@@ -46,10 +49,10 @@ Source = Annotated[
 )
 def push_dashboards(
     session: Session,
-    grafana: Annotated[str, typer.Option(metavar="URL", help="Address of Grafana; may hold user:password@.")],
+    grafana: Annotated[str, typer.Option(metavar="URL", help="URL of Grafana; may contain user:password@.")],
     *,
     token: Annotated[
-        str | None, typer.Option(metavar="TOKEN", envvar="GRAFANA_TOKEN", help="Service account token.")
+        str | None, typer.Option(metavar="TOKEN", envvar="GRAFANA_TOKEN", help="Token of a service account.")
     ] = None,
     token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="File with the token.")] = None,
     folder: Folder = "serve-app",
@@ -58,13 +61,13 @@ def push_dashboards(
         typer.Option(metavar="NAME", help="Prometheus data source; default: Grafana's default, or its only one."),
     ] = None,
     prometheus: Annotated[
-        str | None, typer.Option(metavar="URL", help="Create a data source for this Prometheus, or change its address.")
+        str | None, typer.Option(metavar="URL", help="Create a data source for this Prometheus, or change its URL.")
     ] = None,
     source: Source = None,
 ) -> None:
-    """Create or replace the shipped dashboards in Grafana, and remove those that are no longer shipped.
+    """Create or replace the shipped dashboards in Grafana, and remove dashboards that are no longer shipped.
 
-    Grafana keeps earlier versions of a dashboard. Other dashboards stay as they are.
+    Grafana keeps earlier versions of a dashboard. Other dashboards stay unchanged.
     """
     address = parse_address(grafana)
     if prometheus is not None:
@@ -98,21 +101,21 @@ def push_dashboards(
 @command(app, "provision", examples=("serve-app dashboards provision --to /etc/serve-app-grafana",))
 def provision_dashboards(
     session: Session,
-    to: Annotated[Path, typer.Option(metavar="FOLDER", help="Where to write; made if there is none.")],
+    to: Annotated[Path, typer.Option(metavar="FOLDER", help="Output folder; created if it does not exist.")],
     *,
     prometheus: Annotated[
-        str, typer.Option(metavar="URL", help="Where Grafana reaches Prometheus.")
+        str, typer.Option(metavar="URL", help="URL at which Grafana reaches Prometheus.")
     ] = "http://127.0.0.1:9090",
     datasource: Annotated[str, typer.Option(metavar="NAME", help="Name of the data source.")] = DEFAULT_SOURCE,
     folder: Folder = "serve-app",
     seen_at: Annotated[
         str | None,
-        typer.Option(metavar="PATH", help="Where Grafana sees FOLDER, if elsewhere: in a container."),
+        typer.Option(metavar="PATH", help="Path of FOLDER for Grafana, if it differs, as in a container."),
     ] = None,
     source: Source = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that serve-app did not write.")] = False,
 ) -> None:
-    """Write the files from which Grafana provisions itself, and the rules for Prometheus."""
+    """Write the files with which Grafana provisions itself, and the rules for Prometheus."""
     parse_address(prometheus, "--prometheus")
     path = PurePosixPath(seen_at or to.absolute().as_posix())
     texts = (read_boards(source), read_rules(source))
@@ -128,7 +131,7 @@ def provision_dashboards(
 
 
 def _use_source(api: Any, name: str | None, prometheus: str | None) -> tuple[str, str]:
-    """Name and uid of the data source; made or changed first if `prometheus` is given."""
+    """Returns name and uid of the data source. Creates or changes it first if `prometheus` is given."""
     sources: list[Json] = [one for one in api.datasource.list_datasources() if one["type"] == "prometheus"]
     if prometheus is not None:
         body = data_source(name or DEFAULT_SOURCE, prometheus)
@@ -158,11 +161,11 @@ def _use_folder(api: Any, title: str) -> str:
 
 @contextlib.contextmanager
 def _grafana(url: str, credential: str | tuple[str, str]) -> Iterator[Any]:
-    """The API. Raises CommandError in one line for whatever fails."""
+    """Yields the API. Raises a one-line CommandError for any failure."""
     from grafana_client import GrafanaApi
     from grafana_client.client import GrafanaException, GrafanaTimeoutError
 
-    # grafana-client puts the path in front of `api`, so it must end with a slash.
+    # grafana-client prepends the path to `api`, so it must end with a slash.
     api = GrafanaApi.from_url(f"{url}/", credential=credential, timeout=TIMEOUT_S)
     try:
         yield api

@@ -1,4 +1,4 @@
-"""`serve-app doctor`: what stands between this machine and a working service, one line a check, with what to do."""
+"""`serve-app doctor`: checks this machine and the service, one line per check, with a hint for each failure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ app = typer.Typer()
 
 @dataclass(frozen=True)
 class Check:
-    """One line. `status` is `ok`, `fail`, or `skip` where an earlier failure leaves nothing to check."""
+    """One line. `status` is `ok`, `fail`, or `skip` if an earlier failure makes the check impossible."""
 
     name: str
     status: str
@@ -48,16 +48,16 @@ def doctor(
     session: Session,
     cluster: Annotated[bool, typer.Option("--cluster", help="Check every node of the running Ray cluster.")] = False,
     address: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Of the cluster's head. [as Ray finds it]")
+        str | None, typer.Option(metavar="HOST:PORT", help="Address of the cluster's head. [as Ray finds it]")
     ] = None,
     flags: Annotated[
-        Path, typer.Option(metavar="FILE", help="The flags that every node of the cluster should have.")
+        Path, typer.Option(metavar="FILE", help="File with the flags that every node of the cluster should have.")
     ] = FLAGS,
     firewall: Annotated[
         bool, typer.Option("--firewall", help="Confirm that a firewall or network policy closes Ray's ports.")
     ] = False,
     grace_period: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="When the cluster's pods or units are ended.")
+        float | None, typer.Option(metavar="SECONDS", help="Grace period of the cluster's pods or units.")
     ] = None,
 ) -> None:
     """Check this machine and the service, or with --cluster the nodes of the running Ray cluster.
@@ -65,7 +65,7 @@ def doctor(
     Works while the service is down. Exit code 1 if a check fails.
     """
     if cluster:
-        from serve_app.cli.doctor_cluster import diagnose  # it needs the settings, which take long to import
+        from serve_app.cli.doctor_cluster import diagnose  # imports the settings, which takes long
 
         diagnose(session.out, address, flags, firewall, grace_period)
         return
@@ -86,7 +86,7 @@ def doctor(
 
 
 def machine_checks(connection: Connection) -> Iterator[Check]:
-    """Python here; memory, disk and state folder where the service runs on this machine."""
+    """Checks Python here; memory, disk and state folder if the service runs on this machine."""
     version = ".".join(map(str, sys.version_info[:3]))
     yield _judge("python", sys.version_info[:2] >= MIN_PYTHON, version, "install Python 3.11 or newer")
     if not connection.is_local:
@@ -98,7 +98,7 @@ def machine_checks(connection: Connection) -> Iterator[Check]:
 
 
 def state_checks(connection: Connection) -> Iterator[Check]:
-    """The state folder exists, and its secrets are for their owner alone."""
+    """Checks that the state folder exists and that only its owner can read its secrets."""
     home = connection.home
     if not home.is_dir():
         if connection.key_is_from_home:
@@ -128,7 +128,7 @@ def state_checks(connection: Connection) -> Iterator[Check]:
 
 
 def service_checks(client: AdminClient, connection: Connection) -> Iterator[Check]:
-    """The address, the open routes, the operator key, every identifier, the ledger."""
+    """Checks the address, the open routes, the operator key, every identifier, and the ledger."""
     health = _attempt("address", lambda: client.probe("/health"), "start the service (`make serve`) or set --url")
     if isinstance(health, Check):
         yield health
@@ -149,7 +149,7 @@ def service_checks(client: AdminClient, connection: Connection) -> Iterator[Chec
         return
     yield Check("operator key", "ok", "accepted")
     yield from model_checks(models)
-    # Some seconds from the last checkpoint on: the books may be too long for more.
+    # Checks a few seconds' worth from the last checkpoint: the ledger may be too long for more.
     report = _attempt("ledger", lambda: client.api_get("ledger", "check"), LOG)
     if not isinstance(report, Check):
         so_far = " so far; run `serve-app ledger check` for the rest" if report.get("next") else ""
@@ -160,7 +160,7 @@ def service_checks(client: AdminClient, connection: Connection) -> Iterator[Chec
 
 
 def model_checks(models: Json) -> Iterator[Check]:
-    """Each identifier has a backend with weight that runs at least one replica."""
+    """Checks that each identifier has a backend with weight that runs at least one replica."""
     if not models["data"]:
         yield Check("models", "fail", "no model is configured", "name one in the gateway's user_config")
     for model in models["data"]:

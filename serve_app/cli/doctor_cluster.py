@@ -1,4 +1,4 @@
-"""`serve-app doctor --cluster`: asks a program of `deployments`, which may talk to Ray, and prints what it means."""
+"""`serve-app doctor --cluster`: runs a program of `deployments`, which may talk to Ray, and prints the checks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from serve_app.cli.cluster_checks import Check, Facts, Known, flags_of, judge
 from serve_app.cli.output import CommandError, Output
 
 GATHER_S = 180
-NO_CLUSTER = 3  # its exit status
+NO_CLUSTER = 3  # exit status of the program
 
 
 def diagnose(out: Output, address: str | None, flags: Path, firewall: bool, grace_period: float | None) -> None:
-    """Prints all checks. Raises CommandError for no cluster, typer.Exit(1) when a check fails."""
+    """Prints all checks. Raises CommandError without a cluster, typer.Exit(1) if a check fails."""
     expected = dict(flags_of(flags.read_text())) if flags.is_file() else {}
     checks = judge(_gather(address), Known(expected, firewall, grace_period))
     ok = all(check.status != "fail" for check in checks)

@@ -1,4 +1,4 @@
-"""`serve-app usage export`: usage as a CSV or JSON file, request by request or summed, of any length."""
+"""`serve-app usage export`: exports usage as a CSV or JSON file of any length, by request or summed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from serve_app.cli.output import UsageError
 from serve_app.cli.usage import COUNTS, GROUPS, Filters, app, parse_filters, parse_groups
 from serve_app.storage.exports import FORMATS, REQUEST_COLUMNS
 
-PAGE_SIZE = 1000  # requests; no more are in memory at once
-PATIENCE_S = 2.0  # an export that is done by then prints no progress
+PAGE_SIZE = 1000  # requests; the maximum in memory at one time
+PATIENCE_S = 2.0  # a faster export prints no progress
 TERMINAL_S = 0.5  # between two reports of progress
 LOG_S = 10.0
 
@@ -40,19 +40,20 @@ def export_usage(
     session: Session,
     filters: Filters,
     group_by: Annotated[
-        str | None, typer.Option(metavar=",".join(GROUPS), help="Sums, one row for each, instead of requests.")
+        str | None, typer.Option(metavar=",".join(GROUPS), help="Export sums, one row per group, instead of requests.")
     ] = None,
     form: Annotated[
         str | None,
         typer.Option(
-            "--format", metavar="|".join(FORMATS), help="JSON is one array, an object on each line. [default: csv]"
+            "--format", metavar="|".join(FORMATS), help="JSON is one array, with one object per line. [default: csv]"
         ),
     ] = None,
     output: Annotated[
-        str, typer.Option(metavar="FILE|-", help="Written as a whole or not at all; `-` is standard output.")
+        str,
+        typer.Option(metavar="FILE|-", help="Output file, written completely or not at all; `-` is standard output."),
     ] = "-",
 ) -> None:
-    """Write usage to a file: each billed request, or sums. Times are UTC, charges exact decimals."""
+    """Write usage to a file: each billed request, or sums. Times are in UTC, charges are exact decimals."""
     only_json = session.out.as_json and output == "-"
     form = form or ("json" if only_json else "csv")
     if form not in FORMATS:
@@ -68,7 +69,7 @@ def export_usage(
         columns = (*(GROUPS[name] for name in groups), *COUNTS, "charged")
         pages = _sums(session, query | {"group_by": ",".join(groups)})
     with contextlib.nullcontext(sys.stdout) if output == "-" else _text_file(Path(output)) as file:
-        # With --json, standard error is for the JSON object of a failure.
+        # With --json, standard error is reserved for the JSON object of a failure.
         progress = Progress(sys.stderr, quiet=session.out.as_json)
         rows, charged = _write_all(file, form, columns, pages, progress)
     if output != "-":
@@ -89,7 +90,7 @@ def _sums(session: Session, query: dict[str, str | None]) -> Pages:
 def _write_all(
     file: TextIO, form: str, columns: tuple[str, ...], pages: Pages, progress: Progress
 ) -> tuple[int, Decimal]:
-    """Write page by page. Returns the number of rows and the sum of their charges."""
+    """Writes page by page. Returns the number of rows and the sum of their charges."""
     encoder = FORMATS[form](columns)
     charged = Decimal(0)
     try:
@@ -105,7 +106,7 @@ def _write_all(
 
 
 class Progress:
-    """Counts, and prints the count from time to time: over the same line on a terminal, line by line elsewhere."""
+    """Counts rows and prints the count periodically: over the same line on a terminal, otherwise line by line."""
 
     def __init__(self, stream: TextIO, *, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
@@ -127,7 +128,7 @@ class Progress:
         self._shown = True
 
     def erase(self) -> None:
-        """Remove the count from the terminal's line."""
+        """Removes the count from the terminal's line."""
         if self._shown and self._on_terminal:
             self._stream.write("\r\x1b[K")
             self._stream.flush()

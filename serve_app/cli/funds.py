@@ -1,4 +1,4 @@
-"""`serve-app accounts credit`, `correct`, `grants` and `take-back`: the money of an account."""
+"""`serve-app accounts credit`, `correct`, `grants` and `take-back`: manages the money of an account."""
 
 from __future__ import annotations
 
@@ -20,11 +20,16 @@ from serve_app.cli.command import Session, command
 from serve_app.cli.output import UsageError
 from serve_app.cli.values import plain_amount
 
-Amount = Annotated[str, typer.Argument(metavar="AMOUNT", help="Above 0, for instance 5 or 0.25.")]
+Amount = Annotated[str, typer.Argument(metavar="AMOUNT", help="Amount above 0, for example 5 or 0.25.")]
 SignedAmount = Annotated[
-    str, typer.Argument(metavar="AMOUNT", help="Above 0 is given back, below 0 is taken: 0.25 or -0.25.")
+    str,
+    typer.Argument(
+        metavar="AMOUNT", help="A positive amount is given back, a negative amount is taken back: 0.25 or -0.25."
+    ),
 ]
-Reason = Annotated[str, typer.Option("--memo", metavar="TEXT", help="Which mistake this rights; kept with the entry.")]
+Reason = Annotated[
+    str, typer.Option("--memo", metavar="TEXT", help="Mistake that this corrects; stored with the entry.")
+]
 
 
 @command(
@@ -41,10 +46,10 @@ def credit(
     amount: Amount,
     grant: GrantOption = False,
     expires: ExpiryOption = None,
-    memo: Annotated[str | None, typer.Option(metavar="TEXT", help="Kept with the journal entry.")] = None,
+    memo: Annotated[str | None, typer.Option(metavar="TEXT", help="Stored with the journal entry.")] = None,
     idempotency_key: IdempotencyKey = None,
 ) -> None:
-    """Add funds. Grants are spent before top-ups, those that expire soonest first."""
+    """Add funds. Grants are spent before top-ups, and the grant that expires first is spent first."""
     body = {"amount": plain_amount(amount)} | credit_fields(grant, expires)
     if memo is not None:
         body["memo"] = memo
@@ -65,7 +70,7 @@ def credit(
 def correct(
     session: Session, account_id: AccountId, amount: SignedAmount, memo: Reason, idempotency_key: IdempotencyKey = None
 ) -> None:
-    """Right a mistake with a new journal entry: nothing that was written is ever changed."""
+    """Correct a mistake with a new journal entry. Existing entries never change."""
     body = {"amount": plain_amount(amount, signed=True), "memo": _checked_memo(memo)}
     path = "accounts", account_id, "correct"
     print_account(session, session.client.book(*path, body=body, idempotency_key=idempotency_key))
@@ -73,7 +78,7 @@ def correct(
 
 @command(app, "grants")
 def list_grants(session: Session, account_id: AccountId) -> None:
-    """List what an account was given, what is left of it, and when it expires."""
+    """List an account's grants, with the amount left and the expiry."""
     data = session.client.api_get("accounts", account_id, "grants")["data"]
     session.out.table(
         {"data": data},
@@ -90,11 +95,13 @@ def list_grants(session: Session, account_id: AccountId) -> None:
 def take_back(
     session: Session,
     account_id: AccountId,
-    grant: Annotated[int, typer.Argument(metavar="GRANT_ID", min=1, help="Number as `accounts grants` shows it.")],
+    grant: Annotated[
+        int, typer.Argument(metavar="GRANT_ID", min=1, help="Grant number, as shown by `accounts grants`.")
+    ],
     memo: Reason,
     idempotency_key: IdempotencyKey = None,
 ) -> None:
-    """Take all that is left of a grant that was a mistake. What was spent of it stays spent."""
+    """Take back the remainder of a grant that was a mistake. Spent amounts stay spent."""
     path = "accounts", account_id, "grants", str(grant), "take-back"
     account = session.client.book(*path, body={"memo": _checked_memo(memo)}, idempotency_key=idempotency_key)
     print_account(session, account)

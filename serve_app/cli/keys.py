@@ -1,4 +1,4 @@
-"""`serve-app keys …`: API keys of an account and what each may do. A key is shown once, when it is made."""
+"""`serve-app keys …`: manages an account's API keys and their permissions. A key is shown once, when it is created."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ app = typer.Typer(name="keys", help="Create, list, change and revoke API keys.")
 
 PERIODS = ("day", "month")
 
-KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="Id as `keys list` shows it.")]
+KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="Key id, as shown by `keys list`.")]
 TERMS = {
-    "name": Annotated[str | None, typer.Option(metavar="NAME", help="Where the key is used.")],
+    "name": Annotated[str | None, typer.Option(metavar="NAME", help="Name of the key, for example where it is used.")],
     "model": Annotated[
-        list[str] | None, typer.Option(metavar="MODEL|any", help="May use this model; repeat it for more.")
+        list[str] | None, typer.Option(metavar="MODEL|any", help="Allow this model; repeat it for more.")
     ],
     "tag": Annotated[
-        list[str] | None, typer.Option(metavar="TAG|none", help="Its usage is summed by this tag; repeat it for more.")
+        list[str] | None, typer.Option(metavar="TAG|none", help="Sum the key's usage by this tag; repeat it for more.")
     ],
     "address": Annotated[
         list[str] | None,
-        typer.Option(metavar="CIDR|any", help="May be used from this address or network; repeat it for more."),
+        typer.Option(metavar="CIDR|any", help="Allow this address or network; repeat it for more."),
     ],
     **KEY_LIMIT_OPTIONS,
     "budget": Annotated[
-        str | None, typer.Option(metavar="AMOUNT|none", help="What may be charged to the key in a day or month, UTC.")
+        str | None, typer.Option(metavar="AMOUNT|none", help="Maximum charge to the key per day or month, UTC.")
     ],
-    "per": Annotated[str | None, typer.Option(metavar="day|month", help="When the budget renews.")],
+    "per": Annotated[str | None, typer.Option(metavar="day|month", help="Period after which the budget renews.")],
     "expires": Annotated[
-        str | None, typer.Option(metavar=f"{EXPIRY}|never", help="Refused from then on; a day counts to its end, UTC.")
+        str | None,
+        typer.Option(metavar=f"{EXPIRY}|never", help="When the key expires. A day includes the whole day, in UTC."),
     ],
 }
 Terms = Annotated[dict[str, Any], TERMS]
@@ -54,7 +55,7 @@ Terms = Annotated[dict[str, Any], TERMS]
     ),
 )
 def create_key(session: Session, account_id: AccountId, terms: Terms) -> None:
-    """Make an API key. It is shown this once: the service keeps a digest only."""
+    """Create an API key. It is shown only once: the service stores only a digest."""
     fields = _fields_of(terms)
     if (fields.get("budget") is None) != ("per" not in terms):
         raise UsageError("--budget and --per belong together: --budget 2.50 --per day")
@@ -102,7 +103,7 @@ def list_keys(session: Session, account_id: AccountId) -> None:
     ),
 )
 def change_key(session: Session, key_id: KeyId, terms: Terms) -> None:
-    """Change what a key may do, within a second everywhere. What is not given stays."""
+    """Change a key's permissions and limits everywhere, within a second. Omitted options stay unchanged."""
     changes = _fields_of(terms)
     if not changes:
         *options, last = (f"--{option}" for option in TERMS)
@@ -113,7 +114,7 @@ def change_key(session: Session, key_id: KeyId, terms: Terms) -> None:
 
 @command(app, "revoke")
 def revoke_key(session: Session, key_id: KeyId) -> None:
-    """Revoke an API key. Requests with it are refused from then on."""
+    """Revoke an API key. Requests with it are rejected from then on."""
     key = session.client.api_delete("keys", key_id)
     session.out.record(
         key,
@@ -122,7 +123,7 @@ def revoke_key(session: Session, key_id: KeyId) -> None:
 
 
 def _fields_of(terms: dict[str, Any]) -> dict[str, Any]:
-    """The fields of the API's request; None takes a bound away. Raises UsageError."""
+    """Returns the fields of the API's request; None removes a restriction. Raises UsageError."""
     fields: dict[str, Any] = {"name": terms["name"]} if "name" in terms else {}
     for option, name, word in (("model", "models", "any"), ("tag", "tags", "none"), ("address", "addresses", "any")):
         if values := terms.get(option):

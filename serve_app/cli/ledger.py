@@ -1,4 +1,4 @@
-"""`serve-app ledger …`: whether the books add up, files of closed months, and what could not be entered."""
+"""`serve-app ledger …`: checks the books, archives closed months, and lists stuck settlements."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from serve_app.contracts.errors import LedgerError
 if TYPE_CHECKING:
     from serve_app.accounting.database import Database
 
-app = typer.Typer(name="ledger", help="The books.")
+app = typer.Typer(name="ledger", help="The ledger: check, archive, stuck settlements.")
 
 Report = dict[str, Any]
 _Database = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="Read this ledger itself; the service need not run."),
+    typer.Option(metavar="URL", help="Read this ledger directly; the service need not run."),
 ]
 
 
@@ -35,18 +35,20 @@ _Database = Annotated[
 )
 def check_ledger(
     session: Session,
-    full: Annotated[bool, typer.Option("--full", help="From the beginning, not from the last checkpoint.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Check from the beginning, not from the last checkpoint.")
+    ] = False,
     database: _Database = None,
     archive: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Compare an archive with the ledger instead; needs --database."),
     ] = None,
 ) -> None:
-    """Check that the books agree with themselves. Exit code 1 if anything does not.
+    """Check the books for consistency. Exit code 1 if they are inconsistent.
 
-    Every entry sums to zero; balances and what is left of grants equal their postings; sums per day and what keys have
-    spent of their budgets equal the requests; charges equal counts times prices; nothing is missing from the journal
-    or the audit log. What a check has proven, the next one does not read again.
+    Every entry sums to zero. Balances and the remainders of grants equal their postings. Sums per day and the spending
+    of keys against their budgets equal the requests. Charges equal counts times prices. Nothing is missing from the
+    journal or the audit log. A later check does not read again what an earlier check has proven.
     """
     if archive is not None:
         _verify(session, database, archive)
@@ -80,7 +82,7 @@ def check_ledger(
 def complete_check(
     steps: Callable[[dict[str, str | None]], Report], progress: Callable[[str], None], *, full: bool
 ) -> Report:
-    """Asks for the steps of a check one after the other."""
+    """Runs the steps of a check one after the other."""
     query: dict[str, str | None] = {"full": "true" if full else None}
     problems: list[Any] = []
     while True:
@@ -94,8 +96,8 @@ def complete_check(
 
 @contextmanager
 def _opened(database: str) -> Iterator[Callable[[dict[str, str | None]], Report]]:
-    """The check on a ledger itself, as the service would answer. Raises CommandError."""
-    from serve_app.accounting.ledger import Ledger  # it imports the databases' libraries
+    """Yields the check of a ledger itself, in the form of the service's answers. Raises CommandError."""
+    from serve_app.accounting.ledger import Ledger  # imports the databases' libraries
 
     def steps(query: dict[str, str | None]) -> Report:
         found = ledger.run(CheckBooks(query["full"] == "true", query.get("after")))
@@ -115,13 +117,13 @@ def _opened(database: str) -> Iterator[Callable[[dict[str, str | None]], Report]
 )
 def archive_ledger(
     session: Session,
-    before: Annotated[str, typer.Option(metavar="YYYY-MM", help="The first month that stays.")],
-    database: Annotated[str, typer.Option(metavar="URL", help="The ledger; the service may run.")],
-    folder: Annotated[Path, typer.Option(metavar="FOLDER", help="A new folder for the files.")],
+    before: Annotated[str, typer.Option(metavar="YYYY-MM", help="First month that stays.")],
+    database: Annotated[str, typer.Option(metavar="URL", help="Database URL of the ledger; the service may run.")],
+    folder: Annotated[Path, typer.Option(metavar="FOLDER", help="New folder for the files.")],
 ) -> None:
-    """Move the charges and requests of closed months into files; sums of them stay, so that the books can be proven.
+    """Move the charges and requests of closed months into files. Their sums stay, so the books can still be proven.
 
-    Repeat it with the same options when it was cut off. Usage per day, top-ups, grants and corrections stay.
+    If it was interrupted, repeat it with the same options. Usage per day, top-ups, grants and corrections stay.
     """
     from serve_app.accounting.archive import archive_months
 
@@ -141,7 +143,7 @@ def _verify(session: Session, database: str | None, folder: Path) -> None:
 
 
 def progress_of(session: Session) -> Callable[[str], None]:
-    """Prints on standard error; not under --json, where that is for the JSON object of a failure."""
+    """Prints on standard error. Not under --json, which reserves it for the JSON object of a failure."""
 
     def progress(text: str) -> None:
         if not session.out.as_json:
@@ -153,7 +155,7 @@ def progress_of(session: Session) -> Callable[[str], None]:
 
 @contextmanager
 def _opened_database(url: str) -> Iterator[Database]:
-    """Raises CommandError, also for a LedgerError of the body."""
+    """Opens the database. Raises CommandError, also for a LedgerError of the body."""
     from serve_app.accounting.database import Database
 
     try:
@@ -175,14 +177,14 @@ def _opened_database(url: str) -> Iterator[Database]:
 def list_stuck(
     session: Session,
     retry: Annotated[
-        list[str] | None, typer.Option(metavar="REQUEST_ID", help="Settle this one again; may be repeated.")
+        list[str] | None, typer.Option(metavar="REQUEST_ID", help="Settle this request again; may be repeated.")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Settle all of them again.")] = False,
 ) -> None:
     """List settlements that the ledger could not settle, or settle them again.
 
-    Their tokens were delivered and are not billed yet. Remove the cause first: the reason names it. Without an option
-    nothing is changed; with one, exit code 1 if any is stuck still.
+    Their tokens were delivered and are not billed yet. Remove the cause first: the reason names it. Without an option,
+    nothing changes. With one, exit code 1 if any settlement is still stuck.
     """
     if retry and everything:
         raise UsageError("give --retry or --all, not both")

@@ -1,4 +1,4 @@
-"""A frame of the live view for people: three tables that fit 80 columns."""
+"""Draws a frame of the live view: three tables that fit 80 columns."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 UNKNOWN = "-"
-WIDE = 100  # columns from which there is room between the columns of tables
-ROUND = 9_999.5  # from here on numbers are in thousands
+WIDE = 100  # minimum width with wider gaps between table columns
+ROUND = 9_999.5  # larger numbers are shown in thousands
 
 
 def new_console(width: int | None = None) -> Console:
-    """A console that prints names as they are, whatever is in them. `width` None: the terminal's."""
+    """Returns a console that prints names literally. `width` None: the terminal's width."""
     return Console(width=width, markup=False, highlight=False, emoji=False)
 
 
 def draw(frame: Json, url: str, width: int) -> RenderableType:
-    """The frame, for a terminal of so many columns."""
+    """Returns the frame for a terminal of `width` columns."""
     parts: list[RenderableType] = [*_head(frame, url), Text()]
     parts += [_models(frame, width), Text(), _backends(frame, width), Text(), _accounts(frame, width)]
     return Group(*parts)
 
 
 def as_text(frame: Json, url: str, width: int) -> str:
-    """The frame without colours, for a pipe."""
+    """Returns the frame without colours, for a pipe."""
     console = new_console(width)
     with console.capture() as capture:
         console.print(draw(frame, url, width))
-    # Rich pads every line to the table's width; a pipe does not need that.
+    # Rich pads every line to the table's width, which a pipe does not need.
     return "".join(line.rstrip() + "\n" for line in capture.get().splitlines())
 
 
@@ -80,7 +80,7 @@ def _backends(frame: Json, width: int) -> Table:
         if load is None:
             table.add_row(*row, Text(UNKNOWN if running is None else f"0/{running}", style="red"))
             continue
-        # Those that report, of those that Serve counts.
+        # Replicas that report, of replicas that Serve counts.
         replicas = str(load["replicas"]) if running in (None, load["replicas"]) else f"{load['replicas']}/{running}"
         table.add_row(
             *row,
@@ -112,7 +112,7 @@ def _accounts(frame: Json, width: int) -> Table:
 
 
 def _table(width: int, *columns: str, whole: Sequence[str] = ()) -> Table:
-    """Names are cut where it is narrow, except those in `whole`; numbers stay."""
+    """Truncates names on narrow terminals, except names in `whole`. Numbers are never truncated."""
     table = Table(box=None, pad_edge=False, padding=(0, 3 if width >= WIDE else 1, 0, 0), header_style="bold")
     for column in columns:
         is_name = column in ("model", "backend", "account", "name", "status")
@@ -130,7 +130,7 @@ def _name(name: str) -> Text:
 
 
 def _printable(text: str) -> str:
-    """Names come from people: control characters are not obeyed."""
+    """Replaces control characters, because names come from people."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 

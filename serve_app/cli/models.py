@@ -1,4 +1,4 @@
-"""`serve-app models`: what is served, and what stands behind it. The group's other commands have files of their own."""
+"""`serve-app models`: lists identifiers and their backends. The group's other commands are in separate modules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from serve_app.contracts.served import SamplingDefaults
 
 app = typer.Typer(name="models")
 
-Identifier = Annotated[str, typer.Argument(metavar="MODEL", help="An identifier that clients name, such as svc-chat.")]
+Identifier = Annotated[str, typer.Argument(metavar="MODEL", help="Model identifier of requests, such as svc-chat.")]
 COLUMNS = ("model", "backend", "share", "health", "status", "replicas", "set by", "input", "cached input", "output")
 
 
@@ -28,19 +28,19 @@ COLUMNS = ("model", "backend", "share", "health", "status", "replicas", "set by"
     ),
 )
 def models(session: Session) -> None:
-    """Show the served model identifiers, what stands behind them, and their prices; shift traffic between backends."""
+    """Show the served model identifiers, their backends and prices; shift traffic between backends."""
     list_models(session)
 
 
 @command(app, "list")
 def list_models(session: Session) -> None:
-    """Show all identifiers, their backends with share and health, and prices."""
+    """List all identifiers, their backends with share and health, and prices."""
     print_models(session, session.client.api_get("models")["data"])
 
 
 @command(app, "show", examples=("serve-app models show svc-chat",))
 def show_model(session: Session, model: Identifier) -> None:
-    """Show one identifier: limits, prices past and to come, and the history of its traffic."""
+    """Show one identifier: limits, past and future prices, and its traffic history."""
     print_details(session, session.client.api_get("models", model))
 
 
@@ -89,7 +89,7 @@ def print_details(session: Session, model: dict[str, Any]) -> None:
 
 
 def weights_text(weights: dict[str, int]) -> str:
-    """Such as "old 95%, new 5%"."""
+    """Formats weights, such as "old 95%, new 5%"."""
     whole = max(1, sum(weights.values()))
     return ", ".join(f"{name} {100 * weight / whole:.4g}%" for name, weight in weights.items()) or "as in config.yaml"
 
@@ -117,7 +117,7 @@ def _fields(model: dict[str, Any]) -> Iterator[tuple[str, object]]:
 
 
 def _set_by(model: dict[str, Any]) -> str:
-    """Who has set the present weights."""
+    """Returns the actor who set the current weights."""
     traffic = model["traffic"]
     return "config.yaml" if traffic is None else f"{traffic['actor']}, version {traffic['version']}"
 

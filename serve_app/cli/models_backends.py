@@ -1,4 +1,4 @@
-"""`serve-app models deploy|retire|backends`: backends beside those of `config.yaml`."""
+"""`serve-app models deploy|retire|backends`: manages backends in addition to those of `config.yaml`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ pause: Callable[[float], None] = time.sleep
 clock: Callable[[], float] = time.monotonic
 FAILED = ("DEPLOY_FAILED",)  # Serve has given up
 
-Timeout = Annotated[float, typer.Option(min=1, metavar="SECONDS", help="How long to wait.")]
-NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once.")]
+Timeout = Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Maximum seconds to wait.")]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Return immediately.")]
 
 
 @command(
@@ -37,20 +37,23 @@ NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once.")]
 def deploy(
     session: Session,
     name: Annotated[
-        str, typer.Argument(metavar="BACKEND", help="A name that was never used: it can't be changed later.")
+        str, typer.Argument(metavar="BACKEND", help="A name that was never used. It can't be changed later.")
     ],
     arg: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="One setting, as in `args`.")] = None,
-    args: Annotated[Path | None, typer.Option(metavar="FILE", help="A YAML file with `args`.")] = None,
-    like: Annotated[str | None, typer.Option(metavar="APPLICATION", help="Begin with one of config.yaml.")] = None,
-    config: Annotated[Path, typer.Option(metavar="FILE", help="With --like: the file.")] = Path("config.yaml"),
-    option: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="One option of the deployment, as in config.yaml.")
+    args: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML file with `args`.")] = None,
+    like: Annotated[
+        str | None,
+        typer.Option(metavar="APPLICATION", help="Start from the settings of an application in config.yaml."),
     ] = None,
-    replicas: Annotated[int | None, typer.Option(min=1, help="So many, always, without autoscaling.")] = None,
+    config: Annotated[Path, typer.Option(metavar="FILE", help="Config file for --like.")] = Path("config.yaml"),
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="One deployment option, as in config.yaml.")
+    ] = None,
+    replicas: Annotated[int | None, typer.Option(min=1, help="Fixed number of replicas, without autoscaling.")] = None,
     timeout: Timeout = 1800.0,
     no_wait: NoWait = False,
 ) -> None:
-    """Start a backend beside the others and wait until it is healthy. It gets no requests yet: see `canary`."""
+    """Start a backend and wait until it is healthy. It gets no requests yet: see `canary`."""
     settings, options = ({}, {}) if like is None else _application(config, like)
     settings |= ({} if args is None else _mapping(args)) | parse_pairs("--arg", arg or ())
     options |= parse_pairs("--option", option or ())
@@ -68,7 +71,7 @@ def deploy(
 @command(app, "retire", examples=("serve-app models retire chat-v1",))
 def retire(
     session: Session,
-    name: Annotated[str, typer.Argument(metavar="BACKEND", help="A backend without traffic.")],
+    name: Annotated[str, typer.Argument(metavar="BACKEND", help="Backend without traffic.")],
     timeout: Timeout = 1800.0,
     no_wait: NoWait = False,
 ) -> None:
@@ -81,7 +84,7 @@ def retire(
 
 @command(app, "backends")
 def list_backends(session: Session) -> None:
-    """List the backends: those that an identifier names, and those that were deployed by command."""
+    """List the backends that an identifier names and those deployed by command."""
     found = session.client.api_get("backends")["data"]
     session.out.table(
         {"data": found},
@@ -105,7 +108,7 @@ def list_backends(session: Session) -> None:
 def _wait(
     session: Session, name: str, timeout_s: float, is_done: Callable[[dict[str, Any]], bool], what: str
 ) -> dict[str, Any]:
-    """The backend, once it `is_done`; each change of its state is a line on standard error."""
+    """Returns the backend once it `is_done`. Each change of its state is a line on standard error."""
     started, shown = clock(), ""
     while True:
         backend = session.client.api_get("backends", name)
@@ -152,7 +155,7 @@ def _serves(backend: dict[str, Any]) -> str:
 
 
 def _mapping(path: Path) -> dict[str, Any]:
-    """What a YAML file holds. Raises UsageError."""
+    """Returns the mapping in a YAML file. Raises UsageError."""
     import yaml
 
     try:
@@ -165,7 +168,7 @@ def _mapping(path: Path) -> dict[str, Any]:
 
 
 def _application(config: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`args` and the deployment's options of an application in a config file."""
+    """Returns `args` and the deployment's options of an application in a config file."""
     applications = {one.get("name"): one for one in _mapping(config).get("applications") or ()}
     found = applications.get(name)
     if found is None or not str(found.get("import_path")).endswith(":model"):

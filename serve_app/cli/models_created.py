@@ -1,4 +1,4 @@
-"""`serve-app models create|update|remove|price`: identifiers beside those of `config.yaml`, and prices of all."""
+"""`serve-app models create|update|remove|price`: manages identifiers created by command, and all prices."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from serve_app.cli.models import Identifier, app, print_details
 from serve_app.cli.output import UsageError
 from serve_app.cli.values import START, parse_numbers, parse_pairs, parse_start
 
-Price = Annotated[str, typer.Option(metavar="PRICE", help="Per million tokens, such as 0.27.")]
+Price = Annotated[str, typer.Option(metavar="PRICE", help="Price per million tokens, such as 0.27.")]
 Tokens = Annotated[int, typer.Option(min=1, metavar="TOKENS")]
 Temperatures = Annotated[
-    list[str] | None, typer.Option(metavar="USE=VALUE", help="A temperature that /models recommends for a use.")
+    list[str] | None, typer.Option(metavar="USE=VALUE", help="Temperature that /models recommends for a use.")
 ]
 Defaults = Annotated[
     list[str] | None,
-    typer.Option("--default", metavar="NAME=VALUE", help="Sampling where a request says nothing: temperature=0.7."),
+    typer.Option(
+        "--default", metavar="NAME=VALUE", help="Sampling default for requests without a value: temperature=0.7."
+    ),
 ]
-Seconds = Annotated[float | None, typer.Option(metavar="SECONDS", help="What users are to get; alerts watch it.")]
+Seconds = Annotated[float | None, typer.Option(metavar="SECONDS", help="Latency target; alerts watch it.")]
 
 
 @command(
@@ -38,19 +40,23 @@ def create_model(
     session: Session,
     model: Identifier,
     *,
-    backend: Annotated[list[str], typer.Option(metavar="NAME[=WEIGHT]", help="What replies; several share by weight.")],
+    backend: Annotated[
+        list[str], typer.Option(metavar="NAME[=WEIGHT]", help="Backend that replies; several share requests by weight.")
+    ],
     context_length: Tokens,
     max_output: Tokens,
     input: Price,
     cached_input: Price,
     output: Price,
-    fallback: Annotated[str | None, typer.Option(metavar="BACKEND", help="Replies while the others can't.")] = None,
+    fallback: Annotated[
+        str | None, typer.Option(metavar="BACKEND", help="Backend that replies while the others can't.")
+    ] = None,
     temperature: Temperatures = None,
     default: Defaults = None,
     first_token_target: Seconds = None,
     output_token_target: Seconds = None,
 ) -> None:
-    """Serve another identifier: its limits, prices, backends and defaults."""
+    """Create an identifier with its limits, prices, backends and defaults."""
     named = [one if "=" in one else f"{one}=100" for one in backend]
     weights = parse_numbers("--backend", named, whole=True)
     body = {
@@ -83,9 +89,9 @@ def update_model(
     first_token_target: Seconds = None,
     output_token_target: Seconds = None,
 ) -> None:
-    """Change what a created identifier offers. What is not given stays.
+    """Change a created identifier. Omitted options stay unchanged.
 
-    Each of --default and --temperature replaces all that it named before.
+    --default and --temperature each replace all earlier values of their kind.
     """
     body = _changes(temperature, default, first_token_target, output_token_target, fallback)
     body |= {} if context_length is None else {"context_length": context_length}
@@ -97,7 +103,7 @@ def update_model(
 
 @command(app, "remove")
 def remove_model(session: Session, model: Identifier) -> None:
-    """Serve a created identifier no more. Its backends stay; requests that name it get 404."""
+    """Remove a created identifier. Its backends stay; requests that name it get 404."""
     removed = session.client.api_delete("models", model)
     session.out.record(removed, [("removed", removed["id"])])
 
@@ -117,9 +123,11 @@ def set_price(
     input: Price,
     cached_input: Price,
     output: Price,
-    at: Annotated[str | None, typer.Option(metavar=START, help="From then on; a day begins at 0:00 UTC.")] = None,
+    at: Annotated[
+        str | None, typer.Option(metavar=START, help="When the prices take effect. A day begins at 0:00 UTC.")
+    ] = None,
 ) -> None:
-    """Set the prices of an identifier, now or from a time on. Requests that are admitted before keep theirs."""
+    """Set the prices of an identifier, now or from a given time. Requests admitted earlier keep their prices."""
     body: dict[str, Any] = {"input": input, "cached_input": cached_input, "output": output}
     if at is not None:
         body["effective_at"] = parse_start("--at", at, datetime.now(UTC))
@@ -136,7 +144,7 @@ def _changes(
     output_token_s: float | None,
     fallback: str | None,
 ) -> dict[str, Any]:
-    """The fields that were given, as the API takes them."""
+    """Returns the given fields, in the form of the API."""
     changes: dict[str, Any] = {"first_token_target_s": first_token_s, "output_token_target_s": output_token_s}
     changes["recommended_temperatures"] = temperatures and parse_numbers("--temperature", temperatures)
     changes["sampling"] = defaults and parse_pairs("--default", defaults)

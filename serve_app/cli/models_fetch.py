@@ -1,4 +1,4 @@
-"""`serve-app models fetch`: models of the hub, downloaded ahead of time."""
+"""`serve-app models fetch`: downloads models of the hub in advance."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from serve_app.contracts.units import GIB
 )
 def fetch_models(
     session: Session,
-    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A name on the hub.", show_default=False)] = None,
-    revision: Annotated[str | None, typer.Option(help="A commit, tag or branch; default: the main branch.")] = None,
-    dtype: Annotated[str, typer.Option(help="Of the fingerprint that is printed.")] = "float32",
-    config: Annotated[Path, typer.Option(help="Without MODEL: the file that names the models.")] = Path("config.yaml"),
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Name on the hub.", show_default=False)] = None,
+    revision: Annotated[str | None, typer.Option(help="Commit, tag or branch; default: the main branch.")] = None,
+    dtype: Annotated[str, typer.Option(help="Type for the printed fingerprint.")] = "float32",
+    config: Annotated[Path, typer.Option(help="Without MODEL: file that names the models.")] = Path("config.yaml"),
 ) -> None:
-    """Download models of the hub into its cache on this machine (HF_HOME). An interrupted download goes on.
+    """Download models of the hub into its cache on this machine (HF_HOME). Interrupted downloads resume.
 
     Prints the commit and the fingerprint, for `revision` and `fingerprint` in config.yaml.
     """
@@ -67,7 +67,7 @@ def fetch_models(
 
 
 def _models_of(config: Path) -> list[tuple[str, str | None, str]]:
-    """Names on the hub, revisions and types of a config file's backends."""
+    """Returns the hub names, revisions and types of a config file's backends."""
     from serve_app.settings import ModelArgs, SettingsError, parse, read_config
 
     try:

@@ -1,4 +1,4 @@
-"""`serve-app models canary|promote|rollback|weights`: which share of an identifier's requests a backend gets."""
+"""`serve-app models canary|promote|rollback|weights`: sets a backend's share of an identifier's requests."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from serve_app.cli.models import app, print_models, weights_text
 from serve_app.cli.output import UsageError
 from serve_app.cli.values import parse_numbers
 
-Backend = Annotated[str, typer.Argument(metavar="BACKEND", help="A backend that is deployed.")]
-For = Annotated[list[str], typer.Option("--for", metavar="MODEL", help="The identifier; may be given several times.")]
-Reason = Annotated[str, typer.Option(help="Why, for the history.")]
+Backend = Annotated[str, typer.Argument(metavar="BACKEND", help="Deployed backend.")]
+For = Annotated[list[str], typer.Option("--for", metavar="MODEL", help="Identifier; may be repeated.")]
+Reason = Annotated[str, typer.Option(help="Reason, for the history.")]
 
 
 @command(
@@ -28,10 +28,10 @@ def set_canary(
     session: Session,
     backend: Backend,
     identifiers: For,
-    share: Annotated[float, typer.Option(min=0, max=100, help="Percent of the requests.")],
+    share: Annotated[float, typer.Option(min=0, max=100, help="Percentage of the requests.")],
     reason: Reason = "",
 ) -> None:
-    """Give a backend a share of an identifier's requests. The others keep their proportions.
+    """Give a backend a share of an identifier's requests. The other backends keep their proportions.
 
     A backend that fails or is late loses its share within seconds and is rolled back.
     """
@@ -40,7 +40,7 @@ def set_canary(
 
 @command(app, "promote", examples=("serve-app models promote chat-v2 --for svc-chat",))
 def promote(session: Session, backend: Backend, identifiers: For, reason: Reason = "") -> None:
-    """Give a backend all requests of an identifier. Running streams end where they began."""
+    """Give a backend all requests of an identifier. Running streams end on their backend."""
     _change(session, identifiers, "promote", {"backend": backend, "reason": reason})
 
 
@@ -49,9 +49,11 @@ def roll_back(
     session: Session,
     identifiers: For,
     reason: Reason = "",
-    again: Annotated[bool, typer.Option("--again", help="Go one roll-out further than the last rollback.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Go back one roll-out further than the last rollback.")
+    ] = False,
 ) -> None:
-    """Restore the weights from before the roll-out: one rollback undoes all its steps."""
+    """Restore the weights from before the roll-out. One rollback undoes all its steps."""
     for identifier in identifiers:
         traffic = session.client.api_get("models", identifier)["traffic"]
         if traffic is not None and traffic["undoes"] is not None and not again:
@@ -72,11 +74,9 @@ def roll_back(
 )
 def set_weights(
     session: Session,
-    identifier: Annotated[str, typer.Argument(metavar="MODEL", help="The identifier.")],
+    identifier: Annotated[str, typer.Argument(metavar="MODEL", help="Identifier.")],
     weights: Annotated[list[str] | None, typer.Argument(metavar="BACKEND=WEIGHT…", show_default=False)] = None,
-    as_configured: Annotated[
-        bool, typer.Option("--as-configured", help="Let config.yaml's weights hold again.")
-    ] = False,
+    as_configured: Annotated[bool, typer.Option("--as-configured", help="Restore the weights of config.yaml.")] = False,
     reason: Reason = "",
 ) -> None:
     """Set the weights of all backends of an identifier."""

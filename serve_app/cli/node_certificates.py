@@ -1,4 +1,4 @@
-"""The files of `serve-app cluster certificates` and `serve-app cluster node-certificate`."""
+"""Creates the files of `serve-app cluster certificates` and `serve-app cluster node-certificate`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pathlib import Path
 
 from serve_app.certificates import Signed, make_authority, make_certificate, read_signed, write_private
 
-LOOPBACK = ("localhost", "127.0.0.1", "::1")  # processes of one node also talk to each other
+LOOPBACK = ("localhost", "127.0.0.1", "::1")  # processes of one node also connect to each other
 AUTHORITY, AUTHORITY_KEY = "ca.pem", "ca-key.pem"
-#: What a node has, by Ray's variables.
+#: Files of a node, by Ray's variables.
 FILES = {"RAY_TLS_SERVER_CERT": "node.pem", "RAY_TLS_SERVER_KEY": "node-key.pem", "RAY_TLS_CA_CERT": AUTHORITY}
 _NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?)*", re.I)
 
 
 class CertificatesError(Exception):
-    """One line for the operator."""
+    """A failure, as one line for the operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +37,19 @@ class Made:
 
 
 def is_host(name: str) -> bool:
-    """Whether a certificate can be for it: a name or an address."""
+    """Whether a certificate can be issued for `name`: a host name or an address."""
     try:
         ip_address(name)
     except ValueError:
-        is_number = name.rpartition(".")[2].isdigit()  # of an address with a mistake in it
+        is_number = name.rpartition(".")[2].isdigit()  # a mistyped address
         return _NAME.fullmatch(name) is not None and not is_number
     return True
 
 
 def make(out: Path, nodes: Sequence[Sequence[str]], installed_at: Path, *, renew: bool, now: datetime) -> Made:
-    """The authority, where there is none, and a folder for each node. Nothing is written if one can't be.
+    """Creates the authority, if there is none, and a folder for each node.
 
-    Raises CertificatesError.
+    Without `renew`, writes nothing if one of the folders exists. Raises CertificatesError.
     """
     folders = [out / node[0].replace(":", "-") for node in nodes]
     if not renew and (there := [folder for folder in folders if folder.exists()]):
@@ -68,7 +68,7 @@ def make(out: Path, nodes: Sequence[Sequence[str]], installed_at: Path, *, renew
 
 
 def make_own(authority: Path, to: Path, node: Sequence[str], now: datetime) -> NodeFiles:
-    """The files of one node, on the node. Those that are there are replaced: a pod that starts again has a new address.
+    """Creates the files of one node, on the node. Replaces existing files: a restarted pod has a new address.
 
     Raises CertificatesError.
     """

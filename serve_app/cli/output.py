@@ -1,4 +1,4 @@
-"""What the commands print: one JSON document, or a table for people; an error as one line on standard error."""
+"""Output of the commands: one JSON document or a table on standard output, an error as one line on standard error."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Wider than any row: output into a file or a pipe is never cut or wrapped.
+# Wider than any row: output into a file or pipe is never truncated or wrapped.
 _PIPE_COLUMNS = 1000
 
 
 class CommandError(Exception):
-    """A command that can't be done: `message` says what to do, `code` is a fixed word for scripts.
+    """A command that failed: `message` says what to do, `code` is a fixed word for scripts.
 
-    `status` and `request_id` come from the service's response where there was one.
+    `status` and `request_id` come from the service's response, if there was one.
     """
 
     exit_code = 1
@@ -29,7 +29,7 @@ class CommandError(Exception):
 
 
 class UsageError(CommandError):
-    """A wrong command line. It has the exit code of an unknown option."""
+    """A wrong command line. It has the same exit code as an unknown option."""
 
     exit_code = 2
 
@@ -46,7 +46,7 @@ class Output:
     def table(
         self, document: Any, columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str, footer: str = ""
     ) -> None:
-        """Print `document` as JSON, or `rows` under `columns`, or `empty` when there are no rows."""
+        """Prints `document` as JSON, or `rows` under `columns`, or `empty` when there are no rows."""
         if self.as_json:
             self.json(document)
             return
@@ -67,7 +67,7 @@ class Output:
             self.line(footer)
 
     def record(self, document: Any, fields: Iterable[tuple[str, object]], *, note: str = "") -> None:
-        """Print `document` as JSON, or its `fields` one a line, then a `note`."""
+        """Prints `document` as JSON, or its `fields`, one per line, then a `note`."""
         if self.as_json:
             self.json(document)
             return
@@ -85,7 +85,7 @@ class Output:
         sys.stdout.write(text + "\n")
 
     def failure(self, failure: CommandError) -> None:
-        """Print a failure on standard error: a JSON object, or one line."""
+        """Prints a failure on standard error: a JSON object, or one line."""
         if not self.as_json:
             sys.stderr.write(f"error: {_printable(failure.message)}\n")
             return
@@ -100,12 +100,12 @@ class Output:
         console = Console(width=None if on_terminal else _PIPE_COLUMNS, markup=False, highlight=False, emoji=False)
         with console.capture() as capture:
             console.print(renderable)
-        # Rich pads every line to the table's width; a pipe does not need that.
+        # Rich pads every line to the table's width, which a pipe does not need.
         sys.stdout.write("".join(line.rstrip() + "\n" for line in capture.get().splitlines()))
 
 
 def _printable(value: object) -> str:
-    """A value on one line. Names come from people: control characters are shown, not obeyed."""
+    """Returns a value on one line. Control characters are escaped, because names come from people."""
     if value is None:
         return "–"
     text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""`serve-app people …`: who may sign in to the console, and for which account."""
+"""`serve-app people …`: manages the people who may sign in to the console, by account."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from serve_app.cli.accounts import AccountId
 from serve_app.cli.command import Session, command
 from serve_app.cli.output import UsageError
 
-app = typer.Typer(name="people", help="Invite people to the console, list, suspend.")
+app = typer.Typer(name="people", help="Invite, list and suspend people of the console.")
 
 ROLES = ("owner", "member", "billing")
 OPERATOR_ROLES = ("admin", "support", "finance", "read-only")
@@ -29,13 +29,13 @@ def invite(
     session: Session,
     email: Email,
     account_id: AccountId,
-    role: Annotated[str, typer.Option(metavar="owner|member|billing", help="What they may do there.")] = "owner",
-    hours: Annotated[int, typer.Option(min=1, max=720, help="Until the invitation ends.")] = 72,
+    role: Annotated[str, typer.Option(metavar="owner|member|billing", help="Role in the account.")] = "owner",
+    hours: Annotated[int, typer.Option(min=1, max=720, help="Hours until the invitation expires.")] = 72,
     console: Annotated[
-        str | None, typer.Option(metavar="URL", help="Of the console, for the link. [the service's, and /console]")
+        str | None, typer.Option(metavar="URL", help="URL of the console, for the link. [the service's, and /console]")
     ] = None,
 ) -> None:
-    """Invite a person. Send them the link, which is shown this once: with it they choose a password."""
+    """Invite a person. Send them the link, which is shown only once. With it they choose a password."""
     if role not in ROLES:
         raise UsageError(f"--role {role}: must be one of {', '.join(ROLES)}")
     body = {"email": email, "role": role, "hours": hours}
@@ -76,7 +76,7 @@ def list_people(session: Session, account_id: AccountId) -> None:
 
 @command(app, "revoke")
 def revoke(session: Session, invitation_id: Annotated[str, typer.Argument(metavar="INVITATION_ID")]) -> None:
-    """Revoke an invitation that is still open."""
+    """Revoke an open invitation."""
     made = session.client.api_delete("invitations", invitation_id)
     session.out.record(made, [("id", made["id"]), ("email", made["email"]), ("revoked", made["revoked_at"])])
 
@@ -85,7 +85,7 @@ def revoke(session: Session, invitation_id: Annotated[str, typer.Argument(metava
 def suspend(
     session: Session,
     email: Email,
-    resume: Annotated[bool, typer.Option("--resume", help="Let them sign in again.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Reactivate the person.")] = False,
 ) -> None:
     """Suspend a person: all their sessions end, and they can't sign in."""
     found = session.client.api_post("people", "suspend", body={"email": email, "suspended": not resume})
@@ -104,14 +104,12 @@ def operator(
     session: Session,
     email: Email,
     role: Annotated[
-        str | None, typer.Option(metavar="admin|support|finance|read-only", help="What they may do there.")
+        str | None, typer.Option(metavar="admin|support|finance|read-only", help="Role on the operator pages.")
     ] = None,
-    account: Annotated[
-        str | None, typer.Option(metavar="ID", help="An account of your staff's, which the person has joined.")
-    ] = None,
-    none: Annotated[bool, typer.Option("--none", help="Take the role away.")] = False,
+    account: Annotated[str | None, typer.Option(metavar="ID", help="Staff account that the person has joined.")] = None,
+    none: Annotated[bool, typer.Option("--none", help="Remove the role.")] = False,
 ) -> None:
-    """Let a person onto the operators' pages of the console, or no longer. They sign in again after it."""
+    """Grant or remove access to the operator pages of the console. The person must sign in again."""
     if (role is None) != none or (account is None) != none:
         raise UsageError("give --role ROLE with --account ID, or --none")
     if role is not None and role not in OPERATOR_ROLES:

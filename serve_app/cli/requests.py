@@ -1,4 +1,4 @@
-"""`serve-app requests show`: what became of one request, from its id alone."""
+"""`serve-app requests show`: shows what happened to a request, from its id alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from serve_app.storage.request_log import PATTERN, PHASES, TEXTS, Line, find_lin
 
 TRACE_ID = "{trace_id}"
 
-app = typer.Typer(name="requests", help="What became of a request.")
+app = typer.Typer(name="requests", help="Show what happened to a request.")
 
 
 @command(
@@ -33,19 +33,19 @@ app = typer.Typer(name="requests", help="What became of a request.")
 def show_request(
     session: Session,
     request_id: Annotated[
-        str, typer.Argument(metavar="ID", help="Of the reply (chatcmpl-…), its x-request-id, or its trace id.")
+        str, typer.Argument(metavar="ID", help="Id of the reply (chatcmpl-…), its x-request-id, or its trace id.")
     ],
     *,
     logs: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Also search request logs that were collected here.")
+        Path | None, typer.Option(metavar="FOLDER", help="Also search request logs collected in this folder.")
     ] = None,
-    texts: Annotated[bool, typer.Option("--texts", help="With prompt and reply, where the log has them.")] = False,
+    texts: Annotated[bool, typer.Option("--texts", help="Include prompt and reply, if the log has them.")] = False,
     traces: Annotated[
         str | None,
-        typer.Option(metavar="URL", envvar="SERVE_APP_TRACES", help=f"Address of a trace's page, with {TRACE_ID}."),
+        typer.Option(metavar="URL", envvar="SERVE_APP_TRACES", help=f"URL of a trace's page, with {TRACE_ID}."),
     ] = None,
 ) -> None:
-    """Show status, tokens, price and timings of a request, served or not, and what it waited for."""
+    """Show status, tokens, price and timings of a request, even if it was refused, and its longest wait."""
     if traces is not None and TRACE_ID not in traces:
         raise UsageError(f"--traces {traces}: must have {TRACE_ID} where the id of the trace belongs")
     if logs is not None and not logs.is_dir():
@@ -70,8 +70,8 @@ def _from_service(session: Session, request_id: str, texts: bool) -> dict[str, A
 
 
 def _with_logs(session: Session, asked: str, folder: Path, texts: bool) -> dict[str, Any]:
-    """The service's story, with what a folder of logs adds to it; by those lines the service may find the request."""
-    # Here, because it loads pydantic, which takes longer than most commands.
+    """Adds a folder's log lines to the service's answer. With these lines the service may find the request."""
+    # Imported here, because pydantic takes longer to load than most commands take to run.
     from serve_app.admin.request_story import possible_ids, request_ids, tell, without_texts
 
     found = _search(folder, asked)

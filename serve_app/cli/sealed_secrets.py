@@ -1,4 +1,4 @@
-"""`serve-app secrets`: whether the previous secret key can be removed."""
+"""`serve-app secrets`: shows whether the previous secret key can be removed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ app = typer.Typer()
 
 @command(app, "secrets", examples=("serve-app secrets", "serve-app secrets --json"))
 def show_secrets(session: Session) -> None:
-    """Show whether the previous secret key is still needed. A running console seals stored secrets again."""
+    """Show whether the previous secret key is still needed. A running console reseals stored secrets."""
     found = session.client.api_get("sealed-secrets")
     rows = [
         ("previous secret key", "valid" if found["has_previous"] else "not set"),
@@ -24,7 +24,7 @@ def show_secrets(session: Session) -> None:
 
 
 def advice(found: dict[str, Any]) -> str:
-    """What the operator can do now."""
+    """Returns the next step for the operator."""
     if not found["outdated"]:
         if not found["has_previous"]:
             return "The current secret key opens every stored secret."

@@ -1,4 +1,4 @@
-"""`serve-app size`: GPUs, replicas and cost for a model and its users. It asks no service."""
+"""`serve-app size`: estimates GPUs, replicas and cost for a model and its users. It calls no service."""
 
 from __future__ import annotations
 
@@ -24,24 +24,31 @@ app = typer.Typer()
 )
 def size(
     session: Session,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, a config.json, or a name as below.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder, config.json, or a name as below.")],
     gpu: Annotated[str, typer.Option(metavar="CARD", help="l4, l40s, a100-80, h100, …")] = "h100",
-    memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Of another card, as 96GiB.")] = None,
-    bandwidth: Annotated[float | None, typer.Option(min=1, metavar="GB/S", help="Of another card's memory.")] = None,
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory of a different card, such as 96GiB.")
+    ] = None,
+    bandwidth: Annotated[
+        float | None, typer.Option(min=1, metavar="GB/S", help="Memory bandwidth of a different card.")
+    ] = None,
     gpus: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Of one replica. [default: what needs the fewest in all]")
+        int | None,
+        typer.Option(min=1, max=64, help="GPUs per replica. [default: the number that needs the fewest in total]"),
     ] = None,
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
     length: Annotated[int, typer.Option("--context", min=2, help="Tokens of one sequence, prompt and reply.")] = 8192,
-    users: Annotated[int, typer.Option(min=1, help="Sequences at one time.")] = 32,
-    tokens_per_second: Annotated[float, typer.Option(min=0, help="Of output, of all users together.")] = 0.0,
-    max_running: Annotated[int, typer.Option(min=1, help="Sequences of one replica at most.")] = 128,
+    users: Annotated[int, typer.Option(min=1, help="Concurrent sequences.")] = 32,
+    tokens_per_second: Annotated[
+        float, typer.Option(min=0, help="Output tokens per second of all users together.")
+    ] = 0.0,
+    max_running: Annotated[int, typer.Option(min=1, help="Maximum number of running sequences per replica.")] = 128,
     replica_tokens: Annotated[
         float | None, typer.Option(min=0.1, help="Measured tokens per second of one replica.")
     ] = None,
-    price: Annotated[float, typer.Option(min=0, metavar="PRICE", help="Of one GPU, an hour.")] = 0.0,
+    price: Annotated[float, typer.Option(min=0, metavar="PRICE", help="Price of one GPU per hour.")] = 0.0,
 ) -> None:
-    """Size a service: GPUs per replica, sequences that fit, replicas, cost. Says what the figures rest on."""
+    """Estimate a service: GPUs per replica, sequences that fit, replicas, cost. Lists the assumptions."""
     from serve_app.cli import sizing  # loads torch
     from serve_app.engine.config import parse_bytes
     from serve_app.engine.errors import ModelError

@@ -1,7 +1,7 @@
-"""How many GPUs a model and its users need, computed: memory by the planner that replicas use, speed by an estimate.
+"""Computes the GPUs for a model and its users: memory with the planner that replicas use, speed with an estimate.
 
-Memory is counted. Speed is not measured: a step reads all weights that it uses, and the K and V of its sequences,
-at a share of the card's bandwidth. With `replica_tokens_s` a measured figure takes the estimate's place.
+Memory is counted. Speed is not measured: a step reads all weights that it uses, and the K and V of its sequences, at a
+share of the card's bandwidth. A measured figure in `replica_tokens_s` replaces the estimate.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from serve_app.engine.errors import ModelError
 from serve_app.engine.loading import checkpoint, memory_plan, placement
 from serve_app.engine.loading.memory_plan import GIB, Demand, Device, MemoryPlan
 
-SHARE_OF_BANDWIDTH = 0.5  # that a step attains, of what the card's maker states
-GPUS = (1, 2, 4, 8)  # of one replica: what machines have
+SHARE_OF_BANDWIDTH = 0.5  # share of the card's stated bandwidth that a step reaches
+GPUS = (1, 2, 4, 8)  # of one replica, as machines have them
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ CARDS = {
 }
 
 _GQA = {"num_key_value_heads": 8, "max_position_embeddings": 131072}
-#: config.json's figures of published models.
+#: Figures from the config.json of published models.
 MODELS: dict[str, dict[str, Any]] = {
     "llama-3.2-1b": _GQA | {"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16,
                             "num_attention_heads": 32, "intermediate_size": 8192, "vocab_size": 128256,
@@ -77,16 +77,16 @@ _GATED = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "gemma", "gemma2", "p
 @dataclass(frozen=True, slots=True)
 class Wanted:
     context: int  # tokens of one sequence, prompt and reply
-    users: int  # sequences at one time
-    tokens_s: float  # of output, of all of them together
-    most_running: int = 128  # sequences of one replica, whatever fits
+    users: int  # concurrent sequences
+    tokens_s: float  # output tokens per second of all sequences together
+    most_running: int = 128  # maximum sequences of one replica, even if more fit
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
     plan: MemoryPlan  # of one replica
     gpus: int  # of one replica
-    sequences: int  # at one time, of one replica
+    sequences: int  # concurrent, of one replica
     replica_tokens_s: float
     for_users: int  # replicas
     for_tokens: int
@@ -97,10 +97,10 @@ class Size:
 
 
 def read_model(name: str) -> tuple[str, Mapping[str, Any], Mapping[str, int]]:
-    """Name, config.json, and the elements of each tensor, of a known model, a folder, or a config.json.
+    """Returns the name, config.json, and elements of each tensor of a known model, a folder, or a config.json.
 
     Raises:
-        ModelError: there is none of that name, or its config.json alone does not say how large it is.
+        ModelError: there is no such model, or its config.json alone does not determine its size.
     """
     if name.lower() in MODELS:
         config = MODELS[name.lower()]
@@ -119,11 +119,13 @@ def read_model(name: str) -> tuple[str, Mapping[str, Any], Mapping[str, int]]:
 
 
 def tensor_sizes(config: Mapping[str, Any]) -> dict[str, int]:
-    """The elements of each part, from config.json alone: of decoders with gated feed-forward layers, biases left out.
+    """Returns the elements of each part, from config.json alone.
+
+    It covers decoders with gated feed-forward layers. Biases are left out.
 
     Raises:
-        ValueError: another family.
-        KeyError: it lacks a size.
+        ValueError: a different model family.
+        KeyError: config.json lacks a size.
     """
     if config.get("model_type") not in _GATED:
         raise ValueError(f"model_type {config.get('model_type')!r}")
@@ -147,10 +149,10 @@ def size(
     gpus: int | None = None,
     replica_tokens_s: float | None = None,
 ) -> Size:
-    """`gpus` of one replica; None: as many as need the fewest in all.
+    """Sizes a service. `gpus` are of one replica; None: the number that needs the fewest GPUs in total.
 
     Raises:
-        ModelError: it does not fit; the message has the smallest change that makes it fit.
+        ModelError: the model does not fit; the message has the smallest change that makes it fit.
     """
     label, config, sizes = read_model(name)
     running = min(wanted.users, wanted.most_running)
@@ -186,7 +188,10 @@ def _experts(config: Mapping[str, Any]) -> int:
 
 
 def _tokens_s(demand: Demand, config: Mapping[str, Any], sequences: int, context: int, card: Card) -> float:
-    """A step gives each sequence a token. It reads the experts that its sequences choose, as if they all differed."""
+    """Estimates tokens per second of a replica.
+
+    A step gives each sequence a token. It reads the experts that its sequences choose, as if they all differed.
+    """
     experts = _experts(config)
     chosen = min(experts, sequences * int(config.get("num_experts_per_tok") or experts))
     read = demand.weights * chosen / experts + sequences * context / 2 * demand.kv_token
@@ -194,7 +199,7 @@ def _tokens_s(demand: Demand, config: Mapping[str, Any], sequences: int, context
 
 
 def assumptions(found: Size, card: Card, *, measured: bool) -> list[str]:
-    """What the figures rest on, for a person to read."""
+    """Returns the assumptions behind the figures, as text."""
     speed = (
         "tokens per second of a replica as you measured them"
         if measured

@@ -1,4 +1,4 @@
-"""`serve-app top`: what the service does now, in the terminal, again and again."""
+"""`serve-app top`: shows current activity in the terminal, refreshed periodically."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from serve_app.cli.output import CommandError
 app = typer.Typer()
 
 EVERY_S = 2.0
-PIPE_COLUMNS = 120  # where there is no terminal
+PIPE_COLUMNS = 120  # without a terminal
 Json = dict[str, Any]
 
 
@@ -36,17 +36,20 @@ def show_top(
     session: Session,
     every: Annotated[
         float | None,
-        typer.Option(min=0.5, max=3600, metavar="SECONDS", help=f"Between two frames. [{EVERY_S:.0f} on a terminal]"),
+        typer.Option(
+            min=0.5, max=3600, metavar="SECONDS", help=f"Seconds between two frames. [{EVERY_S:.0f} on a terminal]"
+        ),
     ] = None,
     once: Annotated[
-        bool, typer.Option("--once", help="One frame; the default without a terminal, unless --every is given.")
+        bool,
+        typer.Option("--once", help="Show one frame. This is the default without a terminal, unless --every is given."),
     ] = False,
-    top: Annotated[int, typer.Option("--accounts", min=0, max=100, help="The most accounts.")] = 10,
+    top: Annotated[int, typer.Option("--accounts", min=0, max=100, help="Maximum number of accounts.")] = 10,
 ) -> None:
-    """Show what runs now: open requests, queues, KV use, pressure, and the busiest accounts.
+    """Show current activity: open requests, queues, KV use, pressure, and the busiest accounts.
 
-    Ctrl-C ends it. `tok/s` counts prompt and output tokens. `limit` is what pressure leaves of the tokens per minute.
-    The dashboards show requests per second and latencies.
+    Press Ctrl-C to stop. `tok/s` counts prompt and output tokens. `limit` is the share of the tokens per minute that
+    pressure leaves. The dashboards show requests per second and latencies.
     """
     reader = Reader(session, top)
     if once or (every is None and not sys.stdout.isatty()):
@@ -60,7 +63,7 @@ def show_top(
 
 
 class Reader:
-    """Reads frames. After the first one, a service that does not answer is a problem that the frame names."""
+    """Reads frames. After the first frame, a frame names the problem if the service does not answer."""
 
     def __init__(self, session: Session, top: int) -> None:
         self._session = session
@@ -68,7 +71,7 @@ class Reader:
         self._last: Json | None = None
 
     def next_frame(self) -> Json:
-        """Raises CommandError when the first frame can't be read."""
+        """Returns the next frame. Raises CommandError if the first frame can't be read."""
         try:
             live = self._session.client.api_get("live", query={"top": self._top})
         except CommandError as error:
@@ -81,7 +84,7 @@ class Reader:
 
 @contextlib.contextmanager
 def _shown(session: Session, *, live: bool) -> Iterator[Callable[[Json], None]]:
-    """Shows frames: as lines of JSON, one over the other on a screen of its own, or one after the other."""
+    """Yields a function that shows frames: as lines of JSON, on one screen, or one after the other."""
     if session.out.as_json:
         yield lambda frame: _write(json.dumps(frame, ensure_ascii=False) + "\n")
         return
@@ -108,12 +111,12 @@ def _write(text: str) -> None:
 
 @contextlib.contextmanager
 def until_interrupted() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the block quietly. What is open in it is closed: the terminal is as it was."""
+    """Ctrl-C and SIGTERM end the block quietly. It closes what is open in it, which restores the terminal."""
     numbers = (signal.SIGINT, signal.SIGTERM)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         for one in numbers:
-            signal.signal(one, signal.SIG_IGN)  # a second one must not disturb the closing
+            signal.signal(one, signal.SIG_IGN)  # a second signal must not disturb the cleanup
         raise KeyboardInterrupt
 
     before = {number: signal.signal(number, interrupt) for number in numbers}

@@ -1,4 +1,4 @@
-"""`serve-app usage`: what was used. The files that `serve-app usage export` writes are in `export`."""
+"""`serve-app usage`: shows usage. The `export` module writes the files of `serve-app usage export`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from serve_app.cli.command import Session, group_action
 from serve_app.cli.output import UsageError
 from serve_app.cli.values import parse_day
 
-# Option value -> the field that rows of the response carry.
+# Option value -> field of the response's rows.
 GROUPS = {"day": "day", "model": "model", "account": "account_id", "key": "key_id", "tag": "tag"}
 COUNTS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
 
 app = typer.Typer(name="usage", help="Show and export requests, tokens and charges.")
 
 FILTERS = {
-    "account": Annotated[str | None, typer.Option(metavar="ACCOUNT_ID", help="Of one account.")],
-    "key": Annotated[str | None, typer.Option(metavar="KEY_ID", help="Of one API key.")],
-    "model": Annotated[str | None, typer.Option(metavar="MODEL", help="Of one model identifier.")],
+    "account": Annotated[str | None, typer.Option(metavar="ACCOUNT_ID", help="Only this account.")],
+    "key": Annotated[str | None, typer.Option(metavar="KEY_ID", help="Only this API key.")],
+    "model": Annotated[str | None, typer.Option(metavar="MODEL", help="Only this model identifier.")],
     "tag": Annotated[
-        str | None, typer.Option(metavar="TAG", help="Of keys that have this tag now; empty: of those without a tag.")
+        str | None, typer.Option(metavar="TAG", help="Only keys that have this tag now; empty: keys without a tag.")
     ],
     "first": Annotated[str | None, typer.Option("--from", metavar="YYYY-MM-DD", help="First day, UTC.")],
     "last": Annotated[str | None, typer.Option("--to", metavar="YYYY-MM-DD", help="Last day, UTC.")],
@@ -41,9 +41,11 @@ Filters = Annotated[dict[str, str], FILTERS]
 def show_usage(
     session: Session,
     filters: Filters,
-    group_by: Annotated[str, typer.Option(metavar=",".join(GROUPS), help="One row for each.")] = "day,model",
+    group_by: Annotated[
+        str, typer.Option(metavar=",".join(GROUPS), help="Group by these fields, one row per group.")
+    ] = "day,model",
 ) -> None:
-    """Show requests, tokens and charges. `export` writes them as a file, also request by request."""
+    """Show requests, tokens and charges. `export` writes them to a file, also by request."""
     groups = parse_groups(group_by)
     rows = session.client.api_get("usage", query=parse_filters(filters) | {"group_by": ",".join(groups)})["data"]
     session.out.table(
@@ -56,7 +58,7 @@ def show_usage(
 
 
 def parse_groups(group_by: str) -> list[str]:
-    """What to group by. Raises UsageError."""
+    """Parses the grouping. Raises UsageError."""
     groups = [name.strip() for name in group_by.split(",") if name.strip()]
     unknown = [name for name in groups if name not in GROUPS]
     if unknown or not groups:
@@ -65,7 +67,7 @@ def parse_groups(group_by: str) -> list[str]:
 
 
 def parse_filters(given: dict[str, str]) -> dict[str, str | None]:
-    """The filters as the API's query. First and last day are both included. Raises UsageError."""
+    """Returns the filters as the API's query. Includes the first and the last day. Raises UsageError."""
     first, last = parse_day("--from", given.get("first")), parse_day("--to", given.get("last"))
     if first and last and first > last:
         raise UsageError(f"--from {first} is after --to {last}")

@@ -1,4 +1,4 @@
-"""Values as an operator types them, turned into what the admin API takes. Every function here raises UsageError."""
+"""Converts values that an operator types into the admin API's form. Every function here raises UsageError."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNITS = {"min": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(d
 
 
 def plain_amount(text: str, *, signed: bool = False) -> str:
-    """A sum above 0, or with `signed` any but 0, as a plain decimal."""
+    """Returns an amount above 0, or with `signed` any but 0, as a plain decimal."""
     try:
         nano = parse_amount(text, negative=True)
     except InvalidAmount as error:
@@ -37,12 +37,12 @@ def plain_amount(text: str, *, signed: bool = False) -> str:
 
 
 def parse_expiry(text: str, now: datetime) -> str:
-    """The value of --expires: a time, a day to its end, or a duration from `now`; as ISO 8601 in UTC."""
+    """Parses --expires: a time, the end of a day, or a duration from `now`. Returns ISO 8601 in UTC."""
     return _parse_time("--expires", text, now, day_counts=timedelta(days=1))
 
 
 def parse_start(option: str, text: str, now: datetime) -> str:
-    """The time from which something holds: a time, a day from its beginning, or after a duration; ISO 8601 in UTC."""
+    """Parses a start: a time, the beginning of a day, or a duration from `now`. Returns ISO 8601 in UTC."""
     return _parse_time(option, text, now, day_counts=timedelta())
 
 
@@ -65,7 +65,7 @@ def _parse_time(option: str, text: str, now: datetime, *, day_counts: timedelta)
 
 
 def parse_pairs(option: str, given: Iterable[str]) -> dict[str, Any]:
-    """Values of NAME=VALUE by name, each as YAML reads it."""
+    """Returns the values of NAME=VALUE by name, each parsed as YAML."""
     import yaml
 
     found = {}
@@ -81,7 +81,7 @@ def parse_pairs(option: str, given: Iterable[str]) -> dict[str, Any]:
 
 
 def parse_numbers(option: str, given: Iterable[str], *, whole: bool = False) -> dict[str, float]:
-    """As `parse_pairs`, for numbers alone; with `whole` for whole ones."""
+    """Like `parse_pairs`, for numbers only; with `whole`, for integers only."""
     found = parse_pairs(option, given)
     for name, value in found.items():
         if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
@@ -116,7 +116,10 @@ def _account_limit(limit: str) -> Any:
 ACCOUNT_LIMIT_OPTIONS = {limit: _account_limit(limit) for limit in ACCOUNT_LIMITS}
 KEY_LIMIT_OPTIONS = {
     limit: Annotated[
-        str | None, typer.Option(metavar="N|none", help="Of the key itself, beside the account's; `none`: only those.")
+        str | None,
+        typer.Option(
+            metavar="N|none", help="Limit of the key, in addition to the account's; `none`: the account's only."
+        ),
     ]
     for limit in KEY_LIMITS
 }
@@ -124,7 +127,7 @@ AccountLimits = Annotated[dict[str, str], ACCOUNT_LIMIT_OPTIONS]
 
 
 def parse_limits(given: Mapping[str, str], reset: Iterable[str] = (), *, word: str) -> dict[str, int | None]:
-    """The limits that were given: None where `word` was typed, or where --default names the limit."""
+    """Parses the given limits: None where `word` was typed, or where --default names the limit."""
     changes = {limit: _parse_limit(limit, text, word) for limit, text in given.items()}
     for limit in reset:
         if limit not in ACCOUNT_LIMITS:

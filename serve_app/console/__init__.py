@@ -1,1 +1,1 @@
-"""The web console: people sign in and run their accounts. It reaches the books through contracts alone."""
+"""The web console: people sign in and manage their accounts. It reaches the ledger only through contracts."""

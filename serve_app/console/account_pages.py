@@ -1,4 +1,4 @@
-"""An account's overview, and its keys."""
+"""An account's overview and its keys."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from serve_app.contracts.units import DAY_S
 
 _BURN_DAYS: Final = 7
 STATUS_S: Final = 2.0
-#: How long a key that is replaced still works, in seconds.
+#: Seconds for which a replaced key keeps working, by choice.
 OVERLAPS: Final = {"1 day": DAY_S, "1 hour": 3600.0, "7 days": 7 * DAY_S, "no time": 0.0}
 
 
 async def home(visit: Visit) -> Response:
-    """The person's only account, or a choice."""
+    """Redirects to the person's only account, or shows a choice."""
     if len(visit.me.roles) == 1:
         return visit.go(f"/accounts/{next(iter(visit.me.roles))}")
     run = visit.console.books.run
@@ -64,7 +64,7 @@ async def overview(visit: Visit) -> Response:
 
 
 async def docs(visit: Visit) -> Response:
-    """How to begin, with the address that the visitor has."""
+    """Shows the first steps, with the URL that the visitor uses."""
     try:
         models = await visit.console.models()
     except Unavailable:
@@ -74,7 +74,7 @@ async def docs(visit: Visit) -> Response:
 
 
 async def _status(visit: Visit, account_id: str) -> AccountStatus | None:
-    """None while the limiter does not answer: the page has the rest."""
+    """Returns the account's state; None if the limiter does not answer, so the page shows the rest."""
     try:
         async with asyncio.timeout(STATUS_S):
             return await visit.console.status_of(account_id)
@@ -122,7 +122,7 @@ async def revoke_key(visit: Visit) -> Response:
 
 
 async def _key(visit: Visit) -> KeySnapshot:
-    """The one that the path names. Raises Refused."""
+    """Returns the key that the path names. Raises Refused."""
     account_id, key_id = visit.request.path_params["account_id"], visit.request.path_params["key_id"]
     for key in await visit.console.books.run(commands.ListKeys(account_id)):
         if key.key_id == key_id:
@@ -131,14 +131,14 @@ async def _key(visit: Visit) -> KeySnapshot:
 
 
 async def _show_key(visit: Visit, key: str, made: KeySnapshot, old_until: float | None = None) -> Response:
-    """The page that shows a new key, once."""
+    """Returns the page that shows a new key, once."""
     model = (made.models or await visit.console.models() or ["MODEL"])[0]
     page = {"key": key, "name": made.name, "model": model, "base": f"{visit.origin}/v1", "old_until": old_until}
     return visit.page("key_made.html", 201, allowed=WITH_COPY, **page)
 
 
 async def _terms(visit: Visit) -> dict[str, Any]:
-    """What the form says that the key may do. Raises Refused, InvalidAmount."""
+    """Returns the key's terms from the form. Raises Refused, InvalidAmount."""
     form, terms = visit.form, dict[str, Any]()
     if models := visit.lists.get("model"):
         if not set(models) <= set(await visit.console.models()):
@@ -161,7 +161,7 @@ async def _terms(visit: Visit) -> dict[str, Any]:
 
 
 def last_moment(day: str) -> float | None:
-    """When a last day, YYYY-MM-DD in UTC, ends; None for an empty one. Raises Refused."""
+    """Returns the end of a day, YYYY-MM-DD in UTC; None for an empty text. Raises Refused."""
     if not day.strip():
         return None
     try:

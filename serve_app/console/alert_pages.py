@@ -1,4 +1,4 @@
-"""An account's alerts, and the notices that were sent."""
+"""An account's alerts and its sent notices."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def static(name: str) -> Handler:
     return send
 
 
-#: Roles other than those of operators are those in the account that the path names.
+#: Roles are roles in the account that the path names, except for the operator roles.
 PAGES: Final = (
     Page("GET", "/static/console.css", ANYONE, static("console.css")),
     Page("GET", "/static/playground.js", ANYONE, static("playground.js")),
@@ -113,7 +113,7 @@ PAGES: Final = (
 
 
 async def no_page(request: Request, _: Exception) -> Response:
-    """Serve hands over the bare prefix as a path of its own."""
+    """Handles a missing page. Serve passes the bare prefix as a separate path."""
     root = str(request.scope.get("root_path", ""))
     if request.url.path == root:
         return RedirectResponse(f"{root}/", headers=HEADERS)
@@ -121,7 +121,7 @@ async def no_page(request: Request, _: Exception) -> Response:
 
 
 def build_console(console: Console) -> FastAPI:
-    """Each page behind its rule."""
+    """Builds the application, with each page behind its rule."""
     console.pages = PAGES
     app = FastAPI(title="console", openapi_url=None, redirect_slashes=False, exception_handlers={404: no_page})
     for page in PAGES:

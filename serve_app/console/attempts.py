@@ -1,4 +1,4 @@
-"""How often somebody may try a password: by address and by e-mail, in this process."""
+"""Limits password attempts by address and by e-mail, in this process."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Final
 WINDOW_S: Final = 900.0
 OF_EMAIL: Final = 5
 OF_ADDRESS: Final = 30
-MAX_KEPT: Final = 10_000  # of each
+MAX_KEPT: Final = 10_000  # addresses, and the same number of e-mails
 
 
 class Attempts:
-    """`clock` returns seconds. An attempt counts when it begins, so that many at once count too.
+    """Counts password attempts. `clock` returns seconds.
 
-    Only attempts that are allowed are kept, the latest ones: each takes the time of a password's check, so a name is
-    not pushed out by thousands of others within its window.
+    An attempt counts when it begins, so concurrent attempts count too. Only the latest allowed attempts are kept. Each
+    takes the time of a password check, so thousands of others can't evict a name within its window.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -25,7 +25,7 @@ class Attempts:
         self._of_emails: OrderedDict[str, list[float]] = OrderedDict()
 
     def begin(self, address: str, email: str) -> bool:
-        """Counts an attempt; False: it is one too many, and must not be made."""
+        """Counts an attempt. False: the limit is reached, and the attempt must not be made."""
         counted = ((self._of_addresses, address, OF_ADDRESS), (self._of_emails, _normal(email), OF_EMAIL))
         now = self._clock()
         recent = [[at for at in table.get(name, ()) if at > now - WINDOW_S] for table, name, _ in counted]

@@ -1,4 +1,4 @@
-"""What an account has paid, was given and owes nothing of: grants, recharging, and a statement for each month."""
+"""An account's payments and grants, recharging, and a statement for each month."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def billing(visit: Visit) -> Response:
         attempts=attempts,
         outcomes=OUTCOMES,
     )
-    if provider is not None:  # browsers hold a form's redirect to the policy of its page
+    if provider is not None:  # browsers apply the page's policy to a form's redirect
         policy = HEADERS["content-security-policy"].replace("form-action 'self'", f"form-action 'self' {provider.page}")
         page.headers["content-security-policy"] = policy
     return page

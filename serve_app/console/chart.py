@@ -1,4 +1,4 @@
-"""A chart of stacked bars, one for each day, as shapes for a template: no script draws it."""
+"""A chart of stacked bars, one per day, as shapes for a template; it needs no script."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-SERIES: Final = 5  # with colours of their own; the rest is one more
+SERIES: Final = 5  # with separate colours; the remaining series are combined
 OTHERS: Final = "others"
 WIDTH, HEIGHT = 720, 200
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Part of a day's bar, in the units of a picture of WIDTH × HEIGHT."""
+    """A part of a day's bar, in the units of a picture of WIDTH × HEIGHT."""
 
     series: int
     x: float
@@ -26,7 +26,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """`names` of the series, the largest first. `most` is the value of a bar of full height."""
+    """The bars, and the `names` of their series, largest first. `most` is the value of a bar of full height."""
 
     bars: Sequence[Bar]
     names: Sequence[str]
@@ -36,7 +36,7 @@ class Chart:
 def stacked(
     days: Sequence[str], values: Mapping[tuple[str, str], int], labels: Mapping[str, str] = MappingProxyType({})
 ) -> Chart:
-    """Of values by day and series, some of which are shown by a label. Days that are not in `days` are left out."""
+    """Stacks values by day and series. `labels` name series for display. Days that are not in `days` are left out."""
     sums: dict[str, int] = {}
     for (day, name), value in values.items():
         if day in days:

@@ -1,4 +1,4 @@
-"""What goes on now, for operators."""
+"""Current activity, for operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An account's management keys: what opens `/account` of the API, for programs."""
+"""An account's management keys, with which programs use `/account` of the API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may sign in to an account."""
+"""The members of an account and their invitations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def invite(visit: Visit) -> Response:
 
 
 async def change(visit: Visit) -> Response:
-    """The role of a member, or none any more."""
+    """Changes or removes the role of a member."""
     account_id, user_id = (visit.request.path_params[name] for name in ("account_id", "user_id"))
     role = visit.form.get("role", "")
     if role not in (*ROLES, "none"):

@@ -1,8 +1,8 @@
-"""Watches the accounts' alerts, and sends notices by e-mail or signed webhook.
+"""Watches the accounts' alerts and sends notices by e-mail or signed webhook.
 
-A notice is sent at least once. A webhook's `webhook-id` is that of the notice, so that a receiver can pass over one
-that comes twice (Standard Webhooks). After a failure of any kind it is tried again, at growing intervals, for about
-a day. All that is due is sent at once, each within a bound, so slow receivers hold a turn for half a minute at most.
+A notice is sent at least once. A webhook's `webhook-id` is the notice's id, with which a receiver can skip duplicates
+(Standard Webhooks). After any failure, a notice is retried with growing backoff for about a day. All due notices are
+sent concurrently, each with a timeout, so slow receivers delay a turn by at most half a minute.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ logger = logging.getLogger("ray.serve")
 
 EVERY_S: Final = 5.0
 WEBHOOK_S: Final = 15.0  # for a whole request
-MAIL_S: Final = 30.0  # for a whole e-mail, and its wait for a thread
+MAIL_S: Final = 30.0  # for a whole e-mail, including its wait for a thread
 RELAY_S: Final = 15.0  # for each answer of the mail relay
 MAILS_AT_ONCE: Final = 8
-#: Seconds until the next attempt, after each that failed.
+#: Seconds until the next attempt, after each failed attempt.
 AGAIN_S: Final = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0)
 TYPES: Final = {
     "balance": "balance.low",
@@ -59,7 +59,7 @@ PAUSED_WORDS: Final = (
 
 
 class Notifier:
-    """`private_webhooks` allows addresses that are not public, and http: where all accounts are one's own."""
+    """Sends notices. `private_webhooks` allows http and non-public addresses, for services without outside accounts."""
 
     def __init__(
         self,
@@ -77,7 +77,8 @@ class Notifier:
         self._secret_keys = secret_keys
         self._password = password
         self._private = private_webhooks
-        # Their own: a relay that hangs keeps its thread after `MAIL_S`, and must not keep those of other work.
+        # A separate pool: a relay that hangs keeps its thread after `MAIL_S`, and must not take the threads of other
+        # work.
         self._threads = ThreadPoolExecutor(MAILS_AT_ONCE, "mail")
 
     async def run(self) -> None:
@@ -85,14 +86,14 @@ class Notifier:
         await repeat(self.turn, EVERY_S, "alerts could not be checked or sent")
 
     async def turn(self) -> None:
-        """Looks at all alerts once, and sends what is due."""
+        """Checks all alerts once and sends the notices that are due."""
         after: str | None = ""
         while after is not None:
             alarms, after = await self._books.run(WatchAlerts(after))
             for alarm in alarms:
                 await self._books.run(RaiseAlarm(alarm))
         due = await self._books.run(ListNotices())
-        # All are waited for, also after an error of the ledger: the next turn would send the others beside this one.
+        # Wait for all, even after an error of the ledger: the next turn would send the remaining notices concurrently.
         for outcome in await asyncio.gather(*map(self._tell, due), return_exceptions=True):
             if isinstance(outcome, BaseException):
                 raise outcome
@@ -105,7 +106,7 @@ class Notifier:
                     await self._post(notice)
                 else:
                     await asyncio.get_running_loop().run_in_executor(self._threads, self._send, notice)
-        except Exception as failure:  # what is not recorded stays due, before all that is due later
+        except Exception as failure:  # a notice without a recorded attempt stays due, ahead of later ones
             error = f"{type(failure).__name__}: {str(failure) or f'not done within {bound:g} s'}"
             logger.warning("notice %s was not delivered: %s", notice.notice_id, error)
         again = self._now() + AGAIN_S[notice.attempts] if error and notice.attempts < len(AGAIN_S) else None
@@ -126,7 +127,7 @@ class Notifier:
             request = http.build_request(
                 "POST", address.url, content=body, headers=headers | address.headers, extensions=address.extensions
             )
-            answer = await http.send(request, stream=True)  # what it says is not read
+            answer = await http.send(request, stream=True)  # the response's body is not read
             await answer.aclose()
         if not answer.is_success:
             raise ValueError(f"the webhook answered {answer.status_code}")
@@ -153,14 +154,14 @@ def type_of(notice: Notice) -> str:
 
 
 def words(notice: Notice) -> str:
-    """One sentence, and why recharging is paused."""
+    """Returns one sentence, and the reason if recharging is paused."""
     amounts = {"value": format_amount(notice.value), "threshold": format_amount(notice.threshold)}
     said = PAUSED_WORDS if notice.detail else WORDS[notice.kind]
     return said.format(**amounts, currency=notice.currency, detail=notice.detail)
 
 
 def document(notice: Notice) -> dict[str, object]:
-    """The body of a webhook's message."""
+    """Returns the body of a webhook's message."""
     at = utc_text(notice.created_at)
     return {
         "type": type_of(notice),

@@ -1,4 +1,4 @@
-"""Sign-in at an OpenID Connect provider: an authorization code with PKCE, and an ID token that is checked."""
+"""Sign-in at an OpenID Connect provider: an authorization code with PKCE, and validation of the ID token."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from joserfc.jws import JWSRegistry
 from serve_app.contracts.people import Identity
 from serve_app.settings import OpenIdSettings
 
-#: Of ID tokens. A provider's own list is not asked: it must never name a symmetric one.
+#: Accepted algorithms of ID tokens. The provider's own list is not used: it must never name a symmetric algorithm.
 ALGORITHMS: Final = ("RS256", "PS256", "ES256", "Ed25519", "EdDSA")
 TIMEOUT_S: Final = 10.0
 LEEWAY_S: Final = 60
 
 
 class SignInRefused(Exception):
-    """The provider, or the check of what it says, refuses."""
+    """The provider refuses the sign-in, or its answer fails validation."""
 
 
 class ProviderAway(Exception):
@@ -32,7 +32,7 @@ class ProviderAway(Exception):
 
 
 class OpenId:
-    """`now` returns seconds since 1970. `back` below is the address that the provider leads back to."""
+    """A client of the provider. `now` returns seconds since 1970. The provider redirects to the URL `back`."""
 
     def __init__(self, settings: OpenIdSettings, secret: str, now: Callable[[], float]) -> None:
         self.settings = settings
@@ -40,7 +40,7 @@ class OpenId:
         self._metadata: dict[str, Any] | None = None
 
     async def begin(self, state: str, nonce: str, verifier: str, back: str) -> str:
-        """The provider's address where somebody signs in. Raises ProviderAway, SignInRefused."""
+        """Returns the provider's sign-in URL. Raises ProviderAway, SignInRefused."""
         metadata = await self._discover()
         async with self._client(metadata, back) as client:
             url, _ = client.create_authorization_url(
@@ -49,7 +49,10 @@ class OpenId:
         return str(url)
 
     async def finish(self, code: str, nonce: str, verifier: str, back: str) -> tuple[Identity, str]:
-        """Who has signed in, and the name that the provider has for them, or "". Raises ProviderAway, SignInRefused."""
+        """Returns the identity that signed in, and the provider's name for it or "".
+
+        Raises ProviderAway, SignInRefused.
+        """
         metadata = await self._discover()
         try:
             async with self._client(metadata, back) as client:
@@ -87,7 +90,7 @@ class OpenId:
         )
 
     async def _discover(self) -> dict[str, Any]:
-        """The provider's metadata, read once. Raises ProviderAway, SignInRefused."""
+        """Returns the provider's metadata, which is read once. Raises ProviderAway, SignInRefused."""
         if self._metadata is None:
             address = self.settings.issuer.rstrip("/") + "/.well-known/openid-configuration"
             try:

@@ -1,7 +1,7 @@
-"""Signing in through a provider, accepting an invitation so, and linking a person to it.
+"""Signing in through a provider, accepting an invitation with it, and linking a person to it.
 
-An identity is never found by its e-mail address: somebody links it while they are signed in, or with an invitation.
-What the browser brings back is sealed for its own session, so no other browser can end what this one began.
+An identity is never matched by its e-mail address: a person links it while signed in, or with an invitation. The state
+that the browser returns is sealed for its session. A different browser can therefore not complete the sign-in.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ async def come_back(visit: Visit) -> Response:
 
 
 async def _leave(visit: Visit, purpose: str, invited: str = "") -> Response:
-    """A page that leads on: a redirect would be held to the form's policy, at each further address too."""
+    """Returns a page that leads to the provider. The form's policy would apply to a redirect and all later ones."""
     provider, now = _provider(visit), visit.console.now()
     text = json.dumps([purpose, invited, now, secrets.token_hex(16)])
     keys = SecretKeys(visit.console.secret_keys.current)
@@ -113,12 +113,12 @@ def _opened(visit: Visit, state: str) -> tuple[str, str, SecretKeys]:
 
 
 def _derived(keys: SecretKeys, state: str) -> tuple[str, str]:
-    """Nonce and PKCE verifier of a sign-in. Nothing is stored between its two requests."""
+    """Returns the nonce and the PKCE verifier of a sign-in. Nothing is stored between its two requests."""
     return keys.derive(f"openid nonce {state}"), keys.derive(f"openid verifier {state}")
 
 
 def _provider(visit: Visit) -> OpenId:
-    """Raises Refused."""
+    """Returns the provider. Raises Refused."""
     if visit.console.openid is None:
         raise Refused(404, "This service has no such sign-in.")
     return visit.console.openid

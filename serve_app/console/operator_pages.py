@@ -1,4 +1,4 @@
-"""What operators see and do: accounts, credits that two agree to, the audit log, and the books."""
+"""Pages for operators: accounts, credits that two operators approve, the audit log, and the ledger."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def set_active(visit: Visit) -> Response:
 
 
 async def credit(visit: Visit) -> Response:
-    """At once, or above what one operator may give alone as a question to the others."""
+    """Books the credit at once, or asks the other operators if it is above the limit of a single operator."""
     console, wanted, kind = visit.console, visit.request.path_params["id"], visit.form.get("kind", "")
     amount, memo = parse_amount(visit.form.get("amount", "").strip()), visit.form.get("memo", "").strip()
     if kind not in CREDITS or not memo:
@@ -113,7 +113,7 @@ async def audit(visit: Visit) -> Response:
 
 
 async def books(visit: Visit) -> Response:
-    """The result of a look at what changed since the last full proof, not a whole check; and what is not booked yet."""
+    """Checks what changed since the last full proof, not the whole ledger, and lists what is not booked yet."""
     report = await visit.console.books.run(commands.CheckBooks())
     stuck = await visit.console.books.run(commands.ListStuck())
     try:

@@ -15,7 +15,7 @@ MAX_LENGTH: Final = 200
 STEP_S: Final = 30
 
 _HASHER: Final = PasswordHasher()
-_NOBODYS: Final = _HASHER.hash("the password of nobody")  # an unknown address takes as long as a known one
+_NOBODYS: Final = _HASHER.hash("the password of nobody")  # makes unknown addresses take as long as known ones
 _turns: Final = asyncio.Semaphore(2)  # 64 MiB each
 
 
@@ -25,14 +25,14 @@ async def hashed(password: str) -> str:
 
 
 async def is_right(stored: str | None, password: str) -> bool:
-    """Whether this is the password; None is nobody's, and so is the empty one of people with an identity."""
+    """Whether the password is right. False for None, and for the empty password of people with an OpenID identity."""
     async with _turns:
         found = await asyncio.to_thread(_verify, stored or _NOBODYS, password[:MAX_LENGTH])
     return found and bool(stored)
 
 
 def step_of(secret: str, code: str, now: float) -> int | None:
-    """The step of 30 s whose code this is: the present one or the one before. None for a wrong code."""
+    """Returns the 30 s step of a valid code: the current or the previous step. None: the code is wrong."""
     present = int(now // STEP_S)
     codes = pyotp.TOTP(secret)
     typed = code.replace(" ", "")

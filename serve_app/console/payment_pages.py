@@ -1,4 +1,4 @@
-"""Adding funds, and the reports of the payment provider."""
+"""Adding funds, and receiving the payment provider's reports."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ async def add_funds(visit: Visit) -> Response:
 
 
 async def report(visit: Visit) -> Response:
-    """Signed by the provider, who repeats it for days after anything but 2xx: what is not ours gets 200."""
+    """Handles a report that the provider signed.
+
+    The provider repeats it for days after any status but 2xx, so reports about other services get 200.
+    """
     provider = visit.console.payments
     if provider is None or visit.request.path_params["provider"] != provider.name:
         return PlainTextResponse("no such provider\n", 404)
@@ -40,8 +43,8 @@ async def report(visit: Visit) -> Response:
     except LedgerUnavailable:
         raise
     except AccountNotFound as error:
-        # Of another service that has the same provider. Or of an account that a restored ledger does not have: then
-        # the log has it, and a repetition would not help.
+        # The report is about a different service with the same provider, or an account that a restored ledger lacks. In
+        # the second case the log has the report, and a repetition would not help.
         logger.warning("a report of %s is passed over: %s", provider.name, error)
     except (BadReport, LedgerError) as error:
         logger.warning("a report of %s is refused: %s", provider.name, error)

@@ -1,4 +1,4 @@
-"""How accounts pay: what a payment provider must do, and how its reports become entries of the ledger."""
+"""The interface of payment providers, and the ledger entries that their reports become."""
 
 from __future__ import annotations
 
@@ -17,59 +17,56 @@ logger = logging.getLogger("ray.serve")
 
 
 class PaymentError(Exception):
-    """The provider refuses, or is away. The message is for the account's holder: it names nothing of the operator's."""
+    """The provider refuses or is unavailable. The message is for the account's holder, without operator details."""
 
 
 class BadReport(Exception):
-    """A report that does not come from the provider, or can't be read."""
+    """A report that does not come from the provider, or can't be parsed."""
 
 
 class EarlyReport(Exception):
-    """It is about another one that has not come yet: the provider must repeat it."""
+    """A report about a payment whose own report has not arrived yet: the provider must repeat it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """An attempt's payment as the provider knows it. Open: it is still under way there."""
+    """The provider's record of an attempt's payment. Open: it is still in progress there."""
 
     state: AttemptState
-    error: str = ""  # of one that failed, for the account's holder
-    paid: Paid | None = None  # of one that succeeded
+    error: str = ""  # if it failed, for the account's holder
+    paid: Paid | None = None  # if it succeeded
 
 
 class PaymentProvider(Protocol):
-    """A company that takes money."""
+    """A payment provider."""
 
     name: str
-    page: str  # where its own pages are, as a source of a Content-Security-Policy
+    page: str  # origin of the provider's pages, for a Content-Security-Policy
 
     def check(self, amount: int, currency: str) -> None:
-        """Raises PaymentError for what can't be paid at once."""
+        """Raises PaymentError for an amount or currency that can't be paid at once."""
 
     async def checkout(self, account_id: str, amount: int, currency: str, back: str) -> str:
-        """The address of a page where `amount` nano-units are paid, which leads `back`. Raises PaymentError."""
+        """Returns the URL of a page to pay `amount` nano-units, which then leads `back`. Raises PaymentError."""
 
     async def save_method(self, account_id: str, setup_id: str, customer: str | None, currency: str, back: str) -> str:
-        """The address of a page where a payment method of this or a new customer is saved. Raises PaymentError."""
+        """Returns the URL of a page to save a payment method of this or a new customer. Raises PaymentError."""
 
     async def find(self, attempt: Attempt) -> Charge | None:
-        """The payment of an attempt, None if there is none. Raises PaymentError: not known."""
+        """Returns the payment of an attempt, None if there is none. Raises PaymentError if that is unknown."""
 
     async def charge(self, attempt: Attempt) -> Charge:
-        """Orders the payment of an attempt. Raises PaymentError: not known whether there is one."""
+        """Orders the payment of an attempt. Raises PaymentError if it is unknown whether there is one."""
 
     async def forget(self, method: str) -> None:
-        """Removes a payment method there. Raises PaymentError."""
+        """Removes a payment method at the provider. Raises PaymentError."""
 
     async def read(self, body: bytes, headers: Mapping[str, str]) -> Paid | Returned | Saved | None:
-        """What a report says, None if it is of nothing that was begun here. Raises BadReport, PaymentError."""
+        """Parses a report. None: it is about nothing that began here. Raises BadReport, PaymentError."""
 
 
 async def book(books: BooksPort, provider: PaymentProvider, report: Paid | Returned | Saved) -> None:
-    """Into the ledger, once for each reference, however often it is reported.
-
-    Raises BadReport, EarlyReport, LedgerError.
-    """
+    """Books a report in the ledger, once for each reference, however often it is reported."""
     audit = Audit(provider.name)
     if isinstance(report, Saved):
         ids = (provider.name, report.customer, report.method)
@@ -81,7 +78,7 @@ async def book(books: BooksPort, provider: PaymentProvider, report: Paid | Retur
         if account.currency != report.currency:
             raise BadReport(f"{report.reference} is in {report.currency}, {account.account_id} in {account.currency}")
         await books.run(AddCredit(report.account_id, report.amount, idempotency_key=key, memo=key, audit=audit))
-        if report.attempt_id:  # only now: until its credit is there, the attempt keeps others from beginning
+        if report.attempt_id:  # only now: the open attempt prevents others until its credit is booked
             await books.run(RecordOutcome(report.attempt_id, "succeeded", "", audit, report, provider.name))
         return
     before = (await books.run(ShowRecharge(report.account_id)))[0] if report.kind == "chargeback" else None
@@ -98,7 +95,7 @@ async def book(books: BooksPort, provider: PaymentProvider, report: Paid | Retur
 
 
 async def forget(provider: PaymentProvider, method: str | None) -> None:
-    """Once and no more: the ledger does not have it any longer, so nothing is ever paid with it."""
+    """Removes a method at the provider. Tries once: the ledger no longer has the method, so it is never charged."""
     if method is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""Invitation, sign-in, and a person's own profile."""
+"""Invitations, sign-in, and a person's profile."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def accept(visit: Visit) -> Response:
 
 
 async def join(visit: Visit) -> Response:
-    """An invitation to a further account, of somebody who has one."""
+    """Accepts an invitation to a further account, for a person who already has one."""
     console, token = visit.console, visit.request.path_params["token"]
     await console.books.run(people.JoinAccount(digest(token), visit.me.user_id, visit.address))
     return visit.go("/")
@@ -67,7 +67,7 @@ async def sign_in(visit: Visit) -> Response:
         return visit.page("sign_in.html", 403, email=email, error=WRONG)
     try:
         response = await open_session(visit, person, step, person.password)
-    except InvalidValue:  # suspended, a code that was used, or changed since it was checked
+    except InvalidValue:  # suspended, a used code, or changed since the check
         return visit.page("sign_in.html", 403, email=email, error=WRONG)
     console.attempts.succeeded(email)
     return response
@@ -113,7 +113,7 @@ async def end_session(visit: Visit) -> Response:
 
 
 async def find_invitation(visit: Visit, token: str) -> people.Invitation:
-    """Raises Refused."""
+    """Returns the invitation. Raises Refused."""
     found = await visit.console.books.run(people.FindInvitation(digest(token)))
     if found is None:
         raise Refused(404, "This invitation is used, revoked or over: ask for a new one.")
@@ -128,7 +128,7 @@ def _new_password(visit: Visit) -> str:
 
 
 def _totp_secret(visit: Visit, person: people.Person) -> str:
-    """Raises Refused."""
+    """Returns the secret of a person's one-time codes. Raises Refused."""
     assert person.totp_secret is not None
     try:
         return unseal(person.totp_secret, visit.console.secret_keys, of_totp(person.user_id))
@@ -138,7 +138,7 @@ def _totp_secret(visit: Visit, person: people.Person) -> str:
 
 
 async def check_password(visit: Visit) -> None:
-    """Raises Refused. A session that was left open must not be enough to take a person over."""
+    """Checks the password. Raises Refused. An open session alone must not suffice to take over a person."""
     if not visit.console.attempts.begin(visit.address, visit.me.email):
         raise Refused(429, "Too many attempts: try again in 15 minutes.")
     if not await is_right(visit.me.password, visit.form.get("password", "")):
@@ -156,7 +156,7 @@ async def _change(visit: Visit, changes: dict[str, str | None]) -> Response:
 async def open_session(
     visit: Visit, person: people.Person, step: int | None = None, password: str | None = None
 ) -> Response:
-    """A session with a new token, whatever the browser had before. `step` and `password` are as in `OpenSession`."""
+    """Opens a session with a new token and replaces the browser's. `step`, `password`: as in `OpenSession`."""
     console, token = visit.console, secrets.token_urlsafe(32)
     audit = Audit(person.email, address=visit.address)
     expires_at = console.now() + SESSION_S

@@ -1,4 +1,4 @@
-"""The playground: its page, the key that it works with, and what a turn was charged."""
+"""The playground: its page, its key, and the charge of a turn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from serve_app.contracts.key_format import digest, hint, new_key
 from serve_app.contracts.money import format_amount
 
 KEY_S: Final = 3600.0
-#: Its script talks to the service's own API, as any client does.
+#: The page's script calls the service's API like any client.
 _ALLOWED: Final = "script-src 'self'; connect-src 'self'"
 
 
@@ -21,7 +21,7 @@ async def playground(visit: Visit) -> Response:
 
 
 async def make_key(visit: Visit) -> Response:
-    """A key for an hour. The one before it, of this person and account, ends."""
+    """Creates a key for one hour, and revokes the person's previous playground key in this account."""
     console, account_id = visit.console, visit.request.path_params["account_id"]
     key, name = new_key(), f"Playground of {visit.me.email}"[:100]
     before = [one for one in await console.books.run(commands.ListKeys(account_id)) if one.name == name and one.active]

@@ -1,4 +1,4 @@
-"""The pressure of the last day, as this process has seen it: what the boards show where there is no Prometheus."""
+"""Backend pressure of the last day, as this process has seen it. It stands in for the boards without Prometheus."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEPT: Final = 24 * 60
 
 
 class Pressure:
-    """Reads what goes on once a minute. `seen` has the time and each backend's pressure, the oldest first."""
+    """Samples the pressure once a minute. `seen` holds the time and the pressure by backend, oldest first."""
 
     def __init__(self, live: Callable[[], Awaitable[dict[str, Any]]], now: Callable[[], float]) -> None:
         self._live, self._now = live, now
@@ -28,11 +28,11 @@ class Pressure:
         self.seen.append((self._now(), {name: load["pressure"] for name, load in loads.items() if load is not None}))
 
     async def run(self) -> None:
-        """Runs until it is cancelled. A service that starts, or is busy, leaves a gap."""
+        """Runs until it is cancelled. A starting or busy service leaves a gap."""
         await repeat(self.look, EVERY_S, "the console could not read the pressure")
 
     def by_hour(self) -> list[tuple[float, dict[str, float]]]:
-        """The beginning of each hour, and the most of each backend in it; the newest first."""
+        """Returns the start of each hour and each backend's maximum pressure in it, newest first."""
         hours: dict[float, dict[str, float]] = {}
         for at, pressures in self.seen:
             most = hours.setdefault(at // 3600 * 3600, {})

@@ -1,4 +1,4 @@
-"""Recharging, on the page Billing: its settings, its payment method, on and off."""
+"""Recharging on the Billing page: its settings, its payment method, turning it on and off."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from serve_app.contracts.recharges import AskMethod, ResumeRecharge, SetRecharge
 
 
 async def change(visit: Visit) -> Response:
-    """Without a payment method it leads to the provider's page, where one is saved."""
+    """Saves the settings. Without a payment method, leads to the provider's page to save one."""
     provider, account_id = _provider(visit), visit.request.path_params["account_id"]
     run, fields = visit.console.books.run, ("threshold", "amount", "monthly_cap")
     threshold, amount, cap = (parse_amount(visit.form.get(name, "").strip()) for name in fields)

@@ -1,8 +1,9 @@
-"""Watches the accounts that are recharged by themselves, and sees each attempt to its end.
+"""Watches the accounts with automatic recharging, and follows each attempt to its end.
 
-An attempt is in the ledger before its payment is ordered. What is not known afterwards stays open, and is looked for at
-the provider before it is ordered once more: under the same idempotency key, and only while the provider keeps that. An
-attempt of which the provider says nothing for longer stays open; the ledger pauses recharging then, and tells.
+An attempt is in the ledger before its payment is ordered. If the outcome is unknown, the attempt stays open. The
+recharger looks for its payment at the provider before it orders the payment again. It does so under the same
+idempotency key, and only while the provider keeps that key. If the provider has no answer for longer, the attempt stays
+open; the ledger then pauses recharging and sends a notice.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ AUDIT: Final = Audit("recharge")
 
 
 class Recharger:
-    """Any number of processes may watch one ledger."""
+    """Recharges accounts. Any number of processes may watch one ledger."""
 
     def __init__(self, books: BooksPort, provider: PaymentProvider) -> None:
         self._books = books
@@ -46,7 +47,7 @@ class Recharger:
         await repeat(self.turn, EVERY_S, "accounts could not be recharged")
 
     async def turn(self) -> None:
-        """Looks once at the attempts that are open, and at the accounts that are low."""
+        """Checks the open attempts and the accounts with a low balance once."""
         run, name = self._books.run, self._provider.name
         due, low = await run(ListDueAttempts(name)), list[str]()
         after: str | None = ""
@@ -57,7 +58,7 @@ class Recharger:
         await asyncio.gather(*map(self._alone, work))
 
     async def _alone(self, work: Coroutine[Any, Any, None]) -> None:
-        """One that fails does not keep the others."""
+        """Runs one task. Its failure does not stop the others."""
         async with self._slots:
             try:
                 await work

@@ -1,4 +1,4 @@
-"""Seals stored secrets again after the secret key was replaced."""
+"""Reseals stored secrets after the secret key was replaced."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from serve_app.storage.sealing import SecretKeys, is_current, seal, unseal
 logger = logging.getLogger("ray.serve")
 
 RETRY_S: Final = 5.0
-AGAIN_S: Final = 300.0  # a process that knows only the previous key may still seal something under it
+AGAIN_S: Final = 300.0  # a process that knows only the previous key may still seal secrets under it
 
 
 class Resealing:
-    """Leaves a secret that no valid key opens as it is, and logs it."""
+    """Reseals secrets. A secret that no valid key opens stays as it is and is logged."""
 
     def __init__(self, books: BooksPort, secret_keys: SecretKeys) -> None:
         self._books = books
@@ -42,7 +42,7 @@ class Resealing:
             await asyncio.sleep(wait_s)
 
     async def turn(self) -> int:
-        """Checks every sealed secret once; returns the number that were sealed again."""
+        """Checks every sealed secret once; returns the number of resealed secrets."""
         resealed = 0
         after: str | None = ""
         while after is not None:

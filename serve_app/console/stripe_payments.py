@@ -1,15 +1,15 @@
-"""Stripe: its checkout page, its signed reports, and payments with a card that it has saved.
+"""Stripe: its checkout page, its signed reports, and payments with a saved card.
 
-The account's id is in the metadata of the payment and of its checkout, so each report leads back to the account. Only
-whoever has a key of this Stripe account sets metadata; a checkout's `client_reference_id` can come from the buyer, in
-the address of a Payment Link. What has no such metadata is of another product of the same company, and is passed over.
-Stripe reports at least once and in any order; references make each booked once.
+The account's id is in the metadata of the payment and of its checkout, so each report leads to the account. Setting
+metadata requires a key of this Stripe account. A checkout's `client_reference_id` does not: it can come from the buyer,
+in the URL of a Payment Link. Reports without this metadata are about a different product of the same company and are
+ignored. Stripe reports at least once and in any order; with references, each report is booked once.
 
-What Stripe says of a card is for its holder. Its other errors are for the operator: they can name keys and ids.
+Stripe's messages about a card are for its holder. Its other errors are for the operator: they can name keys and ids.
 
-A card is saved by a checkout in the mode "setup", which takes no money: recharging is turned on without a first
-payment, and its amount is that of the settings. A payment with it carries the id of its attempt, by which it is found
-again in the list of the customer's payments. (Stripe's search would find it too, but a minute late.)
+A card is saved by a checkout in the mode "setup", which takes no money. Recharging is thus turned on without a first
+payment, and its amount is that of the settings. A payment with the card carries the id of its attempt. By that id it is
+found in the list of the customer's payments. (Stripe's search would find it too, but a minute late.)
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from serve_app.contracts.recharges import Attempt
 
 logger = logging.getLogger("ray.serve")
 
-#: Nano-units of Stripe's smallest unit, a hundredth, in the currencies that have one.
+#: Nano-units of Stripe's smallest unit, a hundredth, in currencies that have one.
 CENT: Final = 10**7
 NO_CENTS: Final = frozenset(
     (
@@ -45,7 +45,7 @@ TRY_LATER: Final = "Stripe can't take this now: try again later, and tell this s
 
 
 class Stripe:
-    """`key` is the secret key, `webhook_secret` that of the endpoint. `api` replaces Stripe's address, in tests."""
+    """`key` is the secret key, `webhook_secret` the endpoint's secret. `api` replaces Stripe's URL in tests."""
 
     name = "stripe"
     page = "https://checkout.stripe.com"
@@ -77,7 +77,7 @@ class Stripe:
         params: Any = {
             "mode": "payment",
             "line_items": [item],
-            "client_reference_id": account_id,  # for people who look at Stripe's dashboard
+            "client_reference_id": account_id,  # shown in Stripe's dashboard
             "metadata": {"account_id": account_id},
             "payment_intent_data": {"metadata": {"account_id": account_id}},
             "success_url": back,
@@ -131,7 +131,7 @@ class Stripe:
             payment = await self._client.v1.payment_intents.create_async(params, options)
         except stripe.CardError as error:
             return Charge("failed", error.user_message or "The card was refused.")
-        except stripe.StripeError as error:  # a request that Stripe calls invalid, too: often the operator's mistake
+        except stripe.StripeError as error:  # includes requests that Stripe calls invalid: often the operator's mistake
             raise _logged(error) from error
         return _charge(payment.to_dict())
 
@@ -161,7 +161,7 @@ class Stripe:
                 case "checkout.session.completed" | "checkout.session.async_payment_succeeded":
                     return await (self._saved(found) if found.get("mode") == "setup" else self._bought(found))
                 case "payment_intent.succeeded":
-                    # One without an attempt is of a checkout, which is reported by itself.
+                    # A payment without an attempt belongs to a checkout, which has a separate report.
                     return _paid(found) if {"account_id", "attempt_id"} <= _metadata(found).keys() else None
                 case "charge.refunded":
                     return _refunded(found, data.get("previous_attributes") or {})
@@ -182,17 +182,17 @@ class Stripe:
             return None  # if it is ours, a report follows when it is paid
         metadata = _metadata(session)
         if "account_id" not in metadata and session.get("client_reference_id"):
-            metadata = await self._metadata_of_payment(session)  # earlier releases put it on the payment alone
+            metadata = await self._metadata_of_payment(session)  # earlier releases set it only on the payment
         if "account_id" not in metadata:
             return None
         amount, currency = session["amount_total"] * CENT, session["currency"].upper()
         return Paid(_text(metadata["account_id"]), amount, currency, _text(session["payment_intent"]))
 
     async def _disputed(self, dispute: Any) -> Returned | None:
-        """The same for both reports of a dispute, so whichever comes first takes the money and suspends.
+        """Returns the same for both reports of a dispute: the first to arrive takes the money and suspends the account.
 
-        Of a chargeback Stripe has withdrawn the money when it reports the dispute, so the account need not stay open
-        until the second report. An inquiry that becomes a chargeback later is reported by the second alone.
+        Stripe has withdrawn the money of a chargeback when it reports the dispute, so the account need not stay open
+        until the second report. An inquiry that becomes a chargeback later has only the second report.
         """
         metadata = await self._metadata_of_payment(dispute)
         if "account_id" not in metadata:
@@ -201,7 +201,11 @@ class Stripe:
         return Returned(account_id, amount, _text(dispute["id"]), _text(dispute["payment_intent"]), "chargeback")
 
     async def _reinstated(self, dispute: Any) -> Returned | None:
-        """All of a dispute that was won. Of another one, what came back of it: it had been refunded before."""
+        """Returns the reinstatement of a dispute.
+
+        It is the whole amount if the dispute was won. Otherwise it is the amount that Stripe gave back, because the
+        payment had been refunded before.
+        """
         metadata = await self._metadata_of_payment(dispute)
         if "account_id" not in metadata:
             return None
@@ -216,7 +220,7 @@ class Stripe:
         return Returned(account_id, cents * CENT, f"{reference} reinstated", reference, "reinstatement")
 
     async def _metadata_of_payment(self, found: Any) -> Any:
-        """Of the payment of a checkout or dispute; empty without one."""
+        """Returns the metadata of the payment of a checkout or dispute; empty without a payment."""
         if not found.get("payment_intent"):
             return {}
         payment = await self._client.v1.payment_intents.retrieve_async(_text(found["payment_intent"]))
@@ -232,7 +236,7 @@ class Stripe:
 
 
 def _charge(payment: Any) -> Charge:
-    """What became of an attempt's payment. One that needs its customer has failed: no customer is there."""
+    """Returns the state of an attempt's payment. It has failed if it needs its customer, who is not present."""
     status = payment["status"]
     if status == "succeeded":
         return Charge("succeeded", paid=_paid(payment))
@@ -245,14 +249,14 @@ def _charge(payment: Any) -> Charge:
 
 
 def _paid(payment: Any) -> Paid:
-    """Of a payment of an attempt."""
+    """Returns the payment of an attempt."""
     account_id, attempt_id = (_text(payment["metadata"][name]) for name in ("account_id", "attempt_id"))
     amount, currency = payment["amount_received"] * CENT, payment["currency"].upper()
     return Paid(account_id, amount, currency, _text(payment["id"]), attempt_id, float(payment["created"]))
 
 
 def _refunded(charge: Any, before: Any) -> Returned | None:
-    metadata = _metadata(charge)  # which it has from its payment
+    metadata = _metadata(charge)  # copied from its payment
     if "account_id" not in metadata or not charge.get("payment_intent"):
         return None
     total = charge["amount_refunded"]
@@ -262,7 +266,7 @@ def _refunded(charge: Any, before: Any) -> Returned | None:
 
 
 def _moves_nothing(dispute: Any) -> bool:
-    """An inquiry, in which a bank only asks, or a dispute that was prevented, by a refund that is reported itself."""
+    """Whether the dispute moves no money: a bank's inquiry, or prevented by a refund that is reported separately."""
     status = _text(dispute["status"])
     return status.startswith("warning_") or status == "prevented"
 

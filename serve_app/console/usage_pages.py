@@ -1,4 +1,4 @@
-"""What an account has used: by day, request by request, and as a file."""
+"""An account's usage: by day, by request, and as a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from serve_app.storage.exports import REQUEST_COLUMNS, Csv, Row, request_row
 
 _HOUR_S: Final = 3600.0
 HOURS: Final = "24 hours"
-SPANS: Final = {"30 days": 30, HOURS: 1, "7 days": 7, "90 days": 90}  # of each choice the first is the default
+SPANS: Final = {"30 days": 30, HOURS: 1, "7 days": 7, "90 days": 90}  # here and below, the first entry is the default
 GROUPS: Final = {"model": "model", "key": "key_id", "tag": "tag"}
 MEASURES: Final = {"cost": "charged", "requests": "requests", "tokens": "tokens"}
 COUNTS: Final = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "charged")
@@ -43,7 +43,7 @@ async def usage(visit: Visit) -> Response:
         days = [period_at("day", now - back * DAY_S).name for back in range(SPANS[span] - 1, -1, -1)]
         wanted = commands.SumUsage(account_id, day_from=days[0], group_by=("day", _group(group)))
         by_day = await run(wanted)
-        # A key with several tags is in several rows: sums of days are of each request once.
+        # A key with several tags is in several rows; sums by day count each request once.
         whole = await run(replace(wanted, group_by=("day",))) if group == "tag" else by_day
     names = {"": "no tag"}
     if group == "key":
@@ -82,11 +82,11 @@ async def requests(visit: Visit) -> Response:
 
 
 async def csv(visit: Visit) -> Response:
-    """The requests of a month."""
+    """Returns the requests of a month as a CSV file."""
     month = named_month(visit, visit.request.path_params["month"])
     account_id = visit.request.path_params["account_id"]
     pages = _pages(visit, commands.ListUsage(account_id, time_from=month.begins, time_to=month.ends, limit=FILE_PAGE))
-    first = await anext(pages)  # a failure of the first page still has its status
+    first = await anext(pages)  # a failure on the first page still sets the status
 
     async def file() -> AsyncIterator[str]:
         made = Csv(REQUEST_COLUMNS)
@@ -101,7 +101,7 @@ async def csv(visit: Visit) -> Response:
 
 
 def named_month(visit: Visit, name: str) -> Period:
-    """Raises Refused."""
+    """Returns the named month. Raises Refused."""
     try:
         return month_named(name)
     except ValueError:
@@ -113,7 +113,7 @@ def _hour(at: float) -> str:
 
 
 def _by_name(rows: Iterable[UsageRow], field: str) -> dict[str, UsageRow]:
-    """The sums of each model, key or tag, by name."""
+    """Sums the rows by the name of a model, key or tag."""
     sums: dict[str, UsageRow] = {}
     for row in rows:
         name = str(getattr(row, field))
@@ -127,7 +127,7 @@ def _group(name: str) -> Literal["model", "key", "tag"]:
 
 
 def _choice(visit: Visit, name: str, known: Collection[str]) -> str:
-    """What the address asks for, or else the first."""
+    """Returns the choice in the query, or else the first."""
     asked = visit.request.query_params.get(name, "")
     return asked if asked in known else next(iter(known))
 

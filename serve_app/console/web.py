@@ -1,4 +1,4 @@
-"""What every page goes through: the rule of its route, the session, the form with its token, and the headers."""
+"""Common handling of all pages: the rule of the route, the session, the form with its token, and the headers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from serve_app.gateway.wrong_keys import client_address
 from serve_app.storage.sealing import SecretKeys
 
 COOKIE: Final = "console_session"
-VISIT: Final = "console_visit"  # before anybody has signed in: what a form's token is bound to
+VISIT: Final = "console_visit"  # binds a form's token before sign-in
 SESSION_S: Final = 12 * 3600.0
 TOUCH_S: Final = 60.0
 MAX_BYTES: Final = 64 * 1024
@@ -54,12 +54,12 @@ TEMPLATES: Final = Environment(
 TEMPLATES.filters["money"] = format_amount
 TEMPLATES.filters["time"] = lambda at: time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
 TEMPLATES.filters["clock"] = lambda at: time.strftime("%H:%M:%S", time.gmtime(at))
-#: Of the pages that have a script: what it may do besides.
+#: Additional policy of pages that have a script.
 WITH_COPY: Final = "script-src 'self'"
 
 
 class Refused(Exception):
-    """A page that says why not."""
+    """A request that is refused with an error page and a reason."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -68,19 +68,19 @@ class Refused(Exception):
 
 @dataclass(slots=True)
 class Console:
-    """What all pages share. `models` returns the identifiers that are served."""
+    """Services that all pages share. `models` returns the served identifiers."""
 
     books: BooksPort
     secret_keys: SecretKeys
     models: Callable[[], Awaitable[list[str]]]
-    live: Callable[[], Awaitable[dict[str, Any]]]  # what goes on now, as `GET /admin/live` has it; raises Unavailable
+    live: Callable[[], Awaitable[dict[str, Any]]]  # the reply of `GET /admin/live`; raises Unavailable
     status_of: Callable[[str], Awaitable[AccountStatus]]  # by account; raises Unavailable
     now: Callable[[], float] = time.time
     trusted_proxies: int = 0
     has_mail: bool = False
     private_webhooks: bool = False  # as in ConsoleArgs
     payments: PaymentProvider | None = None
-    credit_alone: int = 100 * NANO_PER_UNIT  # in 24 hours; above it, two operators must agree
+    credit_alone: int = 100 * NANO_PER_UNIT  # per 24 hours; above it, two operators must agree
     openid: OpenId | None = None
     pages: Sequence[Page] = field(init=False, default=())
     attempts: Attempts = field(init=False)
@@ -91,14 +91,14 @@ class Console:
         self.pressure = Pressure(self.live, self.now)
 
     def sections(self, prefix: str, role: str | None = None) -> dict[str, str]:
-        """The names in the navigation by path below `prefix`, of pages that `role` may open; None: all."""
+        """Returns names in the navigation, by path below `prefix`, of pages that `role` may open; None: all pages."""
         named = (page for page in self.pages if page.section and page.path.startswith(prefix))
         return {page.path.removeprefix(prefix): page.section for page in named if role is None or role in page.rule}
 
 
 @dataclass(slots=True)
 class Visit:
-    """One request to a page."""
+    """A request to a page."""
 
     console: Console
     request: Request
@@ -124,7 +124,7 @@ class Visit:
 
     @property
     def origin(self) -> str:
-        """Of the service, as the browser has it."""
+        """The service's origin, as the browser sees it."""
         return f"{'https' if self.is_secure else 'http'}://{self.request.url.netloc}"
 
     @property
@@ -142,11 +142,11 @@ class Visit:
 
     @property
     def csrf_tokens(self) -> tuple[str, ...]:
-        """The tokens that are valid in a form. New forms have the first."""
+        """The valid tokens of a form. New forms contain the first."""
         return self.console.secret_keys.derive_all(f"form {self.token}")
 
     def page(self, template: str, status: int = 200, *, allowed: str = "", **values: Any) -> Response:
-        """`allowed`: what its Content-Security-Policy lets besides that of all pages."""
+        """Renders a page. `allowed` extends the Content-Security-Policy of all pages."""
         account_id = self.request.path_params.get("account_id")
         role = self.person.roles.get(account_id, "") if self.person is not None and account_id is not None else ""
         sections = self.console.sections("/accounts/{account_id}", role)
@@ -164,7 +164,7 @@ class Visit:
         return response
 
     def go(self, path: str) -> Response:
-        """To a page of the console; never to what a request names."""
+        """Redirects to a page of the console, never to a target that a request names."""
         return RedirectResponse(self.root + path, 303)
 
     def set_cookie(self, response: Response, name: str, token: str) -> None:
@@ -176,7 +176,7 @@ Handler = Callable[[Visit], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A route: who may open it, what answers it, and its name in the navigation, if it is there."""
+    """A route: its rule, its handler, and its name in the navigation, if any."""
 
     method: Literal["GET", "POST"]
     path: str
@@ -190,7 +190,7 @@ class Page:
 
 
 def responder(console: Console, page: Page) -> Callable[[Request], Awaitable[Response]]:
-    """The page's handler behind its rule."""
+    """Returns the page's handler behind its rule."""
 
     async def respond(request: Request) -> Response:
         token = request.cookies.get(COOKIE, "")
@@ -203,7 +203,7 @@ def responder(console: Console, page: Page) -> Callable[[Request], Awaitable[Res
             response = visit.page("message.html", 503, error="The service is busy: try again in a moment.")
         except LedgerError as error:
             response = visit.page("message.html", 422, error=str(error))
-        # Not on what a shared cache may keep: it would give everybody the same visit.
+        # Not on responses that a shared cache may keep: it would give all visitors the same visit.
         is_page = "cache-control" not in response.headers and page.rule is not PROVIDER
         if visit.person is None and is_page and not request.cookies.get(VISIT):
             visit.set_cookie(response, VISIT, visit.token)
@@ -231,7 +231,7 @@ async def _checked(visit: Visit, rule: frozenset[str], handler: Handler) -> Resp
             if request.method == "GET":
                 return visit.go("/sign-in")
             raise Refused(401, "Sign in first.")
-        # Also for an account that does not exist: who asks learns nothing about it.
+        # Also applies to an account that does not exist: the visitor learns nothing about it.
         if rule <= OPERATORS:
             role = visit.me.operator_role
         else:

@@ -1,1 +1,1 @@
-"""What crosses a process boundary, once: messages, ports, money, periods, errors, batching."""
+"""Data and protocols that cross process boundaries: messages, ports, money, periods and errors."""

@@ -1,4 +1,4 @@
-"""All accounting processes as one: they write one ledger, so each can answer in place of another."""
+"""Client for all accounting processes. They write to one ledger, so any process can answer for another."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from serve_app.contracts.commands import Answer, Command, FindUnsettled
 from serve_app.contracts.errors import LedgerUnavailable
 from serve_app.contracts.ports import AccountingPort
 
-SETTLE_TIMEOUT_S: Final = 30.0  # of one batch at one process: as long as accounting tries to commit it
+SETTLE_TIMEOUT_S: Final = 30.0  # per batch and process; equals accounting's time limit for a commit
 
 
 class AccountingShards:
-    """BooksPort over the shards. What belongs to no account goes to the one that answered last, at first to `first`.
+    """Implements BooksPort over the shards.
 
-    A process whose machine is gone does not answer at all: a call that is given up moves the next ones to another.
+    Commands without an account go to the shard that answered last, at first to `first`. A process on a lost machine
+    does not answer at all. If the caller cancels such a call, the next ones go to the next shard.
     """
 
     def __init__(self, shards: Sequence[AccountingPort], *, first: int = 0) -> None:
@@ -42,7 +43,7 @@ class AccountingShards:
         raise away
 
     async def settle(self, batch: list[Settlement]) -> list[Settled | SettlementRejected]:
-        """Settles a batch of any accounts, all or nothing known: raises Unavailable."""
+        """Settles a batch for any accounts. Raises Unavailable if the outcome of the whole batch is unknown."""
         for index in self._beginning_with(self._last):
             try:
                 async with asyncio.timeout(SETTLE_TIMEOUT_S):
@@ -53,14 +54,14 @@ class AccountingShards:
             self._last = index
             settled: list[Settled | SettlementRejected] = []
             for answer in answers:
-                if isinstance(answer, LedgerUnavailable):  # the database of all shards
+                if isinstance(answer, LedgerUnavailable):  # all shards share one database
                     raise Unavailable(str(answer))
                 settled.append(answer)
             return settled
         raise away
 
     async def unsettled(self, request_ids: tuple[str, ...]) -> list[str]:
-        """Those of these requests that the ledger does not have."""
+        """Returns the requests among these that the ledger does not have."""
         return await self.run(FindUnsettled(request_ids))
 
     def _beginning_with(self, first: int) -> list[int]:

@@ -1,6 +1,6 @@
-"""Addresses of clients, and the networks that an API key may be used from.
+"""Client addresses, and the networks from which an API key may be used.
 
-An IPv4 address that is written as an IPv6 one (::ffff:192.0.2.1) counts as IPv4, and so does a network of these.
+An IPv4 address in IPv6 notation (::ffff:192.0.2.1) counts as IPv4, and so does a network of such addresses.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MAPPED: Final = IPv6Network("::ffff:0:0/96")
 
 
 def address_in(text: str) -> Address | None:
-    """The address in the text of a connection or an `x-forwarded-for`, which may have a port or a zone; else None."""
+    """Returns the address in a connection's text or an `x-forwarded-for`, or None. It may have a port or a zone."""
     host = text.strip()
     if host.startswith("["):
         host, closed, port = host[1:].partition("]")
@@ -34,7 +34,7 @@ def address_in(text: str) -> Address | None:
 
 
 def network_in(text: Any) -> Network:
-    """The network that somebody has written: an address, or a CIDR network. Raises ValueError with what to write."""
+    """Returns the network in user input: an address or a CIDR network. Raises ValueError with the accepted form."""
     try:
         if not isinstance(text, str) or "%" in text:
             raise ValueError
@@ -52,7 +52,7 @@ def network_in(text: Any) -> Network:
 
 
 def allowed_networks(texts: Iterable[str]) -> tuple[Network, ...]:
-    """Those of these networks that this release can read: others, of a later one, allow nothing."""
+    """Returns the networks that this release can read. Others, from a later release, allow nothing."""
     found = []
     for text in texts:
         with contextlib.suppress(ValueError):

@@ -1,7 +1,7 @@
-"""What the ledger receives and returns: frozen data that crosses processes.
+"""Data that the ledger receives and returns. It is frozen and crosses processes.
 
-Money is integer nano-units (1e-9) of the account's currency; prices are nano-units per token, so that a charge is
-always a whole number: 1 nano-unit per token is 0.001 per million tokens.
+Money is integer nano-units (1e-9) of the account's currency. Prices are nano-units per token, so a charge is always a
+whole number: 1 nano-unit per token is 0.001 per million tokens.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from serve_app.contracts.periods import BudgetPeriod, Period
 
 class Outcome(StrEnum):
     COMPLETED = "completed"
-    CANCELLED = "cancelled"  # the client went away; what was produced is billed
-    FAILED = "failed"  # our fault; recorded, not billed
+    CANCELLED = "cancelled"  # the client hung up; the usage until then is billed
+    FAILED = "failed"  # the service's fault; recorded, not billed
 
 
 @dataclass(frozen=True, slots=True)
 class StoredReply:
-    """A complete reply, kept 24 hours for the account's retries under the same idempotency key."""
+    """A complete reply, kept for 24 hours for the account's retries with the same idempotency key."""
 
     idempotency_key: str
-    fingerprint: str  # of the request, so that another request under the same key is recognised
+    fingerprint: str  # of the request; detects a different request with the same key
     body: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestUsage:
-    """What one request used."""
+    """Usage of one request."""
 
     request_id: str
     account_id: str
     key_id: str
     model: str  # the identifier in the request
     backend: str  # the application that produced the reply
-    price: Price  # as admitted, so that a price change never bills a request above its hold
+    price: Price  # the price at admission: a later change never bills a request above its hold
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
@@ -53,12 +53,12 @@ class RequestUsage:
 class Settlement(RequestUsage):
     """A request to be billed. Settling the same `request_id` again changes nothing and returns the first result."""
 
-    reply: StoredReply | None = None  # stored in the same transaction; the first one of an idempotency key stands
-    epoch: int = 0  # of the limiter's lease under which it was admitted; 0: unknown
+    reply: StoredReply | None = None  # stored in the same transaction; the first reply of an idempotency key is kept
+    epoch: int = 0  # of the limiter's lease that admitted the request; 0: unknown
 
     @property
     def cost(self) -> int:
-        """Nano-units: nothing for a request that failed, or was cancelled before it produced anything."""
+        """Nano-units to charge. It is 0 for a failed request, and for one cancelled before any output."""
         if self.outcome is Outcome.FAILED or (self.outcome is Outcome.CANCELLED and self.completion_tokens == 0):
             return 0
         return self.price.cost(self.prompt_tokens, self.cached_tokens, self.completion_tokens)
@@ -71,7 +71,7 @@ class Settled:
     balance: int  # the account's committed balance
     version: int  # of the account; higher is newer
     duplicate: bool = False
-    # Of a key with a budget, after the whole batch: what is charged to it in the current period of the ledger's clock.
+    # For a key with a budget: its charges in the current period of the ledger's clock, after the whole batch.
     key_spent: int | None = None
     key_period: str | None = None
     uncollected: int = 0  # nano-units of the charge that the balance did not cover
@@ -89,17 +89,17 @@ class AccountSnapshot:
     topped_up: int
     version: int
     created_at: float
-    limits: Mapping[str, int] = field(default_factory=dict)  # its own (contracts.limits); defaults hold for the rest
-    #: What is left of grants that expire: (expires_at in Unix seconds, nano-units left), soonest first.
+    limits: Mapping[str, int] = field(default_factory=dict)  # the account's (contracts.limits); defaults otherwise
+    #: Remainders of expiring grants: (expires_at in Unix seconds, nano-units left), soonest first.
     expiring: tuple[tuple[float, int], ...] = ()
 
     @property
     def balance(self) -> int:
-        """Nano-units on the books: also what expired lately and still pays for requests that began before."""
+        """Nano-units on the books, including recently expired grants, which still pay for earlier requests."""
         return self.granted + self.topped_up
 
     def available(self, now: float) -> int:
-        """Nano-units that a request starting at `now` (Unix seconds) can spend."""
+        """Returns the nano-units that a request starting at `now` (Unix seconds) can spend."""
         return self.balance - sum(left for expires_at, left in self.expiring if expires_at <= now)
 
 
@@ -117,30 +117,30 @@ class KeySnapshot:
     created_at: float
     revoked_at: float | None = None
     models: tuple[str, ...] | None = None  # None: every model
-    limits: Mapping[str, int] = field(default_factory=dict)  # its own; the account's hold too
+    limits: Mapping[str, int] = field(default_factory=dict)  # the key's limits; the account's limits apply too
     budget: int | None = None  # nano-units per budget_period
     budget_period: BudgetPeriod | None = None
-    spent: int = 0  # nano-units charged to the key in `spent_period`; only counted for keys with a budget
+    spent: int = 0  # nano-units charged to the key in `spent_period`; counted only for keys with a budget
     spent_period: str = ""  # the period at the time of reading, "2026-11-21" or "2026-11"
     spent_version: int = 0  # with a budget: the account's version in the same snapshot, as in Settled.version
     expires_at: float | None = None
-    tags: tuple[str, ...] | None = None  # by which its usage is summed; None: none
-    addresses: tuple[str, ...] | None = None  # the networks that it may be used from, as CIDR; None: anywhere
+    tags: tuple[str, ...] | None = None  # labels by which usage is summed; None: no tags
+    addresses: tuple[str, ...] | None = None  # networks from which it may be used, as CIDR; None: any
 
     __setstate__ = set_state
 
     @property
     def terms(self) -> dict[str, Any]:
-        """What a key that replaces it has too, as CreateKey takes it: all of its terms but the expiry."""
+        """The terms that a replacement key inherits, as CreateKey takes them: all but the expiry."""
         named = ("models", "tags", "addresses", "budget", "budget_period")
         return {name: getattr(self, name) for name in named} | dict(self.limits)
 
 
 @dataclass(frozen=True, slots=True)
 class GrantSnapshot:
-    """Money given to an account, and what is left of it."""
+    """Money given to an account, and the amount left of it."""
 
-    grant_id: int  # the number of its journal entry
+    grant_id: int  # number of its journal entry
     amount: int  # nano-units
     left: int  # nano-units
     created_at: float
@@ -150,7 +150,7 @@ class GrantSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class UsageRow:
-    """The summed usage of one group; fields that the grouping leaves out are None."""
+    """Summed usage of one group. Fields that the grouping leaves out are None."""
 
     requests: int
     prompt_tokens: int
@@ -160,31 +160,31 @@ class UsageRow:
     account_id: str | None = None
     key_id: str | None = None
     model: str | None = None
-    day: str | None = None  # YYYY-MM-DD, UTC; of SumHours with the hour behind it, YYYY-MM-DDTHH
-    tag: str | None = None  # empty: of keys without a tag
+    day: str | None = None  # YYYY-MM-DD in UTC; SumHours adds the hour: YYYY-MM-DDTHH
+    tag: str | None = None  # empty: keys without a tag
 
     __setstate__ = set_state
 
 
 @dataclass(frozen=True, slots=True)
 class Movement:
-    """Money that came to an account, or left it other than for usage."""
+    """Money credited to an account, or debited for a reason other than usage."""
 
     entry_id: int
     kind: str  # top_up, grant, correction or expiry
-    amount: int  # nano-units; negative: it left
+    amount: int  # nano-units; negative: a debit
     created_at: float
     memo: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """An account's month: `opening` and the movements, less what the usage was charged, are `closing` (nano-units)."""
+    """An account's month: `opening` plus the movements, less the charged usage, is `closing` (nano-units)."""
 
     month: Period
     opening: int
     movements: tuple[Movement, ...]
-    usage: tuple[UsageRow, ...]  # by model
+    usage: tuple[UsageRow, ...]  # per model
     closing: int
 
 
@@ -199,7 +199,7 @@ class UsageRecord(RequestUsage):
 
 @dataclass(frozen=True, slots=True)
 class UsagePage:
-    """A page of usage records. `next` is the `after` of the next page; None: this is the last one."""
+    """A page of usage records. `next` is the `after` of the next page, or None on the last page."""
 
     rows: tuple[UsageRecord, ...]
     next: str | None = None
@@ -207,7 +207,7 @@ class UsagePage:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Who asks for a change; it goes into the audit log."""
+    """The author of a change, for the audit log."""
 
     actor: str
     request_id: str | None = None
@@ -216,13 +216,13 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class AuditRecord:
-    audit_id: int  # without gaps; higher is later
+    audit_id: int  # consecutive; higher is later
     at: float
     actor: str
     action: str  # the ledger's operation, such as "credit"
-    subject: str  # the id of the account or key that was changed
+    subject: str  # id of the changed account or key
     account_id: str
-    detail: Mapping[str, Any]  # the command's values, or {"was": …, "is": …} of each field that changed; JSON values
+    detail: Mapping[str, Any]  # the command's values, or {"was": …, "is": …} for each changed field; JSON values
     request_id: str | None = None
     address: str | None = None
 
@@ -232,25 +232,25 @@ class Changes:
     version: int
     accounts: tuple[AccountSnapshot, ...]
     keys: tuple[KeySnapshot, ...]
-    more: bool = False  # the limit cut the answer: read on from `version`
+    more: bool = False  # the limit truncated the answer: continue from `version`
 
 
 class Refusal(StrEnum):
-    """Why a settlement was not recorded. Unless something changes, it never will be."""
+    """The reason why a settlement was not recorded. A retry fails again unless something changes."""
 
     ACCOUNT_NOT_FOUND = "account_not_found"
     KEY_NOT_FOUND = "key_not_found"
     REQUEST_OF_ANOTHER_ACCOUNT = "request_of_another_account"
-    OTHER_CURRENCY = "other_currency"  # the account's is not the ledger's, in which prices are
+    OTHER_CURRENCY = "other_currency"  # the account's currency differs from the ledger's, in which prices are
     INVALID = "invalid"
-    FAILED = "failed"  # the ledger failed on it, for a reason that nothing foresaw
+    FAILED = "failed"  # the ledger failed for an unforeseen reason
 
 
 @dataclass(frozen=True, slots=True)
 class SettlementRejected:
-    """A settlement that was not recorded; repeating it changes nothing. The rest of its batch is not affected.
+    """A settlement that was not recorded. Repeating it changes nothing. The rest of its batch is not affected.
 
-    `kept`: the ledger keeps it among the stuck settlements, where an operator finds it.
+    With `kept`, the ledger keeps it among the stuck settlements, where an operator finds it.
     """
 
     request_id: str
@@ -263,9 +263,9 @@ class SettlementRejected:
 class StuckSettlement:
     """A settlement that the ledger keeps because it could not settle it."""
 
-    stuck_id: str  # its request's id, or what can be shown of it
+    stuck_id: str  # the request's id, escaped and shortened if necessary
     account_id: str
-    settlement: Mapping[str, Any]  # as it was sent, without the reply
+    settlement: Mapping[str, Any]  # as sent, without the reply
     refusal: Refusal
     reason: str
     first_at: float  # Unix seconds
@@ -275,26 +275,26 @@ class StuckSettlement:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Two things that should agree and do not."""
+    """Two values that must agree but do not."""
 
     #: "entry", "balance", "aggregate", "usage", "version", "journal", "grant", "key_spend", "reply", "audit"
     kind: str
-    subject: str  # the id of what to look at
+    subject: str  # id of the object to inspect
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """How many rows were proven, and what did not agree: at most 100 differences of a kind in one step."""
+    """Numbers of rows verified, and the differences found: at most 100 of a kind in one step."""
 
     accounts: int
-    entries: int  # also those of earlier checks and of archives, as the next
+    entries: int  # includes earlier checks and archives, as does `usage_rows`
     usage_rows: int
     differences: tuple[Difference, ...]
-    next: str | None = None  # `after` of the next steps; None: the check is complete
-    done: float = 1.0  # the part of this check that is done, 0 to 1
+    next: str | None = None  # `after` for the next steps; None: the check is complete
+    done: float = 1.0  # completed share of this check, 0 to 1
 
     @property
     def ok(self) -> bool:
-        """Whether the check is complete, and everything that its last steps compared agrees."""
+        """Whether the check is complete and its last steps found no differences."""
         return self.next is None and not self.differences

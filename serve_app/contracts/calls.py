@@ -1,4 +1,4 @@
-"""Calls to other processes: which shard is called, tasks that outlive a request, calls that are joined into one."""
+"""Calls to other processes: shard selection, tasks that outlive a request, and call coalescing."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ _endless: set[asyncio.Task[Any]] = set()
 
 
 class Unavailable(Exception):
-    """The other process could not be reached or did not answer; whether the call took effect is unknown."""
+    """The other process could not be reached or did not answer. Whether the call took effect is unknown."""
 
 
 def boottime() -> float:
-    """Seconds of a clock that also runs while this process is stopped or its machine suspended."""
+    """Returns the seconds of a clock that also runs while this process is stopped or its machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def shard_of(account_id: str, count: int) -> int:
-    """The shard of an account among `count`; the same in every process and release."""
+    """Returns the index of an account's shard among `count` shards. It is the same in every process and release."""
     return zlib.crc32(account_id.encode()) % count
 
 
 def shard_name(deployment: str, index: int) -> str:
-    """The name of a shard's deployment: Limiter, Limiter-1, Limiter-2."""
+    """Returns the name of a shard's deployment: Limiter, Limiter-1, Limiter-2."""
     return deployment if index == 0 else f"{deployment}-{index}"
 
 
 def detached(coroutine: Coroutine[Any, Any, Any], *, endless: bool = False) -> asyncio.Task[Any]:
-    """Runs `coroutine` in a context of its own; a failure that no task awaits is logged.
+    """Runs `coroutine` in a separate context and logs its failure.
 
-    In the context of a request, Ray Serve would cancel its calls together with the request. `wait_for_background`
-    does not wait for an `endless` task.
+    In the context of a request, Ray Serve would cancel the task's calls together with the request.
+    `wait_for_background` does not wait for an `endless` task.
     """
     task = asyncio.get_running_loop().create_task(coroutine, context=contextvars.Context())
-    (_endless if endless else _running).add(task)  # the loop itself keeps only a weak reference
+    (_endless if endless else _running).add(task)  # the loop keeps only a weak reference
     task.add_done_callback(_ended)
     return task
 
 
 async def repeat(step: Callable[[], Awaitable[Any]], every_s: float, failure: str) -> None:
-    """Runs `step` every `every_s` seconds until it is cancelled. Logs `failure` when it raises, and goes on."""
+    """Runs `step` every `every_s` seconds until cancelled. Logs `failure` if `step` raises, and continues."""
     while True:
         try:
             await step()
@@ -65,7 +65,7 @@ async def repeat(step: Callable[[], Awaitable[Any]], every_s: float, failure: st
 
 
 async def wait_for_background(timeout_s: float) -> bool:
-    """Waits for the background tasks of this loop, and for those that they start; False if some still run then."""
+    """Waits for this loop's background tasks and the tasks that they start. Returns False on a timeout."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     while running := [task for task in _running if task.get_loop() is loop]:
@@ -83,11 +83,11 @@ def _ended(task: asyncio.Task[Any]) -> None:
 
 
 class Coalescer(Generic[Ask, Answer]):
-    """Sends what arrives while a call is in flight in the next call, as one list in order of arrival.
+    """Collects asks that arrive while a call is in flight and sends them in the next call, in order of arrival.
 
-    At most one call is in flight, so a single client sees no delay and many clients share the cost of a hop. Answers
-    come in the order of the asks. A call that fails, or takes longer than `timeout_s`, fails the asks of its own list
-    with Unavailable and no others.
+    At most one call is in flight. A single client therefore sees no delay, and many clients share the cost of a hop.
+    Answers are in the order of the asks. A call that fails or exceeds `timeout_s` fails only the asks that it carries,
+    with Unavailable.
     """
 
     def __init__(
@@ -100,24 +100,23 @@ class Coalescer(Generic[Ask, Answer]):
         self._sending: asyncio.Task[None] | None = None
 
     def submit(self, ask: Ask) -> asyncio.Future[Answer]:
-        """Queues `ask`. Cancelling the future takes the ask back, unless it has been sent."""
+        """Queues `ask`. Cancelling the future withdraws the ask, unless it has been sent."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((ask, future))
         if self._sending is None or self._sending.done():
-            # A context of its own: in the caller's, the call would be cancelled together with the caller's request,
-            # and with it the asks of others.
+            # In the caller's context, cancelling the caller's request would cancel this call and other callers' asks.
             self._sending = detached(self._send_waiting())
         return future
 
     def fail_waiting(self, reason: str) -> None:
-        """Fails what has not been sent with Unavailable."""
+        """Fails unsent asks with Unavailable."""
         waiting, self._waiting = self._waiting, []
         for _, future in waiting:
             _fail(future, reason)
 
     async def _send_waiting(self) -> None:
         while self._waiting:
-            # What its caller has given up is not sent: it has gone elsewhere, or will be asked again.
+            # Skip abandoned asks: their callers went elsewhere or will retry.
             wanted = [(ask, future) for ask, future in self._waiting if not future.done()]
             batch, self._waiting = wanted[: self._most], wanted[self._most :]
             if not batch:
@@ -139,16 +138,16 @@ class Coalescer(Generic[Ask, Answer]):
 
 
 def application_of(backend: str) -> str:
-    """The Serve application of a backend; `application:adapter` names one of its adapters."""
+    """Returns the Serve application of a backend. `application:adapter` names one of its adapters."""
     return backend.partition(":")[0]
 
 
 def adapter_of(backend: str) -> str:
-    """The adapter that a backend names; empty for none."""
+    """Returns the adapter that a backend names, or an empty string."""
     return backend.partition(":")[2]
 
 
 def _fail(future: asyncio.Future[Any], reason: str) -> None:
     if not future.done():
         future.set_exception(Unavailable(reason))
-        future.exception()  # an ask that no task awaits any more must not be logged as lost
+        future.exception()  # marks it as retrieved: asyncio must not log an abandoned ask

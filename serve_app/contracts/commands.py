@@ -1,9 +1,9 @@
-"""The operations on the books, one command each: `AccountingPort.run` returns the command's answer.
+"""Operations on the books, one command each. `AccountingPort.run` returns the command's answer.
 
 Amounts are nano-units, times are Unix seconds. Each command names the errors of `contracts.errors` that it raises
-beside LedgerUnavailable. A write that raises LedgerUnavailable may have happened: repeat it unchanged; its idempotency
-key, or the value that it sets, makes the repetition harmless. With an `audit`, a change is recorded in the audit log;
-what changes nothing is not.
+besides LedgerUnavailable. A write that raises LedgerUnavailable may have happened: repeat it unchanged. Its idempotency
+key, or the value that it sets, makes the repetition harmless. With an `audit`, a change is recorded in the audit log. A
+command that changes nothing is not recorded.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from serve_app.contracts.limiting import OpenHold
 from serve_app.contracts.messages import set_state
 from serve_app.contracts.money import Price
 
-MAX_RETRIED = 100  # stuck settlements of one command
+MAX_RETRIED = 100  # stuck settlements per command
 
 Answer = TypeVar("Answer")
 Group = Literal["day", "model", "key", "account", "tag"]
 
 
 class Command(Generic[Answer]):
-    """One operation on the books, with the type of its answer."""
+    """An operation on the books, typed by its answer."""
 
     __slots__ = ()
 
@@ -47,8 +47,8 @@ class Command(Generic[Answer]):
 class OpenAccount(Command[AccountSnapshot]):
     """Creates an account with these limits and an opening credit in nano-units. Names need not be unique.
 
-    The same idempotency key returns the same account. Raises InvalidValue, InvalidAmount, and Conflict when the key has
-    opened an account of another name or credit.
+    The same idempotency key returns the same account. Raises InvalidValue, InvalidAmount, and Conflict if the key was
+    used to open an account with a different name or credit.
     """
 
     name: str
@@ -63,14 +63,14 @@ class OpenAccount(Command[AccountSnapshot]):
 
 @dataclass(frozen=True, slots=True)
 class GetAccount(Command[AccountSnapshot]):
-    """Raises AccountNotFound."""
+    """Returns an account. Raises AccountNotFound."""
 
     account_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class ShowAccount(Command[tuple[AccountSnapshot, UsageRow]]):
-    """An account and all that it ever used, as of one moment: no settlement is in one and not in the other.
+    """Returns an account and its total usage in one snapshot: no settlement is in one and not in the other.
 
     Raises AccountNotFound.
     """
@@ -80,7 +80,7 @@ class ShowAccount(Command[tuple[AccountSnapshot, UsageRow]]):
 
 @dataclass(frozen=True, slots=True)
 class ListAccounts(Command[list[AccountSnapshot]]):
-    """Up to `limit` accounts, oldest first, after the account `after`. Raises AccountNotFound."""
+    """Returns up to `limit` accounts, oldest first, after the account `after`. Raises AccountNotFound."""
 
     after: str | None = None
     limit: int = 100
@@ -88,7 +88,7 @@ class ListAccounts(Command[list[AccountSnapshot]]):
 
 @dataclass(frozen=True, slots=True)
 class SetLimits(Command[AccountSnapshot]):
-    """Changes the limits that `changes` names (`contracts.limits`); None takes the service's default.
+    """Changes the limits named in `changes` (`contracts.limits`). None restores the service's default.
 
     Raises AccountNotFound, InvalidValue.
     """
@@ -100,7 +100,7 @@ class SetLimits(Command[AccountSnapshot]):
 
 @dataclass(frozen=True, slots=True)
 class SetActive(Command[AccountSnapshot]):
-    """Lets an account send requests, or stops it; running requests are still settled. Raises AccountNotFound."""
+    """Activates or suspends an account. Running requests are still settled. Raises AccountNotFound."""
 
     account_id: str
     active: bool
@@ -111,9 +111,9 @@ class SetActive(Command[AccountSnapshot]):
 class AddCredit(Command[AccountSnapshot]):
     """Adds paid ("top_up") or given ("grant") money. The same idempotency key on the same account adds it once.
 
-    A grant with `expires_at` pays for requests that start before then; an hour later what is left of it leaves the
-    books. Raises AccountNotFound, InvalidAmount, InvalidValue (also for an expiry that is past, or of a top-up), and
-    Conflict when the idempotency key was used for another amount, kind or expiry.
+    A grant with `expires_at` pays for requests that start before then. One hour later, its remainder is removed from
+    the books. Raises AccountNotFound, InvalidAmount, and InvalidValue, also for an expiry in the past or on a top-up.
+    Raises Conflict if the idempotency key was used with a different amount, kind or expiry.
     """
 
     account_id: str
@@ -127,9 +127,9 @@ class AddCredit(Command[AccountSnapshot]):
 
 @dataclass(frozen=True, slots=True)
 class CorrectBalance(Command[AccountSnapshot]):
-    """Adds to the top-ups, or takes from them if negative, to correct a mistake that `memo` names.
+    """Adds to the top-ups, or subtracts if negative, to correct a mistake that `memo` names.
 
-    Raises AccountNotFound, InvalidAmount, InvalidValue, Conflict, and InsufficientBalance when less is left.
+    Raises AccountNotFound, InvalidAmount, InvalidValue, Conflict, and InsufficientBalance if less is left.
     """
 
     account_id: str
@@ -141,17 +141,17 @@ class CorrectBalance(Command[AccountSnapshot]):
 
 @dataclass(frozen=True, slots=True)
 class ListGrants(Command[list[GrantSnapshot]]):
-    """All grants, oldest first, spent and expired ones included. Raises AccountNotFound."""
+    """Returns all grants, oldest first, including spent and expired ones. Raises AccountNotFound."""
 
     account_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class TakeBackGrant(Command[AccountSnapshot]):
-    """Takes back what is left of a grant that was a mistake, which `memo` names.
+    """Takes back the remainder of a grant that was a mistake; `memo` names the mistake.
 
-    A running request that counted on it is paid from the rest of the balance. Raises AccountNotFound, GrantNotFound,
-    InvalidValue, Conflict, and InsufficientBalance when nothing is left.
+    A running request that relied on it is paid from the rest of the balance. Raises AccountNotFound, GrantNotFound,
+    InvalidValue, Conflict, and InsufficientBalance if nothing is left.
     """
 
     account_id: str
@@ -163,9 +163,10 @@ class TakeBackGrant(Command[AccountSnapshot]):
 
 @dataclass(frozen=True, slots=True)
 class ExpireGrants(Command[int]):
-    """Removes the rest of grants that expired an hour ago or longer from the balances; returns how many grants.
+    """Removes remainders of grants that expired at least an hour ago from the balances. Returns their number.
 
-    At most `limit` at once: run it again while it returns that many. Processes may do this at the same time.
+    Handles at most `limit` grants: run it again while it returns that many. Several processes may run it at the same
+    time.
     """
 
     limit: int = 500
@@ -173,11 +174,11 @@ class ExpireGrants(Command[int]):
 
 @dataclass(frozen=True, slots=True)
 class CreateKey(Command[KeySnapshot]):
-    """Stores a key by its digest and hint (`contracts.key_format`); the same digest and name return the same key.
+    """Stores a key by its digest and hint (`contracts.key_format`). The same digest and name return the same key.
 
-    `terms` are fields of KeySnapshot: `models` that it may use, limits of its own, a `budget` in nano-units per
-    `budget_period`, `expires_at`, `addresses` that it may be used from, and `tags`. Terms that are left out set no
-    bound. Raises AccountNotFound, InvalidValue, Conflict.
+    `terms` are fields of KeySnapshot: allowed `models`, the key's limits, a `budget` in nano-units per `budget_period`,
+    `expires_at`, allowed `addresses`, and `tags`. Omitted terms set no limit. Raises AccountNotFound, InvalidValue,
+    Conflict.
     """
 
     account_id: str
@@ -190,10 +191,9 @@ class CreateKey(Command[KeySnapshot]):
 
 @dataclass(frozen=True, slots=True)
 class UpdateKey(Command[KeySnapshot]):
-    """Changes the name and the terms that `changes` names; None removes a bound, for a budget its period too.
+    """Changes the name and the terms in `changes`. None removes a limit; for a budget, also its period.
 
-    A new budget counts what the key has been charged in the current period already. Raises KeyNotFound,
-    InvalidValue.
+    A new budget includes the key's earlier charges in the current period. Raises KeyNotFound, InvalidValue.
     """
 
     key_id: str
@@ -203,7 +203,7 @@ class UpdateKey(Command[KeySnapshot]):
 
 @dataclass(frozen=True, slots=True)
 class RevokeKey(Command[KeySnapshot]):
-    """Ends a key for good; harmless to repeat. Raises KeyNotFound."""
+    """Revokes a key permanently; harmless to repeat. Raises KeyNotFound."""
 
     key_id: str
     audit: Audit | None = None
@@ -211,11 +211,11 @@ class RevokeKey(Command[KeySnapshot]):
 
 @dataclass(frozen=True, slots=True)
 class RotateKey(Command[KeySnapshot]):
-    """Creates a key with the name and terms of another one, without an expiry, and returns it.
+    """Creates a key with the name and terms of an existing key, without an expiry, and returns it.
 
-    The old key expires at `until`, a Unix time, or at its own expiry if that comes first. A time that is past revokes
-    it. The same digest returns the same key. Raises KeyNotFound, also for a key of another account, InvalidValue for a
-    key that is revoked, and Conflict.
+    The old key expires at `until`, a Unix time, or at its own expiry if that is earlier. A time in the past revokes it.
+    The same digest returns the same key. Raises KeyNotFound (also for a key of another account), InvalidValue for a
+    revoked key, and Conflict.
     """
 
     account_id: str
@@ -228,14 +228,14 @@ class RotateKey(Command[KeySnapshot]):
 
 @dataclass(frozen=True, slots=True)
 class ListKeys(Command[list[KeySnapshot]]):
-    """Oldest first, revoked ones included. Raises AccountNotFound."""
+    """Returns an account's keys, oldest first, including revoked ones. Raises AccountNotFound."""
 
     account_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class FindKeys(Command[dict[str, tuple[KeySnapshot, AccountSnapshot]]]):
-    """The keys with these digests and their accounts, active or not, by digest; without those that do not exist.
+    """Returns the keys with these digests and their accounts, active or not, by digest. Unknown digests are omitted.
 
     Looking up hundreds costs about as much as looking up one, so unknown keys cannot overload the ledger.
     """
@@ -245,10 +245,10 @@ class FindKeys(Command[dict[str, tuple[KeySnapshot, AccountSnapshot]]]):
 
 @dataclass(frozen=True, slots=True)
 class ReadChanges(Command[Changes]):
-    """Accounts and keys that changed after version `since`, in the order of their versions; 0 starts.
+    """Returns accounts and keys that changed after version `since`, in version order; 0 starts.
 
-    Read on from the answer's `version`, at once if it has `more`. Nothing is ever missed: versions become visible in
-    their order. A row that changed twice appears once, with its latest version.
+    Continue from the answer's `version`, at once if it has `more`. No change is missed: versions become visible in
+    order. A row that changed twice appears once, with its latest version.
     """
 
     since: int
@@ -257,11 +257,11 @@ class ReadChanges(Command[Changes]):
 
 @dataclass(frozen=True, slots=True)
 class SumUsage(Command[list[UsageRow]]):
-    """Sums over requests, one row per group, sorted by the groups; no row where there was no request.
+    """Sums usage over requests: one row per group, sorted by group. Groups without requests have no row.
 
-    Days are YYYY-MM-DD in UTC, of the requests' ends, both included. Tags are those that the keys have now: a key with
-    several counts in the row of each, and one without has the tag "". Raises InvalidValue, also for more rows than
-    `most`.
+    Days are YYYY-MM-DD in UTC, by the requests' ends; both bounds are inclusive. Tags are the keys' current tags. A key
+    with several tags counts in the row of each, and a key without tags has the tag "". Raises InvalidValue, also for
+    more rows than `most`.
     """
 
     account_id: str | None = None
@@ -278,9 +278,9 @@ class SumUsage(Command[list[UsageRow]]):
 
 @dataclass(frozen=True, slots=True)
 class SumHours(Command[list[UsageRow]]):
-    """As SumUsage, of the hours of UTC between two Unix times: a row for each hour and group with a request.
+    """Sums usage per UTC hour between two Unix times, as SumUsage: one row per hour and group with a request.
 
-    It reads single requests, so the times should not be far apart; what is archived is not in it.
+    It reads single requests, so keep the times close together. Archived usage is not included.
     """
 
     account_id: str
@@ -291,7 +291,10 @@ class SumHours(Command[list[UsageRow]]):
 
 @dataclass(frozen=True, slots=True)
 class ShowStatement(Command[Statement]):
-    """Of an account's month, YYYY-MM in UTC, archived or not. Raises AccountNotFound, InvalidValue."""
+    """Returns an account's statement of a month, YYYY-MM in UTC, archived or not.
+
+    Raises AccountNotFound, InvalidValue.
+    """
 
     account_id: str
     month: str
@@ -299,10 +302,9 @@ class ShowStatement(Command[Statement]):
 
 @dataclass(frozen=True, slots=True)
 class ListUsage(Command[UsagePage]):
-    """One record per request that ended at or after `time_from` and before `time_to`.
+    """Returns one record per request that ended at or after `time_from` and before `time_to`.
 
-    In the order of accounts, ends and request ids. `after` is the `next` of the page before.
-    Raises InvalidValue.
+    Records are ordered by account, end and request id. `after` is the `next` of the previous page. Raises InvalidValue.
     """
 
     account_id: str | None = None
@@ -319,14 +321,14 @@ class ListUsage(Command[UsagePage]):
 
 @dataclass(frozen=True, slots=True)
 class FindRequest(Command[UsageRecord | None]):
-    """A request as billed, or None: it was not settled, or its month is archived."""
+    """Returns a request as billed. None: it was not settled, or its month is archived."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class FindReply(Command[StoredReply | None]):
-    """The reply that a settlement of the last 24 hours has stored, or None."""
+    """Returns the reply that a settlement of the last 24 hours has stored, or None."""
 
     account_id: str
     idempotency_key: str
@@ -334,14 +336,14 @@ class FindReply(Command[StoredReply | None]):
 
 @dataclass(frozen=True, slots=True)
 class FindUnsettled(Command[list[str]]):
-    """Those of up to 1000 requests that the ledger has neither settled nor keeps as stuck, in order."""
+    """Returns which of up to 1000 requests the ledger has neither settled nor kept as stuck, in order."""
 
     request_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ListStuck(Command[list[StuckSettlement]]):
-    """Stuck settlements in the order of their ids, after `after`."""
+    """Returns stuck settlements after `after`, in the order of their ids."""
 
     after: str | None = None
     limit: int = 100
@@ -349,9 +351,10 @@ class ListStuck(Command[list[StuckSettlement]]):
 
 @dataclass(frozen=True, slots=True)
 class RetryStuck(Command[list[StuckSettlement]]):
-    """Settles these again; what is settled now, or was meanwhile, is stuck no more. Returns what still is.
+    """Retries these stuck settlements and returns those that are still stuck.
 
-    At most 100 ids; unknown ones are passed over. Harmless to repeat.
+    Settlements that are settled now, or were settled meanwhile, are no longer stuck. At most 100 ids; unknown ids are
+    ignored. Harmless to repeat.
     """
 
     stuck_ids: tuple[str, ...]
@@ -360,14 +363,14 @@ class RetryStuck(Command[list[StuckSettlement]]):
 
 @dataclass(frozen=True, slots=True)
 class PruneReplies(Command[int]):
-    """Removes up to 1000 replies older than 24 hours; returns how many."""
+    """Removes up to 1000 replies older than 24 hours and returns their number."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordAudit(Command[None]):
-    """Records what changes nothing in the books, such as a failed log-in or a read. An empty account: the service.
+    """Records an event that changes nothing in the books, such as a failed log-in or a read.
 
-    Raises InvalidValue.
+    An empty account stands for the service. Raises InvalidValue.
     """
 
     audit: Audit
@@ -379,7 +382,7 @@ class RecordAudit(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class RecordPrices(Command[None]):
-    """Records those prices, by model, that differ from the last ones recorded; harmless to repeat."""
+    """Records the prices, by model, that differ from the last recorded ones; harmless to repeat."""
 
     prices: Mapping[str, Price]
     audit: Audit
@@ -387,14 +390,14 @@ class RecordPrices(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class PricedModels(Command[list[str]]):
-    """Identifiers that ever had a price in a settled request."""
+    """Returns the identifiers that ever had a price in a settled request."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListAudit(Command[list[AuditRecord]]):
-    """What operators changed and read, failed log-ins and new prices, newest first. Raises InvalidValue.
+    """Returns audit records, newest first: operators' changes and reads, failed log-ins and new prices.
 
-    `after` is the last record of the page before.
+    `after` is the last record of the previous page. Raises InvalidValue.
     """
 
     account_id: str | None = None
@@ -404,11 +407,11 @@ class ListAudit(Command[list[AuditRecord]]):
 
 @dataclass(frozen=True, slots=True)
 class CheckBooks(Command[CheckReport]):
-    """Compares what must agree, in short steps for about `seconds`, while the service runs.
+    """Checks in short steps, for about `seconds`, that the books agree, while the service runs.
 
-    From the last checkpoint, or with `full` from the beginning. Where the answer has a `next`, run it again with that
-    as `after`; each answer has the differences of its own steps. Raises InvalidValue, and Conflict when another full
-    check or an archive has replaced what this one builds on: begin again.
+    The check starts at the last checkpoint, or with `full` at the beginning. If the answer has a `next`, run the
+    command again with it as `after`. Each answer has only the differences of its steps. Raises InvalidValue, and
+    Conflict if another full check or an archive has replaced the data that this check builds on: start again.
     """
 
     full: bool = False
@@ -418,7 +421,7 @@ class CheckBooks(Command[CheckReport]):
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """A lease that stands in the way of another one. `lasts_s`: how long it may be used after a renewal."""
+    """A lease that blocks the caller's lease. `lasts_s`: seconds for which it may be used after a renewal."""
 
     epoch: int
     renewals: int
@@ -428,21 +431,22 @@ class Blocker:
 
 @dataclass(frozen=True, slots=True)
 class LeaseState:
-    """With an `epoch` the lease is held by who asked, else `blockers` are in the way."""
+    """State of a requested lease. With an `epoch`, the caller holds it; otherwise `blockers` prevent it."""
 
     epoch: int | None
     renewals: int = 0
-    wanted: int = 0  # requests that waited at other limiters since the renewal before
-    holds: tuple[OpenHold, ...] = ()  # all that are posted, of accounts of any shard
+    wanted: int = 0  # requests that waited at other limiters since the previous renewal
+    holds: tuple[OpenHold, ...] = ()  # all posted holds, for accounts of any shard
     blockers: tuple[Blocker, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class HoldLease(Command[LeaseState]):
-    """Takes the lease of a limiter shard, or renews it: see `accounting/limiter_leases.py`.
+    """Takes or renews the lease of a limiter shard: see `accounting/limiter_leases.py`.
 
-    `holder` names a limiter process and no other. `ended`: epochs whose process is known to have ended. `over`: epochs
-    and their renewals that were seen unchanged for as long as they last. `waiting`: requests that wait for the lease.
+    `holder` identifies one limiter process. `ended` lists epochs whose process is known to have ended. `over` lists
+    epochs with their renewals that stayed unchanged for as long as they last. `waiting` is the number of requests that
+    wait for the lease.
     """
 
     shard: int
@@ -456,7 +460,7 @@ class HoldLease(Command[LeaseState]):
 
 @dataclass(frozen=True, slots=True)
 class ReleaseLease(Command[bool]):
-    """Ends a lease that its holder uses no more, and posts its open holds, by owner. False: it was not held."""
+    """Ends a lease that its holder no longer uses, and posts its open holds by owner. False: it was not held."""
 
     epoch: int
     holds: Mapping[str, tuple[OpenHold, ...]]
@@ -464,7 +468,7 @@ class ReleaseLease(Command[bool]):
 
 @dataclass(frozen=True, slots=True)
 class PostHolds(Command[bool]):
-    """These and no others are the owner's posted holds; what is settled already is left out."""
+    """Replaces the owner's posted holds with these. Holds that are already settled are omitted."""
 
     owner: str
     holds: tuple[OpenHold, ...]

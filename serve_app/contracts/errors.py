@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class LedgerError(Exception):
-    """Any error of the ledger or of the spool."""
+    """Base class of all errors of the ledger and of the spool."""
 
 
 class InvalidValue(LedgerError, ValueError):
@@ -12,54 +12,54 @@ class InvalidValue(LedgerError, ValueError):
 
 
 class InvalidAmount(InvalidValue):
-    """An amount of money that is no exact, sensible number of nano-units."""
+    """An amount of money that is not an exact number of nano-units in the accepted range."""
 
 
 class OtherCurrency(InvalidValue):
-    """A setting or an account is in another currency than the ledger."""
+    """The currency of a setting or an account differs from the ledger's."""
 
 
 class AccountNotFound(LedgerError, LookupError):
-    """Its only argument is the account's id."""
+    """The account does not exist. The only argument is its id."""
 
-    def __str__(self) -> str:  # not the arguments of the exception: errors are pickled with them
+    def __str__(self) -> str:  # the exception keeps only its arguments, with which errors are pickled
         return f"no account {self.args[0]!r}: list the accounts to see the ids that exist"
 
 
 class KeyNotFound(LedgerError, LookupError):
-    """Its only argument is the key's id."""
+    """The key does not exist. The only argument is its id."""
 
     def __str__(self) -> str:
         return f"no key {self.args[0]!r}: list the account's keys to see the ids that exist"
 
 
 class GrantNotFound(LedgerError, LookupError):
-    """Its arguments are the account's id and the number of a grant that the account does not have."""
+    """The account has no such grant. The arguments are the account's id and the grant's number."""
 
     def __str__(self) -> str:
         return f"{self.args[0]} has no grant {self.args[1]}: list its grants to see their numbers"
 
 
 class ModelNotFound(LedgerError, LookupError):
-    """Its only argument is an identifier that was not created by command."""
+    """No command created the identifier, which is the only argument."""
 
     def __str__(self) -> str:
         return f"no identifier {self.args[0]!r} was created: list the models to see those that are served"
 
 
 class BackendNotFound(LedgerError, LookupError):
-    """Its only argument is the name of a backend that was not deployed by command."""
+    """No command deployed the backend. The only argument is its name."""
 
     def __str__(self) -> str:
         return f"no backend {self.args[0]!r} was deployed by command: list the models to see those that exist"
 
 
 class Conflict(LedgerError):
-    """A name or a key stands for something else already, or another change came first."""
+    """A name or key is already used for something else, or another change came first."""
 
 
 class InsufficientBalance(LedgerError):
-    """More would be taken than the account, or the grant, has."""
+    """The command would take more than the account or the grant has."""
 
 
 class LedgerUnavailable(LedgerError):
@@ -67,16 +67,16 @@ class LedgerUnavailable(LedgerError):
 
 
 class SchemaMismatch(LedgerError):
-    """The database was migrated by a newer release than this one."""
+    """A newer release than this one has migrated the database."""
 
 
 class SpoolFull(LedgerError):
-    """The spool has reached its bound, or its disk is full: admit no more requests until it is replayed."""
+    """The spool has reached its limit, or its disk is full: admit no requests until it is replayed."""
 
 
 class SpoolBusy(LedgerError):
-    """Another process uses a spool of this name."""
+    """Another process uses a spool with this name."""
 
 
 class ToolMissing(LedgerError):
-    """A program of the database is not installed, or is too old."""
+    """A database tool is not installed, or is too old."""

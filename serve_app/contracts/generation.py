@@ -15,27 +15,27 @@ from serve_app.contracts.trace_context import TraceCall
 
 class FinishReason(StrEnum):
     STOP = "stop"  # end-of-sequence token or a stop string
-    LENGTH = "length"  # max_tokens or the context is used up
-    ABORT = "abort"  # the caller gave up
-    DEADLINE = "deadline"  # the deadline of its first token passed
+    LENGTH = "length"  # max_tokens or the context length was reached
+    ABORT = "abort"  # the caller cancelled
+    DEADLINE = "deadline"  # the deadline for the first token passed
     ERROR = "error"  # the engine failed; nothing is billed
 
 
 class GrammarKind(StrEnum):
-    JSON_OBJECT = "json_object"  # no text: any one JSON object
+    JSON_OBJECT = "json_object"  # any JSON object; no text
     JSON_SCHEMA = "json_schema"  # a JSON Schema, as JSON
-    REGEX = "regex"  # a regular expression of the whole reply
+    REGEX = "regex"  # a regular expression for the whole reply
     TOOL_CALLS = "tool_calls"  # made by `Grammar.tool_calls`
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The form that a reply must have. The engine's GrammarCompiler checks whether it can be enforced.
+    """The required form of a reply. The engine's GrammarCompiler checks whether it can be enforced.
 
-    `strict` refuses JSON schemas with keywords that can't be enforced; otherwise those are ignored.
+    `strict` rejects JSON schemas with keywords that cannot be enforced; otherwise such keywords are ignored.
 
-    With a `lead`, plain text or a special token's name, the grammar begins after its first occurrence and at most two
-    line feeds: before that the reply may be any text, but may not end.
+    `lead` is plain text or the name of a special token. The grammar begins after its first occurrence and at most two
+    line feeds. Before that, the reply may be any text but may not end.
     """
 
     kind: GrammarKind
@@ -60,20 +60,21 @@ class Grammar:
         lenient: Iterable[int] = (),
         lead: str = "",
     ) -> Grammar:
-        """A reply that is one of `alternatives`: (text before, JSON Schema of the arguments, text after).
+        """Builds a grammar for a reply that is one of `alternatives`.
 
-        With a `separator` one or more of them, with it in between; `opening` and `closing` stand around all. Names of
-        special tokens in the texts stand for those tokens.
+        Each alternative is (text before, JSON Schema of the arguments, text after). With a `separator`, the reply is
+        one or more alternatives, separated by it. `opening` and `closing` enclose all of them. Names of special tokens
+        in these texts stand for those tokens.
 
-        With `optional`, the text or special token that calls begin with, the reply may also be text without it, or
-        such text and then calls. Where calls have no such beginning (""), it is calls, or text that does not begin
-        like JSON: after white space, no brace, bracket or backquote. The text contains none of `never`, and no
-        special tokens but `shown`: markers such as those of reasoning. Neither at the beginning of the reply nor after
-        one of `shown` does it begin with a character of `not_first`.
+        `optional` is the text or special token with which calls begin. With it, the reply may also be text that does
+        not contain it, or such text followed by calls. If calls have no such beginning (""), the reply is either calls
+        or text that does not begin like JSON: after white space, no brace, bracket or backquote. The text contains none
+        of `never`, and no special tokens except `shown`, which are markers such as those of reasoning. It does not
+        begin with a character of `not_first`, neither at the beginning of the reply nor after one of `shown`.
 
-        With `otherwise`, a JSON object or schema, a reply without calls is not any text but that.
+        With `otherwise`, a JSON object or schema, a reply without calls must match it instead of being any text.
 
-        `lenient` are the numbers of alternatives whose schemas are not strict, whatever `strict` says.
+        `lenient` lists the indices of alternatives whose schemas are not strict, whatever `strict` says.
         """
         text = json.dumps(
             {
@@ -94,9 +95,9 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose tokens. The caller checks the ranges (docs/api.md)."""
+    """Parameters that control how tokens are chosen. The caller checks the ranges (docs/api.md)."""
 
-    max_tokens: int  # >= 1, tokens of output, the end-of-sequence token not counted
+    max_tokens: int  # >= 1, output tokens without the end-of-sequence token
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0  # (0, 1]
     top_k: int = 0  # 0 is off
@@ -105,29 +106,29 @@ class SamplingParams:
     frequency_penalty: float = 0.0  # -2..2, over output
     presence_penalty: float = 0.0  # -2..2, over output
     stop: tuple[str, ...] = ()
-    shown: tuple[str, ...] = ()  # special tokens whose names are part of the text; all others have none
-    mark: str = ""  # text whose first occurrence `Finished.marked_tokens` counts to
+    shown: tuple[str, ...] = ()  # special tokens whose names appear in the text; other special tokens produce no text
+    mark: str = ""  # text up to whose first occurrence `Finished.marked_tokens` counts
     seed: int | None = None
-    min_tokens: int = 0  # no end-of-sequence or stop string before so many tokens
+    min_tokens: int = 0  # minimum number of tokens before an end-of-sequence token or stop string
     ignore_eos: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token, -100..100), added to its logit; -100 bans the token
-    logprobs: int | None = None  # None is off, 0 the chosen token's alone, up to 20 of the likeliest beside it
+    logprobs: int | None = None  # None: off; 0: only the chosen token; up to 20: also that many most likely tokens
     grammar: Grammar | None = None
-    token_ids: bool = False  # deltas carry them, so that the reply can be continued elsewhere
+    token_ids: bool = False  # deltas include token ids, so another replica can continue the reply
 
     __setstate__ = set_state
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The sequence has left the queue: its first prefill chunk runs."""
+    """The sequence has left the queue and its first prefill chunk runs."""
 
     prompt_tokens: int
-    cached_tokens: int  # of the prompt, not computed anew
-    fingerprint: str = ""  # of the weights and all else that decides about replies; the replica fills it in
-    replica: str = ""  # which one; it fills that in too
-    said: int = 0  # tokens of the reply that the request brought and that are continued
-    said_text: str = ""  # their text, as far as it is certain; it stays in the replica
+    cached_tokens: int  # of the prompt, not computed again
+    fingerprint: str = ""  # of the weights and everything else that determines replies; set by the replica
+    replica: str = ""  # name of the replica; set by the replica
+    said: int = 0  # tokens of an earlier reply in the request, which this replica continues
+    said_text: str = ""  # text of these tokens, as far as it is certain; stays in the replica
 
     __setstate__ = set_state
 
@@ -136,24 +137,24 @@ class Started:
 class TokenLogprob:
     """A token and its natural log-probability by the model's raw logits, before any sampling parameter.
 
-    `text` has U+FFFD for parts of characters and the name of a special token; `raw` has the exact bytes.
+    `text` has U+FFFD for incomplete characters, and the name of a special token. `raw` has the exact bytes.
     """
 
     token: int
     text: str
     raw: bytes
     logprob: float
-    top: tuple[TokenLogprob, ...] = ()  # the likeliest tokens in its place, likeliest first
+    top: tuple[TokenLogprob, ...] = ()  # most likely tokens at this position, most likely first
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New text. `completion_tokens` counts all tokens of output so far, those of this delta included.
+    """New text. `completion_tokens` counts all output tokens so far, including this delta's.
 
-    `tokens` are those of this delta, only where `SamplingParams.logprobs` asks for them; held-back text may follow
-    in a later delta. `token_ids` are those of this delta, only where `SamplingParams.token_ids` asks for them; then
-    `is_last` says that the reply ends with it. Every other delta of such a reply has all the text that is certain with
-    its tokens, so that these tokens and those before, given to another engine as `said`, continue it.
+    `tokens` has this delta's tokens, only if `SamplingParams.logprobs` requests them. Held-back text may follow in a
+    later delta. `token_ids` has this delta's token ids, only if `SamplingParams.token_ids` requests them. In that case
+    `is_last` marks the delta with which the reply ends. Every other delta of such a reply has all text that is certain
+    with its tokens. Another engine that receives these and the earlier tokens as `said` therefore continues the reply.
     """
 
     text: str
@@ -167,22 +168,22 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Always the last event of a request, with exact counts."""
+    """The last event of every request, with exact counts."""
 
     reason: FinishReason
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
-    marked_tokens: int | None = None  # of them, up to the one that completed `SamplingParams.mark`; None: no mark
+    marked_tokens: int | None = None  # up to the one that completed `SamplingParams.mark`; None: no mark
 
 
 Event = Started | Delta | Finished
 
 
 class Ending(StrEnum):
-    COMPLETE = "complete"  # its arguments are one complete JSON object
-    CUT = "cut"  # the reply ended within it
-    MALFORMED = "malformed"  # its arguments are no JSON, which showed after some were sent; the rest is text
+    COMPLETE = "complete"  # the arguments are one complete JSON object
+    CUT = "cut"  # the reply ended within the call
+    MALFORMED = "malformed"  # the arguments are not JSON, detected after some were sent; the rest is text
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +200,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """A tool call begins. `index` counts the calls of a reply from 0."""
+    """The start of a tool call. `index` counts the calls of a reply from 0."""
 
     index: int
     id: str
@@ -208,7 +209,7 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More of the call's arguments: all pieces together are JSON text."""
+    """A piece of the call's arguments. All pieces together are JSON text."""
 
     index: int
     text: str
@@ -216,7 +217,7 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
-    """The last part of a call. Calls do not overlap."""
+    """The end of a call. Calls do not overlap."""
 
     index: int
     ending: Ending = Ending.COMPLETE
@@ -229,7 +230,7 @@ ToolChoice = Literal["none", "auto", "required"]
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What a replica needs to settle a request whose gateway has died: who pays, and the price."""
+    """Data with which a replica settles a request whose gateway has died: the payer and the price."""
 
     account_id: str
     key_id: str
@@ -241,10 +242,10 @@ class Bill:
 
 @dataclass(frozen=True, slots=True)
 class GenerateCall:
-    """Asks a replica for a reply of `n` choices.
+    """Requests a reply with `n` choices from a replica.
 
-    `credit` is the hold in nano-units, which must pay for the prompt once and the whole output budget of every choice.
-    `tools` are those that the model may call, as the API defines them; `function` names the only one, if any.
+    `credit` is the hold in nano-units. It must pay for the prompt once and for the whole output budget of every choice.
+    `tools` are the tools that the model may call, as the API defines them. `function` names the only one, if any.
     """
 
     request_id: str
@@ -253,18 +254,18 @@ class GenerateCall:
     credit: int
     bill: Bill
     continue_final: bool = False
-    settle_after_s: float = 2.0  # after a cut the replica waits so long before it settles for a dead gateway
-    weight: float = 1.0  # of the account, in the engine's fair queue
-    # Seconds from the call on, because clocks differ between machines. A reply that has begun is not cut by it.
+    settle_after_s: float = 2.0  # seconds that a replica waits after a disconnect before it settles for a dead gateway
+    weight: float = 1.0  # of the account in the engine's fair queue
+    # Seconds after the call, because clocks differ between machines. It does not cut a reply that has begun.
     first_token_within_s: float | None = None
     n: int = 1
     tools: tuple[dict[str, Any], ...] = ()
     tool_choice: ToolChoice = "none"
     function: str | None = None
-    parallel_calls: bool = True  # whether the reply may be several calls
+    parallel_calls: bool = True  # whether the reply may have several calls
     trace: TraceCall | None = None
-    said: tuple[int, ...] = ()  # tokens of a reply that another replica has begun; only the rest is sent
-    reply_id: str = ""  # with `said`, the id that the reply began under
+    said: tuple[int, ...] = ()  # tokens of a reply that another replica began; only the rest is sent
+    reply_id: str = ""  # with `said`: the id under which the reply began
 
     __setstate__ = set_state
 
@@ -273,27 +274,27 @@ class Rejection(StrEnum):
     CREDIT = "credit"  # the exact prompt needs a larger hold: adjust it and send the call again
     CONTEXT = "context"
     QUEUE_FULL = "queue_full"
-    INVALID = "invalid"  # the model's template refuses the messages, or its tokens or grammars a field
+    INVALID = "invalid"  # the model's template rejects the messages, or its tokens or grammars reject a field
     CLOSED = "closed"  # the engine has ended; Serve replaces the replica
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The only event of a request that did not start. Nothing was generated and nothing is billed."""
+    """The only event of a request that did not start. Nothing was generated, and nothing is billed."""
 
     reason: Rejection
     prompt_tokens: int = 0
     limit: int = 0  # tokens, with CONTEXT
     message: str = ""  # with INVALID
-    param: str = "messages"  # with INVALID, the field at fault
+    param: str = "messages"  # with INVALID, the invalid field
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyParts:
-    """More of a choice, in parts. Plain text of an only choice comes as the engine's Delta instead.
+    """More output of a choice, in parts. Plain text of a single choice is sent as the engine's Delta instead.
 
-    `completion_tokens` counts the output of all choices so far. `tokens` are those whose log-probabilities to send.
-    `token_ids` and `is_last` are as in Delta.
+    `completion_tokens` counts the output of all choices so far. `tokens` are the tokens whose log-probabilities are
+    sent. `token_ids` and `is_last` are as in Delta.
     """
 
     parts: tuple[Part, ...]
@@ -308,7 +309,7 @@ class ReplyParts:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceEnded:
-    """One of several choices is complete. Finished, which counts all of them, comes after the last."""
+    """The end of one of several choices. Finished, which counts all choices, follows the last one."""
 
     choice: int
     reason: FinishReason

@@ -1,7 +1,7 @@
-"""The limiter's asks and answers. Plain frozen data: it crosses processes.
+"""Requests to the limiter and its answers, as plain frozen data that crosses processes.
 
-Money is integer nano-units of the account's currency, prices are nano-units per token, times are seconds; a point in
-time that crosses processes is Unix time.
+Money is integer nano-units of the account's currency, prices are nano-units per token, and times are seconds. A point
+in time that crosses processes is Unix time.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from serve_app.contracts.messages import set_state
 
 MAX_RETRY_AFTER_S: Final = 60.0  # client libraries do not wait much longer
 HEARTBEAT_S: Final = 0.5  # between a gateway's renewals of its holds
-# A gateway uses no grant that arrives later after its ask was sent: the limiter may have had a successor since.
+# Maximum age of a grant after its ask was sent. The gateway discards later grants: a new limiter may have taken over.
 GRANT_TRUST_S: Final = 2.0
-# How long a limiter that took over waits for the holds that were granted before: a last grant, then two heartbeats.
+# Seconds for which a limiter that takes over waits for earlier holds: the last grant, then two heartbeats.
 RECOVERY_S: Final = GRANT_TRUST_S + 2 * HEARTBEAT_S
 
 
 def owner_of(holder: str, shard: int) -> str:
-    """The owner of holds of this gateway and limiter shard that are posted in the ledger."""
+    """Returns the owner name of this gateway's and limiter shard's holds that are posted in the ledger."""
     return f"{holder}/{shard}"
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Asks for one request to be admitted. Returns Grant, Refusal, UnknownKey or Recovering.
+    """Requests admission of one request. Returns Grant, Refusal, UnknownKey or Recovering.
 
-    `prompt_tokens` is an estimate; `max_tokens` is the output asked for. `holder` names the gateway process under
-    whose lease the hold lives. Of an account's requests with the same `idempotency_key`, one is open at a time; the
+    `prompt_tokens` is an estimate; `max_tokens` is the requested output. `holder` names the gateway process whose lease
+    keeps the hold alive. Only one of an account's requests with the same `idempotency_key` is open at a time; the
     others get 409.
     """
 
@@ -44,15 +44,15 @@ class Admit:
     output_price: int
     backend: str = ""  # the application that will run it
     idempotency_key: str | None = None
-    look_up: bool = True  # False: UnknownKey for a key that is not known yet, without asking the ledger
-    address: str = ""  # that the request comes from, not parsed yet; a key with allowed addresses needs it
+    look_up: bool = True  # False: UnknownKey for a key that is not known yet, without a ledger query
+    address: str = ""  # of the client, not parsed yet; required for a key with allowed addresses
 
     __setstate__ = set_state
 
 
 @dataclass(frozen=True, slots=True)
 class Adjust:
-    """Replaces the estimate of an admitted request by the tokenizer's exact count, before any output exists.
+    """Replaces the estimate of an admitted request with the tokenizer's exact count, before any output exists.
 
     Returns Grant, Refusal or Recovering.
     """
@@ -63,7 +63,7 @@ class Adjust:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The rate limits of one unit as the `x-ratelimit-*` headers show them: the tightest, of account and key."""
+    """A rate limit of one unit, as in the `x-ratelimit-*` headers: the tightest of account and key."""
 
     limit: int
     remaining: int
@@ -72,7 +72,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The request may run: `hold` nano-units are set aside, which pay for the prompt and `max_tokens` of output."""
+    """Admits the request. `hold` nano-units are reserved and pay for the prompt and `max_tokens` of output."""
 
     request_id: str
     account_id: str
@@ -81,13 +81,13 @@ class Grant:
     max_tokens: int
     requests: Window
     tokens: Window
-    tokens_charged: int = 0  # what the token bucket was charged at admission
-    # The estimated prompt and one token cost more than the free balance: `hold` is all of it and does not pay for
-    # `max_tokens`. Nothing may be generated that the hold does not pay for, before `Adjust` has been granted.
+    tokens_charged: int = 0  # tokens charged to the token bucket at admission
+    # The estimated prompt and one token cost more than the free balance. `hold` is the whole free balance and does not
+    # pay for `max_tokens`. Before `Adjust` is granted, the gateway may generate only what the hold pays for.
     tentative: bool = False
-    weight: int = 100  # of the account, for the model's queue
-    epoch: int = 0  # of the limiter's lease; 0: it needs none
-    from_anywhere: bool = True  # False: the key has allowed addresses, and each request must be asked about
+    weight: int = 100  # of the account in the model's queue
+    epoch: int = 0  # of the limiter's lease; 0: no lease is needed
+    from_anywhere: bool = True  # False: the key has allowed addresses, so each request must be checked
 
     __setstate__ = set_state
 
@@ -102,7 +102,7 @@ class UnknownKey:
 
 @dataclass(frozen=True, slots=True)
 class Recovering:
-    """Ask again: the limiter does not know enough yet. It has just started (announce the holds), or clocks differ."""
+    """Retry: the limiter does not know enough yet. It has just started (announce the holds), or clocks differ."""
 
     request_id: str
     retry_in_s: float
@@ -117,11 +117,11 @@ class Refusal:
     # invalid_api_key; address_not_allowed; model_not_found; idempotency_in_progress; insufficient_balance,
     # budget_exceeded; requests, tokens, concurrency; overloaded
     code: str
-    message: str  # says what to change
+    message: str  # states what to change
     retry_after_s: float | None = None  # with 409, 429 and 503, at most 60
     requests: Window | None = None
     tokens: Window | None = None
-    # Of a key that is known: for logs.
+    # For logs; set if the key is known.
     account_id: str = ""
     key_id: str = ""
     from_anywhere: bool = True  # as in Grant
@@ -131,15 +131,14 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Ends a request: frees its hold and concurrency slot and corrects the token buckets to what was used.
+    """Ends a request: frees its hold and concurrency slot, and corrects the token buckets to the actual usage.
 
-    `balance` and `version` are the account's committed ones after settlement; None when nothing was settled. With
-    `refused` the request was refused after admission (too long for the context, queue full): everything that admission
-    consumed is given back, the request rate too, unless it `keeps_rate`: then the request and `prompt_tokens` stay
-    counted. A request whose settlement is not committed yet must not be released:
-    only its hold protects its charge.
+    `balance` and `version` are the account's committed values after settlement, or None if nothing was settled. With
+    `refused`, the request was refused after admission (too long for the context, queue full). Everything that admission
+    consumed is then returned, including the request rate. With `keeps_rate`, the request and its `prompt_tokens` stay
+    counted. Do not release a request whose settlement is not committed yet: only its hold protects its charge.
 
-    `key_spent` is what was charged to the key in `key_period`, as of `version`; None for keys without a budget.
+    `key_spent` is the amount charged to the key in `key_period`, as of `version`; None for keys without a budget.
     """
 
     request_id: str
@@ -149,7 +148,7 @@ class Release:
     version: int | None = None
     refused: bool = False
     keeps_rate: bool = False  # with `refused`
-    # With these, balance and `key_spent` are taken over even if the hold is gone (expired, or a restart).
+    # With these, `balance` and `key_spent` are applied even if the hold is gone (expired, or after a restart).
     account_id: str | None = None
     key_id: str | None = None
     key_spent: int | None = None
@@ -164,7 +163,7 @@ class OpenHold:
     account_id: str
     key_id: str
     hold: int
-    tokens_charged: int  # what the token bucket was charged at admission
+    tokens_charged: int  # tokens charged to the token bucket at admission
     prompt_price: int
     output_price: int
     max_tokens: int
@@ -174,12 +173,12 @@ class OpenHold:
 
 @dataclass(frozen=True, slots=True)
 class SpoolState:
-    """What a gateway has in its spool, spools that it took over included."""
+    """Contents of a gateway's spool, including the spools that it adopted."""
 
     settlements: int
     bytes: int
-    age_s: float  # since the end of the request that waits longest; 0 when none waits
-    ledger_away: bool  # settlements go to the spool at once
+    age_s: float  # since the end of the request that has waited longest; 0: none waits
+    ledger_away: bool  # the ledger is unavailable: settlements go to the spool at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +190,7 @@ class Renew:
 
     holder: str
     request_ids: tuple[str, ...]
-    shards: int = 1  # limiter shards that the gateway is configured with
+    shards: int = 1  # limiter shards in the gateway's configuration
     open_requests: int = 0  # of the gateway, in all shards
     spool: SpoolState | None = None  # None: not measured yet
 
@@ -200,7 +199,7 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """The requests that are not open here, and the epoch under which this limiter admits; None: it does not admit."""
+    """Requests that are not open here, and the epoch under which this limiter admits; None: it does not admit."""
 
     unknown: tuple[str, ...]
     epoch: int | None = 0
@@ -208,7 +207,7 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True)
 class ShardsDiffer:
-    """The gateway must admit nothing: it, or another one with open requests, has another number of shards (`other`)."""
+    """The gateway must admit nothing: it or another gateway with open requests has a different shard count, `other`."""
 
     shards: int
     other: int
@@ -216,7 +215,10 @@ class ShardsDiffer:
 
 @dataclass(frozen=True, slots=True)
 class Identify:
-    """Asks whose key this is, without admitting anything. Returns Identity, a Refusal with 401 or 403, or as Admit."""
+    """Requests the owner of a key without admission.
+
+    Returns Identity, a Refusal with 401 or 403, or UnknownKey or Recovering as for Admit.
+    """
 
     key_digest: str
     look_up: bool = True  # as with Admit
@@ -238,25 +240,25 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Asks what is known of these accounts. Returns a tuple of AccountStatus, in order."""
+    """Requests the state of these accounts. Returns a tuple of AccountStatus, in order."""
 
     account_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AccountStatus:
-    """Open holds in nano-units, open requests, the limits, and what pressure leaves of them."""
+    """Open holds in nano-units, open requests, the limits, and what remains of them under pressure."""
 
     account_id: str
     held: int
     open_requests: int
     contract: Contract
-    pressed: tuple[tuple[str, int], ...] = ()  # backends under pressure, and the tokens per minute left there
+    pressed: tuple[tuple[str, int], ...] = ()  # backends under pressure, and the remaining tokens per minute there
 
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """A gateway's open holds, for a limiter that does not know them. Returns True."""
+    """A gateway's open holds, sent to a limiter that does not know them. Returns True."""
 
     holder: str
     holds: tuple[OpenHold, ...]
@@ -264,48 +266,48 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class PressureReport:
-    """What one replica of a backend has to do, sent to each shard about twice a second. Returns Heard."""
+    """Load of one replica of a backend, sent to each shard about twice a second. Returns Heard."""
 
     backend: str
     replica: str  # a new name after each restart
-    queue_age_s: float  # since the oldest request that waits came; 0 when none waits
-    kv_used: float  # share of the KV cache that cannot be taken back, 0 to 1
+    queue_age_s: float  # age of the oldest waiting request; 0: none waits
+    kv_used: float  # share of the KV cache that cannot be reclaimed, 0 to 1
     queued_prefill_tokens: int
     waiting: int  # requests
     running: int
-    # Tokens of prompts that began and of output, since the replica started; 0: unknown. Its rise is the rate of work.
+    # Tokens of begun prompts and of output since the replica started; 0: unknown. Its increase is the rate of work.
     tokens_done: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What a replica learns from a report: where to send its reports, and what the backend's accounts did not get."""
+    """Answer to a report: the number of shards to report to, and the refused demand of the backend's accounts."""
 
-    shards: int  # limiter shards, each of which wants the reports
-    refused_tokens_per_s: float  # of this shard's accounts; each request counts once, however often it is tried
+    shards: int  # limiter shards; each of them expects the reports
+    refused_tokens_per_s: float  # of this shard's accounts; each request counts once, with its retries
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """Asks what goes on now. Each shard returns a LiveReport of its own accounts, with `top` of them at most."""
+    """Requests the current state. Each shard returns a LiveReport of its accounts, with at most `top` of them."""
 
     top: int
 
 
 @dataclass(frozen=True, slots=True)
 class BackendLoad:
-    """What the replicas of a backend had to do by their last reports, and what that leaves accounts."""
+    """Load of a backend by its replicas' last reports, and the share that it leaves for accounts."""
 
     backend: str
-    replicas: int  # that report
+    replicas: int  # replicas that report
     running: int
     waiting: int
-    queue_age_s: float  # the lower median of the replicas
-    kv_used: float  # the mean of the replicas, 0 to 1
+    queue_age_s: float  # lower median of the replicas
+    kv_used: float  # mean of the replicas, 0 to 1
     queued_prefill_tokens: int
-    tokens_per_s: float  # the work of the last seconds: prompts that began and output
-    pressure: float  # queueing delay over its target
-    effective_share: float  # what is left of the default contract's tokens per minute, 0 to 1
+    tokens_per_s: float  # work of the last seconds: begun prompts and output
+    pressure: float  # queueing delay divided by its target
+    effective_share: float  # remaining share of the default contract's tokens per minute, 0 to 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,13 +318,13 @@ class BusyAccount:
     name: str  # empty while only its holds are known
     open_requests: int
     held: int  # nano-units
-    tokens: Window  # of its tightest limit on tokens
-    effective_share: float  # of its contract, on the backend that leaves it least of those that it uses; 0 to 1
+    tokens: Window  # of its tightest token limit
+    effective_share: float  # remaining share of its contract, on the most limited backend that it uses; 0 to 1
 
 
 @dataclass(frozen=True, slots=True)
 class LiveGateway:
-    """A gateway by its last heartbeat."""
+    """State of a gateway at its last heartbeat."""
 
     holder: str
     open_requests: int
@@ -331,13 +333,13 @@ class LiveGateway:
 
 @dataclass(frozen=True, slots=True)
 class LiveReport:
-    """What one limiter shard sees. Replicas and gateways report to every shard: `backends` and `gateways` are alike."""
+    """State of one limiter shard. `backends` and `gateways` are alike in all, because they report to every shard."""
 
     admits: bool
     open_requests: int
     held: int  # nano-units
     backends: tuple[BackendLoad, ...]
-    accounts: tuple[BusyAccount, ...]  # those with the most open requests, then with the most held, first
+    accounts: tuple[BusyAccount, ...]  # ordered by open requests, then by held amount, largest first
     gateways: tuple[LiveGateway, ...] = ()
 
     __setstate__ = set_state

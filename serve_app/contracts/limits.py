@@ -1,4 +1,4 @@
-"""Every limit, declared once: settings, columns, operators' requests, checks, headers and refusals follow from here."""
+"""Declares every limit once. Settings, columns, operators' requests, checks, headers and refusals derive from this."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from annotated_types import Ge, Le
 
-# Not pydantic's `Field`, which means the same to pydantic: the command line imports this and must start quickly.
+# Not pydantic's `Field`, which is equivalent: the command line imports this module and must start quickly.
 Amount = Annotated[int, Ge(1), Le(10**12)]
 Weight = Annotated[int, Ge(1), Le(1_000_000)]
 Unit = Literal["requests", "tokens"]
@@ -16,9 +16,9 @@ Unit = Literal["requests", "tokens"]
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What a limit over time counts. The unit is also the code of its refusals and its name in the headers.
+    """A limit over time. The unit is also the code of its refusals and its name in the headers.
 
-    Of several limits with one unit the headers show the tightest.
+    If several limits have one unit, the headers show the tightest.
     """
 
     unit: Unit
@@ -28,20 +28,20 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """The limits that apply to an account. The defaults are those of an account that has none of its own.
+    """Limits that apply to an account. The defaults apply to an account without specific limits.
 
-    A field's metadata: `rate` for limits over time; `of_keys` False when a key can't have the limit.
+    Metadata of a field: `rate` for limits over time; `of_keys` is False if a key cannot have the limit.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     rpm: Amount = field(default=600, metadata={"rate": Rate("requests", "minute", 60.0)})
     tpm: Amount = field(default=1_000_000, metadata={"rate": Rate("tokens", "minute", 60.0)})
-    concurrency: Amount = 64  # requests at once
+    concurrency: Amount = 64  # concurrent requests
     weight: Weight = field(default=100, metadata={"of_keys": False})  # the share of a backend under pressure
 
     def with_own(self, own: Mapping[str, int]) -> Contract:
-        """These limits, with those that the account has of its own in their place."""
+        """Returns these limits with the account's specific limits in their place."""
         return replace(self, **own) if own else self
 
 

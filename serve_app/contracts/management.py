@@ -1,7 +1,7 @@
-"""Management keys of accounts and the operations on them, one command each, as in `contracts.commands`.
+"""Management keys of accounts, and the operations on them, one command each, as in `contracts.commands`.
 
-A management key opens the account's own endpoints (`/account/...`) and no chat. The ledger has its digest and hint
-alone (`contracts.key_format`).
+A management key gives access to the account's endpoints (`/account/...`), but not to chat. The ledger stores only its
+digest and hint (`contracts.key_format`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 from serve_app.contracts.books import AccountSnapshot, Audit
 from serve_app.contracts.commands import Command
 
-MAX_KEYS: Final = 20  # of an account, that are not revoked
+MAX_KEYS: Final = 20  # per account, not counting revoked keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class ManagementKey:
 
 @dataclass(frozen=True, slots=True)
 class CreateManagementKey(Command[ManagementKey]):
-    """Stores a management key by its digest and hint; the same digest and name return the same key.
+    """Stores a management key by its digest and hint. The same digest and name return the same key.
 
-    Raises AccountNotFound, InvalidValue, and Conflict also when the account has its most.
+    Raises AccountNotFound, InvalidValue, and Conflict, also if the account already has MAX_KEYS.
     """
 
     account_id: str
@@ -45,14 +45,14 @@ class CreateManagementKey(Command[ManagementKey]):
 
 @dataclass(frozen=True, slots=True)
 class ListManagementKeys(Command[list[ManagementKey]]):
-    """Oldest first, revoked ones included. Raises AccountNotFound."""
+    """Returns an account's management keys, oldest first, including revoked ones. Raises AccountNotFound."""
 
     account_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class RevokeManagementKey(Command[ManagementKey]):
-    """Ends a key for good; harmless to repeat. Raises KeyNotFound, also for a key of another account."""
+    """Revokes a key permanently; harmless to repeat. Raises KeyNotFound, also for a key of another account."""
 
     account_id: str
     key_id: str

@@ -1,4 +1,4 @@
-"""How a message is read that a process of an earlier release has sent."""
+"""Reads messages that a process of an earlier release has sent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def set_state(message: Any, state: list[Any]) -> None:
-    """Unpickles a message; one of an earlier release has the defaults of the fields that it lacks.
+    """Unpickles a message. Fields that an earlier release did not send get their defaults.
 
     It is the `__setstate__` of a frozen dataclass with slots, whose new fields come last.
     """

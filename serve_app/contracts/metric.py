@@ -1,4 +1,4 @@
-"""What a metric is, and where its values go. `contracts.metrics` declares them all."""
+"""Defines metrics and the interface that records their values. `contracts.metrics` declares all metrics."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 6
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. Its exported name has the prefix `ray_`, and the suffix `_total` if it is a counter."""
+    """A metric. Its exported name has the prefix `ray_`, and for a counter the suffix `_total`."""
 
     kind: Literal["counter", "histogram", "gauge"]
     name: str
-    unit: str  # of its values: "seconds", "tokens", "bytes", "units of currency", "share" (0 to 1), or what it counts
+    unit: str  # "seconds", "tokens", "bytes", "units of currency", "share" (0 to 1), or the counted objects
     description: str
     labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = SECONDS  # upper bounds; of a histogram alone
-    # All values of these labels: a counter is exported as 0 for each of them from the start, because `increase` does
-    # not see the first event of a counter that begins with it.
+    buckets: tuple[float, ...] = SECONDS  # upper bounds; histograms only
+    # All values of these labels. A counter is exported as 0 for each of them from the start: `increase` does not see
+    # the first event of a counter that begins with it.
     known: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __hash__(self) -> int:
@@ -29,11 +29,11 @@ class Metric:
 
     @property
     def exported(self) -> str:
-        """The name in Prometheus; a histogram's has `_bucket`, `_sum` or `_count` after it."""
+        """The name in Prometheus. A histogram's series append `_bucket`, `_sum` or `_count`."""
         return f"ray_{self.name}" + ("_total" if self.kind == "counter" else "")
 
     def rows(self, served: Iterable[Mapping[str, str]] = ({},)) -> list[tuple[str, ...]]:
-        """The labels that it can have: those of `known`, for each of these values of the other labels."""
+        """Returns the possible rows of labels: the values of `known`, for each of these values of the other labels."""
         found: dict[tuple[str, ...], None] = {}
         for given in served:
             values = [(given[label],) if label in given else self.known[label] for label in self.labels]
@@ -42,14 +42,14 @@ class Metric:
 
 
 class Metrics(Protocol):
-    """Where values go. `labels` are values in the order of the metric's labels."""
+    """Records metric values. `labels` are values in the order of the metric's labels."""
 
     def add(self, counter: Metric, value: float, *labels: str) -> None:
-        """`value` is above 0."""
+        """Adds `value`, which is above 0."""
 
     def observe(self, histogram: Metric, value: float, *labels: str) -> None: ...
 
     def set(self, gauge: Metric, value: float, *labels: str) -> None: ...
 
     def export_zeros(self, declared: Iterable[Metric], served: Iterable[Mapping[str, str]] = ({},)) -> None:
-        """Exports counters and histograms before their first event: for `known` and these values of other labels."""
+        """Exports counters and histograms before their first event, for `known` and these values of other labels."""

@@ -1,6 +1,6 @@
-"""Every metric, declared once: `docs/metrics.md` is made from here, dashboards and rules are checked against it.
+"""Declares every metric once. `docs/metrics.md` is generated from here; dashboards and rules are checked against it.
 
-Never an account or a key as a label, and nothing is billed from metrics.
+No metric has an account or a key as a label, and billing does not use metrics.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Final
 
 from serve_app.contracts.metric import Metric
 
-# The codes of a refused chat request (docs/api.md), and the statuses of all answers; 499: the client went away.
+# Error codes of a refused chat request (docs/api.md), and the statuses of all answers; 499: the client hung up.
 REFUSAL_CODES: Final = (
     "address_not_allowed", "body_timeout", "budget_exceeded", "concurrency", "context_length_exceeded",
     "idempotency_in_progress", "idempotency_key_reused", "insufficient_balance", "invalid_api_key",
@@ -17,13 +17,13 @@ REFUSAL_CODES: Final = (
     "tokens", "wrong_keys",
 )  # fmt: skip
 STATUSES: Final = ("200", "400", "401", "402", "403", "408", "409", "422", "429", "499", "500", "503")
-# Refusals that more capacity, or higher limits, would have served.
+# Refusals that more capacity or higher limits would have avoided.
 DEMAND_CODES: Final = ("concurrency", "overloaded_error", "requests", "tokens")
 NONE: Final = "none"  # `model` and `backend` of a request that is refused before they are known
 LENGTHS: Final = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 STEPS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10)
 
-# Of gateways. `model` is the identifier that clients name, `backend` the application that serves it.
+# Gateways. `model` is the identifier that clients name, `backend` the application that serves it.
 REQUESTS: Final = Metric(
     "counter", "serve_app_requests", "requests", "Chat requests answered",
     ("model", "backend", "status"), known={"status": STATUSES},
@@ -112,7 +112,7 @@ SETTLEMENTS: Final = Metric(
 )  # fmt: skip
 SETTLEMENT_SECONDS: Final = Metric("histogram", "serve_app_settlement_seconds", "seconds", "Usage to durable")
 
-# Of gateways, and of model replicas, by `holder`: "gateway", "replica".
+# Gateways and model replicas, by `holder`: "gateway", "replica".
 SPOOL_SETTLEMENTS: Final = Metric(
     "gauge", "serve_app_spool_settlements", "settlements", "Settlements in the spool", ("holder",)
 )
@@ -122,7 +122,7 @@ SPOOL_AGE: Final = Metric(
     "Since the end of the request that waits longest in the spool", ("holder",),
 )  # fmt: skip
 
-# Of limiters.
+# Limiters.
 LIMITER_EPOCH: Final = Metric(
     "gauge", "serve_app_limiter_epoch", "epoch", "Epoch under which it admits, 0: none", ("shard",)
 )
@@ -143,7 +143,7 @@ EFFECTIVE_SHARE: Final = Metric(
     "What pressure leaves an account of the default contract of its tokens per minute", ("shard", "backend"),
 )  # fmt: skip
 
-# Of accounting.
+# Accounting.
 REVENUE: Final = Metric(
     "counter", "serve_app_revenue", "units of currency", "Taken from balances for settled usage", ("model",)
 )
@@ -161,7 +161,7 @@ BOOKS_CHECKED: Final = Metric(
     "gauge", "serve_app_books_checked_timestamp_seconds", "Unix seconds", "When the books were last checked"
 )
 
-# Of model replicas: Ray's labels `application` (the backend) and `replica` tell them apart.
+# Model replicas: Ray's labels `application` (the backend) and `replica` tell them apart.
 RUNNING: Final = Metric("gauge", "serve_app_running_sequences", "sequences", "Sequences in the running batch")
 WAITING: Final = Metric("gauge", "serve_app_waiting_sequences", "sequences", "Sequences waiting for a place")
 OLDEST_WAIT: Final = Metric(
@@ -199,7 +199,7 @@ REPLICA_COST: Final = Metric(
     "gauge", "serve_app_replica_cost_per_hour", "units of currency", "`cost_per_hour` of the backend's settings"
 )
 
-#: By the process that exports them.
+#: Metrics by the process that exports them.
 OF_GATEWAYS: Final = (
     REQUESTS, REFUSALS, REJECTED_DEMAND, REQUEST_SECONDS, FIRST_TOKEN_SECONDS, OUTPUT_TOKEN_SECONDS,
     INTER_TOKEN_SECONDS, PHASE_SECONDS, PROMPT_LENGTH, REPLY_LENGTH, FINISHES, LATENCY_TARGETS, PROMPT_TOKENS,

@@ -1,6 +1,6 @@
-"""Decimal strings to integer nano-units and back, exactly or not at all.
+"""Converts decimal strings to integer nano-units and back, exactly or not at all.
 
-Floats are refused: 0.1 is not a tenth. A nano-unit is 1e-9 of the account's currency.
+Floats are rejected: 0.1 is not a tenth. A nano-unit is 1e-9 of the account's currency.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ NANO_PER_UNIT = 10**9
 TOKENS_PER_PRICE = 10**6
 NANO_PER_TOKEN_PER_UNIT = NANO_PER_UNIT // TOKENS_PER_PRICE  # "1.00 per million" is 1,000 nano-units per token
 
-# 64-bit columns hold 9.2e18. These bounds keep every balance, and the sums over all of them, far away from it.
-MAX_AMOUNT = 10**17  # one credit: 100 million units
-MAX_BALANCE = 10**18  # one account: a billion units
-MAX_CHARGE = 10**15  # one request: a million units
+# 64-bit columns hold 9.2e18. These limits keep every balance, and the sum of all balances, far below that.
+MAX_AMOUNT = 10**17  # per credit: 100 million units
+MAX_BALANCE = 10**18  # per account: a billion units
+MAX_CHARGE = 10**15  # per request: a million units
 
-# Decimal() itself takes "NaN", "1_000", " 1 " and digits of every script; money does not.
+# Decimal() itself accepts "NaN", "1_000", " 1 " and digits of every script; money does not.
 _DECIMAL = re.compile(r"[+-]?[0-9]{1,40}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,2})?", re.ASCII)
 
 
 def parse_amount(text: str, *, negative: bool = False) -> int:
-    """Nano-units of a decimal such as "12.50".
+    """Returns the nano-units of a decimal such as "12.50".
 
-    Raises InvalidAmount for anything but a plain decimal of at most nine decimals, for amounts above 100 million,
-    and below zero unless `negative` allows it.
+    Raises InvalidAmount for anything but a plain decimal with at most nine decimal places, for amounts above 100
+    million, and for negative amounts unless `negative` allows them.
     """
     nano = _exact(text, NANO_PER_UNIT, "an amount has at most 9 decimals")
     if nano < 0 and not negative:
@@ -40,16 +40,16 @@ def parse_amount(text: str, *, negative: bool = False) -> int:
 
 
 def format_amount(nano: int) -> str:
-    """The decimal of this many nano-units: exact, at least two decimals, e.g. "12.50" or "0.000000001"."""
+    """Returns the exact decimal of nano-units with at least two decimal places, e.g. "12.50" or "0.000000001"."""
     return _decimal(nano, 9)
 
 
-@lru_cache(maxsize=1024)  # a few prices, asked for with every request
+@lru_cache(maxsize=1024)  # a few prices, needed by every request
 def price_per_million(text: str) -> int:
-    """Nano-units per token of a price per million tokens: "0.27" is 270.
+    """Returns the nano-units per token of a price per million tokens: "0.27" is 270.
 
-    Raises InvalidAmount for more than three decimals: 0.0005 per million would be half a nano-unit per token, and a
-    charge must be a whole number.
+    Raises InvalidAmount for more than three decimal places: 0.0005 per million would be half a nano-unit per token, and
+    a charge must be a whole number.
     """
     nano = _exact(
         text,
@@ -64,7 +64,7 @@ def price_per_million(text: str) -> int:
 
 
 def format_price(nano_per_token: int) -> str:
-    """The price per million tokens, e.g. "0.27" for 270."""
+    """Returns the price per million tokens, e.g. "0.27" for 270."""
     return _decimal(nano_per_token, 3)
 
 
@@ -88,13 +88,13 @@ def _decimal(scaled: int, places: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Nano-units per token."""
+    """Prices in nano-units per token."""
 
     input: int
     cached_input: int
     output: int
 
     def cost(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> int:
-        """Nano-units for these counts; cached tokens are part of the prompt and have a price of their own."""
+        """Returns the cost in nano-units. Cached tokens are part of the prompt and have a separate price."""
         uncached = prompt_tokens - cached_tokens
         return uncached * self.input + cached_tokens * self.cached_input + completion_tokens * self.output

@@ -1,4 +1,4 @@
-"""What an account wants to be told, and what it was told. Amounts are nano-units, times Unix seconds."""
+"""Alerts that an account configures, and the notices about them. Amounts are nano-units, times Unix seconds."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Final
 from serve_app.contracts.books import Audit
 from serve_app.contracts.commands import Command
 
-#: What an alert watches, with what makes it fire.
+#: Kinds of alerts, with the condition that triggers each.
 KINDS: Final = {
     "balance": "the balance is below it",
     "day": "a day's spending reaches it",
     "month": "a month's spending reaches it",
     "unusual": "a day's spending reaches it, and three times the mean of the seven days before",
 }
-MAX_ALERTS: Final = 20  # of an account
-MAX_A_DAY: Final = 50  # notices of an account's alerts in a day of UTC
+MAX_ALERTS: Final = 20  # per account
+MAX_A_DAY: Final = 50  # notices of an account's alerts per UTC day
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-#: What browsers accept as an e-mail address, without `=?`: a mail program may read that as another, encoded address.
+#: E-mail addresses as browsers accept them, without `=?`: a mail program may decode that to a different address.
 _EMAIL = re.compile(rf"(?!.*=\?)[A-Za-z0-9.!#$%&'*+/=?^_`{{|}}~-]+@{_LABEL}(?:\.{_LABEL})*")
 
 
 def is_webhook(target: str) -> bool:
-    """Whether a target is the address of a webhook. All others get e-mail."""
+    """Returns whether a target is the address of a webhook. All other targets get e-mail."""
     return target.partition("://")[0].lower() in ("https", "http")
 
 
@@ -34,7 +34,7 @@ def is_email(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """`state` is why it has fired last: a day, a month, or "low"; empty when it may fire again."""
+    """An alert. `state` is the reason for its last firing: a day, a month, or "low". Empty: it may fire again."""
 
     alert_id: str
     account_id: str
@@ -47,17 +47,17 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """An alert whose state is to change from `before` to `state`; it fires unless that is empty."""
+    """A pending change of an alert's state from `before` to `state`. The alert fires unless `state` is empty."""
 
     alert_id: str
     before: str
     state: str
-    value: int  # the balance or spending that was found
+    value: int  # the balance or spending found
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One firing, and how telling it went. `next_at` is None when it is delivered or given up."""
+    """One firing, and the state of its delivery. `next_at` is None once it is delivered or given up."""
 
     notice_id: str
     account_id: str
@@ -72,14 +72,16 @@ class Notice:
     next_at: float | None
     delivered_at: float | None
     error: str
-    secret: str = field(default="", repr=False)  # what a webhook's messages are signed with
-    detail: str = ""  # why recharging is paused; empty in a notice of an alert
+    secret: str = field(default="", repr=False)  # signs a webhook's messages
+    detail: str = ""  # reason why recharging is paused; empty in a notice of an alert
 
 
 @dataclass(frozen=True, slots=True)
 class CreateAlert(Command[Alert]):
-    """With an `alert_id`, a repetition returns the first alert. Raises AccountNotFound, InvalidValue, and Conflict
-    when the account has its most, or the id stands for something else.
+    """Creates an alert. With an `alert_id`, a repetition returns the first alert.
+
+    Raises AccountNotFound, InvalidValue, and Conflict if the account has MAX_ALERTS or the id is used for something
+    else.
     """
 
     account_id: str
@@ -88,19 +90,19 @@ class CreateAlert(Command[Alert]):
     target: str
     secret: str = field(repr=False)
     audit: Audit | None = None
-    alert_id: str | None = None  # of `key_format.new_id`, or as hard to guess; None: a new one
+    alert_id: str | None = None  # from `key_format.new_id`, or equally hard to guess; None: a new id
 
 
 @dataclass(frozen=True, slots=True)
 class ListAlerts(Command[list[Alert]]):
-    """Of an account, oldest first. Raises AccountNotFound."""
+    """Returns the alerts of an account, oldest first. Raises AccountNotFound."""
 
     account_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveAlert(Command[None]):
-    """What it has told stays. Harmless to repeat."""
+    """Removes an alert; its notices stay. Harmless to repeat."""
 
     account_id: str
     alert_id: str
@@ -109,16 +111,17 @@ class RemoveAlert(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class WatchAlerts(Command[tuple[list[Alarm], str | None]]):
-    """Looks at up to 200 alerts after an id: those whose state is to change, and where to go on, None at the end."""
+    """Checks up to 200 alerts after an id. Returns due state changes, and the id to continue from, None at the end."""
 
     after: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RaiseAlarm(Command[bool]):
-    """Changes the alert's state, unless somebody else has, and makes the notice. Whether it changed the state.
+    """Changes the alert's state unless it changed meanwhile, and creates the notice. Returns whether it did.
 
-    After `MAX_A_DAY` notices one more is made that is not sent and says why, then none until the next day.
+    After `MAX_A_DAY` notices, one more is created that is not sent and states the reason. Then none is created until
+    the next day.
     """
 
     alarm: Alarm
@@ -126,8 +129,10 @@ class RaiseAlarm(Command[bool]):
 
 @dataclass(frozen=True, slots=True)
 class ListNotices(Command[list[Notice]]):
-    """The latest of an account first; without an account, those that are due: each account's oldest, then each one's
-    second, and so on, so that one with many does not keep the others waiting.
+    """Returns an account's latest notices first; without an account, the notices that are due.
+
+    Due notices are each account's oldest, then each account's second, and so on: an account with many notices does not
+    delay the others.
     """
 
     account_id: str | None = None
@@ -136,7 +141,7 @@ class ListNotices(Command[list[Notice]]):
 
 @dataclass(frozen=True, slots=True)
 class RecordAttempt(Command[None]):
-    """How telling went: an empty error is delivered. `next_at` is when to try again, None never."""
+    """Records a delivery attempt. An empty error: delivered. `next_at` is the time of the next attempt; None: never."""
 
     notice_id: str
     error: str

@@ -1,4 +1,4 @@
-"""What operators do in the console beside the other commands: find accounts, and give credit that two must agree to."""
+"""Operations of operators in the console: finding accounts, and giving credit that a second operator must approve."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROLES: Final = ("admin", "support", "finance", "read-only")
 
 @dataclass(frozen=True, slots=True)
 class PendingCredit:
-    """Asked for by one operator. Another one approves it, or anyone who may rejects it."""
+    """A credit requested by one operator. A different operator approves it, or any permitted operator rejects it."""
 
     pending_id: str
     account_id: str
@@ -23,16 +23,16 @@ class PendingCredit:
     memo: str
     asked_by: str
     asked_at: float
-    booked: bool = False  # without another one
+    booked: bool = False  # without a second operator
 
 
 @dataclass(frozen=True, slots=True)
 class SetOperatorRole(Command[Person]):
-    """None takes the role away. All sessions of the person end.
+    """Sets an operator's role; None removes it. All sessions of the person end.
 
-    A role is given to a member of `account_id`, an account of the staff's. The address alone proves nothing: who
-    manages an account can invite any address and accept the invitation. Raises InvalidValue for an unknown address or
-    role, and for a person who is no member.
+    A role is given to a member of `account_id`, a staff account. The address alone proves nothing: a manager of an
+    account can invite any address and accept the invitation. Raises InvalidValue for an unknown address or role, and
+    for a person who is not a member.
     """
 
     email: str
@@ -43,7 +43,7 @@ class SetOperatorRole(Command[Person]):
 
 @dataclass(frozen=True, slots=True)
 class SearchAccounts(Command[list[AccountSnapshot]]):
-    """Up to `limit` accounts whose name has the text, in any case, or whose id begins with it; newest first."""
+    """Returns up to `limit` accounts, newest first, by part of the name (in any case) or by the beginning of the id."""
 
     text: str
     limit: int = 100
@@ -51,11 +51,11 @@ class SearchAccounts(Command[list[AccountSnapshot]]):
 
 @dataclass(frozen=True, slots=True)
 class AskCredit(Command[PendingCredit]):
-    """A credit that waits for a second operator.
+    """Requests a credit that waits for a second operator.
 
-    It is booked at once if it and what this operator has given in the last 24 hours alone, to any account, are at most
-    `alone` together. With the same `once` a repetition changes nothing, and returns what became of the first. Raises
-    AccountNotFound, Conflict, InvalidAmount, InvalidValue.
+    It is booked at once if the total is at most `alone`. The total is this credit and the credits that this operator
+    gave alone in the last 24 hours, to any account. With the same `once`, a repetition changes nothing and returns the
+    outcome of the first. Raises AccountNotFound, Conflict, InvalidAmount, InvalidValue.
     """
 
     account_id: str
@@ -69,12 +69,15 @@ class AskCredit(Command[PendingCredit]):
 
 @dataclass(frozen=True, slots=True)
 class ListPendingCredits(Command[list[PendingCredit]]):
-    """Oldest first."""
+    """Returns the pending credits, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecideCredit(Command[bool]):
-    """Books it, or not. False: it was decided before. Raises InvalidValue when who asked approves it."""
+    """Books or rejects a credit. Returns False if it was decided before.
+
+    Raises InvalidValue if the requester approves it.
+    """
 
     pending_id: str
     approved: bool

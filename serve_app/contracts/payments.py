@@ -1,4 +1,4 @@
-"""What a payment provider reports, and what the books make of it. Amounts are nano-units."""
+"""Reports of a payment provider, and the commands that book them. Amounts are nano-units."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from serve_app.contracts.commands import Command
 
 @dataclass(frozen=True, slots=True)
 class Paid:
-    """Money has come. `reference` is the provider's name of the payment, which is booked once."""
+    """A payment was received. `reference` is the provider's name for the payment, which is booked once."""
 
     account_id: str
     amount: int
     currency: str
     reference: str
-    attempt_id: str = ""  # of recharging; empty: a person has paid
-    created_at: float = 0.0  # of a payment of recharging: when it was ordered
+    attempt_id: str = ""  # of recharging; empty: a person paid
+    created_at: float = 0.0  # when a payment of recharging was ordered
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A payment method was saved for recharging. All but the account and its setup are the provider's ids."""
+    """A payment method was saved for recharging. All fields but the account and its setup are the provider's ids."""
 
     account_id: str
     setup_id: str
@@ -31,35 +31,36 @@ class Saved:
     method: str
 
 
-#: A chargeback is a refund that the customer's bank has ordered. A reinstatement brings its money to us again, when the
-#: bank has decided so.
+#: A chargeback is a refund that the customer's bank has ordered. A reinstatement returns its money to us, if the bank
+#: decides so.
 ReturnKind = Literal["refund", "chargeback", "reinstatement"]
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """Money has gone back, or has come again."""
+    """A payment was refunded or charged back, or a chargeback was reinstated."""
 
     account_id: str
     amount: int
     reference: str  # of this return
-    reverses: str  # the reference of the payment, or that of the chargeback which is reinstated
+    reverses: str  # reference of the payment, or of the chargeback that is reinstated
     kind: ReturnKind = "refund"
 
 
 @dataclass(frozen=True, slots=True)
 class ReturnPayment(Command[int | None]):
-    """Takes money that went back from what the account has paid in. Returns the nano-units that were spent already.
+    """Deducts returned money from the account's payments. Returns the nano-units that were already spent.
 
-    The same idempotency key takes it once, and then returns 0 and changes nothing. None: what it reverses is not booked
-    yet, and nothing is changed. A chargeback also suspends the account and turns recharging off; a refund pauses
-    recharging, which would take the money again at once. A reinstatement gives back what its chargeback has taken, less
-    what that could not take; the account stays suspended. Raises AccountNotFound, InvalidAmount.
+    The same idempotency key deducts once; a repetition returns 0 and changes nothing. None: the payment or chargeback
+    that it reverses is not booked yet, and nothing is changed. A chargeback also suspends the account and turns
+    recharging off. A refund pauses recharging, which would charge the money again at once. A reinstatement restores
+    what its chargeback took, less the part that the chargeback could not take. The account stays suspended. Raises
+    AccountNotFound, InvalidAmount.
     """
 
     account_id: str
     amount: int
     idempotency_key: str
-    reverses: str  # the idempotency key of the payment, or that of the chargeback
+    reverses: str  # idempotency key of the payment, or of the chargeback
     audit: Audit
     kind: ReturnKind = "refund"

@@ -1,6 +1,6 @@
-"""People of the console and the operations on them, one command each, as in `contracts.commands`.
+"""People who use the console, and the operations on them, one command each, as in `contracts.commands`.
 
-Tokens of sessions and invitations never reach the ledger: it has their digests (`contracts.key_format.digest`).
+The ledger stores only digests of session and invitation tokens (`contracts.key_format.digest`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OPERATOR_ROLES: Final = ("admin", "support", "finance", "read-only")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Somebody as an OpenID Connect provider knows them. The subject is the provider's, and never changes."""
+    """A person as an OpenID Connect provider knows them. The subject is the provider's id and never changes."""
 
     issuer: str
     subject: str
@@ -27,7 +27,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Somebody who may sign in. `roles` by account."""
+    """A person who may sign in. `roles` are by account."""
 
     user_id: str
     email: str
@@ -38,13 +38,13 @@ class Person:
     operator_role: str | None = None
     password: str = field(default="", repr=False)  # an argon2 hash; empty: none
     totp_secret: str | None = field(default=None, repr=False)
-    totp_step: int = 0  # of the last code that was taken: none is taken twice
-    issuers: tuple[str, ...] = ()  # of the person's identities
+    totp_step: int = 0  # of the last accepted code: no code is accepted twice
+    issuers: tuple[str, ...] = ()  # issuers of the person's identities
 
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """It makes one person, once."""
+    """An invitation for one person, valid once."""
 
     invitation_id: str
     email: str
@@ -70,7 +70,7 @@ class SignedIn:
 
 @dataclass(frozen=True, slots=True)
 class InvitePerson(Command[Invitation]):
-    """Raises AccountNotFound, InvalidValue, and Conflict for an address of the account's own people."""
+    """Invites a person. Raises AccountNotFound, InvalidValue, and Conflict for the address of an existing member."""
 
     account_id: str
     email: str
@@ -82,14 +82,14 @@ class InvitePerson(Command[Invitation]):
 
 @dataclass(frozen=True, slots=True)
 class FindInvitation(Command[Invitation | None]):
-    """One that can be accepted now, or None."""
+    """Returns an invitation that can be accepted now, or None."""
 
     digest: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class RevokeInvitation(Command[Invitation]):
-    """Harmless to repeat. Raises InvalidValue for one that is unknown or used."""
+    """Revokes an invitation; harmless to repeat. Raises InvalidValue for an invitation that is unknown or used."""
 
     invitation_id: str
     audit: Audit | None = None
@@ -97,10 +97,10 @@ class RevokeInvitation(Command[Invitation]):
 
 @dataclass(frozen=True, slots=True)
 class AcceptInvitation(Command[Person]):
-    """Makes the person and uses the invitation up. The audit log has it under the person's address.
+    """Creates the person and uses up the invitation. The audit log records it under the person's address.
 
-    Without a password the person has the identity. Raises InvalidValue for an invitation that can't be accepted, and
-    Conflict for an address or an identity that is taken.
+    Without a password, the person signs in with the identity. Raises InvalidValue for an invitation that cannot be
+    accepted, and Conflict for an address or an identity that is taken.
     """
 
     digest: str = field(repr=False)
@@ -112,7 +112,7 @@ class AcceptInvitation(Command[Person]):
 
 @dataclass(frozen=True, slots=True)
 class JoinAccount(Command[Person]):
-    """AcceptInvitation of somebody who has signed in. Raises Conflict for a member, InvalidValue."""
+    """Accepts an invitation for a person who has signed in. Raises Conflict for a member, and InvalidValue."""
 
     digest: str = field(repr=False)
     user_id: str
@@ -121,9 +121,9 @@ class JoinAccount(Command[Person]):
 
 @dataclass(frozen=True, slots=True)
 class SetMembership(Command[Person]):
-    """Changes a member's role; None takes the membership away.
+    """Changes a member's role; None removes the membership.
 
-    Raises InvalidValue for somebody who is no member, Conflict for the last owner.
+    Raises InvalidValue for a person who is not a member, and Conflict for the last owner.
     """
 
     account_id: str
@@ -134,21 +134,21 @@ class SetMembership(Command[Person]):
 
 @dataclass(frozen=True, slots=True)
 class FindPerson(Command[Person | None]):
-    """By e-mail address, in any case."""
+    """Returns the person with this e-mail address, in any case, or None."""
 
     email: str
 
 
 @dataclass(frozen=True, slots=True)
 class FindIdentity(Command[Person | None]):
-    """Whose it is."""
+    """Returns the person with this identity, or None."""
 
     identity: Identity
 
 
 @dataclass(frozen=True, slots=True)
 class LinkIdentity(Command[Person]):
-    """The person signs in with it from now on. Harmless to repeat. Raises Conflict for one of somebody else."""
+    """Links an identity, with which the person can sign in. Harmless to repeat. Raises Conflict if it is taken."""
 
     user_id: str
     identity: Identity
@@ -157,7 +157,7 @@ class LinkIdentity(Command[Person]):
 
 @dataclass(frozen=True, slots=True)
 class UnlinkIdentities(Command[Person]):
-    """Takes away those of an issuer. Raises InvalidValue for a person without a password."""
+    """Removes the person's identities of an issuer. Raises InvalidValue for a person without a password."""
 
     user_id: str
     issuer: str
@@ -166,14 +166,17 @@ class UnlinkIdentities(Command[Person]):
 
 @dataclass(frozen=True, slots=True)
 class ListPeople(Command[tuple[list[Person], list[Invitation]]]):
-    """The people of an account and its open invitations, oldest first. Raises AccountNotFound."""
+    """Returns the people of an account and its open invitations, oldest first. Raises AccountNotFound."""
 
     account_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class SuspendPerson(Command[Person]):
-    """Ends all sessions, and lets nobody sign in until it is undone. Raises InvalidValue for an unknown address."""
+    """Suspends a person, which ends all sessions and prevents signing in, or lifts it.
+
+    Raises InvalidValue for an unknown address.
+    """
 
     email: str
     suspended: bool
@@ -182,7 +185,7 @@ class SuspendPerson(Command[Person]):
 
 @dataclass(frozen=True, slots=True)
 class ChangePerson(Command[Person]):
-    """Sets `password` or `totp_secret`; every session but `keep` ends. Raises InvalidValue."""
+    """Sets `password` or `totp_secret`, and ends every session but `keep`. Raises InvalidValue."""
 
     user_id: str
     changes: Mapping[str, str | None] = field(repr=False)
@@ -192,9 +195,10 @@ class ChangePerson(Command[Person]):
 
 @dataclass(frozen=True, slots=True)
 class OpenSession(Command[SignedIn]):
-    """Raises InvalidValue for a suspended person, and for a code whose `totp_step` has been used.
+    """Opens a session. Raises InvalidValue for a suspended person, and for a code whose `totp_step` has been used.
 
-    With `password`, the stored one that was checked: also when that was changed meanwhile, or codes were turned on.
+    `password` is the stored hash that was checked. With it, the command also raises InvalidValue if the password was
+    changed meanwhile, or codes were turned on.
     """
 
     user_id: str
@@ -207,28 +211,28 @@ class OpenSession(Command[SignedIn]):
 
 @dataclass(frozen=True, slots=True)
 class FindSession(Command[tuple[SignedIn, Person] | None]):
-    """A session that is good now, of a person who is not suspended, or None."""
+    """Returns a valid session and its person, who is not suspended, or None."""
 
     digest: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class TouchSession(Command[None]):
-    """The session was used now."""
+    """Records that the session was used now."""
 
     session_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class ListSessions(Command[list[SignedIn]]):
-    """Those of a person that are good now, newest first."""
+    """Returns a person's valid sessions, newest first."""
 
     user_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class EndSession(Command[None]):
-    """Ends a session of this person; harmless to repeat, and for one of somebody else."""
+    """Ends a session of this person. Harmless to repeat; no effect on another person's session."""
 
     user_id: str
     session_id: str

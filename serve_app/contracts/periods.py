@@ -1,4 +1,4 @@
-"""Days and months of UTC, in which the budgets of keys renew, and how far clocks may disagree about them."""
+"""Days and months in UTC, in which key budgets renew, and the tolerated difference between clocks."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
-#: Seconds by which the clocks of limiter, gateways and ledger may differ without anything being spent twice. What
-#: ends at some time is taken to have ended this much earlier, and what begins then, to begin this much later.
+#: Seconds by which the clocks of limiter, gateways and ledger may differ without double spending. An end time is
+#: assumed to be this much earlier, and a start time this much later.
 CLOCK_SKEW_S: Final = 1.0
 
 
-BudgetPeriod = Literal["day", "month"]  # of UTC
+BudgetPeriod = Literal["day", "month"]  # in UTC
 
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A day or a month of UTC: Unix times `begins <= t < ends`. Names of one kind sort as time does."""
+    """A day or a month in UTC: Unix times `begins <= t < ends`. Names of one kind sort by time."""
 
     name: str  # "2026-11-21" or "2026-11"
     begins: float
@@ -24,14 +24,14 @@ class Period:
 
 
 def month_named(name: str) -> Period:
-    """The month of a name such as "2026-11", up to the year 9998. Raises ValueError."""
+    """Returns the month with a name such as "2026-11", up to the year 9998. Raises ValueError."""
     if len(name) != 7 or name > "9998-12":
         raise ValueError(f"{name!r} is no month: give YYYY-MM")
     return period_at("month", datetime.strptime(f"{name}-01", "%Y-%m-%d").replace(tzinfo=UTC).timestamp())
 
 
 def period_at(kind: BudgetPeriod, at: float) -> Period:
-    """The day or month that holds the Unix time `at`, 0 to the year 9998."""
+    """Returns the day or month that contains the Unix time `at`, 0 to the year 9998."""
     begins = datetime.fromtimestamp(at, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     if kind == "day":
         name, ends = begins.strftime("%Y-%m-%d"), begins + timedelta(days=1)

@@ -1,4 +1,4 @@
-"""How long the parts of a reply take, as its events arrive: in the gateway, and in the replica."""
+"""Measures the parts of a reply as its events arrive, in the gateway and in the replica."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from serve_app.contracts.generation import Delta, Finished, ReplyParts, Started
 
 
 class Phases:
-    """When the events of a reply arrived, by `clock` in seconds, however late they are read.
+    """Arrival times of a reply's events, by `clock` in seconds, however late the events are read.
 
-    `gap` gets the seconds between two pieces of the reply.
+    `gap` receives the seconds between two pieces of the reply.
     """
 
     def __init__(self, gap: Callable[[float], None] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -20,31 +20,31 @@ class Phases:
         self.called_at: float | None = None
         self.started_at: float | None = None  # the request left the replica's queue
         self.first_at: float | None = None  # the first token
-        self.last_at: float | None = None  # the last one so far
+        self.last_at: float | None = None  # the latest token so far
         self.ended_at: float | None = None
-        self.failed = False  # by the fault of the replica, or because it had no place
+        self.failed = False  # because the replica failed or had no place
         self._first_tokens = 0
         self._tokens = 0
 
     def called(self) -> None:
-        """A replica is asked; again, if a larger hold was needed."""
+        """Records a call to a replica. A call is repeated if a larger hold was needed."""
         self.called_at = self.called_at or self._clock()
         self.started_at = None
 
     def anew(self) -> Phases:
-        """Ends these; returns those of the next run of the same request."""
+        """Ends this run and returns the phases of the request's next run."""
         begun = Phases(self._gap, self._clock)
         self.end()
         return begun
 
     def end(self) -> None:
-        """Nothing comes any more, whether or not the reply was complete."""
+        """Ends the run: no more events arrive, whether or not the reply was complete."""
         if self.called_at is not None:
             self.ended_at = self.ended_at or self._clock()
-        self._gap = None  # which may hold the request: no circle is left for the garbage collection
+        self._gap = None  # it may hold the request: leaves no reference cycle for the garbage collector
 
     def take(self, event: object) -> None:
-        """Notes when an event arrived."""
+        """Records the arrival of an event."""
         now = self._clock()
         if isinstance(event, Delta | ReplyParts):
             if event.completion_tokens <= self._tokens:
@@ -73,7 +73,7 @@ class Phases:
 
     @property
     def per_token_s(self) -> float | None:
-        """The mean time between tokens; None of a reply that came in one piece."""
+        """Mean time between tokens; None for a reply that came in one piece."""
         seconds, tokens = _between(self.first_at, self.last_at), self._tokens - self._first_tokens
         return None if seconds is None or tokens < 1 else seconds / tokens
 

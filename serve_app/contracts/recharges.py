@@ -1,6 +1,6 @@
-"""Recharging: an account that is topped up by itself with a saved payment method. Its settings, and its attempts.
+"""Recharging: tops up an account automatically with a saved payment method. Defines its settings and its attempts.
 
-Amounts are nano-units, times Unix seconds. Of a payment method there are the provider's ids alone.
+Amounts are nano-units, times Unix seconds. Only the provider's ids of a payment method are stored.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from serve_app.contracts.books import Audit
 from serve_app.contracts.commands import Command
 from serve_app.contracts.payments import Paid
 
-#: Seconds from the end of an attempt to the account's next one.
+#: Seconds between the end of an attempt and the account's next one.
 BETWEEN_S: Final = 60.0
-#: Seconds until an attempt whose outcome is not known is looked at again, by how often it was; the last one repeats.
+#: Seconds until an attempt with an unknown outcome is checked again, by the number of checks; the last one repeats.
 AGAIN_S: Final = (120.0, 300.0, 900.0, 3600.0)
-#: Seconds from an attempt's beginning in which its payment may be ordered. Stripe forgets an idempotency key after 24
-#: hours at the earliest: later, a second order under the same key could be a second payment.
+#: Seconds after an attempt's beginning during which its payment may be ordered. Stripe keeps an idempotency key for at
+#: least 24 hours: a later order under the same key could be a second payment.
 ORDER_S: Final = 23 * 3600.0
 
 RechargeState = Literal["off", "on", "paused"]
@@ -29,22 +29,22 @@ class Recharge:
     """An account's settings."""
 
     account_id: str
-    threshold: int  # the balance at or below which it is recharged
+    threshold: int  # recharge at or below this balance
     amount: int
-    monthly_cap: int  # of a month of UTC
+    monthly_cap: int  # per month in UTC
     state: RechargeState
-    reason: str  # why it is paused
-    provider: str  # the company that has customer and method
+    reason: str  # why recharging is paused
+    provider: str  # the company that issued `customer` and `method`
     customer: str | None
     method: str | None
-    setup_id: str | None  # of a method that somebody is about to save
-    next_at: float  # no attempt begins before
-    counted: int  # this month's attempts that are not known to have failed
+    setup_id: str | None  # of a method that is about to be saved
+    next_at: float  # earliest start of the next attempt
+    counted: int  # nano-units of this month's attempts that are not known to have failed
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One payment. What is to be paid, by whom and with what is as it was when it began."""
+    """One payment. Amount, payer and payment method are as they were when it began."""
 
     attempt_id: str  # also the payment's idempotency key
     account_id: str
@@ -54,16 +54,16 @@ class Attempt:
     customer: str
     method: str
     created_at: float
-    period: str  # YYYY-MM of UTC, to whose cap it counts
-    state: AttemptState  # open: not known yet
+    period: str  # YYYY-MM in UTC; the attempt counts towards this month's cap
+    state: AttemptState  # open: outcome unknown
     error: str
     tries: int
-    next_at: float | None  # when an open one is looked at again
+    next_at: float | None  # when an open attempt is checked again
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """An open attempt that is the caller's for some minutes. `refusal`: why its payment is not ordered any more."""
+    """An open attempt that the caller owns for some minutes. `refusal`: why its payment can no longer be ordered."""
 
     attempt: Attempt
     refusal: str = ""
@@ -71,7 +71,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class SetRecharge(Command[Recharge]):
-    """Sets amounts; recharging stays on, off or paused. An open attempt stays as it began.
+    """Sets amounts. Recharging stays on, off or paused, and an open attempt stays as it began.
 
     Raises AccountNotFound, InvalidValue.
     """
@@ -85,9 +85,9 @@ class SetRecharge(Command[Recharge]):
 
 @dataclass(frozen=True, slots=True)
 class AskMethod(Command[Recharge]):
-    """A payment method is about to be saved under `setup_id`. Until one is, a repetition returns the same id.
+    """Begins saving a payment method under `setup_id`. Until one is saved, a repetition returns the same id.
 
-    Raises AccountNotFound, and Conflict when the account has no settings.
+    Raises AccountNotFound, and Conflict if the account has no settings.
     """
 
     account_id: str
@@ -96,8 +96,9 @@ class AskMethod(Command[Recharge]):
 
 @dataclass(frozen=True, slots=True)
 class SaveMethod(Command[str | None]):
-    """Saves the method of a setup and turns recharging on; a setup is used once. Returns a method that is of no use
-    any more.
+    """Saves the method of a setup and turns recharging on; a setup is used once.
+
+    Returns a method that is no longer needed.
     """
 
     account_id: str
@@ -110,7 +111,7 @@ class SaveMethod(Command[str | None]):
 
 @dataclass(frozen=True, slots=True)
 class ResumeRecharge(Command[Recharge]):
-    """After a pause. Raises AccountNotFound, and Conflict when recharging is off."""
+    """Resumes recharging after a pause. Raises AccountNotFound, and Conflict if recharging is off."""
 
     account_id: str
     audit: Audit | None = None
@@ -118,7 +119,7 @@ class ResumeRecharge(Command[Recharge]):
 
 @dataclass(frozen=True, slots=True)
 class StopRecharge(Command[str | None]):
-    """Turns recharging off and removes customer and method; it returns the method. Harmless to repeat."""
+    """Turns recharging off, removes customer and method, and returns the method. Harmless to repeat."""
 
     account_id: str
     audit: Audit | None = None
@@ -126,14 +127,14 @@ class StopRecharge(Command[str | None]):
 
 @dataclass(frozen=True, slots=True)
 class ShowRecharge(Command[tuple[Recharge | None, list[Attempt]]]):
-    """An account's settings, None before the first, and its latest attempts, up to 20. Raises AccountNotFound."""
+    """Returns an account's settings, None before the first, and up to 20 latest attempts. Raises AccountNotFound."""
 
     account_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class WatchRecharges(Command[tuple[list[str], str | None]]):
-    """Looks at up to 200 accounts after an id: those to be recharged now, and where to go on, None at the end."""
+    """Checks up to 200 accounts after an id. Returns those to recharge now, and where to continue, None at the end."""
 
     provider: str
     after: str = ""
@@ -141,8 +142,10 @@ class WatchRecharges(Command[tuple[list[str], str | None]]):
 
 @dataclass(frozen=True, slots=True)
 class BeginRecharge(Command[Attempt | None]):
-    """Begins an attempt, if the account is still to be recharged: it is active, its balance is at or below the
-    threshold, no attempt is open, and this month's cap has room. None: it is not. The caller orders the payment.
+    """Begins an attempt if the account still needs a recharge; otherwise returns None. The caller orders the payment.
+
+    The account must be active, its balance must be at or below the threshold, no attempt may be open, and this month's
+    cap must have room.
     """
 
     account_id: str
@@ -152,28 +155,29 @@ class BeginRecharge(Command[Attempt | None]):
 
 @dataclass(frozen=True, slots=True)
 class ListDueAttempts(Command[list[Attempt]]):
-    """Up to 100 open attempts that are to be looked at again, the oldest first."""
+    """Returns up to 100 open attempts that are due for a check, oldest first."""
 
     provider: str
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimAttempt(Command[Claim | None]):
-    """Makes an open attempt the caller's, which looks for its payment. None: another process was faster, or it has
-    ended.
+    """Claims an open attempt for the caller, which looks for its payment.
+
+    Returns None if another process was faster or the attempt has ended.
     """
 
     attempt_id: str
-    tries: int  # as the caller has seen it
+    tries: int  # as read by the caller
 
 
 @dataclass(frozen=True, slots=True)
 class EndAttempt(Command[None]):
-    """An operator has seen at the provider that an attempt was not paid: it has failed, and no longer counts to the
-    cap. A payment that comes after all is credited.
+    """Records that an attempt has failed, because an operator saw at the provider that it was not paid.
 
-    Raises InvalidValue for an attempt that the account does not have, and Conflict when it has ended, or while its
-    payment may still be ordered.
+    The attempt no longer counts towards the cap. A payment that arrives later is still credited. Raises InvalidValue
+    for an attempt that the account does not have, and Conflict if it has ended, or while its payment may still be
+    ordered.
     """
 
     account_id: str
@@ -183,14 +187,14 @@ class EndAttempt(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class RecordOutcome(Command[None]):
-    """What became of an attempt; open: still unknown. Harmless to repeat, and for an attempt that is not there.
+    """Records the outcome of an attempt; open: still unknown. Harmless to repeat, and for an unknown attempt.
 
-    A success stands, and comes also after a failure. A failure pauses recharging, and makes a notice to the owners,
-    those of billing, and the targets of the account's balance alerts. So does an attempt that is still unknown when its
-    payment may not be ordered any more.
+    A success is final, and may also follow a failure. A failure pauses recharging and creates a notice to the owners,
+    the billing members, and the targets of the account's balance alerts. An attempt that is still unknown when its
+    payment may no longer be ordered does the same.
 
-    `paid` is what the provider says of a success. From it an attempt is recorded that a restored ledger does not have,
-    so that it counts to its month's cap.
+    `paid` is the provider's report of a success. If a restored ledger lacks the attempt, it is recorded from `paid`, so
+    that it counts towards its month's cap.
     """
 
     attempt_id: str

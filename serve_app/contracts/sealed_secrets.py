@@ -10,7 +10,7 @@ from serve_app.contracts.commands import Command
 
 @dataclass(frozen=True, slots=True)
 class SealedSecret:
-    """A secret as it is stored in a row of a table."""
+    """A secret as stored in a row of a table."""
 
     table: Literal["users", "alerts", "notices"]
     row_id: str
@@ -20,7 +20,7 @@ class SealedSecret:
 
 @dataclass(frozen=True, slots=True)
 class ListSealed(Command[tuple[list[SealedSecret], str | None]]):
-    """Returns up to 200 sealed secrets that are in use, and `after` of the next page; None at the end."""
+    """Returns up to 200 sealed secrets in use, and `after` for the next page; None at the end."""
 
     after: str = ""
 

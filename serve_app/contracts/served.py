@@ -1,6 +1,6 @@
-"""What is served, as the ledger has it: shares of traffic, identifiers, prices and backends beside `config.yaml`.
+"""Served models as the ledger has them: traffic shares, identifiers, prices and backends besides `config.yaml`.
 
-Times are Unix seconds. `config.yaml` holds for its own identifiers, but a row of traffic overrides its weights and a
+Times are Unix seconds. `config.yaml` applies to its own identifiers, but a row of traffic overrides its weights and a
 price in effect overrides its price.
 """
 
@@ -18,7 +18,7 @@ Tokens = Annotated[int, Ge(1), Le(10**8)]
 Seconds = Annotated[float, Gt(0), Le(3600)]
 Temperature = Annotated[float, Ge(0), Le(2)]
 
-#: Options of a backend's deployment, as `config.yaml` has them beside a deployment's name.
+#: Options of a backend's deployment, as in `config.yaml` next to the deployment's name.
 BACKEND_OPTIONS: Final = (
     "num_replicas",
     "autoscaling_config",
@@ -32,21 +32,21 @@ BACKEND_OPTIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The weights of one identifier's backends, all above 0, since `changed_at`. Rows are never changed."""
+    """Weights of one identifier's backends, all above 0, since `changed_at`. Rows are never changed."""
 
     identifier: str
-    version: int  # of the ledger: rises over all identifiers
+    version: int  # of the ledger: increases over all identifiers
     weights: Mapping[str, int]
     changed_at: float
     actor: str
     reason: str
-    before: int | None = None  # version of the row that a rollback restores: the one before this roll-out began
+    before: int | None = None  # version of the row that a rollback restores: the row before this roll-out began
     undoes: int | None = None  # of a rollback: the version that it took back
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What holds where a request names nothing; None: the service's own default. Ranges as in a chat request."""
+    """Defaults for values that a request omits; None: the service's default. Ranges as in a chat request."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
@@ -61,7 +61,7 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What an identifier offers that is not in `config.yaml`."""
+    """Properties of an identifier that is not in `config.yaml`."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
@@ -71,7 +71,7 @@ class ModelSpec:
     output_token_target_s: Seconds = 0.2  # the mean of a reply
     recommended_temperatures: Mapping[str, Temperature] = field(default_factory=dict)  # by use
     sampling: SamplingDefaults = SamplingDefaults()
-    fallback: str | None = None  # the backend that answers while those with weight have no capacity
+    fallback: str | None = None  # backend that answers while the weighted backends have no capacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class PriceVersion:
-    """What an identifier costs from `effective_at` on."""
+    """The price of an identifier from `effective_at` on."""
 
     identifier: str
     version: int
@@ -96,34 +96,34 @@ class PriceVersion:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A backend that was deployed by command. Its name stands for these args and options for good."""
+    """A backend deployed by command. Its name permanently stands for these args and options."""
 
-    name: str  # of the Serve application; no adapter
+    name: str  # of the Serve application, without adapter
     version: int
     args: Mapping[str, Any]  # of the application, as in `config.yaml`
     options: Mapping[str, Any]  # of its deployment: BACKEND_OPTIONS
     created_at: float
-    retired_at: float | None = None  # no identifier names it any more; it is to be deleted once it has drained
+    retired_at: float | None = None  # no identifier names it any more; it is deleted once it has drained
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """All of it, as of one moment."""
+    """Traffic, identifiers, prices and backends in one snapshot."""
 
-    version: int  # of the last change; 0: nothing was ever changed
-    #: By identifier, also of `config.yaml`. Without an entry the weights of `config.yaml` hold.
+    version: int  # of the last change; 0: no change yet
+    #: By identifier, including those in `config.yaml`. Without an entry, the weights in `config.yaml` apply.
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
-    before: Mapping[str, Traffic] = field(default_factory=dict)  # what a rollback would restore, where there is such
+    before: Mapping[str, Traffic] = field(default_factory=dict)  # traffic that a rollback would restore, if any
     models: Mapping[str, ServedModel] = field(default_factory=dict)  # by identifier
-    #: By identifier, in the order of `price_at`: the one in effect and those to come.
+    #: By identifier, in the order of `price_at`: the price in effect and scheduled prices.
     prices: Mapping[str, Sequence[PriceVersion]] = field(default_factory=dict)
-    backends: Mapping[str, Backend] = field(default_factory=dict)  # by name; those retired long ago are left out
+    backends: Mapping[str, Backend] = field(default_factory=dict)  # by name, without those retired long ago
 
 
 def price_at(prices: Sequence[PriceVersion], now: float, configured: Price | None = None) -> Price:
-    """The price in effect. `prices` are in the order of (effective_at, version); of two at one time the later holds.
+    """Returns the price in effect. `prices` are ordered by (effective_at, version); at equal times the later applies.
 
-    Before the first of them the configured price holds, or else the first: clocks of two machines differ.
+    Before the first of them, the configured price applies, or else the first: clocks of two machines differ.
     """
     for one in reversed(prices):
         if one.effective_at <= now:
@@ -132,6 +132,6 @@ def price_at(prices: Sequence[PriceVersion], now: float, configured: Price | Non
 
 
 def raised(weights: Mapping[str, int], before: Mapping[str, int]) -> set[str]:
-    """The backends whose share is larger than it was before."""
+    """Returns the backends whose share is larger than before."""
     whole, whole_before = sum(weights.values()), max(1, sum(before.values()))
     return {name for name, weight in weights.items() if weight * whole_before > before.get(name, 0) * whole}

@@ -1,6 +1,6 @@
-"""The operations on what is served: traffic, identifiers, prices and backends. As in `contracts.commands`.
+"""Operations on traffic, identifiers, prices and backends, as in `contracts.commands`.
 
-Each change takes a version of the ledger. A repetition changes nothing and returns what is.
+Each change takes a version of the ledger. A repetition changes nothing and returns the current state.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from serve_app.contracts.served import Backend, ModelSpec, PriceVersion, Served,
 
 @dataclass(frozen=True, slots=True)
 class ReadServed(Command[Served | None]):
-    """What is served. None: its version is `after`, nothing has changed; -1 starts."""
+    """Returns what is served, or None if nothing has changed since version `after`; -1 starts."""
 
     after: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class SetTraffic(Command[Traffic]):
-    """Gives an identifier's backends these weights; a weight of 0 is as none.
+    """Sets the weights of an identifier's backends; a weight of 0 omits the backend.
 
-    `expected`: the version of the identifier's traffic that is to be replaced, 0 for none. `configured`: the weights
-    in `config.yaml`, of an identifier that is there; where they held until now they become a row too, so that a
-    rollback finds them. Of such an identifier empty weights let those in `config.yaml` hold again.
+    `expected` is the version of the identifier's traffic to be replaced, 0 for none. `configured` has the weights in
+    `config.yaml`, for an identifier that is there. If they applied until now, they become a row too, so that a rollback
+    finds them. For such an identifier, empty weights restore those in `config.yaml`.
 
-    Raises ModelNotFound, InvalidValue, and Conflict when another change came first, or a backend is retired.
+    Raises ModelNotFound, InvalidValue, and Conflict if another change came first or a backend is retired.
     """
 
     identifier: str
@@ -43,11 +43,11 @@ class SetTraffic(Command[Traffic]):
 
 @dataclass(frozen=True, slots=True)
 class RollBackTraffic(Command[Traffic]):
-    """Restores the weights from before the roll-out: `Traffic.before`. A second rollback goes one roll-out further.
+    """Restores the weights from before the roll-out: `Traffic.before`. A second rollback goes back one more roll-out.
 
-    A rollback of a version that is rolled back already returns that one, so several processes may decide it at once.
-    Raises ModelNotFound, InvalidValue, and Conflict when another change than that came first, when there is nothing
-    to restore, or a backend is retired.
+    A rollback of a version that is already rolled back returns the existing rollback, so several processes may decide
+    it at once. Raises ModelNotFound, InvalidValue, and Conflict if a different change came first, if there is nothing
+    to restore, or if a backend is retired.
     """
 
     identifier: str
@@ -58,7 +58,7 @@ class RollBackTraffic(Command[Traffic]):
 
 @dataclass(frozen=True, slots=True)
 class ListTraffic(Command[list[Traffic]]):
-    """The rows of an identifier, newest first, before version `before`; none where there never was one."""
+    """Returns the rows of an identifier, newest first, before version `before`; none if there never were any."""
 
     identifier: str
     before: int | None = None
@@ -67,9 +67,9 @@ class ListTraffic(Command[list[Traffic]]):
 
 @dataclass(frozen=True, slots=True)
 class DeployBackend(Command[Backend]):
-    """Adds a backend, or brings back a retired one of the same args and options.
+    """Adds a backend, or restores a retired one with the same args and options.
 
-    Raises InvalidValue, and Conflict when the name stands for other args or options.
+    Raises InvalidValue, and Conflict if the name stands for other args or options.
     """
 
     name: str
@@ -80,9 +80,9 @@ class DeployBackend(Command[Backend]):
 
 @dataclass(frozen=True, slots=True)
 class RetireBackend(Command[Backend]):
-    """Gives a backend up.
+    """Retires a backend.
 
-    Raises BackendNotFound, and Conflict while an identifier has it in its weights or as fallback.
+    Raises BackendNotFound, and Conflict while an identifier uses it in its weights or as fallback.
     """
 
     name: str
@@ -93,7 +93,7 @@ class RetireBackend(Command[Backend]):
 class CreateModel(Command[ServedModel]):
     """Adds an identifier with its first weights and price.
 
-    Raises InvalidValue, and Conflict when the identifier exists with other values, or a backend is retired.
+    Raises InvalidValue, and Conflict if the identifier exists with other values or a backend is retired.
     """
 
     identifier: str
@@ -105,7 +105,7 @@ class CreateModel(Command[ServedModel]):
 
 @dataclass(frozen=True, slots=True)
 class UpdateModel(Command[ServedModel]):
-    """Replaces what `spec` says. Raises ModelNotFound, InvalidValue, and Conflict when the fallback is retired."""
+    """Replaces an identifier's `spec`. Raises ModelNotFound, InvalidValue, and Conflict if the fallback is retired."""
 
     identifier: str
     spec: ModelSpec
@@ -114,7 +114,7 @@ class UpdateModel(Command[ServedModel]):
 
 @dataclass(frozen=True, slots=True)
 class RemoveModel(Command[None]):
-    """Serves an identifier no more; its history stays. Raises ModelNotFound when there never was one."""
+    """Stops serving an identifier; its history stays. Raises ModelNotFound if it never existed."""
 
     identifier: str
     audit: Audit | None = None
@@ -122,10 +122,10 @@ class RemoveModel(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class SchedulePrice(Command[PriceVersion]):
-    """The price of an identifier from `effective_at` on; None: from now on.
+    """Sets the price of an identifier from `effective_at` on; None: from now on.
 
-    A second price for the same time replaces the first. `is_configured`: the identifier is in `config.yaml`.
-    Raises ModelNotFound, and InvalidValue, also for a time that has passed.
+    A second price for the same time replaces the first. `is_configured`: the identifier is in `config.yaml`. Raises
+    ModelNotFound, and InvalidValue, also for a time in the past.
     """
 
     identifier: str
@@ -137,6 +137,6 @@ class SchedulePrice(Command[PriceVersion]):
 
 @dataclass(frozen=True, slots=True)
 class ListPrices(Command[list[PriceVersion]]):
-    """Prices that an identifier had and will have, beside that in `config.yaml`; the newest version first."""
+    """Returns past and scheduled prices of an identifier, newest version first, without the price in `config.yaml`."""
 
     identifier: str

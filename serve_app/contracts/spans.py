@@ -1,9 +1,9 @@
-"""Spans for OpenTelemetry, made from what was measured when a request has ended, and exported beside it.
+"""OpenTelemetry spans, built from measurements when a request has ended, and exported in the background.
 
-The names of the GenAI conventions are still in development: `ATTRIBUTES` is the only place that has them.
+The names of the GenAI conventions are still in development: only `ATTRIBUTES` has them.
 
-Tracing is on where OTEL_EXPORTER_OTLP_ENDPOINT (or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT) is set. Spans wait in a bounded
-queue; a collector that is away or hangs loses them, and holds up no request.
+Tracing is on if OTEL_EXPORTER_OTLP_ENDPOINT (or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT) is set. Spans wait in a bounded
+queue. If the collector is down or hangs, spans are lost but no request is delayed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EXPORT_TIMEOUT_S: Final = 5.0
 CLOSE_S: Final = 3.0
 NANO: Final = 1e9
 
-#: What we know of a request, and what the conventions call it.
+#: Attributes of a request by our names, with the names in the conventions.
 ATTRIBUTES: Final[Mapping[str, str]] = {
     "operation": "gen_ai.operation.name",
     "provider": "gen_ai.provider.name",
@@ -47,7 +47,7 @@ ATTRIBUTES: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class SpanData:
-    """One span of a trace. Times are Unix seconds. `attributes` are named as in ATTRIBUTES; None is left out."""
+    """One span of a trace. Times are Unix seconds. `attributes` are named as in ATTRIBUTES; None is omitted."""
 
     name: str
     span_id: str
@@ -60,24 +60,24 @@ class SpanData:
 
 
 class SpanExport:
-    """Sends spans to the collector that the environment names. `process`: "gateway", "model"."""
+    """Sends spans to the collector that the environment names. `process` is "gateway" or "model"."""
 
     def __init__(self, process: str) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        # OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME come first.
+        # OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME take precedence.
         self._resource = Resource({"service.name": f"serve-app-{process}"}).merge(OTELResourceDetector().detect())
         self._processor = BatchSpanProcessor(OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S))
 
     @classmethod
     def of_environment(cls, process: str) -> SpanExport | None:
-        """None where no collector is named."""
+        """Returns an export, or None if no collector is named."""
         return cls(process) if any(os.environ.get(name) for name in ENDPOINTS) else None
 
     def add(self, trace_id: str, spans: list[SpanData]) -> None:
-        """Never waits."""
+        """Queues the spans without waiting."""
         from opentelemetry.sdk.trace import ReadableSpan
         from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
@@ -100,7 +100,7 @@ class SpanExport:
             )
 
     def close(self) -> None:
-        """Sends what waits, for CLOSE_S at most. A collector that hangs keeps a thread, and not this process."""
+        """Sends the queued spans, for at most CLOSE_S. A collector that hangs blocks a thread but not this process."""
         sending = threading.Thread(target=self._processor.shutdown, name="last-spans", daemon=True)
         sending.start()
         sending.join(CLOSE_S)

@@ -1,4 +1,4 @@
-"""The W3C trace context of a request: the client's, or one of our own whose trace id is that of the request."""
+"""The W3C trace context of a request: the client's, or a new one whose trace id is that of the request."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _RANDOM_DIGITS: Final = 14  # at the end of a request's digits
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """Ids in hexadecimal digits. `span_id` is that of the gateway's span, `parent_id` the client's, if it sent one."""
+    """Ids in hexadecimal digits. `span_id` is the gateway's span; `parent_id` is the client's, if it sent one."""
 
     trace_id: str
     span_id: str
     parent_id: str = ""
-    is_sampled: bool = False  # the client's wish
+    is_sampled: bool = False  # requested by the client
 
     @classmethod
     def of(cls, traceparent: str | None, digits: str) -> TraceContext:
-        """`digits`: 32 of them, unique to the request. Without a valid `traceparent` they are the trace id."""
+        """Returns a request's context. Without a valid `traceparent`, the trace id is `digits`: 32, unique to it."""
         found = _TRACEPARENT.fullmatch(traceparent) if traceparent else None
         if found is None:
             return cls(digits, digits[16:])
@@ -34,13 +34,13 @@ class TraceContext:
         return cls(trace_id, digits[16:], parent_id, bool(int(flags, 16) & 1))
 
     def is_among(self, share: float) -> bool:
-        """Whether the request is one of this share of all. By its own digits: no client chooses them."""
+        """Whether the request is in this share of all, by its own digits, which no client chooses."""
         return int(self.span_id[-_RANDOM_DIGITS:], 16) < share * 16**_RANDOM_DIGITS
 
 
 @dataclass(frozen=True, slots=True)
 class TraceCall:
-    """What a replica needs for its spans: the trace, their parent, and how long a call takes whose spans are kept."""
+    """Data that a replica needs for its spans: the trace, their parent, and the duration from which spans are kept."""
 
     trace_id: str
     parent_id: str

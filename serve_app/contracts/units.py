@@ -10,6 +10,6 @@ HOUR_S: Final = 3600.0
 DAY_S: Final = 86_400.0
 
 
-def utc_text(at: float, timespec: Literal["seconds", "milliseconds"] = "seconds") -> str:
-    """A Unix time as text, for example "2026-11-26T03:21:15Z" (RFC 3339)."""
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec=timespec).replace("+00:00", "Z")
+def utc_text(at: float, precision: Literal["seconds", "milliseconds"] = "seconds") -> str:
+    """Returns a Unix time as text, for example "2026-11-26T03:21:15Z" (RFC 3339)."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec=precision).replace("+00:00", "Z")

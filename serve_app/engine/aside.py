@@ -1,4 +1,4 @@
-"""Work that takes long, beside the engine: few threads that yield to it, one job of a tenant at a time."""
+"""Runs long work beside the engine, on a few low-priority threads, with one job of a tenant at a time."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from weakref import WeakValueDictionary
 Result = TypeVar("Result")
 
 _THREADS = 2
-_NICENESS = 10  # a job may take a second, and the engine needs the processor every few milliseconds
+_NICENESS = 10  # a job may take a second, while the engine needs the processor every few milliseconds
 
 
 class Aside:
-    """Belongs to one event loop.
+    """A background executor for one event loop.
 
-    A tenant's next job begins when its last one has ended, and `rest` times as long as that took has passed: so one
-    tenant has at most a part of a core. `clock` returns seconds.
+    A tenant's next job begins only after its previous job has ended and `rest` times that job's duration has passed. So
+    one tenant uses at most a fraction of a core. `clock` returns seconds.
     """
 
     def __init__(self, name: str, rest: float = 0.0, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -32,7 +32,10 @@ class Aside:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by tenant
 
     async def run(self, tenant: str, job: Callable[[], Result]) -> Result:
-        """Its result, or its exception. The tenant's turn lasts until the job ends, also when its caller goes away."""
+        """Run a job and return its result, or raise its exception.
+
+        The tenant's turn lasts until the job ends, even if its caller goes away.
+        """
         loop = asyncio.get_running_loop()
         turn = self._turns.setdefault(tenant, asyncio.Lock())
         await turn.acquire()
@@ -57,7 +60,7 @@ class Aside:
             turn.release()
             raise
         running.add_done_callback(ended)
-        # A job that has not begun is cancelled with its caller; one that runs can't be.
+        # Cancelling the caller cancels a job that has not begun; a running job cannot be cancelled.
         return await asyncio.wrap_future(running)
 
     def close(self) -> None:
@@ -65,5 +68,5 @@ class Aside:
 
 
 def _yield_to_others() -> None:
-    with contextlib.suppress(OSError):  # Linux: of this thread alone
+    with contextlib.suppress(OSError):  # Linux sets the priority of this thread only
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

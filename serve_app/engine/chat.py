@@ -9,27 +9,27 @@ from typing import Any
 
 from serve_app.engine.errors import ContextLengthExceeded
 
-_LONG = 8  # characters per token of the context: twice as many as everyday text has
+_LONG = 8  # characters per token of context: twice as many as ordinary text has
 _PIECE = 16_384  # characters
 
 
 class ChatRenderer:
-    """Messages in, token ids out. Safe to call from several threads, which tokenize in parallel.
+    """Renders messages into token ids. Safe to call from several threads, which tokenize in parallel.
 
-    With `max_context` (tokens), a text that can't fit is refused without being tokenized.
+    With `max_context` (tokens), a text that cannot fit is rejected without being tokenized.
     """
 
     def __init__(self, tokenizer: Any, max_context: int | None = None) -> None:
         self._tokenizer = tokenizer
         self._max_context = max_context
-        # A token stands for at most as many UTF-8 bytes as its own text has, so this bounds a text's tokens from below.
+        # A token stands for at most the UTF-8 bytes of its text, so this gives a lower bound on the number of tokens.
         self._longest_token = max(len(str(token).encode()) for token in tokenizer.get_vocab())
         self._core = getattr(tokenizer, "backend_tokenizer", None)
         self._lock = threading.Lock()
 
     @property
     def template(self) -> str | None:
-        """The Jinja template that `text` uses for tools; a tokenizer may have another one for all else."""
+        """The Jinja template that `text` uses with tools; without tools it may use a different one."""
         templates = getattr(self._tokenizer, "chat_template", None)
         if not isinstance(templates, dict):
             return templates
@@ -37,7 +37,7 @@ class ChatRenderer:
 
     @property
     def special_names(self) -> frozenset[str]:
-        """Names of the special tokens; the text of a reply leaves them out unless `SamplingParams.shown` has them."""
+        """Names of the special tokens; a reply's text omits them unless `SamplingParams.shown` lists them."""
         added = getattr(self._tokenizer, "added_tokens_decoder", {}).values()
         return frozenset(self._tokenizer.all_special_tokens) | {str(token) for token in added if token.special}
 
@@ -56,14 +56,14 @@ class ChatRenderer:
         continue_final: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The conversation as the template writes it, ready for the assistant's turn.
+        """The conversation as rendered by the template, ready for the assistant's turn.
 
-        `developer` counts as `system`, a content of None as empty. With `continue_final` the last message stays open
-        and the reply continues it. `tools` is the template's variable of that name.
+        The role `developer` counts as `system`, and a content of None counts as empty. With `continue_final` the last
+        message stays open and the reply continues it. `tools` is the template variable of that name.
 
         Raises:
             ContextLengthExceeded: the text is too long to fit, however it is tokenized.
-            ValueError: there are no messages, or the template refuses them.
+            ValueError: there are no messages, or the template rejects them.
         """
         if not messages:
             raise ValueError("there are no messages")
@@ -84,7 +84,7 @@ class ChatRenderer:
                     **more,
                 )
             )
-        except Exception as error:  # jinja's errors, and any that a template raises
+        except Exception as error:  # jinja's errors and any that a template raises
             raise ValueError(f"the model's chat template refuses these messages: {error}") from error
 
     def tokenize(self, text: str) -> list[int]:
@@ -95,7 +95,7 @@ class ChatRenderer:
         """
         self._refuse_oversized(len(text.encode()))
         self._refuse_overlong(text)
-        if self._core is not None:  # thread-safe, and it releases the GIL; the tokenizer's own call is not thread-safe
+        if self._core is not None:  # thread-safe and releases the GIL, unlike the tokenizer's call
             return list(self._core.encode(text, add_special_tokens=False).ids)
         with self._lock:
             return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -115,9 +115,9 @@ class ChatRenderer:
             raise ContextLengthExceeded(at_least, self._max_context)
 
     def _refuse_overlong(self, text: str) -> None:
-        """Tokenize a very long text piece by piece, only until it is certainly too long: 4 MB of words take 10 s.
+        """Tokenize a very long text in pieces and stop once it is certainly too long: 4 MB of words take 10 s.
 
-        A cut between two pieces changes only the word that it falls into, a few tokens of many thousands.
+        A cut between two pieces changes only the word at the cut, a few tokens out of many thousands.
         """
         if self._max_context is None or self._core is None or len(text) <= _LONG * self._max_context:
             return
@@ -129,7 +129,7 @@ class ChatRenderer:
 
 
 def _clean(value: Any) -> Any:
-    """The same without halves of surrogate pairs: JSON can carry them, but no tokenizer accepts them."""
+    """The value without unpaired surrogates, which JSON can carry but no tokenizer accepts."""
     match value:
         case str():
             return value.encode(errors="replace").decode()

@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-# On a GPU each int8 matrix would be expanded in each step: slower than bfloat16, and with no memory gained.
+# On a GPU every step would have to expand each int8 matrix: slower than bfloat16, without saving memory.
 INT8_REMEDY = "set dtype to bfloat16, or device_map to cpu"
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
 def parse_bytes(value: object) -> int:
-    """Bytes of a size such as `2147483648`, `"2GiB"`, `"2 gib"` or `"512MB"`.
+    """Number of bytes in a size such as `2147483648`, `"2GiB"`, `"2 gib"` or `"512MB"`.
 
     Raises:
         ValueError: the text is not a number with an optional unit of kB, MB, GB, KiB, MiB or GiB.
@@ -39,7 +39,7 @@ SizeOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_parse_size_or_aut
 
 
 class EngineSettings(BaseModel):
-    """Immutable; a change needs a new engine."""
+    """Immutable; a change requires a new engine."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -104,14 +104,14 @@ class EngineSettings(BaseModel):
 
     @property
     def kv_cache_bytes(self) -> int:
-        """`kv_cache_memory` once the loader has decided what `auto` is."""
+        """`kv_cache_memory` in bytes, after the loader has resolved `auto`."""
         if self.kv_cache_memory == "auto":
             raise ValueError("kv_cache_memory auto is decided while the model is loaded")
         return self.kv_cache_memory
 
     @property
     def compute_dtype(self) -> str:
-        """Name of the torch type of activations, and of weights that are not quantized."""
+        """Name of the torch type of activations and of weights that are not quantized."""
         return "float32" if self.dtype == "int8" else self.dtype
 
     @model_validator(mode="after")

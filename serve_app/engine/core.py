@@ -28,7 +28,7 @@ from serve_app.engine.scheduling.sequence import Chunk, SequenceStatus, StepPlan
 
 logger = logging.getLogger(__name__)
 
-_MIN_CHUNK = 16  # prompt tokens beside streams: deep in a long context fewer cost hardly less
+_MIN_CHUNK = 16  # prompt tokens beside streams; deep in a long context a smaller chunk costs hardly less
 
 
 class Runner(Protocol):
@@ -53,9 +53,9 @@ class Runner(Protocol):
 
 
 class EngineCore:
-    """The live requests and the decisions about them. Events go to `outbox`; the caller delivers them.
+    """The live requests and the scheduling of their steps. Events go to `outbox`; the caller delivers them.
 
-    Calls must not overlap, except that `compute` may run beside all others: it shares no state with them.
+    Calls must not overlap, except that `compute` may run beside any other call: it shares no state with them.
     """
 
     def __init__(self, runner: Runner, settings: EngineSettings, outbox: Outbox) -> None:
@@ -78,7 +78,7 @@ class EngineCore:
         )
         self.streams: dict[TokenSequence, OutputStream] = {}
         self.by_id: dict[str, TokenSequence] = {}
-        self._earliest_deadline = math.inf  # seconds; no request ends for its deadline before this
+        self._earliest_deadline = math.inf  # seconds; no request reaches its deadline before this
         self._steps = 0
         self._step_seconds = 0.0
         self._step_sequences = 0
@@ -127,7 +127,7 @@ class EngineCore:
         return sampler.sample(logits, states, drafts, self._native)
 
     def commit(self, plan: StepPlan, sampled: Iterable[Sequence[SampledToken]], seconds: float) -> None:
-        """Apply the results of a step that took `seconds`; those of a request that has ended meanwhile are dropped."""
+        """Apply the results of a step that took `seconds`; results of requests that have since ended are dropped."""
         self._steps += 1
         self._step_seconds += seconds
         self._step_sequences += len(plan.chunks)
@@ -156,13 +156,13 @@ class EngineCore:
                 self.finish(sequence, accepted.reason)
 
     def fail(self, plan: StepPlan) -> None:
-        """End the requests of a step that raised; blocks that it may have written are not reused uncleared."""
+        """End the requests of a step that raised; blocks that it may have written are cleared before reuse."""
         self.scheduler.allocator.suspect(plan.to_clear)
         for chunk in plan.chunks:
             self.finish(chunk.sequence, FinishReason.ERROR)
 
     def finish(self, sequence: TokenSequence, reason: FinishReason) -> None:
-        """End a request; no effect if it has ended."""
+        """End a request; no effect if it has already ended."""
         stream = self.streams.pop(sequence, None)
         if stream is None:
             return
@@ -176,7 +176,7 @@ class EngineCore:
 
     def stats(self, now: float) -> EngineStats:
         scheduler, allocator = self.scheduler, self.scheduler.allocator
-        # A preempted request was served before: its age says nothing about the queue.
+        # A preempted request was served before, so its age does not describe the queue.
         oldest = min((s.arrival_time for s in scheduler.waiting if not s.started), default=None)
         return EngineStats(
             running=len(scheduler.running),
@@ -207,7 +207,7 @@ class EngineCore:
 
 
 def _deadline(sequence: TokenSequence) -> float:
-    """Seconds on the clock at which the sequence ends if it has no token by then."""
+    """Time in seconds on the clock at which the sequence ends if it has no token by then."""
     first_token_by = sequence.request.first_token_by
     has_begun = sequence.num_output > len(sequence.request.said)
     return math.inf if first_token_by is None or has_begun else first_token_by

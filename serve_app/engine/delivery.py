@@ -11,10 +11,10 @@ from serve_app.contracts.generation import Delta, Event
 
 
 class LoopSink:
-    """Events of one request on their way to a coroutine of `loop`.
+    """The events of one request on their way to a coroutine of `loop`.
 
-    Deltas that come within `interval_s()` seconds of the last one are joined before they leave the engine's thread, so
-    the coroutine wakes a few times a second and not for each token. The first text and all other events leave at once.
+    Deltas that arrive within `interval_s()` seconds of the last one are joined before they leave the engine's thread.
+    So the coroutine wakes a few times a second, not for each token. The first text and all other events leave at once.
     """
 
     __slots__ = ("events", "interval_s", "loop", "sent_at", "waiting")
@@ -27,7 +27,7 @@ class LoopSink:
         self.sent_at = -math.inf  # time of the last delta
 
     def add(self, event: Event) -> None:
-        """Keep an event; a delta is joined with the delta before it."""
+        """Store an event; a delta is joined with the delta before it."""
         last = self.waiting[-1] if self.waiting else None
         if isinstance(event, Delta) and isinstance(last, Delta):
             tokens, ids = last.tokens + event.tokens, last.token_ids + event.token_ids
@@ -40,7 +40,7 @@ class LoopSink:
         return not only_a_delta or now - self.sent_at >= self.interval_s()
 
     def pop_due(self, now: float) -> list[Event]:
-        """Remove and return all kept events, in order."""
+        """Remove and return all stored events, in order."""
         events, self.waiting = self.waiting, []
         if any(isinstance(event, Delta) and event.text for event in events):
             self.sent_at = now
@@ -59,17 +59,17 @@ class Outbox:
         self._sinks: dict[LoopSink, str] = {}  # sinks with events to deliver → their requests
 
     def put(self, request_id: str, sink: LoopSink, event: Event) -> None:
-        """Keep an event for the next delivery."""
+        """Store an event for the next delivery."""
         sink.add(event)
         self._sinks[sink] = request_id
 
     @property
     def has_events(self) -> bool:
-        """Whether some are kept that were not due."""
+        """Whether events are stored that were not yet due."""
         return bool(self._sinks)
 
     def deliver(self) -> None:
-        """Send what is due, in order. Each wake-up is a system call, so a loop is woken once for all its events."""
+        """Send the events that are due, in order. Each wake-up is a system call, so each loop is woken once."""
         if not self._sinks:
             return
         now = self._clock()

@@ -1,4 +1,4 @@
-"""What an exception of a step says about the device: out of memory, lost for this process, or neither."""
+"""Classifies an exception of a step: out of memory, device lost for this process, or neither."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _LOST = ("CUDA error", "device-side assert", "HIP error")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a smaller step may succeed."""
+    """Whether the error is a lack of memory, so that a smaller step may succeed."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
     )
 
 
 def is_device_lost(error: BaseException) -> bool:
-    """Whether the process can't use its device any more: after such an error every later call on it fails too."""
+    """Whether the process can no longer use its device: after such an error, every later call on it fails too."""
     if is_out_of_memory(error):
         return False
     return isinstance(error, torch.AcceleratorError) or (
@@ -25,6 +25,6 @@ def is_device_lost(error: BaseException) -> bool:
 
 
 def free_cached_memory() -> None:
-    """Returns what torch keeps for later use, so that pieces of it can be joined."""
+    """Release the memory that torch has cached, so that its pieces can be merged."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

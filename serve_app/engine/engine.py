@@ -28,13 +28,13 @@ from serve_app.engine.text.detokenizer import Vocabulary
 
 logger = logging.getLogger(__name__)
 
-MAX_FAILURES = 5  # computations in a row, after which the device is taken for lost whatever its errors say
+MAX_FAILURES = 5  # consecutive failed computations after which the device counts as lost, whatever the errors say
 
 
 class Engine:
-    """An EnginePort: serves many requests at once over one model. All methods may be called from any thread.
+    """An EnginePort that serves many requests at once with one model. All methods may be called from any thread.
 
-    `clock` returns seconds and never falls: deadlines, waiting times and the durations of steps are measured by it.
+    `clock` returns seconds and never goes backwards. It measures deadlines, waiting times and step durations.
     """
 
     lacks: frozenset[Promise] = frozenset()
@@ -51,8 +51,8 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
-        self.fingerprint = fingerprint  # of everything that decides about replies; empty if unknown
-        # One sequence alone must always fit into the cache, or it could never finish.
+        self.fingerprint = fingerprint  # identifies everything that affects replies; empty if unknown
+        # A single sequence must always fit into the cache; otherwise it could never finish.
         self.max_context = min(runner.class_bounds[-1], runner.num_blocks * settings.block_size)
         self._runner = runner
         self._vocabulary = vocabulary
@@ -65,8 +65,8 @@ class Engine:
         self._aborts: set[str] = set()
         self._arrivals = itertools.count()
         self._closing = False
-        self._failures = 0  # computations that failed since the last one that did not
-        self._failure: str | None = None  # why the engine has ended by itself
+        self._failures = 0  # failed computations since the last successful one
+        self._failure: str | None = None  # why the engine has ended without a call of `close`
         # Guards all of the above; not held while the model runs or events are delivered.
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
@@ -102,14 +102,14 @@ class Engine:
         return self._chat
 
     def check_health(self) -> None:
-        """Raises EngineFailed when the engine was closed, or has lost its thread or its device."""
+        """Raises EngineFailed if the engine was closed, or if it has lost its thread or its device."""
         if self._closing or not self._thread.is_alive():
             raise EngineFailed(self._failure or "the engine's thread has ended")
 
     async def generate(
         self, request: GenerationRequest, interval_s: Callable[[], float] = lambda: 0.0
     ) -> AsyncGenerator[Event, None]:
-        """As `EnginePort.generate`."""
+        """Implements `EnginePort.generate`."""
         if request.sampling.grammar is not None:
             await self._grammars.prepare(request.sampling.grammar, request.tenant)
         sink = LoopSink(asyncio.get_running_loop(), interval_s)
@@ -136,7 +136,7 @@ class Engine:
             return self._core.stats(self._clock())
 
     def close(self) -> None:
-        """Abort all requests and end the thread; returns when it has ended. May be called twice."""
+        """Abort all requests and end the thread; returns after it has ended. May be called twice."""
         with self._lock:
             self._closing = True
             self._work.notify()
@@ -181,7 +181,7 @@ class Engine:
             self._outbox.deliver()
 
     def _step(self) -> bool:
-        """Wait for work, do one step of it, deliver its events; False once the engine is closing."""
+        """Wait for work, run one step, deliver its events; False once the engine is closing."""
         with self._lock:
             while not (self._core.streams or self._closing):
                 self._work.wait()
@@ -197,9 +197,9 @@ class Engine:
         return True
 
     def _run_plan(self, plan: StepPlan, streams: Sequence[OutputStream]) -> None:
-        """Compute a plan and apply its results; one that lacks memory is computed in halves.
+        """Compute a plan and apply its results; a plan that runs out of memory is computed in halves.
 
-        What fails ends with an error. Raises DeviceLost when nothing more can be computed.
+        Requests of a plan that fails end with an error. Raises DeviceLost if nothing more can be computed.
         """
         began = self._clock()
         try:
@@ -219,7 +219,7 @@ class Engine:
                 logger.warning("A step of %d tokens lacks memory: %s", plan.num_tokens, first_line(error))
             else:
                 logger.exception("A step of %d tokens failed; its requests end with an error.", plan.num_tokens)
-        # The exception is gone by now, and with it what its frames held of the device's memory.
+        # The exception is released here, and with it the device memory that its frames held.
         if halves:
             free_cached_memory()
             for half in halves:

@@ -1,4 +1,4 @@
-"""The engines that a backend may name, with what differs before they start. Each is imported only when it starts."""
+"""The engines that a backend may name, and how they differ before they start. Each is imported only on start."""
 
 from __future__ import annotations
 
@@ -20,25 +20,27 @@ Say = Callable[[str], None]
 
 
 class EngineKind(Protocol):
-    """One kind of engine. `options` are the settings under the engine's own name, None if it has none."""
+    """One kind of engine. `options` are the settings under the engine's name, or None if it has none."""
 
-    remedy: str  # when its Python is missing
+    remedy: str  # the instruction to show if its Python is missing
 
     def python(self) -> str | None:
-        """The interpreter of its replicas; None: that of the service."""
+        """The Python interpreter of its replicas; None: the service's interpreter."""
 
     def problem(self, settings: EngineSettings, options: Any) -> str | None:
-        """What is wrong with the settings; None if nothing is known to be."""
+        """The first problem with the settings; None if no problem is known."""
 
     def start(self, settings: EngineSettings, options: Any, gpus: float, on_nodes: bool, say: Say) -> EnginePort:
-        """Loads the model. The process has `gpus`; with `on_nodes`, Ray has a placement group of GPUs for it instead.
+        """Load the model and start the engine.
+
+        The process has `gpus` GPUs. With `on_nodes`, Ray provides a placement group of GPUs for it instead.
 
         Raises ModelError.
         """
 
 
 class Native:
-    """The engine of this package."""
+    """The built-in engine of this package."""
 
     remedy = "see 'interpreter'"
 
@@ -57,7 +59,7 @@ class Native:
 
 
 class Vllm:
-    """vLLM, in an environment of its own."""
+    """vLLM, in a separate Python environment."""
 
     remedy = "run `make engine-vllm`, or set 'interpreter'"
 

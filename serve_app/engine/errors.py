@@ -1,10 +1,10 @@
-"""The errors that the engine raises on purpose; their messages name the remedy."""
+"""Errors that the engine raises intentionally; their messages name the remedy."""
 
 from __future__ import annotations
 
 
 class QueueFull(Exception):
-    """The most requests allowed wait already; nothing was queued."""
+    """The maximum number of requests is already waiting; nothing was queued."""
 
     def __init__(self, waiting: int) -> None:
         self.waiting = waiting
@@ -14,8 +14,8 @@ class QueueFull(Exception):
 class ContextLengthExceeded(Exception):
     """The prompt leaves no room for a reply.
 
-    `prompt_tokens` is exact, or a lower bound if the text was too long to be tokenized; `limit` is the most tokens
-    that prompt and reply may have together.
+    `prompt_tokens` is exact, or a lower bound if the text was too long to be tokenized. `limit` is the maximum number
+    of tokens of prompt and reply together.
     """
 
     def __init__(self, prompt_tokens: int, limit: int) -> None:
@@ -25,9 +25,9 @@ class ContextLengthExceeded(Exception):
 
 
 class UnsupportedGrammar(ValueError):
-    """The engine can't enforce this grammar; the message names the feature or the mistake.
+    """The engine cannot enforce this grammar; the message names the feature or the mistake.
 
-    `alternative` is the number of the tool call at fault, from 0, if the fault is in one of them.
+    `alternative` is the index of the faulty tool call, from 0, if the fault is in a tool call.
     """
 
     def __init__(self, message: str, alternative: int | None = None) -> None:
@@ -36,22 +36,22 @@ class UnsupportedGrammar(ValueError):
 
 
 class EngineClosed(Exception):
-    """The engine was closed and takes no more requests."""
+    """The engine was closed and accepts no more requests."""
 
 
 class EngineFailed(Exception):
-    """The engine takes no more requests; its replica has to be replaced."""
+    """The engine accepts no more requests; its replica must be replaced."""
 
 
 class DeviceLost(Exception):
-    """The engine can compute nothing more in this process; its replica has to be replaced."""
+    """The engine cannot compute anything more in this process; its replica must be replaced."""
 
 
 class ModelError(Exception):
-    """The model can't be served; the message is one line with the remedy."""
+    """The model cannot be served; the message is one line with the remedy."""
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of another library's error, without the full stop."""
+    """The first line of another library's error message, without the full stop."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0].rstrip(". ")

@@ -1,4 +1,4 @@
-"""The output of one request: guesses its next tokens, accepts the sampled ones and turns them into text."""
+"""The output of one request: guesses its next tokens, accepts the sampled tokens and turns them into text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The result of a step's tokens: the number kept, their text, and why the request ends, if it does."""
+    """The result of a step's tokens: the number kept, their text, and the reason why the request ends, if it does."""
 
     produced: int
     delta: Delta | None
@@ -29,11 +29,12 @@ class Accepted:
 
 
 class OutputStream:
-    """Decides after each token which text leaves and whether the request ends.
+    """Decides after each token which text to release and whether the request ends.
 
-    `eos_token_ids` end the request unless it ignores them. At most `guess_tokens` are guessed at a time. The request's
-    `said` tokens go through sampling, grammar and text as if they had been sampled here. Raises ValueError when the
-    reply has ended with them.
+    `eos_token_ids` end the request unless it ignores them. At most `guess_tokens` tokens are guessed at a time. The
+    request's `said` tokens go through sampling, grammar and text as if they had been sampled here.
+
+    Raises ValueError if the reply has ended with the `said` tokens.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class OutputStream:
         self._forced: tuple[int, ...] = ()
 
     def guess(self, limit: int) -> tuple[int, ...]:
-        """At most `limit` tokens that may come next: forced by the grammar, else a guess that it allows."""
+        """At most `limit` tokens that may come next: tokens forced by the grammar, or else a guess that it allows."""
         grammar = self.sampling.grammar
         if grammar is None or not self._guess_tokens:
             return self._lookup.guess(limit)
@@ -70,21 +71,21 @@ class OutputStream:
         return self._forced or grammar.allowed_part(self._lookup.guess(limit))
 
     def verify(self, guess: tuple[int, ...], sampled: Sequence[SampledToken]) -> int:
-        """Compare a verified guess with the sampled tokens; return how many of its tokens were right."""
+        """Compare a verified guess with the sampled tokens; return how many guessed tokens were right."""
         right = sum(token == entry.token for token, entry in zip(guess, sampled, strict=False))
         if not self._forced:
             self._lookup.learn(guess, right)
         return right
 
     def prepare(self, draft: tuple[int, ...]) -> None:
-        """Start the work of sampling that needs no logits; called before the model runs."""
+        """Start the part of sampling that needs no logits; called before the model runs."""
         if self.sampling.grammar is not None:
             self.sampling.grammar.prepare(draft)
 
     def accept(self, sampled: Sequence[SampledToken]) -> Accepted:
-        """Add a step's tokens, one or more, up to the one that ends the request; those after it are dropped.
+        """Add a step's tokens, one or more, up to the token that ends the request; the tokens after it are dropped.
 
-        An end-of-sequence token is not added: it is in neither the text nor the count.
+        An end-of-sequence token is not added: it appears in neither the text nor the count.
         """
         before = self.sequence.num_output
         reason = None
@@ -103,7 +104,7 @@ class OutputStream:
             grammar = self.sampling.grammar if token == DEAD_END else None
             why = None if grammar is None else grammar.error
             if grammar is not None and grammar.too_large:
-                # The request's own doing: like a reply that is cut at its length, it has its text and is billed.
+                # Caused by the request itself: like a reply cut at its length, it keeps its text and is billed.
                 logger.warning("The reply of request %s ends early: %s.", self.sequence.request_id, why)
                 return self._text.end(FinishReason.LENGTH)
             logger.error("No token for request %s: %s.", self.sequence.request_id, why or "the logits are not numbers")
@@ -113,6 +114,6 @@ class OutputStream:
         self.sequence.tokens.append(token)
         self.sampling.advance(token)
         reason = self._text.push(token, entry.logprob, entry.top)
-        if not self.sampling.complete:  # else only an end-of-sequence token could follow
+        if not self.sampling.complete:  # if complete, only an end-of-sequence token could follow
             return reason
         return self._text.end(FinishReason.STOP) if reason is None else FinishReason.STOP

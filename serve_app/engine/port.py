@@ -1,4 +1,4 @@
-"""What a replica knows of an engine, whichever it is."""
+"""The interface through which a replica uses any engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from serve_app.engine.request import GenerationRequest
 
 
 class Promise(StrEnum):
-    """What an engine may be unable to promise; docs/models.md says what follows from it for users."""
+    """A guarantee that an engine may be unable to give; docs/models.md lists the consequences for users."""
 
     SAME_IN_ANY_BATCH = "a greedy or seeded reply has the same tokens alone and beside others"
     STEPS_FAIL_ALONE = "a step that fails, or lacks memory, ends only the requests that were in it"
@@ -23,7 +23,7 @@ class Promise(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """The engine at one moment. Counters run from its start."""
+    """The state of the engine at one moment. Counters start when the engine starts."""
 
     running: int
     waiting: int
@@ -36,15 +36,15 @@ class EngineStats:
     preemptions: int
     kv_blocks_cached: int  # free, but with reusable content
     prefix_hit_tokens: int  # prompt tokens found in the cache
-    drafted: int = 0  # guessed and verified tokens
-    accepted: int = 0  # of these, the right ones
-    prompt_tokens: int = 0  # of the prompts that began, with cached tokens
-    step_seconds: float = 0.0  # in all steps together
-    step_sequences: int = 0  # the sum over the steps of their sequences
+    drafted: int = 0  # tokens that were guessed and verified
+    accepted: int = 0  # drafted tokens that were right
+    prompt_tokens: int = 0  # prompt tokens of started requests, including cached ones
+    step_seconds: float = 0.0  # total duration of all steps
+    step_sequences: int = 0  # sum of the sequences of all steps
 
 
 class EnginePort(Protocol):
-    """An engine that has started: it has its weights and takes requests. Safe to use from any thread."""
+    """An engine that has started: it has its weights and accepts requests. Safe to use from any thread."""
 
     @property
     def chat(self) -> ChatRenderer:
@@ -52,40 +52,40 @@ class EnginePort(Protocol):
 
     @property
     def max_context(self) -> int:
-        """The most tokens of prompt and reply together."""
+        """Maximum number of tokens of prompt and reply together."""
 
     @property
     def lacks(self) -> frozenset[Promise]:
-        """What this engine can't promise."""
+        """The promises that this engine cannot keep."""
 
     @property
     def fingerprint(self) -> str:
-        """Of everything that decides about replies; empty if unknown."""
+        """Identifies everything that affects replies; empty if unknown."""
 
     def generate(
         self, request: GenerationRequest, interval_s: Callable[[], float] = lambda: 0.0
     ) -> AsyncGenerator[Event, None]:
         """Queue a request and yield its events; `Finished` is the last. Closing the generator aborts the request.
 
-        Of a request with `said` tokens, `Started` has their number and their text, and the events are those that an
-        engine which has made them gives from there on.
+        If the request has `said` tokens, `Started` carries their number and text. The following events are the same as
+        if the engine had generated those tokens itself.
 
-        Deltas that come within `interval_s()` seconds of the last one are joined; the first one leaves at once.
+        Deltas that arrive within `interval_s()` seconds of the last one are joined; the first one leaves at once.
 
         Raises, at the first event:
             ValueError: the prompt is empty, a live request has the same id, a parameter is out of its range, or the
                 reply has ended with the `said` tokens.
-            UnsupportedGrammar: a ValueError too: the engine can't enforce the grammar.
+            UnsupportedGrammar: a subclass of ValueError: the engine cannot enforce the grammar.
             ContextLengthExceeded: the prompt leaves no room for a token of output.
-            QueueFull: too many requests wait.
+            QueueFull: too many requests are waiting.
             EngineClosed: the engine was closed.
         """
 
     def stats(self) -> EngineStats:
-        """The load at this moment."""
+        """The current load."""
 
     def check_health(self) -> None:
-        """Raises EngineFailed when the engine accepts no more requests, so that its replica has to be replaced."""
+        """Raises EngineFailed if the engine accepts no more requests, so that its replica must be replaced."""
 
     def close(self) -> None:
         """Abort all requests; returns when nothing runs any more. May be called twice."""

@@ -1,1 +1,1 @@
-"""One gateway process: HTTP in, and the walk of each request through limiter, model and ledger."""
+"""The gateway process: accepts HTTP and takes each request through limiter, model and ledger."""

@@ -1,4 +1,4 @@
-"""The ASGI application of one gateway process."""
+"""Builds the ASGI application of one gateway process."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def build_app(
     on_stop: Callable[[], Awaitable[None]] | None = None,
     tag_responses: bool = True,
 ) -> FastAPI:
-    """Serves all doors and `routers` under both base forms, `/` and `/v1`.
+    """Serves all doors and `routers` under both base paths, `/` and `/v1`.
 
-    With `tag_responses` every response carries `x-request-id`; a server that sets it itself wants it off.
+    With `tag_responses` every response carries `x-request-id`. Turn it off for a server that sets the header itself.
     """
 
     @asynccontextmanager
@@ -37,10 +37,10 @@ def build_app(
         if on_stop is not None:
             await on_stop()
 
-    # A redirect would be no JSON, and behind a TLS ingress it would send the key over plain HTTP.
+    # A redirect would not be JSON. Behind a TLS ingress, the client would then send its key over plain HTTP.
     app = FastAPI(title="serve-app", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     bodies = IncompleteBodies()
-    # Plain routes before all others: these are hot, and FastAPI has nothing to parse or to match in them.
+    # Plain routes come first: they are hot, and FastAPI has nothing to parse or match in them.
     for prefix in ("/v1", ""):
         for door in DOORS:
             endpoint = ReplyEndpoint(door, services, authenticator, bodies)

@@ -1,4 +1,4 @@
-"""Whose key a request carries, found out before anything of its body is worked on."""
+"""Authenticates the API key of a request before the gateway works on its body."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOO_MANY: Final = "wrong_keys"
 CONFIRMED_S: Final = 10.0
 MAX_CONFIRMED: Final = 10_000
 NEVER: Final = (0.0, "")
-MAX_WAITING: Final = 500  # requests whose key is being looked up; only a ledger that is away lets them be so many
+MAX_WAITING: Final = 500  # requests whose key is being looked up; reached only while the ledger is away
 _KEY: Final = re.compile(r"[!-~]{1,512}")
 _EXPECTED: Final = 'Send the header "Authorization: Bearer <your API key>".'
 
@@ -36,7 +36,7 @@ _EXPECTED: Final = 'Send the header "Authorization: Bearer <your API key>".'
 class Caller:
     """The sender of one request: the digest of its key, and its address.
 
-    `account_and_key` are their ids, once the limiter has said them: also of a key that was refused.
+    `account_and_key` holds the account id and the key id once the limiter has reported them, also for a refused key.
     """
 
     __slots__ = ("_authenticator", "_request", "account_and_key", "digest")
@@ -59,24 +59,27 @@ class Caller:
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether the key let a request in some seconds ago: then its body may be read. Authorises nothing."""
+        """Whether the limiter accepted the key within the last CONFIRMED_S seconds.
+
+        The gateway may then read the body. It does not authorise anything.
+        """
         return self._authenticator.is_confirmed(self.digest)
 
     @property
     def account_id(self) -> str:
-        """Of a key that let a request in lately; else empty. Authorises nothing."""
+        """The account of a key that the limiter accepted recently, else empty. It does not authorise anything."""
         return self._authenticator.account_of(self.digest)
 
     async def admit(self, ask: Admit) -> Grant | Refusal:
-        """`ask` comes without `look_up`. Raises Unavailable while the limiter is away."""
+        """Asks the limiter. Pass `ask` without `look_up`. Raises Unavailable while the limiter is away."""
         answer: Grant | Refusal = await self._authenticator.ask(ask, self._request)
         return answer
 
     async def identify(self) -> Identity:
-        """The account of an active key.
+        """Returns the account of an active key.
 
-        Raises ApiError: 401, 403 from an address that the key does not allow, 429 for too many wrong keys, 503 without
-        a limiter.
+        Raises ApiError: 401; 403 from an address that the key does not allow; 429 after too many wrong keys; 503
+        without a limiter.
         """
         try:
             answer = await self._authenticator.ask(Identify(self.digest, False, self.host), self._request)
@@ -90,9 +93,10 @@ class Caller:
 
 
 class Authenticator:
-    """Checks API keys against the limiter, and operator keys: while one replaces another, both are valid.
+    """Checks API keys against the limiter, and checks operator keys.
 
-    `trusted_proxies` is explained at `client_address`; it may be set at any time.
+    While one operator key replaces another, both are valid. `trusted_proxies` is explained at `client_address`; it may
+    be set at any time.
     """
 
     def __init__(
@@ -108,29 +112,33 @@ class Authenticator:
         self._limiter = limiter
         self._operator_keys = [key.encode() for key in operator_keys]
         self.wrong_keys = WrongKeys(time.monotonic) if wrong_keys is None else wrong_keys
-        #: Key digest -> until when, and its account; the longest unconfirmed first.
+        #: Key digest -> (confirmed until, account id), least recently confirmed first.
         self._confirmed: dict[str, tuple[float, str]] = {}
         self._beat: asyncio.Event | None = None  # set at the next beat
         self._waiting = 0
 
     def caller(self, request: Request) -> Caller:
-        """Raises ApiError: 401 without an API key or with a typo in it, 429 for too many of these."""
+        """Returns the sender of the request.
+
+        Raises ApiError: 401 for a missing or malformed API key, 429 after too many malformed ones.
+        """
         key = bearer(request.headers.get("authorization"))
         if not well_formed(key):
             raise self.wrong(request, NOT_FOR_CHAT if key.startswith(MANAGEMENT) else NOT_WELL_FORMED)
         return Caller(self, request, digest(key))
 
     def check_operator(self, request: Request) -> None:
-        """Raises ApiError unless the request carries an operator key: 401, 429 for too many wrong keys."""
+        """Raises ApiError unless the request carries an operator key: 401, or 429 after too many wrong keys."""
         given = bearer(request.headers.get("authorization")).encode()
-        # All of them, so that the time does not tell which one is near.
+        # Compares with every key, so that the response time does not show which one nearly matches.
         if not sum([hmac.compare_digest(given, key) for key in self._operator_keys]):
             raise self.wrong(request, "this needs the operator key of the service")
 
     async def ask(self, ask: Admit | Identify, request: Request) -> Any:
-        """The limiter's answer. `ask` comes without `look_up`: nearly every key is known, and costs one call.
+        """Returns the limiter's answer. Pass `ask` without `look_up`: nearly every key is known, and costs one call.
 
-        Raises Unavailable while the limiter or, for a key that it does not know, the ledger is away.
+        Raises Unavailable while the limiter is away. For a key that the limiter does not know, it also raises
+        Unavailable while the ledger is away.
         """
         answer = await self._limiter.ask(ask)
         if isinstance(answer, UnknownKey):
@@ -139,7 +147,7 @@ class Authenticator:
         return answer
 
     async def _ask_ledger(self, ask: Admit | Identify, request: Request) -> Any:
-        """The answer for a key that the limiter does not know."""
+        """Returns the answer for a key that the limiter does not know."""
         found = await self._look_up(ask.key_digest, request)
         if isinstance(ask, Identify):
             return found
@@ -151,11 +159,11 @@ class Authenticator:
         return answer
 
     def is_confirmed(self, digest: str) -> bool:
-        """Whether the key let a request in during the last CONFIRMED_S."""
+        """Returns whether the limiter accepted the key within the last CONFIRMED_S seconds."""
         return self._confirmed.get(digest, NEVER)[0] > time.monotonic()
 
     def account_of(self, digest: str) -> str:
-        """The account of a key that let a request in lately; else empty."""
+        """Returns the account of a key that the limiter accepted recently, else an empty string."""
         return self._confirmed.get(digest, NEVER)[1]
 
     def _learn(self, digest: str, answer: Any) -> None:
@@ -163,7 +171,7 @@ class Authenticator:
         if _is_no_key(answer):
             return
         account_id = getattr(answer, "account_id", "") or account_id
-        # Of a key with allowed addresses each request is asked about, before its body is read.
+        # A key with allowed addresses is checked on every request, before the body is read.
         until = time.monotonic() + CONFIRMED_S if answer.from_anywhere else 0.0
         self._confirmed[digest] = until, account_id
         if len(self._confirmed) > MAX_CONFIRMED:
@@ -177,7 +185,7 @@ class Authenticator:
         return client_address(peer, request.headers.getlist("x-forwarded-for"), self.trusted_proxies)
 
     def host_of(self, request: Request) -> str:
-        """See `client_host`. It is not parsed: of nearly all keys nothing depends on it."""
+        """See `client_host`. The address is not parsed, because almost no key depends on it."""
         peer = request.client.host if request.client is not None else ""
         forwarded_for = request.headers.getlist("x-forwarded-for")
         return client_host(peer, forwarded_for, self.trusted_proxies) if forwarded_for else peer
@@ -216,13 +224,13 @@ class Authenticator:
         self._beat = None
 
     def wrong(self, request: Request, message: str) -> ApiError:
-        """Counts a wrong key; a 401, or 429 when there were too many."""
+        """Counts a wrong key. Returns a 401, or a 429 after too many."""
         wait_s = self.wrong_keys.count(self.address_of(request))
         return refusal_error(_too_many("", wait_s)) if wait_s else errors.authentication(message)
 
 
 def _is_no_key(answer: Any) -> bool:
-    """Whether the answer does not confirm the key: it is wrong, revoked, from elsewhere, or that is unknown."""
+    """Returns whether the answer leaves the key unconfirmed: wrong, revoked, used from elsewhere, or not verifiable."""
     return isinstance(answer, Refusal) and (answer.status in (401, 403, 503) or answer.code == TOO_MANY)
 
 
@@ -234,7 +242,7 @@ def _too_many(request_id: str, wait_s: float) -> Refusal:
 
 
 def bearer(authorization: str | None) -> str:
-    """The key in an `Authorization` header (RFC 6750). Raises ApiError (401); never repeats what was sent."""
+    """Returns the key in an `Authorization` header (RFC 6750). Raises ApiError (401), which never repeats the input."""
     if authorization is None or not authorization.strip():
         raise errors.authentication(f"The Authorization header is missing. {_EXPECTED}")
     scheme, _, key = authorization.strip().partition(" ")

@@ -1,6 +1,6 @@
-"""Which backends of the ledger have to be started or stopped, by what Serve runs.
+"""Starts and stops the ledger's backends, by comparing them with the applications that Serve runs.
 
-Every gateway does this, so that a cluster which starts anew gets its backends back from the ledger.
+Every gateway does this, so a newly started cluster gets its backends back from the ledger.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from serve_app.contracts.served import Backend
 
 logger = logging.getLogger("ray.serve")
 
-# Every gateway has read by then that a retired backend gets no requests. The replies that run keep their replicas.
+# By then every gateway has read that a retired backend gets no requests. Running replies keep their replicas.
 DRAIN_S: Final = 5.0
-AGAIN_S: Final = 15.0  # between two tries; the first one shows in Serve's status within a few seconds
+AGAIN_S: Final = 15.0  # between two attempts; the first one shows in Serve's status within a few seconds
 
 
 class Applications:
-    """Starts and stops through `port`, one call for a backend at a time. `clock` returns seconds."""
+    """Starts and stops backends through `port`, one call per backend at a time. `clock` returns seconds."""
 
     def __init__(self, port: ApplicationsPort, clock: Callable[[], float]) -> None:
         self._port = port
         self._clock = clock
-        self._retired: dict[str, float] = {}  # when each was first seen as retired
+        self._retired: dict[str, float] = {}  # by backend: when it was first seen as retired
         self._tried: dict[str, float] = {}
 
     def follow(self, backends: Mapping[str, Backend], status: Mapping[str, Mapping[str, Any]]) -> None:
-        """Begins what is to be done. `status` is Serve's of all applications, by name. Never waits."""
+        """Starts the steps that are due, and never waits. `status` is Serve's status of all applications, by name."""
         now = self._clock()
         self._retired = {
             name: self._retired.get(name, now) for name, one in backends.items() if one.retired_at is not None

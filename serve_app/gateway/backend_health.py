@@ -1,9 +1,11 @@
-"""Which backends a gateway takes out of an identifier's traffic, by how its own requests went.
+"""Ejects backends from an identifier's traffic, judged by the gateway's own requests.
 
-A backend is ejected when, within WINDOW_S, at least MIN_BAD of an identifier's requests on it failed or missed their
-latency targets, and these are at least half of them, and more than twice the share of the other backends: what is the
-fault of requests, or of too much load, happens to all of them. After a pause it is half open: one request each PROBE_S
-goes to it. GOOD_PROBES good ones in a row bring it back, a bad one begins a pause of twice the length.
+A backend is bad for an identifier when, within WINDOW_S, at least MIN_BAD of the requests on it failed or missed their
+latency targets. These must be at least half of its requests, and more than twice the share of the other backends.
+Faulty requests or too much load would affect all backends alike.
+
+A bad backend is ejected. After a pause it is half open: it gets one request every PROBE_S. GOOD_PROBES good requests in
+a row bring it back. A bad one starts a pause of twice the length, up to LONGEST_PAUSE_S.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ Key = tuple[str, str]
 
 
 class Verdict(StrEnum):
-    """On one request."""
+    """The result of one request."""
 
     GOOD = "good"
-    LATE = "late"  # it missed a latency target
+    LATE = "late"  # missed a latency target
     FAILED = "failed"  # the backend's fault, not the client's
 
 
@@ -37,12 +39,12 @@ class _Record:
     verdicts: dict[str, tuple[float, Verdict]] = field(default_factory=dict)  # by request, oldest first
     ejected_at: float | None = None
     pause_s: float = PAUSE_S
-    probe_at: float = 0.0  # not before
+    probe_at: float = 0.0  # earliest time of the next probe
 
 
 @dataclass(frozen=True, slots=True)
 class Ejection:
-    """A backend that has just been taken out. `reason` is for people."""
+    """A backend that was just ejected. `reason` is readable text."""
 
     identifier: str
     backend: str
@@ -50,32 +52,35 @@ class Ejection:
 
 
 class BackendHealth:
-    """Of one gateway. `clock` returns seconds and never falls."""
+    """The health of the backends, as one gateway sees it. `clock` returns seconds and never runs backwards."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._records: dict[Key, _Record] = {}
 
     def note(self, key: Key, request_id: str, verdict: Verdict) -> None:
-        """A later verdict on a request replaces the first one: it failed after it had begun in time."""
+        """Records the verdict on a request.
+
+        A later verdict replaces the first one: a request can fail after it started in time.
+        """
         verdicts = self._records.setdefault(key, _Record()).verdicts
         verdicts.pop(request_id, None)
         verdicts[request_id] = self._clock(), verdict
 
     @property
     def ejected(self) -> frozenset[Key]:
-        """Those that are out, the half-open ones too."""
+        """The ejected backends, including the half-open ones."""
         return frozenset(key for key, record in self._records.items() if record.ejected_at is not None)
 
     def keep(self, served: Collection[Key]) -> None:
-        """Forgets all others: a backend that comes back later begins anew."""
+        """Forgets all other backends. A backend that comes back later starts with an empty record."""
         for key in self._records.keys() - set(served):
             del self._records[key]
 
     def judge(self, identifier: str, ready: Collection[str]) -> list[Ejection]:
-        """Ejects and brings back backends of an identifier; returns what was ejected for the first time.
+        """Ejects backends of an identifier and brings them back. Returns the new ejections.
 
-        `ready` are those that run and could take its requests. The last one of them is never ejected.
+        `ready` names the backends that run and could take its requests. The last of them is never ejected.
         """
         now, ejections = self._clock(), []
         names = [backend for of, backend in self._records if of == identifier]
@@ -95,7 +100,7 @@ class BackendHealth:
         return ejections
 
     def due_probes(self) -> set[Key]:
-        """Half-open backends that may have a request now; each is named once in PROBE_S."""
+        """Returns the half-open backends that may get a request now, each once every PROBE_S."""
         now, due = self._clock(), set()
         for key, record in self._records.items():
             if record.ejected_at is None or now < max(record.ejected_at + record.pause_s, record.probe_at):
@@ -107,7 +112,7 @@ class BackendHealth:
     def _judge_probes(self, record: _Record, now: float) -> None:
         assert record.ejected_at is not None
         if now < record.ejected_at + record.pause_s:
-            record.verdicts.clear()  # of requests that had begun before
+            record.verdicts.clear()  # they belong to requests that started earlier
             return
         verdicts = [verdict for _, verdict in record.verdicts.values()]
         if any(verdict is not Verdict.GOOD for verdict in verdicts):
@@ -129,7 +134,7 @@ class BackendHealth:
         return bad >= MIN_BAD and share >= 0.5 and share > 2 * others_share
 
     def _drop_old(self, record: _Record, now: float) -> None:
-        # While it is half open, probes come one a second at most: their verdicts count from the pause's end.
+        # A half-open backend gets at most one probe a second: all verdicts since the end of the pause count.
         begins = now - WINDOW_S if record.ejected_at is None else record.ejected_at
         for request_id, (at, _) in list(record.verdicts.items()):
             if at >= begins:
@@ -138,7 +143,7 @@ class BackendHealth:
 
 
 def _counts(records: Iterable[_Record]) -> tuple[int, int]:
-    """Bad requests, and all."""
+    """Returns the number of bad requests and the number of all requests."""
     verdicts = [verdict for record in records for _, verdict in record.verdicts.values()]
     return sum(verdict is not Verdict.GOOD for verdict in verdicts), len(verdicts)
 

@@ -1,4 +1,4 @@
-"""Which backend gets a request, what it is asked, and its events."""
+"""Chooses the backend of a request, builds the call to it, and reads its events."""
 
 from __future__ import annotations
 
@@ -28,38 +28,38 @@ from serve_app.settings import GatewaySettings, IdentifierSettings
 
 logger = logging.getLogger("ray.serve")
 
-USUAL_WEIGHT = 100  # of an account, which counts as 1 in the engine's queue
+USUAL_WEIGHT = 100  # account weight that counts as 1 in the engine's queue
 NOTHING: Final = Served(0)  # the ledger has changed nothing
 PLAIN: Final = SamplingDefaults()
 
 
 @dataclass(slots=True)
 class Availability:
-    """Which backends get requests now. Written by the gateway's `Lifecycle`, read with each request."""
+    """The backends that get requests now. Written by the gateway's `Lifecycle`, read with each request."""
 
-    #: By identifier: backends that get none, because they are not ready or were ejected. Never all that could reply.
+    #: By identifier: backends that get no requests, because they are not ready or were ejected. Never all of them.
     out: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    ejected: frozenset[tuple[str, str]] = frozenset()  # identifier and backend
-    probes: set[tuple[str, str]] = field(default_factory=set)  # ejected ones that may have one request now
+    ejected: frozenset[tuple[str, str]] = frozenset()  # (identifier, backend)
+    probes: set[tuple[str, str]] = field(default_factory=set)  # ejected backends that may get one request now
 
 
 class Catalogue:
     """The identifiers that clients name, and the backends behind each.
 
-    A backend is chosen by weight, so that a new one can take over behind a fixed identifier step by step, and always
-    the same one for a conversation, so that its prompt is found in the backend's cache.
+    A backend is chosen by weight, so a new one can take over behind a fixed identifier step by step. A conversation
+    always gets the same backend, because its prompt is in that backend's cache.
     """
 
     def __init__(
         self, settings: GatewaySettings, served: Served = NOTHING, availability: Availability | None = None
     ) -> None:
-        self.configured = settings.models  # those that are in the configuration, with its weights
+        self.configured = settings.models  # identifiers of the configuration, with its weights
         self.of_ledger = served
         self.availability = Availability() if availability is None else availability
         self._models = models_of(settings, served)
         configured = {name: model.price.per_token() for name, model in settings.models.items()}
         self._prices = prices_of(self._models, served, configured)
-        #: What holds where a request names nothing, by identifier.
+        #: By identifier: sampling defaults for parameters that a request omits.
         self.defaults = {name: model.spec.sampling for name, model in served.models.items() if name not in configured}
         self._weights = {
             name: {backend: weight for backend, weight in model.backends.items() if weight}
@@ -76,11 +76,11 @@ class Catalogue:
 
     @property
     def identifiers(self) -> tuple[str, ...]:
-        """In the order of the configuration, and then those that were created by command."""
+        """Identifiers in the order of the configuration, then those created by command."""
         return tuple(self._models)
 
     def price(self, identifier: str, now: float) -> Price:
-        """At `now`, in Unix seconds."""
+        """Returns the price at `now`, in Unix seconds."""
         prices = self._prices[identifier]
         for effective_at, price in prices:
             if effective_at <= now:
@@ -88,10 +88,10 @@ class Catalogue:
         return prices[-1][1]
 
     def choose_backend(self, identifier: str, account_id: str, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The backend for one request of a conversation: by weight, among those that are available.
+        """Chooses the backend for one request of a conversation: by weight, among the available ones.
 
-        Weighted rendezvous hashing: each backend has a score for the conversation, and the highest wins. So a change
-        of weights, or a backend that is out, moves no other conversations than it must.
+        Weighted rendezvous hashing: each backend has a score for the conversation, and the highest wins. A change of
+        weights, or a backend that is out, therefore moves no more conversations than necessary.
         """
         weights, now = self._weights[identifier], self.availability
         out = now.out.get(identifier, frozenset())
@@ -111,31 +111,31 @@ class Catalogue:
         return chosen
 
     def fallback(self, identifier: str, backend: str) -> str | None:
-        """The backend that takes a request for which this one has no capacity."""
+        """Returns the backend that takes a request for which `backend` has no capacity; None if there is none."""
         fallback = self._models[identifier].fallback if identifier in self._models else None
         is_out = fallback in self.availability.out.get(identifier, frozenset())
         return None if fallback == backend or is_out else fallback
 
     def backends(self) -> tuple[str, ...]:
-        """All backends that can be chosen, each once."""
+        """Returns all backends that can be chosen, each once."""
         return tuple(dict.fromkeys(name for identifier in self._models for name in self.behind(identifier)))
 
     def behind(self, identifier: str) -> tuple[str, ...]:
-        """The backends that can be chosen for one identifier; its fallback last."""
+        """Returns the backends that can be chosen for one identifier, its fallback last."""
         fallback = self._models[identifier].fallback
         return tuple(dict.fromkeys([*self._weights[identifier], *([fallback] if fallback else [])]))
 
 
 def _score(conversation: bytes, backend: str, weight: int) -> float:
-    """Higher is better; the chance to have the highest one is in proportion to the weight (Thaler and Ravishankar)."""
+    """Returns the score. The chance of the highest score is proportional to the weight (Thaler and Ravishankar)."""
     drawn = int.from_bytes(hashlib.blake2b(conversation + backend.encode(), digest_size=8).digest())
-    return -weight / math.log(((drawn >> 12) + 0.5) / 2**52)  # between 0 and 1 for certain, also as a float
+    return -weight / math.log(((drawn >> 12) + 0.5) / 2**52)  # strictly between 0 and 1, also as a float
 
 
 def system_fingerprint(backend: str, fingerprint: str = "") -> str:
-    """`system_fingerprint` of a reply: it changes with the backend, and with the weights of a backend.
+    """Returns `system_fingerprint` of a reply, which changes with the backend and with the backend's weights.
 
-    `fingerprint` is that of the weights, as a replica sends it; empty while it is unknown.
+    `fingerprint` identifies the weights, as a replica sends it. It is empty while it is unknown.
     """
     return f"fp_{backend}_{fingerprint}" if fingerprint else f"fp_{backend}"
 
@@ -152,7 +152,7 @@ def admit_for(
     address: str,
     idempotency_key: str | None,
 ) -> Admit:
-    """What the limiter is asked for a request, before anything of it is counted exactly."""
+    """Builds the limiter's ask for a request, before any of its tokens are counted exactly."""
     return Admit(
         request_id=request_id,
         holder=holder,
@@ -160,7 +160,7 @@ def admit_for(
         model=chat.model,
         prompt_tokens=min(chat.estimated_prompt_tokens, identifier.context_length),
         max_tokens=chat.n * (chat.max_tokens or identifier.max_output),
-        prompt_price=max(price.input, price.cached_input),  # what is cached shows only when it runs
+        prompt_price=max(price.input, price.cached_input),  # the cached part is known only when it runs
         output_price=price.output,
         backend=application_of(backend),  # adapters of one model share its replicas' load
         idempotency_key=idempotency_key,
@@ -182,7 +182,7 @@ def call_for(
     said: tuple[int, ...] = (),
     reply_id: str = "",
 ) -> GenerateCall:
-    """What a replica is asked for an admitted request. `defaults` are those of its identifier."""
+    """Builds the replica's call for an admitted request. `defaults` are the sampling defaults of its identifier."""
 
     def chosen(name: str) -> Any:
         default = None if name in chat.model_fields_set else getattr(defaults, name)
@@ -210,7 +210,7 @@ def call_for(
         request_id=grant.request_id,
         messages=chat.messages,
         sampling=sampling,
-        # A tentative grant holds all there is: the replica's count decides what that pays for.
+        # A tentative grant holds all available credit: the replica's count decides what that pays for.
         credit=0 if grant.tentative else grant.hold,
         bill=Bill(grant.account_id, grant.key_id, chat.model, backend, price, grant.epoch),
         continue_final=chat.continue_final,
@@ -229,10 +229,10 @@ def call_for(
 
 
 def grammar_for(response_format: Mapping[str, Any] | None) -> Grammar | None:
-    """The grammar that holds a reply to this format; None for text.
+    """Returns the grammar that constrains a reply to this format; None for text.
 
-    Of a schema that is not strict, keywords that can't be enforced are ignored; a strict one is refused for them by
-    the replica.
+    For a schema that is not strict, keywords that cannot be enforced are ignored. The replica rejects a strict schema
+    that has such keywords.
     """
     if response_format is None:
         return None
@@ -245,7 +245,7 @@ def grammar_for(response_format: Mapping[str, Any] | None) -> Grammar | None:
 
 
 class Generation:
-    """The events of one call, in a queue: waiting for one can be given up without cancelling the call."""
+    """The events of one call, in a queue. A caller can stop waiting for an event without cancelling the call."""
 
     def __init__(self, backends: BackendPort, backend: str, call: GenerateCall, phases: Phases) -> None:
         self._backend = backend
@@ -256,16 +256,16 @@ class Generation:
         self._reading = detached(self._read_events(backends.generate(backend, call)))
 
     async def next_event(self) -> BackendEvent:
-        """Raises ApiError when the call has failed, BackendUnavailable when its replica is lost."""
+        """Returns the next event. Raises ApiError when the call failed, BackendUnavailable when its replica is lost."""
         event = self.ready_event()
         return self._raise_failure(await self._events.get()) if event is None else event
 
     def ready_event(self) -> BackendEvent | None:
-        """The next event if it has arrived, else None. Raises as `next_event` does."""
+        """Returns the next event if it has arrived, else None. Raises as `next_event` does."""
         return None if self._events.empty() else self._raise_failure(self._events.get_nowait())
 
     def unread(self) -> Iterator[BackendEvent | BaseException]:
-        """The events that have arrived and were not read."""
+        """Yields the events that have arrived and were not read."""
         while not self._events.empty():
             yield self._events.get_nowait()
 
@@ -299,6 +299,6 @@ class Generation:
             except Exception as error:
                 self._events.put_nowait(error)
             except asyncio.CancelledError:
-                # Raised also by a call that the other side has cancelled: the exchange must not wait for ever.
+                # The other side can also cancel the call: the exchange must not wait forever.
                 self._events.put_nowait(BackendUnavailable("the call was cancelled"))
                 raise

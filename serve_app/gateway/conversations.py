@@ -1,11 +1,11 @@
-"""What makes requests one conversation, and which replica of a backend gets them.
+"""Identifies the requests of one conversation, and orders a backend's replicas for it.
 
-The one that has computed the beginning of the conversation.
+The replica that has computed the beginning of the conversation comes first.
 
-Gateways agree without a message: the order of replicas is a function of the conversation and of their names
-(rendezvous hashing, Thaler and Ravishankar 1998). A replica that is added or lost moves only the conversations that it
-gets or had. A replica with far more than the mean is passed over (consistent hashing with bounded loads, Mirrokni et
-al., arXiv 1608.01350): computing a prompt again costs less than waiting behind a full one while others are idle.
+Gateways agree without a message: the order of replicas is a function of the conversation and of the replicas' names
+(rendezvous hashing, Thaler and Ravishankar 1998). Adding or losing a replica moves only the conversations that it gets
+or had. A replica with far more requests than the mean is passed over (consistent hashing with bounded loads, Mirrokni
+et al., arXiv 1608.01350). Computing a prompt again costs less than waiting behind a full replica while others are idle.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from hashlib import blake2b
 from itertools import takewhile
 from typing import Any
 
-MIN_BOUND = 8  # requests; below it a replica is never passed over: so few differ by chance
+MIN_BOUND = 8  # requests; with fewer a replica is never passed over: small numbers differ by chance
 BOUND = 1.25  # times the mean number of requests
 
 
 def conversation_key(account_id: str, messages: Sequence[Mapping[str, Any]]) -> bytes:
-    """A digest that the requests of a conversation share: of the account and of the messages up to the user's first.
+    """Returns a digest that all requests of a conversation share.
 
-    The account is part of it because no cached prompt is shared between two (docs/design/engine.md, Prefix reuse), and
-    because many accounts send the same system prompt.
+    It covers the account and the messages up to the user's first. The account is included because accounts do not share
+    cached prompts (docs/design/engine.md, Prefix reuse), and because many accounts send the same system prompt.
     """
     before = len(list(takewhile(lambda message: message.get("role") != "user", messages)))
     return blake2b(json.dumps([account_id, *messages[: before + 1]]).encode(), digest_size=16).digest()
 
 
 def replicas_for(conversation: bytes, running: Mapping[str, int]) -> list[str]:
-    """All replicas in the order in which to ask them. `running` has the number of requests that each one has."""
+    """Returns all replicas in the order in which to ask them. `running` has the number of requests on each."""
     order = sorted(running, key=lambda replica: blake2b(replica.encode(), key=conversation, digest_size=8).digest())
     most = load_bound(sum(running.values()) + 1, len(running))
-    return sorted(order, key=lambda replica: running[replica] >= most)  # keeps the order of those that compare equal
+    return sorted(order, key=lambda replica: running[replica] >= most)  # the sort is stable
 
 
 def load_bound(requests: int, replicas: int) -> int:
-    """The most requests that one of `replicas` gets of so many, while another has fewer."""
+    """Returns the maximum requests on one of `replicas`, of `requests` in total, while another replica has fewer."""
     return max(MIN_BOUND, math.ceil(BOUND * requests / max(1, replicas)))

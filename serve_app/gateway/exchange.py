@@ -1,10 +1,10 @@
-"""One chat request from admission to release, and the owner of every way it can end.
+"""Runs one chat request from admission to release, and handles every way in which it can end.
 
     ASKED ──▶ HELD ──▶ CALLED ──▶ PRODUCING ──▶ ENDED
     admit     hold     a replica  there is      settled, or
               open     may work   output        given back
 
-What is billed follows from the state in which the request ends:
+The state in which the request ends decides what is billed:
 
 | state | the client hangs up | the service fails |
 |---|---|---|
@@ -13,16 +13,17 @@ What is billed follows from the state in which the request ends:
 | CALLED | settled as cancelled, free of charge; the rates stay charged | settled as failed: nothing is billed |
 | PRODUCING | settled as cancelled: what arrived is billed | settled as failed: nothing is billed |
 
-A request whose replica is lost goes back to HELD and runs again (`reruns.py`), unless its client has some of the reply
-and has not asked for `resume`. What its client has then counts as produced from the next run's CALLED on.
+A request whose replica is lost goes back to HELD and runs again (`reruns.py`). It does not if its client has some of
+the reply and has not asked for `resume`. What the client has then counts as produced from the next run's CALLED on.
 
-PRODUCING begins with the first token, also while its text is held back. Until then the engine keeps nothing of the
-prompt that another request could find at the cached price, so a prompt that is cancelled in CALLED gives nothing away.
+PRODUCING begins with the first token, even while its text is held back. Until then the engine keeps no part of the
+prompt that another request could find at the cached price. Cancelling a prompt in CALLED therefore gives nothing away.
 
-A rejection by the replica, or a stored reply for a retry, gives everything back in any state; but one for the request's
-own fault (422) keeps its request and its prompt on the rate limits, and gives back the money. A 503 before the first
-token gives the rate limits back too. A failure after work does not, or its cause could be repeated without limit.
-`complete` settles a finished request before the client sees its usage.
+A rejection by the replica, or a stored reply for a retry, gives everything back in any state. The exception is a
+rejection for the request's own fault (422): it gives back the money, but the request and its prompt still count against
+the rate limits. A 503 before the first token gives the rate limits back too. A failure after work does not, because
+clients could otherwise repeat its cause without limit. `complete` settles a finished request before the client sees its
+usage.
 """
 
 from __future__ import annotations
@@ -67,11 +68,11 @@ from serve_app.gateway.web import ClientGone
 
 logger = logging.getLogger("ray.serve")
 
-NOTHING: Final = Finished(FinishReason.ABORT, 0, 0, 0)  # is what a request has used
+NOTHING: Final = Finished(FinishReason.ABORT, 0, 0, 0)  # no usage
 
 
 class State(Enum):
-    """How far an exchange is. See the table above."""
+    """The progress of an exchange. See the table above."""
 
     ASKED = auto()
     HELD = auto()
@@ -83,7 +84,7 @@ class State(Enum):
 class Exchange:
     """One request, as an async context manager: leaving it early settles and releases what is open.
 
-    With a `retry`, `begin` may find that the request has been answered before: then `replayed` is the stored reply.
+    With a `retry`, `begin` may find that the request was answered before. Then `replayed` is the stored reply.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Exchange:
         self._caller = caller
         self._retry = retry
         self._state = State.ASKED
-        if chat.model not in services.catalogue:  # it was removed since the body was checked
+        if chat.model not in services.catalogue:  # it was removed after the body was checked
             raise errors.model_not_found(chat.model, services.catalogue.identifiers)
         # Kept: an operator may remove the identifier while the request runs.
         identifier = self._identifier = services.catalogue[chat.model]
@@ -104,7 +105,7 @@ class Exchange:
         self._defaults = services.catalogue.defaults.get(chat.model, PLAIN)
         self.request_id = record.request_id
         self.backend = record.backend = services.catalogue.choose_backend(chat.model, caller.account_id, chat.messages)
-        self.fingerprint = system_fingerprint(self.backend)  # with that of the weights as soon as a replica has started
+        self.fingerprint = system_fingerprint(self.backend)  # includes the weights once a replica has started
         self.grant: Grant | None = None
         self.replayed: bytes | None = None
         self._admit = admit_for(
@@ -138,7 +139,7 @@ class Exchange:
             self._record.close()
 
     async def begin(self) -> None:
-        """Returns when a replica has taken the request, or `replayed` is there. Raises ApiError."""
+        """Returns when a replica has taken the request, or when `replayed` is set. Raises ApiError."""
         if self._services.settlements.is_full:
             self._state = State.ENDED
             raise not_recordable()
@@ -151,7 +152,7 @@ class Exchange:
                 return
 
     async def _begin_run(self) -> None:
-        """As `begin`, of one run. Raises BackendUnavailable, too."""
+        """Does the work of `begin` for one run. Raises BackendUnavailable, too."""
         asked = time.monotonic()
         answer = await _from_limiter(self._caller.admit(self._admit))
         if isinstance(answer, Refusal) and answer.status == 503 and self._moves_to_fallback():
@@ -186,7 +187,7 @@ class Exchange:
                 self._record.phases.failed = True
         if isinstance(first, Rejected):
             if self._runs.to_continue and first.reason not in (Rejection.QUEUE_FULL, Rejection.CLOSED):
-                self._give_back()  # the request was good: a part of its reply is sent, and this backend can't go on
+                self._give_back()  # the request is valid: part of its reply is sent, but this backend can't continue
                 raise self._replica_lost()
             self._give_back(first)
             raise rejection_error(first)
@@ -206,19 +207,20 @@ class Exchange:
     async def next_event(
         self, timeout_s: float | None = None
     ) -> Delta | ReplyParts | ChoiceEnded | Finished | RunsAgain | None:
-        """The next event of the reply, Finished at the end; None when there was none within `timeout_s` seconds.
+        """Returns the next event of the reply, Finished at the end, or None after `timeout_s` seconds without an event.
 
-        RunsAgain when a replica was lost and another one has taken the request. Raises ApiError when the backend fails.
+        Returns RunsAgain when a replica was lost and another replica has taken the request. Raises ApiError when the
+        backend fails.
         """
         try:
             event = await self._next_event(timeout_s)
         except BackendUnavailable as lost:
             await self._end_lost_run(lost)
             await self.begin()
-            if self.replayed is not None:  # a retry through another gateway has finished first: it can be asked for
+            if self.replayed is not None:  # a retry through another gateway finished first: its reply is stored
                 raise self._replica_lost() from None
             return RunsAgain(self._runs.has_sent)
-        # What is not streamed is sent at its end.
+        # A reply that is not streamed is sent at its end.
         self._runs.has_sent = self._runs.has_sent or (self._chat.stream and event is not None)
         return event
 
@@ -228,7 +230,7 @@ class Exchange:
         while True:
             event, self._first = self._first, None
             if event is None:
-                event = self._generation.ready_event()  # most often: a timeout costs more than the wait itself
+                event = self._generation.ready_event()  # usually there: a timeout costs more than the wait itself
             if event is None:
                 try:
                     async with asyncio.timeout(None if deadline is None else max(0.0, deadline - time.monotonic())):
@@ -257,7 +259,7 @@ class Exchange:
     async def complete(self, body: bytes | None = None) -> None:
         """Settles a finished request: when it returns, the usage is durable and may be shown. Raises ApiError.
 
-        `body` is the whole reply, which is kept with the usage for a retry.
+        `body` is the whole reply, which is stored with the usage for a retry.
         """
         self._state = State.ENDED
         reply = None if self._retry is None or body is None else self._retry.stored(body)
@@ -301,7 +303,7 @@ class Exchange:
             raise waited_too_long() from None
 
     async def _call_again(self, prompt_tokens: int) -> BackendEvent:
-        """Adjusts the hold to the counted prompt, for which the estimated one was too small, and calls again."""
+        """Adjusts the hold to the counted prompt, which exceeds the estimate, and calls the replica again."""
         assert self._generation is not None
         await self._generation.stop()
         self._state = State.HELD  # the replica has rejected the call, so nothing runs
@@ -313,7 +315,7 @@ class Exchange:
         return await self._call_backend(adjusted)
 
     def _moves_to_fallback(self) -> bool:
-        """Whether another backend takes this request, for which the chosen one has no capacity."""
+        """Moves the request to the fallback, for want of capacity on the chosen backend. Returns whether it did."""
         other = self._services.catalogue.fallback(self._chat.model, self.backend)
         if other is None or self._runs.has_sent:
             return False
@@ -327,14 +329,15 @@ class Exchange:
         assert self.grant is not None
         await self._generation.stop()
         first = await self._call_backend(self.grant)
-        if isinstance(first, Rejected) and first.reason is Rejection.CREDIT:  # another template, other counts
+        if isinstance(first, Rejected) and first.reason is Rejection.CREDIT:  # another template counts differently
             first = await self._call_again(first.prompt_tokens)
         return first
 
     async def _end_lost_run(self, lost: BackendUnavailable) -> None:
-        """Settles a run whose replica is lost as failed, and gives the next one its id. Raises ApiError: none follows.
+        """Settles a run as failed after the loss of its replica, and gives the next run its id.
 
-        Nothing is awaited between the release of the one and the Admit of the other.
+        Raises ApiError if no run follows. Nothing is awaited between the release of the lost run and the Admit of the
+        next.
         """
         services, record = self._services, self._record
         logger.warning("backend %s lost %s: %s", self.backend, self.request_id, lost)
@@ -343,7 +346,7 @@ class Exchange:
             raise self._replica_lost()
         assert self._generation is not None
         self._generation.cancel()
-        # From here on nothing of this run is billed, whoever gives up: its tokens were lost with the replica.
+        # From here on this run is not billed, whichever side gives up: its tokens were lost with the replica.
         self._state, self._generation, self._usage = State.HELD, None, NOTHING
         await asyncio.sleep(pause_s)
         failure, began = self._settlement(Outcome.FAILED), time.monotonic()
@@ -358,7 +361,7 @@ class Exchange:
         services.calls.discard(record)
         services.calls.add(self._runs.begin_next())  # the lost run counts against its backend
         self.request_id = record.request_id
-        if not self._runs.has_sent:  # else only the same weights can go on
+        if not self._runs.has_sent:  # otherwise only the same weights can continue
             self.backend = record.backend = services.catalogue.choose_backend(
                 self._chat.model, self._caller.account_id, self._chat.messages
             )
@@ -373,24 +376,24 @@ class Exchange:
         """Ends an exchange early, as the table above says. Callable while the request is being cancelled."""
         client_gone = isinstance(error, asyncio.CancelledError | ClientGone)
         if self._state is State.ASKED or (self._state is State.HELD and not client_gone):
-            self._give_back()  # in ASKED whether the limiter has granted is unknown; releasing is harmless
+            self._give_back()  # in ASKED it is unknown whether the limiter granted; releasing is harmless
             return
         unserved = self._state is State.CALLED and isinstance(error, ApiError) and error.status == 503
         self._state = State.ENDED
         if self._generation is not None:
             self._generation.cancel()
-        # A settlement of ours comes before one of the replica, which would bill what it makes until it is cancelled.
+        # The gateway settles before the replica, which would bill what it produces until it is cancelled.
         outcome = Outcome.CANCELLED if client_gone else Outcome.FAILED
         self._settle_detached(outcome, refused=unserved)
 
     def _give_back(self, rejected: Rejected | None = None) -> None:
-        """Undoes the admission of a request that did not run. One that was at fault itself keeps its rate."""
+        """Undoes the admission of a request that did not run. A request that was itself at fault keeps its rate."""
         self._state = State.ENDED
         if self._generation is not None:
             self._generation.cancel()
         account_id, key_id = (self.grant.account_id, self.grant.key_id) if self.grant else (None, None)
         keeps_rate = rejected is not None and rejection_error(rejected).status == 422
-        # What a template or a grammar refuses was not counted: the estimate stands.
+        # A prompt that a template or a grammar refuses was not counted: the estimate stands.
         tokens = (rejected.prompt_tokens or self._admit.prompt_tokens) if rejected is not None and keeps_rate else 0
         end = Release(
             self.request_id,
@@ -406,7 +409,7 @@ class Exchange:
     def _settle_detached(
         self, outcome: Outcome, *, refused: bool = False, reply: StoredReply | None = None
     ) -> asyncio.Task[None]:
-        """Goes on when the request is cancelled; only then is its record complete."""
+        """Settles in a task that continues when the request is cancelled. The record is complete only after it."""
         self._record.open += 1
         task = detached(self._settle_and_release(outcome, refused=refused, reply=reply))
         task.add_done_callback(lambda _: self._record.close())
@@ -415,13 +418,13 @@ class Exchange:
     async def _settle_and_release(self, outcome: Outcome, *, refused: bool, reply: StoredReply | None) -> None:
         assert self.grant is not None
         if outcome is not Outcome.COMPLETED and self._generation is not None:
-            # What had arrived when the client went away was produced, so it is billed.
+            # Events that had arrived when the client hung up were produced, so they are billed.
             for event in self._generation.unread():
                 self._count_usage(event)
         usage = self._usage
-        refused = refused and not usage.completion_tokens  # a parser may have held back what was produced
+        refused = refused and not usage.completion_tokens  # a parser may have held back produced text
         if usage.reason is FinishReason.ERROR:
-            outcome = Outcome.FAILED  # the client was gone before the error could be sent
+            outcome = Outcome.FAILED  # the client hung up before the error could be sent
         settlement = self._settlement(outcome, reply)
         began = time.monotonic()
         try:
@@ -437,7 +440,7 @@ class Exchange:
             self._record.settled(settlement, time.monotonic() - began)
 
     def _settlement(self, outcome: Outcome, reply: StoredReply | None = None) -> Settlement:
-        """Of what this request has used so far."""
+        """Returns the settlement for what this request has used so far."""
         assert self.grant is not None
         usage = self._usage
         return Settlement(
@@ -458,7 +461,7 @@ class Exchange:
         )
 
     def _count_usage(self, event: BackendEvent | BaseException) -> None:
-        """Takes up what an event says of the usage: what was produced so far is billed if the request ends here."""
+        """Updates the usage from an event: what was produced so far is billed if the request ends here."""
         self._record.take(event)
         if isinstance(event, Delta | ReplyParts):
             if self._state is State.CALLED:

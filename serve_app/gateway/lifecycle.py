@@ -1,7 +1,7 @@
-"""What a gateway does beside requests: it follows what is served, and takes failing backends out of the traffic.
+"""Runs a gateway's background work: follows what is served, and takes failing backends out of the traffic.
 
-Each gateway decides by itself which backends it uses. What it changes for all, a rollback, goes through the ledger:
-the first of several gateways wins, and the others find it done.
+Each gateway decides by itself which backends it uses. A change for all gateways, a rollback, goes through the ledger:
+the first gateway wins, and the others find it done.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ logger = logging.getLogger("ray.serve")
 READ_S: Final = 0.5
 LOOK_S: Final = 0.25
 STATUS_S: Final = 1.0
-FIRST_READ_S: Final = 10.0  # a gateway that starts waits so long for the ledger's weights
-TIMEOUT_S: Final = 5.0  # of one question to the ledger or to Serve
+FIRST_READ_S: Final = 10.0  # maximum wait for the ledger's weights at startup
+TIMEOUT_S: Final = 5.0  # of one call to the ledger or to Serve
 
 
 class Lifecycle:
-    """Keeps the catalogue of `services` and its availability up to date. `applications`: none, nothing is deployed.
+    """Keeps the catalogue of `services` and its availability up to date.
 
-    `changed` is called with each new catalogue. `clock` is that of requests' phases, in seconds.
+    Without `applications` nothing is deployed. `changed` is called with each new catalogue. `clock` is the clock of the
+    requests' phases, in seconds.
     """
 
     def __init__(
@@ -59,15 +60,15 @@ class Lifecycle:
         self._served = NOTHING
         self._availability = Availability()
         self._health = BackendHealth(clock)
-        self._status: Mapping[str, Mapping[str, Any]] | None = None  # None: never known
-        self._judged: set[str] = set()  # requests with a verdict that still run
+        self._status: Mapping[str, Mapping[str, Any]] | None = None  # None: not known yet
+        self._judged: set[str] = set()  # running requests that have a verdict
         self._exported: dict[tuple[str, str], bool] = {}  # whether ejected
         self._is_away = False
         self._has_read = False
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Returns once the ledger's weights are known, or the ledger has not answered for FIRST_READ_S."""
+        """Starts the background work, once the ledger's weights are known or after FIRST_READ_S without an answer."""
         try:
             async with asyncio.timeout(FIRST_READ_S):
                 await _until(self.read)
@@ -84,7 +85,7 @@ class Lifecycle:
             task.cancel()
 
     def rebuild(self) -> None:
-        """A new catalogue, of the present settings and what the ledger has."""
+        """Builds a new catalogue from the current settings and the ledger's state."""
         catalogue = Catalogue(self._services.settings, self._served, self._availability)
         self._services.catalogue = catalogue
         self._health.keep({(name, backend) for name in catalogue.identifiers for backend in catalogue.behind(name)})
@@ -92,7 +93,7 @@ class Lifecycle:
         self._changed(catalogue)
 
     async def read(self) -> bool:
-        """Asks the ledger for what has changed. False: it is away, and what was known holds."""
+        """Reads the ledger's changes. Returns False while it is away; the known state then stays in use."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 served = await self._books.run(ReadServed(self._served.version if self._has_read else -1))
@@ -108,18 +109,18 @@ class Lifecycle:
         return True
 
     async def status(self) -> dict[str, dict[str, Any]]:
-        """Serve's answer (see BackendPort), by which requests are sent from now on. Raises BackendUnavailable."""
+        """Returns Serve's status (see BackendPort) and routes requests by it from now on. Raises BackendUnavailable."""
         self._status = status = await self._services.backends.status()
         self._refresh()
         return status
 
     async def read_status(self) -> None:
-        """Asks Serve which backends run, and has it start and stop those of the ledger."""
+        """Asks Serve which backends run, and makes it start and stop the backends of the ledger."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 status = await self.status()
         except (BackendUnavailable, TimeoutError):
-            return  # what was known holds
+            return  # the known status stays in use
         if self._applications is not None and self._has_read:
             self._applications.follow(self._served.backends, status)
 
@@ -139,7 +140,7 @@ class Lifecycle:
             detached(self._roll_back(one), endless=True)
 
     def _judge_requests(self) -> None:
-        """One verdict on each request, as soon as it is certain; a failure replaces it."""
+        """Records one verdict on each request, as soon as it is certain. A later bad verdict replaces it."""
         for record in list(self._services.calls):
             verdict = self._verdict(record)
             is_new = verdict is not None and (record.request_id not in self._judged or verdict is not Verdict.GOOD)
@@ -151,7 +152,7 @@ class Lifecycle:
                 self._judged.discard(record.request_id)
 
     def _verdict(self, record: RequestRecord) -> Verdict | None:
-        """None: it can't be said yet, or the client has ended the request too soon to say."""
+        """Returns None while the verdict is open, or when the client ended the request too early for one."""
         phases = record.phases
         if phases.failed:
             return Verdict.FAILED
@@ -168,7 +169,7 @@ class Lifecycle:
         return Verdict.LATE if (per_token_s or 0.0) > target.output_token_target_s else Verdict.GOOD
 
     def _could_reply(self, catalogue: Catalogue, identifier: str) -> set[str]:
-        """Backends that run and have weight, or had before what a rollback would take back."""
+        """Returns backends that run and have weight, or had weight before the roll-out that a rollback would undo."""
         before = self._served.before.get(identifier)
         names = {*catalogue.behind(identifier), *(before.weights if before is not None else ())}
         return {name for name in names if self._is_ready(name)}
@@ -177,7 +178,7 @@ class Lifecycle:
         return self._status is None or is_ready(self._status.get(application_of(backend)))
 
     def _refresh(self) -> None:
-        """Which backends are out: those that do not run and those ejected, as long as that leaves another one."""
+        """Takes out backends that do not run or are ejected, as long as another backend remains."""
         catalogue, ejected, out = self._services.catalogue, self._health.ejected, {}
         for identifier in catalogue.identifiers:
             names = set(catalogue.behind(identifier))
@@ -196,14 +197,14 @@ class Lifecycle:
                 self._exported[key] = is_out
 
     async def _roll_back(self, ejection: Ejection) -> None:
-        """Takes back the roll-out that has given the backend its share, for all gateways.
+        """Undoes, for all gateways, the roll-out that gave the backend its share.
 
-        While the ledger is away it is tried again, as long as the backend is out.
+        Retries while the ledger is away, as long as the backend is out.
         """
         await _until(lambda: self._rolls_back(ejection))
 
     async def _rolls_back(self, ejection: Ejection) -> bool:
-        """False: to be tried again."""
+        """Tries the rollback once. Returns False if it must be retried."""
         identifier, backend = ejection.identifier, ejection.backend
         if (identifier, backend) not in self._health.ejected:
             return True
@@ -219,7 +220,7 @@ class Lifecycle:
         except (Unavailable, LedgerUnavailable, TimeoutError):
             return False
         except LedgerError as error:
-            # Changed meanwhile, or not to be restored: that is for an operator. The backend is out all the same.
+            # It was changed meanwhile, or cannot be restored: an operator must decide. The backend stays out.
             logger.error("%s: the traffic was not rolled back: %s", identifier, error)
             return True
         logger.error("%s: rolled back to version %d: %s", identifier, restored.version, command.reason)
@@ -227,7 +228,7 @@ class Lifecycle:
 
 
 def is_ready(status: Mapping[str, Any] | None) -> bool:
-    """Whether an application can take requests: a replica runs, or it has none because it has scaled to zero."""
+    """Returns whether an application can take requests: a replica runs, or it has scaled to zero."""
     return status is not None and (status["replicas"] > 0 or status["status"] == "RUNNING")
 
 

@@ -1,8 +1,8 @@
-"""This gateway's side of the limiter: asks in one ordered stream per shard, and the holds that it keeps alive.
+"""The gateway's side of the limiter: sends asks in one ordered stream per shard, and keeps holds alive.
 
-Asks of one gateway reach a shard in the order in which they were made, so a client's next request never meets its own
-last one as still open. Each account belongs to one shard, by the hash of its id. All gateways must agree on the number
-of shards, so it is changed with the service stopped; a gateway that counts otherwise than a limiter admits nothing.
+Asks of one gateway reach a shard in the order in which they were made. A client's next request therefore never finds
+its previous one still open. Each account belongs to one shard, by the hash of its id. All gateways must agree on the
+number of shards, so change it with the service stopped. A gateway whose number differs from a limiter's admits nothing.
 """
 
 from __future__ import annotations
@@ -43,21 +43,22 @@ from serve_app.contracts.ports import BooksPort, LimiterPort
 logger = logging.getLogger("ray.serve")
 
 RETRY_S = 0.1
-POST_AGAIN_S: Final = 600.0  # holds that stay open: less than the hour after which posted ones are removed
-MAX_KEYS: Final = 100_000  # whose account a gateway remembers: about 20 MB
+POST_AGAIN_S: Final = 600.0  # for holds that stay open: less than the hour after which posted holds are removed
+MAX_KEYS: Final = 100_000  # keys whose account a gateway remembers: about 20 MB
 KEYS_PER_QUERY: Final = 1000
 LOOK_UP_TIMEOUT_S: Final = 5.0  # of one query to the ledger
-LIVE_TIMEOUT_S: Final = 2.0  # a live view shows what there is, and asks again
+LIVE_TIMEOUT_S: Final = 2.0  # a live view shows what has arrived, and asks again
 
 
 class LimiterClient:
     """Sends each ask to the shard of its account.
 
-    With several shards a key's account must be known before a shard can be asked. It never changes, so each gateway
-    looks it up once; whether the key is still good is decided by the shard.
+    With several shards, a key's account must be known before a shard can be asked. It never changes, so each gateway
+    looks it up once. The shard decides whether the key is still valid.
 
-    `holder` names the lease that this gateway's holds live under. `admit_timeout_s`: how long a limiter that is
-    restarting is waited for. `spool`: what the heartbeats report of this gateway's. Both may be set at any time.
+    `holder` names the lease of this gateway's holds. `admit_timeout_s` is the maximum wait for a limiter that is
+    restarting. `spool` is the state of this gateway's spool, which the heartbeats report. `admit_timeout_s` and `spool`
+    may be set at any time.
     """
 
     def __init__(
@@ -74,11 +75,11 @@ class LimiterClient:
         self.spool: SpoolState | None = None
         self.accounting = accounting
         self._most_keys = most_keys
-        self._accounts: OrderedDict[str, str] = OrderedDict()  # key digest -> account, the longest unused first
+        self._accounts: OrderedDict[str, str] = OrderedDict()  # key digest -> account, least recently used first
         self._look_ups: Coalescer[str, str | None] = Coalescer(
             self._find_accounts, timeout_s=LOOK_UP_TIMEOUT_S, most=KEYS_PER_QUERY
         )
-        self._routes: dict[str, _Shard] = {}  # open requests, and those that are being admitted
+        self._routes: dict[str, _Shard] = {}  # by request: open, or being admitted
         self._shards = tuple(_Shard(limiter, self, index, len(limiters)) for index, limiter in enumerate(limiters))
 
     def start(self) -> None:
@@ -87,21 +88,21 @@ class LimiterClient:
             shard.start()
 
     async def stop(self) -> None:
-        """Ends the heartbeats; holds that are still open then expire with their lease."""
+        """Stops the heartbeats. Holds that are still open then expire with their lease."""
         await asyncio.gather(*(shard.stop() for shard in self._shards))
 
     @property
     def open_requests(self) -> int:
-        """Requests that hold something."""
+        """Number of requests that have a hold."""
         return sum(len(shard.open) for shard in self._shards)
 
     @property
     def disagreement(self) -> str | None:
-        """Why nothing is admitted: this gateway, or another one, counts other limiter shards than there are."""
+        """Reason why nothing is admitted: this or another gateway has a wrong number of limiter shards."""
         return next((shard.disagreement for shard in self._shards if shard.disagreement is not None), None)
 
     async def ask(self, ask: Admit | Adjust | Identify | Status) -> Any:
-        """The limiter's answer. Raises Unavailable."""
+        """Returns the limiter's answer. Raises Unavailable."""
         if isinstance(ask, Admit):
             return await self._admit(ask)
         if len(self._shards) == 1:
@@ -119,7 +120,7 @@ class LimiterClient:
                 return await self._status(ask)
 
     async def live(self, ask: Live) -> tuple[LiveReport | None, ...]:
-        """What each shard reports, in their order; None of one that does not answer now. Never raises."""
+        """Returns the report of each shard, in order; None for a shard that does not answer now. Never raises."""
         return tuple(await asyncio.gather(*(shard.live(ask) for shard in self._shards)))
 
     def opened(self, admit: Admit, grant: Grant) -> None:
@@ -138,12 +139,12 @@ class LimiterClient:
         )
 
     def adopt(self, holds: Sequence[OpenHold]) -> None:
-        """Keeps holds of a gateway that died alive from here on; they are announced before anything else is asked."""
+        """Keeps a dead gateway's holds alive from here on. They are announced before anything else is asked."""
         for shard in self._shards:
             shard.adopt([hold for hold in holds if self._shard_of(hold.account_id) is shard])
 
     def release(self, release: Release) -> None:
-        """Ends the hold. Never fails and never waits: it is called where a request is being cancelled."""
+        """Ends the hold. Never fails and never waits, because it is called while a request is being cancelled."""
         shard = self._shards[0] if len(self._shards) == 1 else self._routes.pop(release.request_id, None)
         if shard is None and release.account_id is not None:
             shard = self._shard_of(release.account_id)
@@ -154,13 +155,13 @@ class LimiterClient:
         found = self._shards[0] if len(self._shards) == 1 else await self._shard_of_key(ask)
         if not isinstance(found, _Shard):
             return found
-        # All shards must count as this gateway does: others than the one that is asked may decide over the account.
+        # All shards must have this gateway's number of shards: otherwise a different shard may decide for the account.
         for shard in self._shards:
             if not shard.is_agreed:
                 await shard.agree()
         if len(self._shards) == 1:
             return await found.ask(ask)
-        # Until it is released: whether an ask that is cancelled here was admitted is unknown.
+        # Kept until the release: it is unknown whether an ask that is cancelled here was admitted.
         self._routes[ask.request_id] = found
         answer = await found.ask(ask)
         if not isinstance(answer, Grant):
@@ -185,7 +186,7 @@ class LimiterClient:
         return self._shard_of(account_id)
 
     async def _account_of(self, digest: str) -> str | None:
-        """None for a key that the ledger does not know. Raises Unavailable while the ledger is away."""
+        """Returns None for a key that the ledger does not know. Raises Unavailable while the ledger is away."""
         try:
             async with asyncio.timeout(self.admit_timeout_s):
                 return await self._look_ups.submit(digest)
@@ -215,26 +216,26 @@ class LimiterClient:
 
 
 class _Shard:
-    """One limiter shard: asks it, and renews the holds of its open requests until they are released."""
+    """One limiter shard: sends asks to it, and renews the holds of its open requests until they are released."""
 
     def __init__(self, limiter: LimiterPort, client: LimiterClient, index: int, shards: int) -> None:
         self.open: dict[str, OpenHold] = {}
-        self.is_agreed = False  # by its last answer the limiter counts as many shards as this gateway
+        self.is_agreed = False  # the limiter's last answer confirmed the number of shards
         self.disagreement: str | None = None
         self._client = client
         self._index = index
         self._shards = shards
         self._limiter = limiter
-        self._epoch = 0  # the newest that a limiter has admitted under
+        self._epoch = 0  # the newest epoch under which a limiter has admitted
         self._asks: Coalescer[Any, Any] = Coalescer(self._send, timeout_s=5.0)
-        # Whose key it is changes nothing at the limiter, so its place among the others does not matter, and a ledger
-        # that answers late holds up nothing but the keys that it was asked for.
+        # Look-ups of keys change nothing at the limiter, so they need no place in the ordered stream. A slow ledger
+        # then delays only the keys that it was asked for.
         self._look_ups: Coalescer[Any, Any] = Coalescer(limiter.ask, timeout_s=5.0)
         self._renewing: asyncio.Task[None] | None = None
-        # Requests whose holds are posted in the ledger. None: unknown; the limiter that ended may have posted some.
+        # Requests whose holds are posted in the ledger. None: unknown, because an ended limiter may have posted some.
         self._posted: frozenset[str] | None = None
         self._posted_at = 0.0
-        self._posted_under = 0  # the epoch then
+        self._posted_under = 0  # the epoch at that time
         self._posting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -246,9 +247,10 @@ class _Shard:
             await asyncio.wait([self._renewing])
 
     async def agree(self) -> None:
-        """Returns when the limiter has said that it counts as this gateway does.
+        """Returns when the limiter has confirmed that its number of shards is this gateway's.
 
-        Raises Unavailable when it counts otherwise (`disagreement` says how), and when it is away for too long.
+        Raises Unavailable when the numbers differ (`disagreement` has the details), or when the limiter is away for too
+        long.
         """
         deadline = time.monotonic() + self._client.admit_timeout_s
         while not self.is_agreed:
@@ -263,9 +265,9 @@ class _Shard:
                     raise Unavailable(self.disagreement)
 
     async def ask(self, ask: Any) -> Any:
-        """The answer of a limiter that may be restarting. Raises Unavailable when that takes too long.
+        """Returns the answer of a limiter that may be restarting. Raises Unavailable when that takes too long.
 
-        Every ask is idempotent, so one whose answer was lost is simply asked again.
+        Every ask is idempotent, so the gateway repeats an ask whose answer was lost.
         """
         deadline = time.monotonic() + self._client.admit_timeout_s
         asks = self._look_ups if isinstance(ask, Identify) and ask.look_up else self._asks
@@ -284,7 +286,7 @@ class _Shard:
             await asyncio.sleep(wait_s)
 
     async def live(self, ask: Live) -> LiveReport | None:
-        """Beside the ordered stream: who watches must not delay those who are admitted."""
+        """Asks outside the ordered stream, because live views must not delay admissions."""
         try:
             async with asyncio.timeout(LIVE_TIMEOUT_S):
                 answer = await self._look_ups.submit(ask)
@@ -293,7 +295,10 @@ class _Shard:
         return answer if isinstance(answer, LiveReport) else None
 
     async def _send(self, asks: list[Any]) -> list[Any]:
-        """The limiter's answers. A grant that is late, or of an epoch that has ended, is asked for once more."""
+        """Returns the limiter's answers.
+
+        A grant that is late, or of an epoch that has ended, becomes Recovering: the gateway then asks again.
+        """
         sent_at = boottime()
         answers = await self._limiter.ask(asks)
         is_late = boottime() - sent_at > GRANT_TRUST_S
@@ -324,11 +329,11 @@ class _Shard:
         try:
             await self.ask(release)
         except Unavailable as error:
-            # The limiter has lost the hold, or drops it with its lease, which is not renewed any more.
+            # The limiter has lost the hold, or drops it when its lease, which is no longer renewed, expires.
             logger.warning("release of %s did not reach the limiter: %s", release.request_id, error)
 
     async def _renew(self) -> bool:
-        """Renews all holds, and announces those that the limiter does not know. Returns whether it admits."""
+        """Renews all holds, and announces those that the limiter does not know. Returns whether the limiter admits."""
         client, holder = self._client, self._client.holder
         beat = Renew(holder, tuple(self.open), self._shards, client.open_requests, client.spool)
         answer = await self._asks.submit(beat)
@@ -340,11 +345,11 @@ class _Shard:
         if lost:
             await self._asks.submit(Announce(holder, lost))
         if answer.epoch is not None:
-            self._epoch = answer.epoch  # also a lower one: of a ledger that was restored
+            self._epoch = answer.epoch  # may be lower, after a restore of the ledger
         return answer.epoch is not None
 
     def _post(self, holds: tuple[OpenHold, ...]) -> None:
-        """Posts the holds, in place of those before, unless that is done or under way."""
+        """Posts the holds in place of the previous ones, unless that is done or in progress."""
         is_due = self._posted != {hold.request_id for hold in holds} or self._posted_under != self._epoch
         is_due |= bool(holds) and boottime() - self._posted_at > POST_AGAIN_S
         if is_due and (self._posting is None or self._posting.done()):

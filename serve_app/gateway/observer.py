@@ -1,4 +1,4 @@
-"""What a gateway reports of a request that has ended: metrics, its line in the log, its trace."""
+"""Reports a request that has ended: its metrics, its log line and its trace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Sink = Callable[[RequestRecord], None]
 
 
 class Observer:
-    """Counts requests that have ended, and hands them on to `sinks`. `targets` has the identifiers' settings."""
+    """Counts requests that have ended, and passes them to `sinks`. `targets` returns an identifier's settings."""
 
     def __init__(self, counted: Metrics, targets: Callable[[str], IdentifierSettings | None], *sinks: Sink) -> None:
         self._counted = counted
@@ -30,15 +30,15 @@ class Observer:
             sink(record)
 
     def first_token(self, record: RequestRecord, seconds: float) -> None:
-        """So long after the request arrived; it may go on for minutes."""
+        """Records the seconds from arrival to the first token. The request may run on for minutes."""
         self._counted.observe(metrics.FIRST_TOKEN_SECONDS, seconds, record.model, record.backend)
 
     def gap(self, record: RequestRecord, seconds: float) -> None:
-        """Between two pieces of a reply that runs."""
+        """Records the seconds between two pieces of a running reply."""
         self._counted.observe(metrics.INTER_TOKEN_SECONDS, seconds, record.model, record.backend)
 
     def runs_again(self, record: RequestRecord) -> None:
-        """The replica of its backend was lost."""
+        """Counts a rerun after a replica of the record's backend was lost."""
         self._counted.add(metrics.RERUNS, 1, record.model, record.backend)
 
     def _count(self, record: RequestRecord) -> None:
@@ -86,7 +86,7 @@ class Observer:
 
 
 def log_line(record: RequestRecord) -> dict[str, Any]:
-    """A request as its line in the log."""
+    """Returns a request's line in the log."""
     phases = record.phases
     line: dict[str, Any] = {
         "time": utc_text(record.arrived_at, "milliseconds"),

@@ -1,4 +1,4 @@
-"""What is known of one chat request when it has ended: what its log line, its metrics and its trace are made from."""
+"""Collects the facts of one chat request, for its log line, its metrics and its trace."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from serve_app.contracts.trace_context import TraceContext
 
 @dataclass(slots=True, eq=False)
 class RequestRecord:
-    """Filled in on the way; the last of `open` parts that closes it hands it to `sink`.
+    """The facts of one request, filled in while it runs. The last of `open` parts to close passes the record to `sink`.
 
-    A request that is cut off is settled after its connection has ended: only then is it known what it cost.
+    A request that is cut off is settled after its connection has ended. Only then is its cost known.
     """
 
     request_id: str
@@ -31,12 +31,12 @@ class RequestRecord:
     model: str = metrics.NONE
     backend: str = metrics.NONE
     replica: str = ""
-    reruns: int = 0  # because a replica was lost; `request_id` is that of the last run
+    reruns: int = 0  # after the loss of a replica; `request_id` is that of the last run
     account_id: str = ""
     key_id: str = ""
     status: int = 500
     code: str = ""  # of an error
-    wanted_tokens: int = 0  # prompt and the most output
+    wanted_tokens: int = 0  # prompt plus maximum output
     outcome: Outcome | None = None  # None: nothing was settled
     finish: str = ""
     called_tools: bool = False
@@ -45,14 +45,14 @@ class RequestRecord:
     completion_tokens: int = 0
     charged: int = 0  # nano-units
     first_token_s: float | None = None  # since the request arrived
-    admit_s: float | None = None  # what the limiter's answer took, which came at `admitted_at` in Unix seconds
+    admit_s: float | None = None  # time to the limiter's answer, which came at `admitted_at` in Unix seconds
     admitted_at: float = 0.0
     settle_s: float | None = None
     settled_at: float = 0.0
     call_span_id: str = ""
-    is_traced: bool | None = None  # as the tracing has decided
+    is_traced: bool | None = None  # the decision of `Tracing`; None: not decided yet
     total_s: float = 0.0
-    messages: object = None  # prompt and reply, where an operator wants an account's texts in the log
+    messages: object = None  # prompt and reply, if the operator logs the account's texts
     reply: list[str] | None = None
     open: int = 1
 
@@ -63,16 +63,16 @@ class RequestRecord:
             self.sink(self)
 
     def admitted(self, account_id: str, key_id: str) -> None:
-        """Whose request it is."""
+        """Records the request's account and key."""
         self.account_id, self.key_id = account_id, key_id
 
     @property
     def first_request_id(self) -> str | None:
-        """The id of the first of several runs, which a resumed stream keeps; None if there was one."""
+        """The id of the first of several runs, which a resumed stream keeps; None if there was only one."""
         return self.request_id.rpartition("-")[0] if self.reruns else None
 
     def run_again(self, request_id: str, *, continues: bool) -> RequestRecord:
-        """The reply is continued or begins anew, under another id. Returns what is known of the lost run."""
+        """Continues or restarts the reply under another id. Returns the record of the lost run."""
         lost = replace(self)
         self.phases = self.phases.anew()
         self.request_id, self.reruns = request_id, self.reruns + 1
@@ -82,14 +82,14 @@ class RequestRecord:
         return lost
 
     def settled(self, settlement: Settlement, seconds: float) -> None:
-        """As it was sent to the ledger, or left to the spool."""
+        """Records the settlement as it was sent to the ledger, or left to the spool."""
         self.settle_s, self.settled_at = seconds, time.time()
         self.outcome, self.charged = settlement.outcome, settlement.cost
         self.prompt_tokens, self.cached_tokens = settlement.prompt_tokens, settlement.cached_tokens
         self.completion_tokens = settlement.completion_tokens
 
     def take(self, event: object) -> None:
-        """Notes what an event of the reply says beyond its tokens."""
+        """Records what an event of the reply says beyond its tokens."""
         if isinstance(event, Started):
             self.replica = event.replica
         elif isinstance(event, ReplyParts):

@@ -1,4 +1,4 @@
-"""The limiter's refusals and the replicas' rejections as errors of the API."""
+"""Converts the limiter's refusals and the replicas' rejections into errors of the API."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def refusal_error(refusal: Refusal) -> ApiError:
 
 
 def rejection_error(rejected: Rejected) -> ApiError:
-    """The error of a request that no larger hold could help."""
+    """Returns the error of a request that a larger hold would not help."""
     match rejected.reason:
         case Rejection.CONTEXT:
             return errors.context_length_exceeded(rejected.prompt_tokens, rejected.limit)

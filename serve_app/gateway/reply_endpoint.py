@@ -1,7 +1,8 @@
-"""Requests that generate a reply: reads the body, runs the exchange, writes one reply or a stream, in a door's format.
+"""Handles requests that generate a reply: reads the body, runs the exchange, and writes a reply or a stream.
 
-A plain ASGI application with one `__call__` per request, so that every exit, a client that hangs up included, passes
-through the same `async with` and nothing is left open between a handler and its response.
+Replies have the format of the request's door. The endpoint is a plain ASGI application with one `__call__` per request.
+Every exit, including a client that hangs up, passes through the same `async with`. Nothing stays open between a handler
+and its response.
 """
 
 from __future__ import annotations
@@ -49,13 +50,13 @@ logger = logging.getLogger("ray.serve")
 
 LINE_FEED: Final = b"\n"  # before a whole reply: JSON may begin with whitespace (RFC 8259, section 2)
 
-# One at a time: parsing holds the interpreter, and the loop must get its turns.
+# One at a time: parsing holds the interpreter, and the event loop must get its turns.
 _PARSING: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parse")
 
 
 @dataclass(slots=True)
 class IncompleteBodies:
-    """The bodies that a gateway is reading, of all doors."""
+    """The bodies that a gateway is reading, for all doors."""
 
     identified: Bodies = field(default_factory=Bodies)  # by the key's digest
     unidentified: Bodies = field(default_factory=Bodies)  # by address
@@ -75,9 +76,9 @@ class ReplyEndpoint:
 
 
 def new_digits() -> str:
-    """The 32 hexadecimal digits of a request's id, and of its trace.
+    """Returns the 32 hexadecimal digits of a request's id, which are also those of its trace.
 
-    Ids sort by their time, to the millisecond: the ledger's index of them grows at its end, however large it is.
+    Ids sort by time, to the millisecond. The ledger's index of ids therefore grows at its end, however large it is.
     """
     return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
 
@@ -102,7 +103,7 @@ class ReplyToRequest:
         )
 
     async def respond(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Every failure before the first byte of the reply keeps its status."""
+        """Sends the reply. Every failure before its first byte keeps its status."""
         clock, record = self._services.clock, self._record
         arrived = clock()
         sender = Sender(send)
@@ -129,7 +130,7 @@ class ReplyToRequest:
             record.close()
 
     async def _read_request(self, caller: Caller) -> tuple[ChatRequest, Retry | None]:
-        """Whose key it is comes first, and then the body. Work on the body that takes long is done beside the loop."""
+        """Identifies the key first, and then reads the body. Slow work on the body runs outside the event loop."""
         settings = self._services.settings
         reader = BodyReader(self._request, settings.max_body_bytes, settings.body_timeout_s)
         of_one = max(settings.bodies_max_bytes // 8, settings.max_body_bytes)
@@ -156,9 +157,9 @@ class ReplyToRequest:
         settings = self._services.settings
         served = self._services.catalogue.served
         chat = self._door.parse(body, served, settings.max_body_bytes, settings.max_body_items)
-        _ = chat.estimated_prompt_tokens  # and with it messages and tools: they are kept
-        # Streams ignore the key. OpenAI's SDKs send one only where they are configured to, but then, like clients
-        # made by the same generator, with every POST alike: a refusal would take streams from them.
+        _ = chat.estimated_prompt_tokens  # also computes messages and tools, which are cached
+        # Streams ignore the key. OpenAI's SDKs send one only if configured to, but then with every POST, like clients
+        # made by the same generator. Refusing the key would make streams unusable for them.
         key = None if chat.stream else self._request.headers.get("idempotency-key")
         return chat, None if key is None else Retry.from_header(key, body)
 
@@ -173,8 +174,8 @@ class ReplyToRequest:
                     {"type": "http.response.body", "body": self._door.error_event(error), "more_body": False}
                 )
             else:
-                # The status has been sent already. A server closes the connection of a response that its application
-                # leaves without the last chunk, so that no client takes what it has for a whole reply.
+                # The status is already sent. If the application does not send the last chunk, the server closes the
+                # connection, so no client takes a partial reply for a whole one.
                 logger.error(
                     "the reply %s had begun and is cut: %d %s", self._record.request_id, error.status, error.message
                 )
@@ -215,9 +216,10 @@ class ReplyToRequest:
         await sender.write_piece(body, lambda: self._headers(exchange, "application/json", **own), more=False)
 
     async def _whole(self, chat: ChatRequest, exchange: Exchange, sender: Sender, arrived: float) -> None:
-        """Sends a whole reply. One that takes long begins before it is there, with line feeds.
+        """Sends a whole reply. A slow reply begins with line feeds before its body is there.
 
-        A load balancer may not notice that its client has hung up, but it notices that it can't write to it any more.
+        A load balancer may not notice that its client has hung up, but it notices that it can no longer write to the
+        client.
         """
         settings, clock = self._services.settings, self._services.clock
         # HTTP/1.0 has no chunks: it needs the length first, and its client could not see that a reply was cut.

@@ -1,17 +1,17 @@
-"""A request whose replica is lost runs again on another one: how often, after what pause, and under what id.
+"""Runs a request again on another replica after its replica is lost: how often, after what pause, and under what id.
 
-A run makes the reply anew, or continues what was sent of a stream that asks for it (`said.py`).
+A run produces the reply from the start, or continues what was sent of a stream that asks for it (`said.py`).
 
-For limiter, replicas and ledger each run is a request of its own, with an id of its own. Before the next run is
-admitted, the ledger has the lost one as failed, under the id that its replica knows: then whatever the replica left
-behind, a line in its spool or a stream that it believes to be cut by a dead gateway, finds its id settled and bills
-nothing. The next run's id is new to all of them. So at each moment one run at most can be billed, whoever dies then.
+For the limiter, the replicas and the ledger, each run is a separate request with a separate id. Before the next run is
+admitted, the ledger records the lost run as failed, under the id that its replica knows. The replica may have left
+behind a line in its spool, or a stream that it believes was cut by a dead gateway. These find their id settled and bill
+nothing. The next run's id is new to all of them. At each moment at most one run can be billed, whichever process dies.
 
-That must be the ledger's own answer. A failure that is only in this gateway's spool, or that comes after a settlement
-of the replica, could leave two runs to be billed: then the request fails, and its client sends it again.
+The failure must be the ledger's own answer. If it is only in this gateway's spool, or comes after a settlement of the
+replica, two runs could be billed. In these cases the request fails, and its client sends it again.
 
-The lost run gives back its hold and its rates, and the next one is admitted, in two messages that follow each other
-in the ordered stream to the limiter. So the account's other requests find no gap in between, and nothing counts twice.
+Two consecutive messages in the ordered stream to the limiter give back the lost run's hold and rates, and admit the
+next run. The account's other requests find no gap in between, and nothing counts twice.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from serve_app.contracts.generation import ChoiceEnded, Delta, ReplyParts
 from serve_app.gateway.record import RequestRecord
 from serve_app.gateway.said import Said
 
-# Before each run but the first. Serve may not know yet that the replica is gone, and choose it again: its controller
-# looks once a second.
+# Seconds before each run but the first. Serve may not know yet that the replica is gone, and choose it again: its
+# controller checks once a second.
 PAUSES_S: Final = [0.0, 1.0]
 
 
 @dataclass(frozen=True, slots=True)
 class RunsAgain:
-    """In the place of an event of the reply: it is continued, or what came of it so far is void and it begins anew."""
+    """Stands in for an event of the reply: the reply continues, or what was sent is void and it starts again."""
 
     continues: bool
 
@@ -43,8 +43,8 @@ class Runs:
         self._record = record
         self._said = Said() if resumable else None
         self.has_sent = False  # some of the reply may have reached the client
-        self.reply_id = record.request_id  # of the run that began what the client gets
-        self.first_token_by = 0.0  # of the monotonic clock; 0: not known yet
+        self.reply_id = record.request_id  # the id of the run that began the client's reply
+        self.first_token_by = 0.0  # on the monotonic clock; 0: not known yet
 
     @property
     def left_s(self) -> float:
@@ -53,11 +53,11 @@ class Runs:
 
     @property
     def to_continue(self) -> tuple[int, ...]:
-        """Tokens that the next replica is to continue."""
+        """Tokens that the next replica must continue."""
         return tuple(self._said.tokens) if self._said is not None and self.has_sent else ()
 
     def passes(self, event: Delta | ReplyParts | ChoiceEnded) -> bool:
-        """Whether an event is to be sent now. One that only counts tokens, whose text is held back, is not."""
+        """Returns whether to send an event now. An event that only counts tokens of held-back text is not sent."""
         if self._said is not None and not self._said.take(event):
             return False
         match event:
@@ -68,24 +68,24 @@ class Runs:
         return True
 
     def pop_kept(self) -> Delta | ReplyParts | None:
-        """What was not to be sent before the reply has ended."""
+        """Returns an event that had to wait for the end of the reply, or None."""
         return self._said.kept.pop(0) if self._said is not None and self._said.kept else None
 
     def pause_after_loss(self, queue_timeout_s: float) -> float | None:
-        """Seconds until the next run; None: none can begin any more, or in time."""
+        """Returns the seconds until the next run; None if no run can start any more, or none in time."""
         said, number = self._said, self._record.reruns
         if said is not None:
             said.kept.clear()
         if self.has_sent:
             if said is None or not said.is_complete:
                 return None
-            self.first_token_by = time.monotonic() + queue_timeout_s  # the first one came: its sequel has as long again
+            self.first_token_by = time.monotonic() + queue_timeout_s  # the first token came: the timeout starts again
         elif said is not None:
             said.clear()
         return PAUSES_S[number] if number < len(PAUSES_S) and PAUSES_S[number] < self.left_s else None
 
     def begin_next(self) -> RequestRecord:
-        """Gives the next run its id. Returns what is known of the lost one."""
+        """Gives the next run its id. Returns the record of the lost run."""
         first = self._record.first_request_id or self._record.request_id
         lost = self._record.run_again(f"{first}-{self._record.reruns + 2}", continues=self.has_sent)
         if not self.has_sent:

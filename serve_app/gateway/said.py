@@ -1,4 +1,4 @@
-"""What a stream's client has of the reply, in tokens: what another replica is to continue if the first one is lost."""
+"""Tracks the tokens that a stream's client has, so that another replica can continue the reply after a loss."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from serve_app.contracts.generation import ChoiceEnded, Delta, ReplyParts
 class Said:
     """The tokens of one stream whose replica reports them.
 
-    The end of a reply also brings text that no token follows, which had been held back. A replica that continues these
-    tokens would send it again. So what is last is kept here until the reply is known to have ended; if its replica is
-    lost before, it has not been sent, and is made again.
+    The end of a reply also brings held-back text that no token follows. A replica that continues these tokens would
+    send that text again. So the last event is kept here until the reply is known to have ended. If the replica is lost
+    before that, the event has not been sent, and is produced again.
     """
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.is_complete = True  # the replica reports tokens; one of an earlier release does not
-        self.kept: list[Delta | ReplyParts] = []  # which wait for the end
+        self.kept: list[Delta | ReplyParts] = []  # events that wait for the end
 
     def take(self, event: Delta | ReplyParts | ChoiceEnded) -> bool:
-        """Whether to send it now."""
+        """Returns whether to send the event now."""
         if isinstance(event, ChoiceEnded):
             return True
         if event.is_last:
@@ -30,5 +30,5 @@ class Said:
         return True
 
     def clear(self) -> None:
-        """Nothing of it was sent: the reply begins anew."""
+        """Clears the tokens: nothing was sent, and the reply starts again."""
         self.tokens, self.is_complete = [], True

@@ -1,4 +1,4 @@
-"""What a gateway serves: the identifiers of its settings, as the ledger has changed them, and those of the ledger."""
+"""Combines the identifiers of a gateway's settings, as the ledger has changed them, with those of the ledger."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Prices = tuple[tuple[float, Price], ...]
 
 
 def models_of(settings: GatewaySettings, served: Served) -> dict[str, IdentifierSettings]:
-    """By identifier, those of the settings first. Weights are those of the ledger where it has some."""
+    """Returns the settings by identifier, the configured ones first. The ledger's weights take precedence."""
     models = dict(settings.models)
     for name, model in served.models.items():
         if name not in models and name in served.traffic and served.prices.get(name):
@@ -27,7 +27,10 @@ def models_of(settings: GatewaySettings, served: Served) -> dict[str, Identifier
 def prices_of(
     models: Mapping[str, IdentifierSettings], served: Served, configured: Mapping[str, Price]
 ) -> dict[str, Prices]:
-    """By identifier. `configured` are the prices of the settings, which hold until one of the ledger does."""
+    """Returns the prices by identifier.
+
+    `configured` are the prices of the settings. They apply until the first price of the ledger does.
+    """
     prices: dict[str, Prices] = {}
     for name in models:
         scheduled = [(one.effective_at, one.price) for one in reversed(served.prices.get(name, ()))]

@@ -1,4 +1,4 @@
-"""What all exchanges of one gateway share."""
+"""Holds the parts that all exchanges of one gateway share."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ class Services:
     backends: BackendPort
     observer: Observer
     tracing: Tracing | None = None
-    orphan_delay_s: float = 2.0  # a replica settles a cut stream after so long, unless this gateway has
-    clock: Callable[[], float] = time.monotonic  # seconds, for how long a request takes
-    calls: set[RequestRecord] = field(default_factory=set)  # sent to backends; `Lifecycle` removes what has ended
+    orphan_delay_s: float = 2.0  # delay before a replica settles a cut stream, unless this gateway has
+    clock: Callable[[], float] = time.monotonic  # seconds, to time requests
+    calls: set[RequestRecord] = field(default_factory=set)  # sent to backends; `Lifecycle` removes ended ones

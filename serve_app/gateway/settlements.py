@@ -1,13 +1,15 @@
-"""Settlements on their way to the ledger, with the replies in them: each arrives exactly once, although processes die.
+"""Delivers settlements, and the replies in them, to the ledger: each arrives exactly once, even when processes die.
 
-A settlement waits in one place. It is sent to the ledger, and when that does not answer for longer than a client can be
-kept waiting, it is taken back and made durable in this gateway's own spool; the client gets its last chunk. From then
-until the ledger answers a replay of the spool, all settlements go to the spool at once, so the replay is all that a
-ledger which is coming back is asked for. Then replayed and live settlements take turns: one batch of the spool is on
-its way at a time. A hold ends when its settlement has been replayed.
+A settlement waits in one place at a time. The gateway first sends it to the ledger. If the ledger does not answer for
+longer than a client can be kept waiting, the gateway takes the settlement back and makes it durable in the gateway's
+spool. Then the client gets its last chunk.
 
-The gateway that takes over the spool of a dead one takes over the holds of what is in it, before their leases run out.
-So that usage stays protected from being spent again however long the ledger is away, and a retry under the request's
+Until the ledger answers a replay of the spool, all settlements go to the spool at once. A ledger that is coming back
+therefore gets only the replay. After that, replayed and live settlements take turns: one batch of the spool is in
+flight at a time. A hold ends when its settlement has been replayed.
+
+The gateway that takes over a dead gateway's spool also takes over the holds of its settlements, before their leases
+expire. Usage thus stays protected from being spent again, however long the ledger is away. A retry under the request's
 idempotency key is not admitted before its reply can be found.
 """
 
@@ -36,17 +38,17 @@ logger = logging.getLogger("ray.serve")
 
 RETRY_S = 0.1
 REPLAY_S = 0.5
-ADOPT_S = 1.0  # how long the spool of a dead gateway may lie unseen: less than the leases of its holds
-REPLAY_BATCH = 256  # as many as accounting commits at once: live settlements and replayed ones take turns
-FIND_TIMEOUT_S = 10.0  # of a stored reply: its request waits, before it has cost anything
-DISK_TIMEOUT_S = 60.0  # after so long without a flush the disk counts as broken
-FULL = 0.9  # of the spool's bound: the rest is for the requests that run already
+ADOPT_S = 1.0  # maximum time until a dead gateway's spool is found: less than the leases of its holds
+REPLAY_BATCH = 256  # what accounting commits at once: live and replayed settlements take turns
+FIND_TIMEOUT_S = 10.0  # to find a stored reply: its request waits, before it has cost anything
+DISK_TIMEOUT_S = 60.0  # after this time without a flush the disk counts as broken
+FULL = 0.9  # of the spool's limit: the rest is for requests that already run
 
 
 class Settlements:
     """Settles usage for one gateway process.
 
-    `settle_timeout_s`: how long a client's last chunk waits for the ledger; it may be set at any time.
+    `settle_timeout_s` is how long a client's last chunk waits for the ledger. It may be set at any time.
     """
 
     def __init__(
@@ -63,13 +65,13 @@ class Settlements:
         self._spooled = spool.size
         self._metrics = metrics
         self._limiter = limiter
-        self._is_away = False  # the ledger, until it has answered a replay
-        self._unkept: dict[str, Settlement] = {}  # by request id: what neither ledger nor spool has
-        self._refused: set[str] = set()  # requests that were not served, of those that are to be replayed
+        self._is_away = False  # whether the ledger is away: until it has answered a replay
+        self._unkept: dict[str, Settlement] = {}  # by request id: settlements that neither ledger nor spool has
+        self._refused: set[str] = set()  # requests that were not served, with a settlement to replay
         self._calls: list[Coalescer[Settlement, SettleAnswer]] = [
             Coalescer(shard.settle, timeout_s=settle_timeout_s) for shard in accounting.shards
         ]
-        # All that waits for the disk at the same time shares one flush.
+        # Settlements that wait for the disk at the same time share one flush.
         self._keeping: Coalescer[Settlement, bool] = Coalescer(self._append_batch, timeout_s=DISK_TIMEOUT_S)
         self._to_replay = asyncio.Event()
         self._replaying: asyncio.Task[None] | None = None
@@ -85,13 +87,13 @@ class Settlements:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing may be admitted, because its usage could not be kept while the ledger is away."""
+        """Whether nothing may be admitted, because new usage could not be kept while the ledger is away."""
         return bool(self._unkept) or self._spooled > FULL * self.spool.max_bytes
 
     def start(self) -> None:
-        """Replays what is in the spool, and what dead gateways left in theirs, from here on.
+        """Starts to replay this gateway's spool, and the spools that dead gateways left behind.
 
-        Holds of what they left are announced before this gateway asks for anything else.
+        Holds of dead gateways are announced before this gateway asks for anything else.
         """
         self._adopt(self.spool.adopt_orphans())
         self._spooled = self.spool.size
@@ -99,9 +101,9 @@ class Settlements:
         self._replaying = detached(self._replay_forever(), endless=True)
 
     async def stop(self, within_s: float = 0.0) -> None:
-        """Ends the replaying; what is in the spool then stays there for the next gateway.
+        """Stops replaying. Pending settlements stay in the spool for the next gateway.
 
-        While something waits in it, the replaying goes on for up to `within_s` seconds.
+        While settlements are pending in it, replaying continues for up to `within_s` seconds.
         """
         deadline = time.monotonic() + within_s
         while self.spool.waiting and time.monotonic() < deadline:
@@ -112,18 +114,19 @@ class Settlements:
             await asyncio.wait([self._replaying])
 
     async def close(self) -> None:
-        """Leaves no file behind when nothing waits in the spool. Nothing may be settled from here on."""
+        """Leaves no file behind if nothing is pending in the spool. Nothing may be settled after this call."""
         if not self.spool.waiting:
             await asyncio.to_thread(self.spool.close)
 
     async def settle(self, settlement: Settlement, *, refused: bool = False) -> Settled | None:
-        """Returns when the usage is durable, and sees to it that the hold is released, as `refused` if so.
+        """Returns when the usage is durable, and ensures that the hold is released, as `refused` if so.
 
-        Settled: at once. None: in the spool, then when it has been replayed; or it is stuck in the ledger.
+        Returns Settled when the ledger has settled it; the hold is then released at once. Returns None when the
+        settlement is in the spool, whose replay releases the hold, or when it is stuck in the ledger.
 
-        Raises SpoolFull when neither ledger nor spool has it (then `is_full`): a reply whose client gets an error
-        instead is recorded as failed, and the hold released, when the ledger is back. Raises RuntimeError when the
-        ledger refuses it, or neither settles nor keeps it; then the caller releases the hold.
+        Raises SpoolFull when neither ledger nor spool has it. `is_full` is then true. A reply whose client gets an
+        error instead is recorded as failed, and the hold released, when the ledger is back. Raises RuntimeError when
+        the ledger refuses it, or neither settles nor keeps it. Then the caller releases the hold.
         """
         started = time.monotonic()
         answer = None if self._is_away else await self._from_ledger(settlement, started + self.settle_timeout_s)
@@ -146,9 +149,9 @@ class Settlements:
         return answer
 
     async def find_reply(self, account_id: str, idempotency_key: str) -> StoredReply | None:
-        """The reply that a settlement of the last 24 hours has stored.
+        """Returns the reply that a settlement of the last 24 hours has stored, or None.
 
-        Raises Unavailable while the ledger is away: whether there is one is then unknown.
+        Raises Unavailable while the ledger is away, because it is then unknown whether there is one.
         """
         try:
             async with asyncio.timeout(FIND_TIMEOUT_S):
@@ -157,7 +160,7 @@ class Settlements:
             raise Unavailable(f"{type(error).__name__}: {error}") from None
 
     async def _from_ledger(self, settlement: Settlement, deadline: float) -> Settled | SettlementRejected | None:
-        """The ledger's answer, None without one until `deadline`; then nothing waits to be sent any more."""
+        """Returns the ledger's answer, or None without one by `deadline`. Then nothing waits to be sent any more."""
         calls = self._calls[shard_of(settlement.account_id, len(self._calls))]
         while True:
             try:
@@ -175,7 +178,7 @@ class Settlements:
             await asyncio.sleep(RETRY_S)
 
     async def _keep(self, settlement: Settlement) -> None:
-        """In the spool when it returns. Raises SpoolFull."""
+        """Returns when the settlement is in the spool. Raises SpoolFull."""
         # Only a replay shows that the ledger is back.
         self._is_away = self._replaying is not None
         try:
@@ -186,10 +189,10 @@ class Settlements:
         self._to_replay.set()
         if is_kept:
             return
-        # Where this usage can still be found if this process ends before the ledger is back.
+        # If this process ends before the ledger is back, this usage can still be found in the log.
         logger.critical("neither ledger nor spool took %r", settlement)
         if settlement.outcome is Outcome.COMPLETED:
-            # The client gets an error in place of the usage, so it does not pay.
+            # The client gets an error instead of the usage, so it does not pay.
             settlement = replace(settlement, outcome=Outcome.FAILED, reply=None)
         self._unkept[settlement.request_id] = settlement
         raise SpoolFull(f"settlement {settlement.request_id} is neither in the ledger nor in the spool")
@@ -244,7 +247,7 @@ class Settlements:
 
     def _replay(self, loop: asyncio.AbstractEventLoop) -> None:
         def settle(batch: Sequence[Settlement]) -> Sequence[Settled | SettlementRejected]:
-            # The spool works in a thread of its own; the call to the ledger belongs on the loop.
+            # The spool works in a separate thread; the call to the ledger belongs on the event loop.
             return asyncio.run_coroutine_threadsafe(self._settle_batch(list(batch)), loop).result()
 
         try:
@@ -253,7 +256,7 @@ class Settlements:
             self._spooled = self.spool.size
 
     async def _settle_batch(self, batch: list[Settlement]) -> Sequence[Settled | SettlementRejected]:
-        # A call of its own, so that what clients wait for is not held up by a batch from the spool.
+        # A separate call: a batch from the spool must not delay settlements that clients wait for.
         answers = await self._accounting.settle(batch)
         self._is_away = False
         for settlement, answer in zip(batch, answers, strict=True):
@@ -264,12 +267,12 @@ class Settlements:
         return answers
 
     def _adopt(self, found: Iterable[Settlement]) -> None:
-        """Keeps the holds of dead gateways alive. What the limiter still holds stays as it is, but for the holder."""
+        """Keeps the holds of dead gateways alive. For holds that the limiter still has, only the holder changes."""
         self._limiter.adopt([_hold_of(settlement) for settlement in found])
 
 
 def release_of(settlement: Settlement, settled: Settled | None, *, refused: bool = False) -> Release:
-    """What the limiter is sent when a request ends. Without `settled` the balance is not known to have changed."""
+    """Builds the ask that ends a request. Without `settled`, the balance is not known to have changed."""
     return Release(
         request_id=settlement.request_id,
         prompt_tokens=settlement.prompt_tokens,

@@ -1,7 +1,7 @@
-"""The trace of a request, as its gateway saw it: one span for the request, and one for each process that it asked.
+"""Builds the trace of a request as its gateway saw it: a span for the request, and one for each process it asked.
 
-A trace is kept if its client or the request's digits choose it, or if the request failed or was slow. That is known at
-its end, so all spans are made there. The replica's own spans (`model/reply_trace.py`) lie below `generate`.
+A trace is kept if the client or the request's digits choose it, or if the request failed or was slow. This is known
+only at the end, so all spans are built then. The replica's own spans (`model/reply_trace.py`) are below `generate`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from serve_app.contracts.spans import SpanData, SpanExport
 from serve_app.contracts.trace_context import TraceCall
 from serve_app.gateway.record import RequestRecord
 
-CHOSEN_BY_CLIENTS: Final = 20  # a second, in each gateway
+CHOSEN_BY_CLIENTS: Final = 20  # traces per second, in each gateway
 
 
 class Tracing:
-    """Hands the spans of ended requests to `export`. `share` (0 to 1) are kept in any case, and what took `slow_s`."""
+    """Passes the spans of ended requests to `export`.
+
+    The fraction `share` (0 to 1) is always kept. So are requests that took `slow_s` seconds or longer.
+    """
 
     def __init__(
         self,
@@ -31,7 +34,7 @@ class Tracing:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._second, self._chosen = 0.0, 0  # a second, and how many traces clients have chosen in it
+        self._second, self._chosen = 0.0, 0  # start of a second, and the number of traces that clients chose in it
         self._export = export
         self._share = share
         self._slow_s = slow_s
@@ -39,8 +42,8 @@ class Tracing:
         self._wall = wall
 
     def begin_call(self, record: RequestRecord) -> TraceCall:
-        """What the replica is to know."""
-        record.call_span_id = record.call_span_id or secrets.token_hex(8)  # also of a second call, with a larger hold
+        """Returns the trace's part of the call to the replica."""
+        record.call_span_id = record.call_span_id or secrets.token_hex(8)  # a second call, with a larger hold, keeps it
         is_chosen = self._is_chosen(record)
         return TraceCall(record.trace.trace_id, record.call_span_id, 0.0 if is_chosen else self._slow_s())
 
@@ -56,7 +59,10 @@ class Tracing:
         return record.is_traced
 
     def _may_be_chosen_by_clients(self) -> bool:
-        """SDKs sample everything by default: so many a second, that errors and slow requests find room in the queue."""
+        """Limits how many traces per second clients choose, because SDKs sample everything by default.
+
+        The limit leaves room in the queue for errors and slow requests.
+        """
         if self._clock() - self._second > 1.0:
             self._second, self._chosen = self._clock(), 0
         self._chosen += 1
@@ -94,7 +100,7 @@ class Tracing:
             failed,
         )
         spans = [root]
-        offset = self._wall() - self._clock()  # the phases are on a clock that never falls
+        offset = self._wall() - self._clock()  # the phases are on a monotonic clock
 
         def child(name: str, ended_at: float, seconds: float, span_id: str, **attributes: str) -> None:
             began_at = ended_at - seconds

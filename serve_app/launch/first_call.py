@@ -1,4 +1,4 @@
-"""What `make serve` prints when the service is ready: all that is needed for a first call, with a first API key."""
+"""The text that `make serve` prints when the service is ready: everything for a first call, with a first API key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ FIRST_CREDIT = "5"
 
 
 def first_key(home: Path, base_url: str, operator_key: str, verify: ssl.SSLContext | bool = True) -> str:
-    """The first account's API key: made through `/admin` on the first start, read from the state folder afterwards."""
+    """Returns the first account's API key.
+
+    The first start creates it through `/admin`; later starts read it from the state folder.
+    """
     path = home / "secrets" / "first-api-key"
     headers = {"authorization": f"Bearer {operator_key}", "x-operator": "make serve"}
     with httpx.Client(base_url=base_url, headers=headers, timeout=30, trust_env=False, verify=verify) as client:
@@ -23,12 +26,12 @@ def first_key(home: Path, base_url: str, operator_key: str, verify: ssl.SSLConte
             key = path.read_text().strip()
             if client.get("/models", headers={"authorization": f"Bearer {key}"}).status_code != 401:
                 return key
-            # The service has another database now, or the key was revoked: make a new one.
+            # The service has a new database, or the key was revoked: create a new key.
             path.unlink()
         account = client.post(
             "/admin/accounts",
             json={"name": "first account", "credit": FIRST_CREDIT, "kind": "grant"},
-            # Repeated after an interruption, this returns the same account.
+            # A repetition after an interruption returns the same account.
             headers={"idempotency-key": f"first-account-{secret_files.secret_file(home, 'first-account-token')}"},
         )
         account.raise_for_status()
@@ -38,7 +41,7 @@ def first_key(home: Path, base_url: str, operator_key: str, verify: ssl.SSLConte
 
 
 def banner(facts: dict[str, Any]) -> str:
-    """The facts of `--json` as text for a terminal; both snippets work when pasted."""
+    """Returns the facts of `--json` as text for a terminal; both snippets work when pasted."""
     base_url, api_key = facts["base_url"], facts["api_key"]
     dashboard = "off"
     if facts["dashboard_url"]:

@@ -2,20 +2,19 @@
 
 `haproxy_config.py FILE HOST SOCKET PATHS [CERTIFICATE]`
 
-Ray's template has no settings for these:
+Ray's template has no settings for these changes:
 
-- Its exporter binds to all addresses; it gets HOST. Its page of statistics goes.
-- With CERTIFICATE, a PEM file that also has the key, clients speak https alone.
-- An address that sends many requests that are refused gets a lane: a few of its requests are at the gateways at one
-  time, the others wait in HAProxy. Requests with a key that got a reply lately are not touched, from whatever address,
-  unless it is the key that is refused: that one gets a lane, too. There are LANES of each kind, so that one address or
-  key hardly ever meets another one in its lane. A lane leads back to the same frontend through a local socket, so that
-  Ray goes on to choose the gateways.
+- The metrics exporter binds to HOST instead of all addresses. The statistics page is removed.
+- With CERTIFICATE, a PEM file that also has the key, clients must use https.
+- An address that sends many refused requests gets a lane. The gateways see only a few requests of a lane at one time;
+  the others wait in HAProxy. Requests with a key that got a reply lately are not affected, from any address. If the key
+  itself is refused, the key gets a lane, too. There are LANES of each kind, so two addresses or keys rarely share a
+  lane. A lane leads back to the same frontend through a local socket, so Ray still chooses the gateways.
 
-A key is the digest of the first authorization header, which is the one that the gateway reads. It is never captured:
-HAProxy's log would show it.
+A key is the digest of the first authorization header, which is the header that the gateway reads. It is never captured,
+because HAProxy's log would show it.
 
-Standard library alone, and quick: HAProxy waits for it each time it is reloaded.
+The script uses only the standard library and is fast: HAProxy waits for it on each reload.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ import re
 import sys
 from pathlib import Path
 
-REFUSED = 50  # 4xx, or as many 5xx, in 10 s to one address or to one key; from then on its requests take the lane
+REFUSED = 50  # 4xx, or as many 5xx, in 10 s for one address or one key; further requests take the lane
 AT_ONCE = 32  # requests of a lane that the gateways see at one time: a few long replies must not close it
-DELAY_MS = 800  # of each, so that a lane passes 40 requests a second
-MAX_WAITING = 400  # requests of a lane's address or key that may wait: those of ten seconds
+DELAY_MS = 800  # per request, so that a lane passes 40 requests a second
+MAX_WAITING = 400  # maximum waiting requests of a lane's address or key: ten seconds' worth
 LANES = 64
-LARGE_BYTES = 8192  # a body from here on takes a lane of its own: it fills HAProxy's buffer, which ends the delay
+LARGE_BYTES = 8192  # bodies from this size take a separate lane: they fill HAProxy's buffer, which ends the delay
 LARGE_PER_S = "2m"  # bytes of such bodies from one address
 LARGE_AT_ONCE = 4
 
@@ -102,7 +101,7 @@ ROUTE = """\
 
 
 def amended(text: str, host: str, socket: Path, paths: str, certificate: str = "") -> str:
-    """The configuration that Ray has written, amended. `paths` of doors are separated by spaces."""
+    """Returns Ray's configuration with the amendments. `paths` of doors are separated by spaces."""
     text = re.sub(r"^listen stats\b.*", "", text, flags=re.DOTALL | re.MULTILINE)
     exporter, frontend, rest = text.partition("frontend http_frontend\n")
     exporter = re.sub(r"(?m)^(frontend prometheus\n    bind ):", rf"\g<1>{host}:", exporter)
@@ -112,8 +111,8 @@ def amended(text: str, host: str, socket: Path, paths: str, certificate: str = "
     bind, line, others = rest.partition("\n")
     if certificate:
         bind += f" ssl crt {certificate} alpn http/1.1"
-        rules += "    http-request set-header x-forwarded-proto https\n"  # the console marks its cookies by it
-    before, first, backends = others.partition("    use_backend ")  # HAProxy warns of rules behind it
+        rules += "    http-request set-header x-forwarded-proto https\n"  # the console then marks its cookies as secure
+    before, first, backends = others.partition("    use_backend ")  # HAProxy warns of rules after it
     return "".join([exporter, tables, frontend, bind, line, rules, before, ROUTE if first else "", first, backends])
 
 

@@ -1,6 +1,6 @@
-"""The certificate of `make serve TLS=1`, in the state folder: an authority that clients trust, and what it signed.
+"""The certificate of `make serve TLS=1`, in the state folder, and the authority that signed it and that clients trust.
 
-The authority stays when the certificate is renewed, so clients need not trust another one.
+Renewing the certificate keeps the authority, so clients need not trust a new one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HOSTS = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True, slots=True)
 class LaptopTls:
-    """`authority` is for clients; `served` has the certificate and its key, as HAProxy reads them."""
+    """The files: `authority` is for clients; `served` has the certificate and its key, as HAProxy reads them."""
 
     authority: Path
     served: Path
@@ -35,7 +35,7 @@ def authority_file(home: Path) -> Path:
 
 
 def prepare(home: Path, now: datetime) -> LaptopTls:
-    """Makes what is missing or ends soon. Raises LaunchError for files that can't be read or written."""
+    """Creates files that are missing or expire soon. Raises LaunchError for files that can't be read or written."""
     try:
         return _prepared(home, now)
     except (OSError, ValueError) as error:
@@ -50,7 +50,7 @@ def _prepared(home: Path, now: datetime) -> LaptopTls:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     authority, key, served = authority_file(home), folder / "ca-key.pem", folder / "server.pem"
     if needs_renewal(authority, now) or not key.exists():
-        served.unlink(missing_ok=True)  # it would be of another authority
+        served.unlink(missing_ok=True)  # the previous authority signed it
         made = make_authority("serve-app on this machine", now)
         write_private(key, made.key_pem)
         write_private(authority, made.certificate_pem)

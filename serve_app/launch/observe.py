@@ -1,7 +1,6 @@
-"""Runs a Prometheus for the service of this machine: `make observe`.
+"""Runs a Prometheus for the service on this machine: `make observe`.
 
-It reads the service's state folder, so it needs no settings. While it runs it follows the service: a service that was
-stopped and started again is found again.
+It reads the service's state folder and needs no settings. While it runs, it follows the service across restarts.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ NO_PROMETHEUS = "there is no prometheus: `apt-get install prometheus`, or put on
 
 
 def observe(options: argparse.Namespace) -> None:
-    """Returns only by an exception: LaunchError, or KeyboardInterrupt."""
+    """Never returns normally: raises LaunchError or KeyboardInterrupt."""
     home: Path = (options.home or home_dir()).expanduser().absolute()
     if (prometheus := shutil.which("prometheus")) is None:
         raise LaunchError(NO_PROMETHEUS)
@@ -78,7 +77,7 @@ def observe(options: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _folder(folder: Path) -> Iterator[Path]:
-    """The folder, for this process alone; afterwards only its data are left."""
+    """Locks the folder for this process; afterwards removes everything but its data."""
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -113,7 +112,7 @@ def _push_boards(options: argparse.Namespace, url: str) -> None:
     command = [sys.executable, "-m", "serve_app.cli", "dashboards", "push"]
     command += ["--grafana", options.grafana, "--prometheus", url]
     command += ["--token-file", str(options.token_file)] if options.token_file else []
-    # Its output is for people; standard output is for the result alone.
+    # Its output is for people; standard output carries only the result.
     if subprocess.run(command, stdout=sys.stderr, check=False).returncode != 0:
         raise LaunchError("the dashboards were not pushed: the lines above say why")
 
@@ -136,16 +135,18 @@ def _banner(facts: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit code 0 after Ctrl-C or SIGTERM, 1 when Prometheus could not start or died."""
+    """Returns 0 after Ctrl-C or SIGTERM, 1 when Prometheus could not start or died."""
     parser = argparse.ArgumentParser(prog="python -m serve_app.launch.observe", description=__doc__)
-    parser.add_argument("--port", type=int, default=9090, help="Prometheus's, on 127.0.0.1; default: 9090")
+    parser.add_argument("--port", type=int, default=9090, help="port of Prometheus on 127.0.0.1; default: 9090")
     parser.add_argument(
         "--home", type=Path, help="the service's state folder; default: SERVE_APP_HOME, else .serve-app"
     )
-    parser.add_argument("--cluster", default="local", help="label of every series; default: local")
-    parser.add_argument("--namespace", default="default", help="label of every series; default: default")
-    parser.add_argument("--grafana", metavar="URL", help="push the dashboards there first")
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help="Grafana's token; else GRAFANA_TOKEN")
+    parser.add_argument("--cluster", default="local", help="`cluster` label of every series; default: local")
+    parser.add_argument("--namespace", default="default", help="`namespace` label of every series; default: default")
+    parser.add_argument("--grafana", metavar="URL", help="push the dashboards to this Grafana first")
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="file with Grafana's token; default: GRAFANA_TOKEN"
+    )
     parser.add_argument("--json", action="store_true", help="when ready, print one line of JSON instead of text")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -19,7 +19,7 @@ MIN_MEMORY = int(2.5 * GIB)  # Ray's processes, one replica with its weights and
 MIN_DISK = 2 * GIB  # the converted model, the database, logs
 OWN_PORTS = range(20000, 32768)  # above Ray's workers, below what Linux and macOS give to outgoing connections
 
-#: In an order of its own in each process, so that two do not choose alike, and none chooses a port twice.
+#: In a random order for each process, so that two processes choose differently and none chooses a port twice.
 _drawn = itertools.cycle(random.SystemRandom().sample(OWN_PORTS, len(OWN_PORTS)))
 
 
@@ -51,7 +51,7 @@ def check_free_disk(home: Path, least: int = MIN_DISK) -> None:
 
 
 def prepare_home(home: Path) -> None:
-    """Makes the state folder."""
+    """Creates the state folder."""
     try:
         for folder in (home, home / "logs", home / "run"):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -80,7 +80,7 @@ def lock_home(home: Path) -> IO[str]:
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether the port can be listened on."""
+    """Whether the port is free to listen on."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -91,8 +91,10 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def free_port(preferred: int | None = None) -> int:
-    """The preferred port if it is free, else one of `OWN_PORTS`: a port that the system picks may be an outgoing
-    connection's before the service listens on it, half a minute later.
+    """Returns the preferred port if it is free, else one of `OWN_PORTS`.
+
+    An outgoing connection could take a port that the system picks before the service listens on it, half a minute
+    later.
     """
     if preferred is not None and is_free(preferred):
         return preferred

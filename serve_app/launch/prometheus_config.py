@@ -1,4 +1,4 @@
-"""What the service of this machine exports, and the configuration of a Prometheus that reads it."""
+"""Finds the metrics endpoints of the service on this machine, and configures a Prometheus that reads them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ANY_ADDRESS = {"": "127.0.0.1", "*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": 
 
 @dataclass(frozen=True)
 class Service:
-    """What a running service exports: the file of Ray's targets, and HAProxy's address if it has one."""
+    """The metrics endpoints of a running service: the file of Ray's targets, and HAProxy's address if it has one."""
 
     ray_targets: Path
     haproxy: str | None
@@ -37,7 +37,7 @@ class Service:
 
 
 def find_service(home: Path) -> Service | None:
-    """The service that runs on this state folder, by what its launcher writes there while it is ready."""
+    """Returns the service that runs on this state folder, from the files that its launcher writes while it is ready."""
     logs, lock = home / "logs" / "ray", home / "run" / "lock"
     try:
         owner = int(lock.read_text().removeprefix("process "))
@@ -48,7 +48,7 @@ def find_service(home: Path) -> Service | None:
         return None
     haproxy = None
     for config in (session.parent / "ha").glob("*/haproxy.cfg"):  # Ray names the folder after its node
-        with contextlib.suppress(OSError):  # the service ends in this moment
+        with contextlib.suppress(OSError):  # the service may be stopping
             if found := HAPROXY_METRICS.search(config.read_text()):
                 host = ANY_ADDRESS.get(found[1], found[1])
                 haproxy = f"[{host}]:{found[2]}" if ":" in host else f"{host}:{found[2]}"
@@ -58,7 +58,7 @@ def find_service(home: Path) -> Service | None:
 def write_config(
     folder: Path, service: Service, rules: str, *, cluster: str = "local", namespace: str = "default"
 ) -> Path:
-    """Write Prometheus's configuration into `folder`, with lists of targets that it rereads. Returns its path."""
+    """Writes Prometheus's configuration into `folder`, with lists of targets that it rereads. Returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, value in (("cluster", cluster), ("namespace", namespace)):
         if not re.fullmatch(r"[\w.-]+", value):
@@ -88,14 +88,14 @@ def write_config(
 
 
 def _replace(path: Path, text: str) -> None:
-    """Prometheus may read at any moment."""
+    """Replaces a file atomically, because Prometheus may read at any moment."""
     new = path.with_suffix(".new")
     new.write_text(text, encoding="utf-8")
     new.replace(path)
 
 
 def check_config(config: Path) -> None:
-    """With promtool, where there is one."""
+    """Checks the configuration with promtool, if it is installed."""
     if (promtool := shutil.which("promtool")) is None:
         return
     checked = subprocess.run([promtool, "check", "config", str(config)], capture_output=True, text=True, check=False)

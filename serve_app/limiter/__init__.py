@@ -1,1 +1,1 @@
-"""Who may run now: the rules and their process."""
+"""Decides which requests may run now: the rules and their process."""

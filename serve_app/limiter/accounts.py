@@ -1,4 +1,4 @@
-"""What is known of accounts and keys: committed balances and budgets, what is set aside from them, and their rates."""
+"""Tracks accounts and keys: committed balances and budgets, the amounts held from them, and their rates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from serve_app.limiter.holds import Charge, Hold
 
 
 class LimitBucket(Bucket):
-    """The bucket of one declared rate: of an account, or of a key beside its account's."""
+    """The bucket of one declared rate: an account's, or a key's in addition to its account's."""
 
     __slots__ = ("name", "of_key", "rate")
 
@@ -28,7 +28,7 @@ class LimitBucket(Bucket):
 
 
 def tightest(buckets: Sequence[LimitBucket], now: float) -> Window:
-    """What the headers show of these buckets: the one that refuses first, of those with equal room the smallest."""
+    """Returns the window for the headers, of the bucket that refuses first. At equal room the smallest counts."""
     tightest = buckets[0].state(now)
     for bucket in buckets[1:]:
         tightest = min(tightest, bucket.state(now))
@@ -39,7 +39,7 @@ def tightest(buckets: Sequence[LimitBucket], now: float) -> Window:
 def _buckets(
     unit: Unit, limits: Mapping[str, int], known: Sequence[LimitBucket], of_key: bool = False
 ) -> tuple[LimitBucket, ...]:
-    """A bucket for each limit of the unit: the known one, with what is in use, or a new one."""
+    """Returns a bucket for each limit of the unit: the known one, with its current use, or a new one."""
     kept = {bucket.name: bucket for bucket in known if bucket.of_key == of_key}
     buckets = []
     for name, rate in RATES.items():
@@ -65,33 +65,33 @@ class Account:
 
     So its charge is taken from `free` at least once: `free <= committed balance - charges still to come`. Deposits and
     settlements that are not known here yet only make `free` too small. Two things are not covered. When an operator
-    lowers a balance, this is known only once the snapshot arrives. And a hold whose lease has ended is no longer held:
-    within the lease, the request of a dead gateway must be settled, or it must be certain that it never will be, or
-    another gateway must have taken over the hold together with the spool.
+    lowers a balance, this is known only once the snapshot arrives. And a hold whose lease has expired is no longer
+    held. Within the lease, one of three things must happen to the request of a dead gateway. It is settled, it is
+    certain that it never will be, or another gateway takes over the hold together with the spool.
 
-    Why that stays true with grants that expire. The balance contains what is left of them (`expiring`) until the
-    ledger removes the rest, long after the expiry. A request may be paid from a grant that had not expired when the
-    request began, and each charge uses the grant that expires soonest. So the part of an expired rest that exceeds
-    the holds opened before the expiry can't be used (`expired`). A grant that an earlier hold may use is usable for
-    every hold before that one, so pairing rests with holds in the order of expiry pairs as much as any other way.
+    Why this stays true with grants that expire. The balance contains what is left of them (`expiring`) until the ledger
+    removes the rest, long after the expiry. A request may be paid from a grant that had not expired when the request
+    began, and each charge uses the grant that expires soonest. So the part of an expired rest that exceeds the holds
+    opened before the expiry cannot be used (`expired`). A grant that an earlier hold may use is usable for every hold
+    before that one. Pairing rests with holds in the order of expiry therefore pairs as much as any other order.
 
     A settlement brings a balance without the grants in it, so `expiring` may be older than `balance`. It then shows
-    rests as they were before charges. They are too large, so too much is taken off `free`, which is safe. Only a grant
-    that came and expired between two reads of the ledger's changes is missing from it. `expiring` does not stay old:
-    every settlement also reaches the limiter as a change of the account, with a version that is known already. A
-    snapshot of an equal version replaces everything but the balance, which is the same at that version.
+    rests as they were before charges. They are too large, so too much is taken off `free`, which is safe. The only
+    grant missing from it is one that was added and expired between two reads of the ledger's changes. `expiring` does
+    not stay old: every settlement also reaches the limiter as a change of the account, with a version that is already
+    known. A snapshot of an equal version replaces everything but the balance, which is the same at that version.
     """
 
     account_id: str
     contract: Contract  # the limits that apply now
-    snapshot: AccountSnapshot | None = None  # the last one applied; until then holds count all the same
+    snapshot: AccountSnapshot | None = None  # the last one applied; holds count before it, too
     balance: int | None = None  # nano-units; None until a snapshot was applied
     version: int = -1
     held: int = 0  # nano-units
     holds: dict[str, Hold] = field(default_factory=dict)
-    idempotent: dict[str, str] = field(default_factory=dict)  # idempotency keys of open requests, with the request
+    idempotent: dict[str, str] = field(default_factory=dict)  # idempotency key -> open request
     keys: dict[str, Key] = field(default_factory=dict)  # by key_id
-    mean_output: float | None = None  # tokens a reply, moving average; None before the first
+    mean_output: float | None = None  # tokens per reply, moving average; None before the first reply
     requests: tuple[LimitBucket, ...] = ()
     tokens: tuple[LimitBucket, ...] = ()
 
@@ -99,7 +99,7 @@ class Account:
         self.limit(self.contract)
 
     def apply(self, snapshot: AccountSnapshot, default: Contract) -> None:
-        """Takes over a committed state unless it is older than what is known."""
+        """Takes over a committed state unless it is older than the known one."""
         if snapshot.version < self.version:
             return
         if snapshot.version > self.version or self.balance is None:
@@ -110,7 +110,7 @@ class Account:
             self.limit(default)
 
     def limit(self, default: Contract) -> None:
-        """Sets the limits: the account's own, and the default's where it has none. What is in use stays in use."""
+        """Sets the limits: the account's, and the default's where the account has none. Current use is kept."""
         self.contract = default if self.snapshot is None else default.with_own(self.snapshot.limits)
         limits = asdict(self.contract)
         self.requests = _buckets("requests", limits, self.requests)
@@ -119,8 +119,8 @@ class Account:
     def update_balance(self, balance: int, version: int) -> None:
         """Takes over the balance after a settlement, unless a newer one is known.
 
-        While the balance is unknown only the version is kept: only `apply` brings whether the account is active, and
-        a look-up that was read before this settlement must be ignored as old.
+        While the balance is unknown, only the version is kept. Only `apply` brings whether the account is active, and a
+        look-up that was read before this settlement must be ignored as old.
         """
         if version > self.version:
             self.version = version
@@ -129,17 +129,17 @@ class Account:
 
     @property
     def free(self) -> int:
-        """Nano-units that no hold has a claim on; negative when an operator took away what was already held."""
+        """Nano-units that no hold claims; negative when an operator took away what was already held."""
         return (self.balance or 0) - self.held
 
     def expired(self, at: float) -> int:
-        """Nano-units of the balance that a request that begins at the Unix time `at`, or any later one, can't use."""
+        """Returns the nano-units of the balance that no request beginning at the Unix time `at` or later can use."""
         expiring = self.snapshot.expiring if self.snapshot is not None else ()
         if not expiring or expiring[0][0] - CLOCK_SKEW_S > at:
             return 0
         rest = claimed = 0
         for expires_at, left in expiring:
-            last = expires_at - CLOCK_SKEW_S  # the ledger compares the time that a gateway's clock has given
+            last = expires_at - CLOCK_SKEW_S  # the ledger compares with the time on a gateway's clock
             if last > at:
                 break
             before = sum(hold.amount for hold in self.holds.values() if hold.opened_at < last)
@@ -149,15 +149,15 @@ class Account:
         return rest
 
     def spendable(self, at: float) -> int:
-        """Nano-units that a request that begins at the Unix time `at` may still set aside; can be negative."""
+        """Returns the nano-units that a request beginning at the Unix time `at` may set aside; can be negative."""
         return self.free - self.expired(at)
 
     def is_drained(self, now: float) -> bool:
-        """Whether nothing of it counts any more: no request is open, and its rates have drained."""
+        """Returns whether nothing of it counts any more: no request is open, and its rates have drained."""
         return not self.holds and not any(bucket.reset_s(now) for bucket in (*self.requests, *self.tokens))
 
     def open(self, hold: Hold) -> None:
-        """Sets the hold's amount aside, from the key's budget too, and takes a concurrency slot of both."""
+        """Sets the hold's amount aside, also from the key's budget, and takes a concurrency slot of both."""
         key = hold.key
         self.holds[hold.request_id] = hold
         self.held += hold.amount
@@ -167,7 +167,7 @@ class Account:
             self.idempotent.setdefault(hold.terms.idempotency_key, hold.request_id)
 
     def resize(self, hold: Hold, amount: int) -> None:
-        """Changes what an open hold sets aside."""
+        """Changes the amount that an open hold sets aside."""
         more = amount - hold.amount
         self.held += more
         hold.key.held += more
@@ -188,29 +188,29 @@ class Account:
 class Key:
     """A key as last applied, its open requests, and the rate buckets that they are charged to.
 
-    Why a budget is never overspent. As with balances (see Account), a hold is removed only in the step that brings
-    what the key has spent, as of its settlement or later, and anything older is ignored. So each charge is taken from
-    `left` at least once. A charge counts in the period in which its request ends, and requests run past the end of
-    a period. So the holds of all open requests are taken from the budget of the current period, and a charge fits
-    into the next period as well as into the one in which it was admitted.
+    Why a budget is never overspent. As with balances (see Account), a hold is removed only in the step that brings what
+    the key has spent, as of its settlement or later. Anything older is ignored. So each charge is taken from `left` at
+    least once. A charge counts in the period in which its request ends, and requests can run past the end of a period.
+    So the holds of all open requests are taken from the budget of the current period. A charge then fits into the next
+    period as well as into the one in which it was admitted.
 
-    Clocks differ by up to CLOCK_SKEW_S. A period lasts that much longer here, because a gateway may still let a
-    request end in it. What the ledger reports as spent in the next period counts already. From then on it does not
-    report the period that ends here. So its last figure for that period goes on counting, and every hold that is
-    removed counts as spent in full (`freed`). Where there is no such figure, what is left is unknown until the period
-    has ended here, too (`unsure_s`).
+    Clocks differ by up to CLOCK_SKEW_S. A period lasts that much longer here, because a gateway may still let a request
+    end in it. What the ledger reports as spent in the next period counts already. From then on it does not report the
+    period that ends here. So its last figure for that period keeps counting, and every hold that is removed counts as
+    spent in full (`freed`). Where there is no such figure, what is left is unknown until the period has ended here, too
+    (`unsure_s`).
     """
 
     account: Account
     key_id: str
-    snapshot: KeySnapshot | None = None  # the last one applied; until then holds count all the same
-    networks: tuple[Network, ...] | None = None  # that it may be used from; None: anywhere
+    snapshot: KeySnapshot | None = None  # the last one applied; holds count before it, too
+    networks: tuple[Network, ...] | None = None  # allowed networks; None: anywhere
     held: int = 0  # nano-units
     open: int = 0  # requests
-    requests: tuple[LimitBucket, ...] = ()  # the account's, then those of limits of its own
+    requests: tuple[LimitBucket, ...] = ()  # the account's, then the key's
     tokens: tuple[LimitBucket, ...] = ()
-    own_tokens: tuple[LimitBucket, ...] = ()  # those of token limits of its own
-    mean_output: float | None = None  # as Account's; kept only with a token limit of its own
+    own_tokens: tuple[LimitBucket, ...] = ()  # those of the key's token limits
+    mean_output: float | None = None  # as Account's; kept only if the key has a token limit
     spent: int = 0  # nano-units in `spent_period`, as of the account's version `spent_version`
     spent_period: str = ""
     spent_version: int = -1
@@ -221,9 +221,9 @@ class Key:
         self.requests, self.tokens = self.account.requests, self.account.tokens
 
     def apply(self, snapshot: KeySnapshot, now: float) -> bool:
-        """Takes over a committed state; False and no change unless it is newer than what is known.
+        """Takes over a committed state. Returns False and changes nothing unless it is newer than the known one.
 
-        `spent` has a version of its own, because a settlement may have brought a newer figure.
+        `spent` has a separate version, because a settlement may have brought a newer figure.
         """
         if self.snapshot is not None and snapshot.version <= self.snapshot.version:
             return False
@@ -236,18 +236,18 @@ class Key:
         return True
 
     def allows(self, address: Address | None) -> bool:
-        """Whether the key may be used from there; None is an address that is not known."""
+        """Returns whether the key may be used from `address`; None is an unknown address."""
         if self.networks is None:
             return True
         return address is not None and any(address in network for network in self.networks)
 
     def _limit(self, own: Mapping[str, int], now: float) -> None:
-        """Sets the limits of its own. What is in use stays in use."""
+        """Sets the key's limits. Current use is kept."""
         known = self.own_tokens
         self.own_tokens = _buckets("tokens", own, known, of_key=True)
         self.tokens = self.account.tokens + self.own_tokens
         self.requests = self.account.requests + _buckets("requests", own, self.requests, of_key=True)
-        # Requests that were open before the limit was known, above all those from before a restart.
+        # Charges requests that were open before the limit was known, mainly those from before a restart.
         for bucket in self.own_tokens:
             if bucket not in known:
                 for hold in self.account.holds.values():
@@ -265,7 +265,7 @@ class Key:
         self.spent, self.spent_period, self.spent_version = spent, period, version
 
     def period(self, at: float) -> Period:
-        """The period of the budget at the Unix time `at`, on a clock that is late by what clocks may differ."""
+        """Returns the budget's period at the Unix time `at`, on a clock that is late by CLOCK_SKEW_S."""
         assert self.snapshot is not None
         at -= CLOCK_SKEW_S
         period = self._period
@@ -274,7 +274,7 @@ class Key:
         return period
 
     def left(self, at: float) -> int:
-        """Nano-units of the budget that nothing has a claim on at the Unix time `at`; can be negative.
+        """Returns the nano-units of the budget that nothing claims at the Unix time `at`; can be negative.
 
         Only for a key with a budget.
         """
@@ -285,12 +285,12 @@ class Key:
         return self.snapshot.budget - self.held - max((spent for spent, period in figures if period >= name), default=0)
 
     def unsure_s(self, at: float) -> float:
-        """Seconds from the Unix time `at` for which it is unknown what was spent in the period; mostly 0."""
+        """Returns the seconds from the Unix time `at` during which the period's spending is unknown; usually 0."""
         period = self.period(at)
         if self.spent_period <= period.name or self._ending[1] == period.name:
             return 0.0
         left_s = period.ends - (at - CLOCK_SKEW_S)
-        # A ledger that is further ahead than clocks may differ is right: otherwise this would last for hours.
+        # A ledger that is further ahead than the clock skew is taken as right: otherwise this would last for hours.
         return left_s if left_s <= 2 * CLOCK_SKEW_S else 0.0
 
     def freed(self, amount: int, at: float) -> None:
@@ -300,35 +300,35 @@ class Key:
             self._ending = self._ending[0] + amount, name
 
     def is_drained(self, now: float) -> bool:
-        """Whether nothing of it counts any more: no request is open, and the rates of its own have drained."""
+        """Returns whether nothing of it counts any more: no request is open, and the key's rates have drained."""
         return not self.open and not any(
             bucket.of_key and bucket.reset_s(now) for bucket in (*self.requests, *self.tokens)
         )
 
 
 class Registry:
-    """Accounts by id and keys by digest. What was not used for long is forgotten, and looked up again.
+    """Accounts by id and keys by digest. Entries that are idle for long are forgotten, and looked up again.
 
     `_idle` holds the keys without open requests and the accounts without keys, the longest idle first. The start and
-    end of a request and every snapshot or settlement move them to the end or out. So what was learnt of them stays
-    known for as long as idle things do, and a look-up that was read before and arrives later is recognised as old, as
-    long as look-ups do not take longer than that.
+    end of a request, and every snapshot or settlement, move them to the end or out. So what was learnt of them stays
+    known for as long as idle entries do. A look-up that was read before and arrives later is recognised as old,
+    provided that look-ups do not take longer than that.
     """
 
     def __init__(self, default: Contract) -> None:
         self.default = default
         self.accounts: dict[str, Account] = {}
         self.keys: dict[str, Key] = {}
-        self._idle: dict[Key | Account, float] = {}  # since when
+        self._idle: dict[Key | Account, float] = {}  # idle since
 
     def set_default(self, contract: Contract) -> None:
-        """Changes the limits of accounts that have none of their own."""
+        """Changes the default limits, which apply where an account has none."""
         self.default = contract
         for account in self.accounts.values():
             account.limit(contract)
 
     def account_or_new(self, account_id: str, now: float) -> Account:
-        """The account; a new one, of which nothing is known, where there was none."""
+        """Returns the account, or a new one of which nothing is known."""
         account = self.accounts.get(account_id)
         if account is None:
             account = self.accounts[account_id] = Account(account_id, self.default)
@@ -336,7 +336,7 @@ class Registry:
         return account
 
     def key_or_new(self, account: Account, key_id: str, now: float) -> Key:
-        """The account's key; a new one, of which nothing is known, where there was none."""
+        """Returns the account's key, or a new one of which nothing is known."""
         key = account.keys.get(key_id)
         if key is None:
             key = account.keys[key_id] = Key(account, key_id)
@@ -345,12 +345,12 @@ class Registry:
         return key
 
     def touch(self, owner: Key | Account, now: float) -> None:
-        """Something was learnt of it: if it is idle, it is idle from now on."""
+        """Restarts the idle time of an idle key or account, because something was learnt of it."""
         if self._idle.pop(owner, None) is not None:
             self._idle[owner] = now
 
     def apply(self, snapshot: AccountSnapshot | KeySnapshot, now: float) -> None:
-        """Takes over what the ledger committed; anything older than what is known is ignored."""
+        """Takes over what the ledger committed. Ignores anything older than the known state."""
         account = self.account_or_new(snapshot.account_id, now)
         if isinstance(snapshot, AccountSnapshot):
             account.apply(snapshot, self.default)
@@ -372,9 +372,9 @@ class Registry:
             self._idle[hold.key] = now
 
     def forget_idle(self, idle_s: float, most: int, now: float) -> int:
-        """Forgets what has been idle for `idle_s` seconds. Returns how many keys and accounts that were.
+        """Forgets keys and accounts that have been idle for `idle_s` seconds. Returns the number forgotten.
 
-        Looks at no more than `most` of them, and at nothing that is not idle. What has not drained yet stays for
+        Looks at no more than `most` of them, and at none that is not idle. Those that have not drained yet stay for
         another round.
         """
         forgotten = 0

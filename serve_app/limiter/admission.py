@@ -1,4 +1,7 @@
-"""Who may run: one decision over key, balance, budget, concurrency and rates, all or nothing, and its corrections."""
+"""Decides which requests may run, over key, balance, budget, concurrency and rates, and corrects the decisions.
+
+A decision is all or nothing.
+"""
 
 from __future__ import annotations
 
@@ -39,23 +42,23 @@ from serve_app.limiter.live import Gateways, backend_loads, busiest
 from serve_app.limiter.pressure import Tuning
 from serve_app.limiter.shares import Shares
 
-POSTED: Final = "posted"  # the holder of holds that are known from the ledger
+POSTED: Final = "posted"  # holder of the holds that are known from the ledger
 AWAIT_LEASE_S: Final = 0.3  # until a gateway asks again
 
 
 class Admission:
-    """Decides over requests. Not thread-safe, does no I/O, and never waits.
+    """Decides on requests. Not thread-safe, does no I/O, and never waits.
 
-    A refused request consumes nothing at all: every check comes before the first change. The order of the checks is
-    401 (key, account), 403 (address), 422 (model), 409 (idempotency key), 402 (balance, then the key's budget),
-    429 (concurrency, requests, tokens; account and key each), 429 (the account's share of a backend under pressure),
-    503 (no capacity).
+    A refused request consumes nothing: every check comes before the first change. The order of the checks is 401 (key,
+    account), 403 (address), 422 (model), 409 (idempotency key), 402 (balance, then the key's budget), 429 (concurrency,
+    requests, tokens; account and key each), 429 (the account's share of a backend under pressure), 503 (no capacity).
 
-    `clock` returns seconds of a clock that never runs backwards, `wall` Unix time, by which keys and grants expire and
-    budgets renew; `rng` spreads the times to wait. A hold lives for `lease_s` unless it is renewed. For the first
-    `recovery_s` after the start, `admit` returns `Recovering`, so that gateways announce the holds that this limiter
-    does not know. It must be longer than the gateways' heartbeat, or 0 where no gateway can have open requests.
-    From `admits_until` on, `admit` and `adjust` return `Recovering` as well: the lease is over.
+    `clock` returns seconds of a clock that never runs backwards. `wall` returns Unix time, by which keys and grants
+    expire and budgets renew. `rng` spreads the times to wait. A hold lives for `lease_s` unless it is renewed.
+
+    For the first `recovery_s` after the start, `admit` returns `Recovering`. Meanwhile gateways announce the holds that
+    this limiter does not know. `recovery_s` must be longer than the gateways' heartbeat, or 0 where no gateway can have
+    open requests. From `admits_until` on, `admit` and `adjust` return `Recovering` as well, because the lease is over.
     """
 
     def __init__(
@@ -90,33 +93,33 @@ class Admission:
         return self._clock() < self.admits_until
 
     def held(self) -> tuple[int, int]:
-        """How many requests have a hold, and what they hold together in nano-units."""
+        """Returns the number of requests that have a hold, and the sum of their holds in nano-units."""
         return len(self._open_holds), sum(hold.amount for hold in self._open_holds)
 
     def recover(self) -> None:
-        """Waits from now on until gateways have announced the holds that this limiter does not know."""
+        """Waits, from now on, until gateways have announced the holds that this limiter does not know."""
         self.recovering_until = self._clock() + self._recovery_s
 
     def reconfigure(self, default: Contract, tuning: Tuning) -> None:
-        """Sets the limits of accounts that have none of their own, and what the answer to pressure aims at."""
+        """Sets the default limits of accounts, and the tuning of the response to pressure."""
         self._registry.set_default(default)
         self.shares.reconfigure(tuning, default)
 
     def knows(self, key_digest: str) -> bool:
-        """Whether the key and its account need no look-up."""
+        """Returns whether the key and its account need no look-up."""
         return not isinstance(self._authenticate("", key_digest, ""), UnknownKey)
 
     def knows_account(self, account_id: str) -> bool:
-        """Whether anything is known of the account, so that its changes and those of its keys must be applied."""
+        """Returns whether the account is known here, so that its changes and its keys' must be applied."""
         return account_id in self._accounts
 
     def identify(self, ask: Identify) -> Identity | Refusal | UnknownKey:
-        """Whose key it is, without admitting anything: an active key of an active account, or 401 or 403."""
+        """Returns the owner of an active key of an active account, or 401 or 403. Admits nothing."""
         key = self._authenticate("", ask.key_digest, ask.address)
         return Identity(key.account.account_id, key.key_id, key.networks is None) if isinstance(key, Key) else key
 
     def admit(self, ask: Admit) -> Grant | Refusal | UnknownKey | Recovering:
-        """Admits a request, or returns why not. Asked again for an open request, it returns the same grant."""
+        """Admits a request, or returns the reason why not. For an open request it returns the same grant again."""
         request_id = ask.request_id
         now = self._clock()
         if now >= self.admits_until:
@@ -155,8 +158,8 @@ class Admission:
     def adjust(self, ask: Adjust) -> Grant | Refusal | Recovering:
         """Replaces the estimated prompt by the counted one: new hold, new output budget, corrected token buckets.
 
-        When the prompt and one token of output cost too much, it returns 402 and undoes the admission. A request that
-        is not open here gets 503, or `Recovering` while it may still be announced.
+        If the prompt and one token of output cost too much, it returns 402 and undoes the admission. A request that is
+        not open here gets 503, or `Recovering` while it may still be announced.
         """
         now = self._clock()
         if now >= self.admits_until:
@@ -169,7 +172,7 @@ class Admission:
         key, terms = hold.key, hold.terms
         account = key.account
         at = self._wall()
-        # After a restart account and key may not be known yet: then the hold as announced is all there is to spend.
+        # After a restart, account and key may not be known yet: then only the announced hold can be spent.
         available, of_budget = hold.amount, False
         if account.balance is not None and key.snapshot is not None:
             available = max(0, account.spendable(hold.opened_at) + hold.amount)
@@ -191,10 +194,10 @@ class Admission:
         return hold.grant
 
     def release(self, end: Release) -> None:
-        """Ends a request. Repeating it is harmless; newer figures are taken over even if the hold is gone."""
+        """Ends a request. Repeating it is harmless. It takes over newer figures even if the hold is gone."""
         hold = self._open_holds.get(end.request_id)
         now = self._clock()
-        # The step that frees the hold takes over the figures, too: see Account and Key on why this must be one step.
+        # Freeing the hold and taking over the figures must be one step: Account and Key explain why.
         if hold is None:
             self._update(end, now)
             return
@@ -218,9 +221,10 @@ class Admission:
         self._close(hold, now)
 
     def _update(self, end: Release, now: float) -> None:
-        """Takes over the balance and what the key has spent although the hold is gone.
+        """Takes over the balance and what the key has spent, although the hold is gone.
 
-        Also of what is not known here, so that a look-up which was read before this settlement is recognised as old.
+        This includes accounts and keys that are not known here. A look-up that was read before this settlement is then
+        recognised as old.
         """
         if end.account_id is None or end.balance is None or end.version is None:
             return
@@ -233,15 +237,15 @@ class Admission:
             self._registry.touch(key, now)
 
     def renew(self, beat: Renew) -> tuple[str, ...]:
-        """Renews leases. Returns the requests that are not open here, which the gateway announces again."""
+        """Renews leases. Returns the requests that are not open here; the gateway announces them again."""
         self._gateways.heard(beat)
         return self._open_holds.renew(beat.holder, beat.request_ids, self._clock())
 
     def announce(self, open_hold: OpenHold, holder: str) -> None:
-        """Takes in a hold that was granted before this limiter started or whose lease had ended.
+        """Takes in a hold that was granted before this limiter started, or whose lease has expired.
 
-        The request already runs. So the hold counts at once, at any limits, also while account and key are not known
-        yet. A hold that is open here only has its lease renewed and moved to `holder`.
+        The request already runs. So the hold counts at once, whatever the limits, even while account and key are not
+        known yet. For a hold that is open here, only the lease is renewed and moved to `holder`.
         """
         now = self._clock()
         known = self._open_holds.get(open_hold.request_id)
@@ -251,34 +255,34 @@ class Admission:
             return
         account = self._registry.account_or_new(open_hold.account_id, now)
         key = self._registry.key_or_new(account, open_hold.key_id, now)
-        # Opened earlier than now. So no grant is expected to pay for it that may have expired before it began.
+        # It was opened earlier than now. Grants that may have expired before it began are not expected to pay for it.
         hold = Hold(open_hold.request_id, key, open_hold, holder, open_hold.hold, opened_at=self._wall())
         hold.charge_tokens(now, open_hold.tokens_charged)
         self._open(hold, open_hold.max_tokens, now, tentative=False)
 
     def expire(self) -> list[str]:
-        """Frees the holds whose lease has ended and returns their requests.
+        """Frees the holds whose lease has expired. Returns their requests.
 
-        It is not known what the requests used, so their charge on the token buckets stays until it drains.
+        It is unknown what the requests used, so their charge on the token buckets stays until it drains.
         """
         now = self._clock()
         expired = self._open_holds.expired(now)
         lost = [hold for hold in expired if hold.holder != POSTED]
         for hold in expired:
             if hold.holder == POSTED:
-                self._open_holds.lease(hold, now)  # it goes when the ledger says so
+                self._open_holds.lease(hold, now)  # it stays until the ledger no longer posts it
         for hold in lost:
             self._close(hold, now)
         return [hold.request_id for hold in lost]
 
     def open_holds(self) -> list[tuple[str, OpenHold]]:
-        """What gateways hold, with the holder."""
+        """Returns the holds of gateways, each with its holder."""
         return [(hold.holder, hold.announced()) for hold in self._open_holds if hold.holder != POSTED]
 
     def take_posted(self, holds: Sequence[OpenHold]) -> list[str]:
-        """Takes in all holds that are posted in the ledger. Returns the requests that no longer are, for `drop_posted`.
+        """Takes in all holds posted in the ledger. Returns the requests that are no longer posted, for `drop_posted`.
 
-        A hold that a gateway of this limiter keeps alive stays that gateway's.
+        A hold that a gateway of this limiter keeps alive stays with that gateway.
         """
         now = self._clock()
         posted = {hold.request_id for hold in holds}
@@ -290,7 +294,7 @@ class Admission:
         return [request_id for request_id in self._posted if request_id not in posted]
 
     def drop_posted(self, request_ids: Iterable[str]) -> None:
-        """Frees holds that are no longer posted; call it when the balances that their settlements left are known."""
+        """Frees holds that are no longer posted. Call it when the balances after their settlements are known."""
         for request_id in request_ids:
             self._posted.discard(request_id)
             hold = self._open_holds.get(request_id)
@@ -298,25 +302,26 @@ class Admission:
                 self._close(hold, self._clock())
 
     def apply(self, snapshot: AccountSnapshot | KeySnapshot) -> None:
-        """Takes over what the ledger committed; anything older than what is known is ignored."""
+        """Takes over what the ledger committed. Ignores anything older than the known state."""
         self._registry.apply(snapshot, self._clock())
 
     def report(self, report: PressureReport) -> Heard:
-        """Takes in how much a replica has to do, and says what its backend's load has refused."""
+        """Takes in a replica's load. Returns the number of shards, and the demand that the backend's load refused."""
         now = self._clock()
         self.shares.report(report, now)
         return Heard(self.shares.shards, self.shares.refused_per_s(report.backend, now))
 
     def forget_idle(self, idle_s: float, most: int) -> int:
-        """Drops keys, and accounts without keys, that have been idle for so long; the next request looks them up again.
+        """Drops keys, and accounts without keys, that have been idle for `idle_s` seconds. Returns the number dropped.
 
-        What still counts stays: open holds, and rates that have not drained. `idle_s` must be longer than any look-up
-        may take. Call it often: it looks at no more than `most` keys and accounts. Returns how many it dropped.
+        The next request looks them up again. What still counts stays: open holds, and rates that have not drained.
+        `idle_s` must be longer than any look-up may take. Call it often, because it looks at no more than `most` keys
+        and accounts.
         """
         return self._registry.forget_idle(idle_s, most, self._clock())
 
     def status(self, account_id: str) -> AccountStatus:
-        """What is known of the account; of an unknown one, that it holds nothing and has the default limits."""
+        """Returns the account's status. An unknown account holds nothing and has the default limits."""
         account, now = self._accounts.get(account_id), self._clock()
         if account is None:
             contract = self._registry.default
@@ -325,7 +330,7 @@ class Admission:
         return AccountStatus(account_id, account.held, len(account.holds), account.contract, pressed)
 
     def live(self, ask: Live) -> LiveReport:
-        """What goes on now. Takes as long as there are open requests, and changes nothing."""
+        """Returns the current activity. Takes time in proportion to the open requests, and changes nothing."""
         now = self._clock()
         return LiveReport(
             self.admits,
@@ -391,7 +396,7 @@ class Admission:
         )
 
     def _tokens(self, key: Key, backend: str, now: float) -> Window:
-        """Tokens per minute as the headers show them: by contract, or what pressure leaves of it."""
+        """Returns the tokens per minute for the headers: by contract, or what pressure leaves of it."""
         account = key.account
         return self.shares.window(backend, account.account_id, account.contract, tightest(key.tokens, now), now)
 

@@ -1,4 +1,4 @@
-"""What a key, its account and their limits let a request have: every check, before anything changes."""
+"""Checks what a key, its account and their limits allow a request. Every check comes before any change."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from serve_app.contracts.limiting import Admit, Recovering, Refusal
 from serve_app.limiter import refusals
 from serve_app.limiter.accounts import Account, Key, LimitBucket
 
-_FIRST_MEAN_OUTPUT: Final = 256.0  # tokens; the expected output before there was any reply
-_MEAN_WEIGHT: Final = 0.2  # of the newest reply in the moving average: about the last ten replies count
+_FIRST_MEAN_OUTPUT: Final = 256.0  # tokens; expected output before the first reply
+_MEAN_WEIGHT: Final = 0.2  # weight of the newest reply in the moving average: about the last ten replies count
 
 
 class Offer(NamedTuple):
-    """What the request may have."""
+    """The resources that a request may have."""
 
     hold: int  # nano-units to set aside
     max_tokens: int  # of output
@@ -25,10 +25,10 @@ class Offer(NamedTuple):
 
 
 def check_limits(ask: Admit, key: Key, now: float, at: float, rng: Random) -> Offer | Refusal | Recovering:
-    """Decides over a request of a key that may be used. Changes nothing.
+    """Decides on a request whose key may be used. Changes nothing.
 
-    `now` is the limiter's clock, `at` the same moment in Unix time. Returns Recovering while it is unknown what is left
-    of the key's budget: see Key.
+    `now` is on the limiter's clock, `at` is the same moment in Unix time. Returns Recovering while it is unknown what
+    is left of the key's budget (see Key).
     """
     request_id, account, snapshot = ask.request_id, key.account, key.snapshot
     assert snapshot is not None
@@ -49,7 +49,7 @@ def check_limits(ask: Admit, key: Key, now: float, at: float, rng: Random) -> Of
     budget = output_budget(free, ask.prompt_tokens, ask.max_tokens, ask.prompt_price, ask.output_price)
     tentative = budget < 1
     if tentative:
-        # An estimate is no reason to refuse: what seems too expensive gets all there is until it is counted.
+        # An estimate is no reason to refuse. A request that seems too expensive holds all credit until it is counted.
         budget = ask.max_tokens
     hold = free if tentative else ask.prompt_tokens * ask.prompt_price + budget * ask.output_price
 
@@ -68,7 +68,7 @@ def check_limits(ask: Admit, key: Key, now: float, at: float, rng: Random) -> Of
 
 
 def _longest_wait(buckets: Sequence[LimitBucket], units: int, now: float) -> LimitBucket | None:
-    """The bucket in which the units fit last; None when they fit into all of them now."""
+    """Returns the bucket in which the units fit last; None when they fit into all buckets now."""
     longest, longest_s = None, 0.0
     for bucket in buckets:
         wait_s = bucket.wait_s(now, units)
@@ -78,7 +78,7 @@ def _longest_wait(buckets: Sequence[LimitBucket], units: int, now: float) -> Lim
 
 
 def output_budget(available: int, prompt_tokens: int, asked: int, prompt_price: int, output_price: int) -> int:
-    """Tokens of output, at most `asked`, that `available` nano-units pay for after the prompt; below 1 if none."""
+    """Returns how many output tokens, up to `asked`, `available` nano-units pay for after the prompt; below 1: none."""
     left = available - prompt_tokens * prompt_price
     if left < 0:
         return 0
@@ -86,13 +86,16 @@ def output_budget(available: int, prompt_tokens: int, asked: int, prompt_price: 
 
 
 def token_charge(prompt_tokens: int, budget: int, key: Key) -> int:
-    """Tokens to charge before the output is known. The whole budget would refuse requests that would have fitted."""
+    """Returns the tokens to charge before the output is known.
+
+    Charging the whole output budget would refuse requests that would have fitted.
+    """
     expected = ceil(_expected_output(key))
     return prompt_tokens + (budget if budget < expected else expected)
 
 
 def learn_output(key: Key, completion_tokens: int) -> None:
-    """Moves the mean outputs towards one reply's tokens."""
+    """Moves the mean outputs of the key and its account towards one reply's tokens."""
     if key.own_tokens:
         mean = _expected_output(key)
         key.mean_output = mean + _MEAN_WEIGHT * (completion_tokens - mean)
@@ -101,7 +104,7 @@ def learn_output(key: Key, completion_tokens: int) -> None:
 
 
 def _expected_output(key: Key) -> float:
-    """The recent mean: the key's where it has a token limit of its own, else its account's."""
+    """Returns the recent mean output: the key's if it has a token limit, else its account's."""
     mean = key.mean_output if key.own_tokens else key.account.mean_output
     if mean is not None:
         return mean

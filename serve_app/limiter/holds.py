@@ -1,4 +1,4 @@
-"""Open requests: what each has set aside and was charged, and the leases under which they stay open."""
+"""Tracks open requests: the amount that each holds, its charges, and the lease under which it stays open."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Charge:
-    """What one bucket was charged for one request. Undoing it gives back exactly that, also at another limit."""
+    """The charge of one request on one bucket. Undoing it refunds exactly that, even if the limit has changed."""
 
     __slots__ = ("bucket", "cost_s", "drained_at", "units")
 
@@ -26,9 +26,9 @@ class Charge:
         self.cost_s, self.drained_at = bucket.charge(now, units)
 
     def recharge(self, now: float, units: int) -> None:
-        """Changes the charge to `units`, up into debt or down.
+        """Changes the charge to `units`, up (into debt if need be) or down.
 
-        An increase counts as if it had been known at the start, so the time at which the charge drains moves with it.
+        An increase counts as if it had been known at the start, so the charge drains correspondingly later.
         """
         if units > self.units:
             more_s, _ = self.bucket.charge(now, units - self.units)
@@ -48,7 +48,7 @@ class Hold:
 
     request_id: str
     key: Key
-    terms: Admit | OpenHold  # prices, output asked for, backend and idempotency key
+    terms: Admit | OpenHold  # prices, requested output, backend and idempotency key
     holder: str
     amount: int  # nano-units
     opened_at: float  # Unix time
@@ -61,7 +61,7 @@ class Hold:
     grant: Grant = field(init=False)  # the last answer
 
     def announced(self) -> OpenHold:
-        """The hold as its gateway would announce it."""
+        """Returns the hold as its gateway would announce it."""
         terms = self.terms
         return OpenHold(
             self.request_id, self.key.account.account_id, self.key.key_id, self.amount, self.tokens_charged,
@@ -74,7 +74,7 @@ class Hold:
         self.tokens = [Charge(bucket, now, tokens) for bucket in self.key.tokens]
 
     def recharge_tokens(self, now: float, tokens: int) -> None:
-        """Corrects what was charged for tokens."""
+        """Changes the charges for tokens to `tokens`."""
         self.tokens_charged = tokens
         for charge in self.tokens:
             charge.recharge(now, tokens)
@@ -82,7 +82,7 @@ class Hold:
             self.share.recharge(now, tokens, self.key.account.contract)
 
     def uncharge(self, now: float) -> None:
-        """Gives back all that was charged and has not drained by itself."""
+        """Refunds all charges that have not drained by themselves."""
         self.recharge_tokens(now, 0)
         for charge in self.requests:
             charge.recharge(now, 0)
@@ -91,8 +91,8 @@ class Hold:
 class OpenHolds:
     """Open holds by request, oldest lease first. A hold whose lease is not renewed in time is lost.
 
-    All leases are equally long. So a dict in the order of the last renewal is in the order of expiry, and the search
-    for the expired ones costs only as much as there are.
+    All leases have the same length. So a dict in the order of the last renewal is also in the order of expiry. Finding
+    the expired holds takes time in proportion to their number.
     """
 
     def __init__(self, lease_s: float) -> None:
@@ -106,7 +106,7 @@ class OpenHolds:
         return iter(self._holds.values())
 
     def get(self, request_id: str) -> Hold | None:
-        """The open hold of the request, or None."""
+        """Returns the open hold of the request, or None."""
         return self._holds.get(request_id)
 
     def lease(self, hold: Hold, now: float) -> None:
@@ -116,7 +116,7 @@ class OpenHolds:
         self._holds[hold.request_id] = hold
 
     def renew(self, holder: str, request_ids: Iterable[str], now: float) -> tuple[str, ...]:
-        """Renews those that are open and belong to the holder. Returns the others."""
+        """Renews the holds that are open and belong to the holder. Returns the other requests."""
         unknown = []
         for request_id in request_ids:
             hold = self._holds.get(request_id)
@@ -131,7 +131,7 @@ class OpenHolds:
         del self._holds[hold.request_id]
 
     def expired(self, now: float) -> list[Hold]:
-        """Holds whose lease has ended, the oldest first."""
+        """Returns the holds whose lease has expired, oldest first."""
         expired = []
         for hold in self._holds.values():
             if hold.expires_at > now:

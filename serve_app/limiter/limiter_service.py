@@ -1,4 +1,4 @@
-"""The limiter's process without Ray: admission over accounts and keys that are looked up in, and follow, the ledger."""
+"""The limiter's process without Ray: admission over accounts and keys, which it looks up in the ledger and follows."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ from serve_app.limiter.tenure import Tenure
 
 logger = logging.getLogger("ray.serve")
 
-POLL_S = 0.25  # how stale a revocation or a top-up can be
+POLL_S = 0.25  # maximum delay of a revocation or a top-up
 CALL_TIMEOUT_S = 5.0  # of one call to the ledger
 FEED_TIMEOUT_S = 2.5  # of one read of the feed: a lost answer must neither stop it nor make keys stale
-LOOKUP_WAIT_S = 0.5  # how long an unknown key may delay the asks of the same list
+LOOKUP_WAIT_S = 0.5  # maximum delay that an unknown key causes to asks of the same list
 EXPIRE_S = 1.0
-STALLED_S = 3.0  # between two rounds of EXPIRE_S: this process stood still, and renewals wait unread
-STUCK_S = 30.0  # without a turn of a task that takes seconds at most
+STALLED_S = 3.0  # if two rounds of EXPIRE_S are this far apart, the process stood still and renewals wait unread
+STUCK_S = 30.0  # without a turn of a task whose turns take seconds at most
 LEASE_RETRY_S = 0.5
 MAX_WAIT_S = 10.0  # between two renewals
-DEMAND_S = 2.5  # of which the demand counts
-ASKED_AGAIN_S = 30.0  # for so long a gateway may ask again for one request
+DEMAND_S = 2.5  # window of the demand
+ASKED_AGAIN_S = 30.0  # time during which a gateway may ask again for one request
 MAX_ASKED = 50_000
-UNREAD_S = 3.0  # how long they may take to be read: nothing expires meanwhile
-IDLE_S = 600.0  # after so long without a request, keys and accounts are forgotten; far above CALL_TIMEOUT_S
+UNREAD_S = 3.0  # time to read renewals that wait: nothing expires meanwhile
+IDLE_S = 600.0  # keys and accounts without a request for this time are forgotten; far above CALL_TIMEOUT_S
 MAX_FORGOTTEN = 2000  # in one round of EXPIRE_S
-MAX_LOOKUPS = 4000  # at a time; further unknown keys must ask again
+MAX_LOOKUPS = 4000  # at a time; asks with further unknown keys must be repeated
 KEYS_PER_QUERY = 1000
 FROM_NOW = 2**62  # beyond any version: the answer is only the ledger's present version
 
@@ -65,8 +65,8 @@ FROM_NOW = 2**62  # beyond any version: the answer is only the ledger's present 
 class LimiterService:
     """Answers gateways. All its state is soft: balances come from the ledger, open holds from the gateways.
 
-    Each complete read of the feed of changes confirms every key and account that is known. When none succeeded for
-    `staleness_s`, a revocation may have been missed: keys get 503 until one does.
+    Each complete read of the feed of changes confirms every key and account that is known here. Without one for
+    `staleness_s`, a revocation may have been missed. Keys then get 503 until a read succeeds.
     """
 
     def __init__(
@@ -88,22 +88,22 @@ class LimiterService:
         self._clock = clock
         self._metrics = metrics
         self._staleness_s = staleness_s
-        self._confirmed_at = -inf  # all that is known of keys and accounts is at least as new
-        self.tenure: Tenure | None = None  # None: no other limiter can ever decide over the same accounts
-        self._asked: dict[str, float] = {}  # requests to admit, and when they first came
+        self._confirmed_at = -inf  # what is known of keys and accounts is at least as new
+        self.tenure: Tenure | None = None  # None: no other limiter can ever decide for the same accounts
+        self._asked: dict[str, float] = {}  # request to admit -> when it first arrived
         self._version: int | None = None
         self._rng = Random()
         self._tidied_at = self._followed_at = self._held_at = clock()
         self._spared_until = 0.0
         self._lookups: dict[str, asyncio.Future[bool]] = {}
-        # One query at a time for all keys that are unknown meanwhile: what clients make up costs the ledger no more
-        # queries than it can answer, and a right key waits for two of them at most.
+        # One query at a time, for all unknown keys. Keys that clients make up then cost the ledger no more queries than
+        # it can answer, and a right key waits for two queries at most.
         self._queries: Coalescer[str, bool] = Coalescer(self._find, timeout_s=CALL_TIMEOUT_S, most=KEYS_PER_QUERY)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def stale_s(self) -> float:
-        """Seconds since all that is known of keys and accounts was confirmed by the ledger; inf: never yet."""
+        """Seconds since the ledger last confirmed all known keys and accounts; inf: never yet."""
         return self._clock() - self._confirmed_at
 
     def start(self) -> None:
@@ -113,7 +113,7 @@ class LimiterService:
             self._tasks.append(detached(self._hold_forever(self.tenure)))
 
     async def stop(self) -> None:
-        """Ends that, and lets a successor begin at once."""
+        """Stops these tasks and releases the lease, so a successor can begin at once."""
         if self.tenure is not None:
             try:
                 await self.tenure.end()
@@ -126,13 +126,13 @@ class LimiterService:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the tasks of `start` make progress. While the ledger is away they do: they try again."""
+        """Whether the tasks of `start` make progress. Retries while the ledger is away count as progress."""
         now = self._clock()
         turned = (self._followed_at, self._tidied_at, self._held_at)[: len(self._tasks)]
         return not any(task.done() for task in self._tasks) and all(now - at < STUCK_S for at in turned)
 
     def demand(self) -> int:
-        """Requests to admit that have come lately, each counted once."""
+        """Returns the number of requests to admit that arrived in the last DEMAND_S, each counted once."""
         now = self._clock()
         for request_id, came_at in list(islice(self._asked.items(), MAX_ASKED)):
             if came_at > now - ASKED_AGAIN_S and len(self._asked) <= MAX_ASKED:
@@ -141,10 +141,10 @@ class LimiterService:
         return sum(1 for _ in takewhile(lambda at: at > now - DEMAND_S, reversed(self._asked.values())))
 
     async def ask(self, asks: Sequence[Ask]) -> list[Any]:
-        """One answer for each ask, in order; they take effect in order, too.
+        """Returns one answer for each ask, in order. The asks take effect in order, too.
 
-        Unknown keys are looked up before the first ask takes effect: a request that is admitted and released in one
-        list would otherwise be admitted last. While the ledger does not answer, only asks with unknown keys wait.
+        Unknown keys are looked up before the first ask takes effect. Otherwise a request that is admitted and released
+        in one list would be admitted last. While the ledger does not answer, only asks with unknown keys wait.
         """
         unknown = [
             ask.key_digest
@@ -155,7 +155,7 @@ class LimiterService:
         return [self._answer(ask, looked_up) for ask in asks]
 
     async def _look_up(self, digests: list[str]) -> dict[str, bool]:
-        """Whether the ledger knows each of these keys; without those for which it did not answer in time."""
+        """Returns whether the ledger knows each key, leaving out keys without an answer in time."""
         if self._version is None:
             # The revocation of a key that is looked up before this limiter follows the ledger would be missed.
             return {}
@@ -176,7 +176,7 @@ class LimiterService:
         del self._lookups[digest]
 
     async def _find(self, digests: list[str]) -> list[bool]:
-        """Whether the ledger knows each of these keys. Raises when the ledger is away."""
+        """Returns whether the ledger knows each of these keys. Raises when the ledger is away."""
         try:
             found = await self._accounting.run(FindKeys(tuple(digests)))
         except Exception as error:
@@ -235,8 +235,8 @@ class LimiterService:
         raise TypeError(f"the limiter does not know {type(ask).__name__}")
 
     async def follow(self) -> bool:
-        """Applies what changed in the ledger since the last time. Returns whether there is more to read at once."""
-        # The first time only the version is read: accounts are looked up when their keys come.
+        """Applies the ledger's changes since the last read. Returns whether there is more to read at once."""
+        # The first read gets only the version: accounts are looked up when their keys arrive.
         since = FROM_NOW if self._version is None else self._version
         asked_at = self._clock()
         async with asyncio.timeout(FEED_TIMEOUT_S):
@@ -251,10 +251,10 @@ class LimiterService:
         return changes.more
 
     def _apply(self, snapshot: AccountSnapshot | KeySnapshot) -> None:
-        """Applies a change where it is needed: most of a large service's accounts are not known here.
+        """Applies a change where it is needed: most accounts of a large service are not known here.
 
-        The answer of a look-up under way may be older than the change, so then every change is applied. Look-ups that
-        start later read newer states.
+        The answer of a look-up in progress may be older than the change, so every change is applied meanwhile. Look-ups
+        that start later read newer states.
         """
         if self._lookups or self.admission.knows_account(snapshot.account_id):
             self.admission.apply(snapshot)
@@ -280,7 +280,7 @@ class LimiterService:
             await asyncio.sleep(min(wait_s, MAX_WAIT_S))
 
     def tidy(self) -> None:
-        """Drops holds whose lease has ended, and some of the keys and accounts that have been idle for long."""
+        """Drops holds whose lease has expired, and some of the keys and accounts that have been idle for IDLE_S."""
         now = self._clock()
         if now - self._tidied_at > STALLED_S:
             self._spared_until = now + UNREAD_S

@@ -1,4 +1,4 @@
-"""What goes on now, for people who watch: read from what is there, when they ask."""
+"""Builds live views of the limiter from its current state, on request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from serve_app.limiter.shares import Shares
 
 
 class Gateways:
-    """The gateways whose heartbeats come. One that has sent none for `lease_s` is gone, and its holds with it."""
+    """The gateways that send heartbeats. One that has sent none for `lease_s` is gone, and so are its holds."""
 
     def __init__(self, clock: Callable[[], float], lease_s: float) -> None:
         self._clock = clock
@@ -27,13 +27,13 @@ class Gateways:
             del self._last[first[0]]
 
     def alive(self) -> tuple[LiveGateway, ...]:
-        """By their names."""
+        """Returns the gateways that are alive, in the order of their names."""
         since = self._clock() - self._lease_s
         return tuple(sorted((one for at, one in self._last.values() if at > since), key=lambda one: one.holder))
 
 
 def backend_loads(shares: Shares, now: float) -> tuple[BackendLoad, ...]:
-    """Of each backend that has ever reported. One that has fallen silent has no replicas."""
+    """Returns the load of each backend that has ever reported. A silent backend has no replicas."""
     for backend in shares.backends.values():
         backend.catch_up(now)
     loads = []
@@ -57,8 +57,8 @@ def backend_loads(shares: Shares, now: float) -> tuple[BackendLoad, ...]:
 
 
 def busiest(holds: Iterable[Hold], shares: Shares, top: int, now: float) -> tuple[BusyAccount, ...]:
-    """The accounts with the most open requests, of equal ones those with the most money held."""
-    # By way of the holds: a limiter knows many accounts that do nothing now.
+    """Returns the accounts with the most open requests. Of equal ones, those with the most money held come first."""
+    # Starts from the holds: a limiter knows many idle accounts.
     backends: dict[Account, set[str]] = {}
     for hold in holds:
         backends.setdefault(hold.key.account, set()).add(hold.terms.backend)

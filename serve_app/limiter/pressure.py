@@ -1,4 +1,4 @@
-"""How much work a backend admits: one number that rises while nothing waits and falls while something does."""
+"""Controls how much work a backend admits, by a level that rises while nothing waits and falls while something does."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from annotated_types import Ge, Gt, Le
 from serve_app.contracts.limiting import PressureReport
 from serve_app.contracts.limits import Contract
 
-_STEP_S: Final = 0.25  # the level moves at most so often, however many replicas report
-_RATE_S: Final = 5.0  # time constant of a replica's measured rate; it counts after so long with work
-_MAX_PRESSURE: Final = 2.0  # more pressure above the target makes no difference, in targets
-_ACCELERATION_S: Final = 5.0  # after so long without pressure the level rises twice as fast, after twice that thrice
-_ONSET: Final = 0.3  # of the capacity for an account of the default weight, when pressure begins
+_STEP_S: Final = 0.25  # minimum time between two moves of the level, however many replicas report
+_RATE_S: Final = 5.0  # time constant of a replica's measured rate, which counts after this time with work
+_MAX_PRESSURE: Final = 2.0  # in targets: more pressure above the target makes no difference
+_ACCELERATION_S: Final = 5.0  # without pressure for this time the level rises twice as fast, for twice the time thrice
+_ONSET: Final = 0.3  # share of the capacity for an account of the default weight, when pressure begins
 _QUIET: Final = 0.1  # pressure below which nothing counts as waiting
 _FORGETTING: Final = 0.01  # per second; see Controller on why shards agree
 _MIN_SHARE: Final = 1e-5  # of the capacity, for an account of the default weight
-_FREE: Final = 100.0  # of the capacity; then an account of a hundredth of the default weight has all of it
+_FREE: Final = 100.0  # times the capacity: an account of a hundredth of the default weight then has all of it
 
 
 Share = Annotated[float, Gt(0), Le(1)]
@@ -28,35 +28,37 @@ Share = Annotated[float, Gt(0), Le(1)]
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What the controllers aim at: `pressure` in the Limiter's `user_config`. Times are seconds, shares are 0 to 1."""
+    """The controllers' settings: `pressure` in the Limiter's `user_config`. Times are seconds, shares are 0 to 1."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-    gain: ClassVar[float] = 0.1  # per second, of the slow answer to pressure
-    damping: ClassVar[float] = 0.4  # of the quick answer
+    gain: ClassVar[float] = 0.1  # per second, of the slow reaction to pressure
+    damping: ClassVar[float] = 0.4  # of the immediate reaction
 
     target_s: Annotated[float, Gt(0), Le(60)] = 0.75  # queueing delay to keep
     prefill_target_s: Annotated[float, Gt(0), Le(600)] = 3.0  # work in queued prompts to keep
     kv_target: Share = 0.95  # KV use from which the level does not rise while requests wait
-    floor: Share = 0.001  # of its contract, which every account keeps
-    burst_s: Annotated[float, Gt(0), Le(60)] = 6.0  # how far an account may be ahead of its share
-    deadline_s: Annotated[float, Gt(0)] = 120.0  # a request that would wait for more than a third of it is refused
-    silent_s: Annotated[float, Ge(1)] = 3.0  # after so long without a report a replica is forgotten
+    floor: Share = 0.001  # part of its contract that every account keeps
+    burst_s: Annotated[float, Gt(0), Le(60)] = 6.0  # maximum time by which an account may be ahead of its share
+    deadline_s: Annotated[float, Gt(0)] = 120.0  # a request that would wait longer than a third of it is refused
+    silent_s: Annotated[float, Ge(1)] = 3.0  # a replica without a report for this time is forgotten
 
 
 class Controller:
     """The level of one backend: tokens per second for each unit of weight. Infinity while nothing waits.
 
-    An account's share is its weight times the level. So capacity is divided by weight among the accounts that want
-    more than they get. What the others leave is lent out, and the controller need not know who they are: the level
-    rises until the queue shows that it is enough (max-min fairness by one price for all; Kelly, Maulloo, Tan 1998).
+    An account's share is its weight times the level. So capacity is divided by weight among the accounts that want more
+    than they get. Capacity that the other accounts leave is lent out, and the controller need not know these accounts.
+    The level rises until the queue shows that it is enough (max-min fairness by one price for all; Kelly, Maulloo, Tan
+    1998).
 
-    The signal is the queueing delay in units of its target, `pressure`; 1 is right. The level reacts in two ways, like
-    the PIE queue (RFC 8033). Slowly, by a base that grows or shrinks by `gain` per second and unit of pressure. And at
-    once, by a factor of exp(`damping`) per unit, which ends with the queue. Without that factor, base and queue would
-    swing for ever, because each is the sum over time of the other. Increase is bounded by one unit, decrease by two.
+    The signal is `pressure`: the queueing delay in units of its target. 1 is right. The level reacts in two ways, like
+    the PIE queue (RFC 8033). The slow reaction is a base that grows or shrinks by `gain` per second and unit of
+    pressure. The immediate reaction is a factor of exp(`damping`) per unit, which ends with the queue. Without that
+    factor, base and queue would oscillate forever, because each is the sum over time of the other. Increase is limited
+    to one unit, decrease to two.
 
-    Only reports and time go in, so shards of the limiter that get the same reports come to the same level without
-    communication. One that started later, or missed some, comes closer by a factor e in 100 s: the base is also drawn
+    Only reports and time go in. So limiter shards that get the same reports reach the same level without communication.
+    A shard that started later, or missed some reports, comes closer by a factor e in 100 s: the base is also drawn
     towards the level at which one account of the default weight gets all. (Additive increase has that effect, too, but
     its step would have to depend on the number of accounts.)
 
@@ -67,16 +69,16 @@ class Controller:
         self.tuning = tuning
         self.default = default  # gives the level its scale while no rate is known
         self.level = inf
-        self.epoch = 0  # how often the level became finite or infinite
-        self.granted = 0.0  # the sum of level × seconds in this epoch: what a unit of weight could have had
+        self.epoch = 0  # number of times that the level became finite or infinite
+        self.granted = 0.0  # the sum of level × seconds in this epoch: tokens that a unit of weight could have had
         self.restricts = False  # whether the level is finite
-        self.moved_at = now  # when the level was brought up to date last
-        # From the last reports. Kept, because every admission reads it.
-        self.replicas = 0  # that report
-        self.queue_age_s = 0.0  # how long the oldest request waits, the lower median of the replicas
+        self.moved_at = now  # time of the level's last update
+        # From the last reports. Stored, because every admission reads them.
+        self.replicas = 0  # replicas that report
+        self.queue_age_s = 0.0  # wait of the oldest request, the lower median of the replicas
         self.waiting = 0  # requests on all replicas
         self.queued_prefill = 0  # tokens of prompts that wait or are being computed, on all replicas
-        self.capacity = 0.0  # tokens per second that the replicas together were seen to do; 0: not known yet
+        self.capacity = 0.0  # measured tokens per second of all replicas together; 0: not known yet
         self._base = inf
         self._quiet_s = 0.0
         self._replicas: dict[str, _Replica] = {}
@@ -95,14 +97,14 @@ class Controller:
             self.move(now)
 
     def granted_until(self, now: float) -> float:
-        """`granted`, up to this moment."""
+        """Returns `granted` up to `now`."""
         return self.granted + self.level * max(0.0, now - self.moved_at) if self.restricts else self.granted
 
     @property
     def pressure(self) -> float:
         """The queueing delay over its target, at least 0: the lower median of the replicas.
 
-        One slow replica must not throttle what the others could serve, and a request that finds one without a queue
+        One slow replica must not throttle what the others could serve. A request that finds a replica without a queue
         need not wait.
         """
         return _lower_median(replica.pressure(self.tuning) for replica in self._replicas.values())
@@ -133,7 +135,7 @@ class Controller:
         self.capacity = sum(known) / len(known) * len(replicas) if known else 0.0
 
     def move(self, now: float) -> None:
-        """Moves the level by the last reports, and forgets those that are silent."""
+        """Moves the level by the last reports, and forgets replicas that are silent."""
         dt = now - self.moved_at
         if dt <= 0:
             return
@@ -154,7 +156,7 @@ class Controller:
             self._base = _ONSET * scale
             self.epoch += 1
             self.granted = 0.0
-        error = max(-_MAX_PRESSURE, min(1.0, 1.0 - pressure))  # above 0 there is room
+        error = max(-_MAX_PRESSURE, min(1.0, 1.0 - pressure))  # above 0: there is room
         speed = tuning.gain * (1.0 + self._quiet_s / _ACCELERATION_S)
         share = log(self._base / scale)
         share += error * speed * dt
@@ -169,27 +171,27 @@ class Controller:
         self.restricts = True
 
     def _scale(self) -> float:
-        """The level at which an account of the default weight has the whole capacity, or all of its contract."""
+        """Returns the level at which an account of the default weight has the whole capacity, or its whole contract."""
         rate = self.capacity or max(1, self.default.tpm) / 60.0
         return rate / max(1, self.default.weight)
 
 
 class _Replica:
-    """One replica's last report, and how fast it was seen to work."""
+    """One replica's last report, and its measured speed."""
 
     def __init__(self, report: PressureReport, now: float) -> None:
         self.rate = 0.0  # tokens per second, over the last seconds
-        self._seen = 0.0  # the highest rate, lower where work waited
+        self._seen = 0.0  # the highest rate; it falls only while work waits
         self._was_busy = False
-        self._at_work = 0.0  # the rate while there was work, over the last such seconds
+        self._at_work = 0.0  # the rate over the last seconds with work
         self._worked_s = 0.0
         self._keep(report, now)
 
     @property
     def capacity(self) -> float:
-        """Tokens per second that it can process; 0 while it was never seen at work for long enough.
+        """Tokens per second that the replica can process; 0 until it was seen at work for long enough.
 
-        The rate of a single stream does not count, because a replica can do far more. With it, one long prompt would
+        The rate of a single stream does not count, because a replica can do far more. Otherwise one long prompt would
         seem to delay all others for minutes.
         """
         return max(self._seen, self._at_work) if self._worked_s >= _RATE_S else 0.0
@@ -198,7 +200,7 @@ class _Replica:
         dt = now - self.reported_at
         if dt > 0:
             done = report.tokens_done - self._tokens_done
-            if done >= 0:  # else it has restarted under its old name
+            if done >= 0:  # otherwise it restarted under its old name
                 self._measure(done / dt, dt, waited=self.waiting > 0 and report.waiting > 0)
                 if self._was_busy and _has_work(report):
                     self._worked_s += dt
@@ -219,7 +221,7 @@ class _Replica:
         if self.rate > self._seen:
             self._seen = self.rate
         elif waited:
-            # Only with work waiting is a low rate a sign of low capacity.
+            # A low rate shows low capacity only while work waits.
             self._seen += newest * (self.rate - self._seen)
 
     def _keep(self, report: PressureReport, now: float) -> None:
@@ -234,7 +236,7 @@ class _Replica:
 
 
 def _has_work(report: PressureReport) -> bool:
-    """Whether there is more than what is being generated: requests that wait, or prompts to compute."""
+    """Returns whether there is more than running generation: requests that wait, or prompts to compute."""
     return report.waiting > 0 or report.queued_prefill_tokens > 0
 
 

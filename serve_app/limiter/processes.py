@@ -1,4 +1,4 @@
-"""Names of processes by which another one on the same machine can tell that they have ended."""
+"""Names processes, so that another process on the same machine can tell that they have ended."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from pathlib import Path
 
 
 def process_name() -> str:
-    """Names this process, and no other one ever. Its parts are the machine's boot, the pid's namespace, pid, start."""
+    """Returns a name that no other process ever has.
+
+    Its parts are the machine's boot and pid namespace, the pid, the start time and a UUID.
+    """
     return f"{_machine()} {os.getpid()} {_start_of(os.getpid())} {uuid.uuid4().hex}"
 
 
 def has_ended(name: str) -> bool:
-    """Whether that process has certainly ended. False for one of another machine or container: that is not known."""
+    """Returns whether the process has certainly ended. False for another machine or container: it is unknown."""
     try:
         machine, pid, start, _ = name.rsplit(" ", 3)
         if not machine or machine != _machine():
             return False
         os.kill(int(pid), 0)
         now = _start_of(int(pid))
-        return now not in ("", start)  # the number belongs to another process by now
+        return now not in ("", start)  # the pid now belongs to another process
     except ProcessLookupError:
         return True
     except (ValueError, OSError):
@@ -28,7 +31,7 @@ def has_ended(name: str) -> bool:
 
 
 def _machine() -> str:
-    """The boot of this machine and the namespace of its process ids; "" where they can't be read."""
+    """Returns the boot of this machine and the namespace of its process ids; "" if they cannot be read."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -37,7 +40,7 @@ def _machine() -> str:
 
 
 def _start_of(pid: int) -> str:
-    """When a process started, in the kernel's ticks; "ended" for one that only waits to be reaped, "" if unknown."""
+    """Returns when a process started, in kernel ticks; "ended" if it only waits to be reaped, "" if unknown."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "ended" if state in "ZX" else fields[18]

@@ -1,4 +1,4 @@
-"""The texts and waiting times of refusals: what is exhausted, how far, and what the client can do."""
+"""Builds refusals: what is exhausted, by how much, what the client can do, and how long to wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from serve_app.limiter.shares import NoCapacity, OverShare
 
 
 def retry_after(wait_s: float, rng: Random) -> float:
-    """The wait with up to a tenth of jitter, so that clients refused together do not return together; 0 to 60 s."""
+    """Returns the wait with up to a tenth of jitter; 0 to 60 s.
+
+    The jitter keeps clients that were refused together from returning together.
+    """
     if wait_s >= MAX_RETRY_AFTER_S:
         return MAX_RETRY_AFTER_S * (1 - 0.1 * rng.random())
     return min(MAX_RETRY_AFTER_S, wait_s * (1 + 0.1 * rng.random()))
@@ -71,7 +74,7 @@ def in_progress(request_id: str, rng: Random) -> Refusal:
 
 
 def no_balance(request_id: str, key: Key, at: float) -> Refusal:
-    """402: nothing is left, or all that is left is set aside for requests in flight."""
+    """402: nothing is left, or the rest is held for requests in flight."""
     account = key.account
     balance = (account.balance or 0) - account.expired(at)
     if balance <= 0:
@@ -85,7 +88,7 @@ def no_balance(request_id: str, key: Key, at: float) -> Refusal:
 
 
 def no_budget(request_id: str, key: Key, at: float) -> Refusal:
-    """402: the key has spent its budget, or what is left of it is set aside for requests in flight."""
+    """402: the key has spent its budget, or the rest of it is held for requests in flight."""
     budget = _budget(key, at)
     if key.left(at) + key.held <= 0:
         message = f"This API key has spent {budget}."
@@ -97,7 +100,7 @@ def no_budget(request_id: str, key: Key, at: float) -> Refusal:
 def too_expensive(
     request_id: str, key: Key, prompt_tokens: int, needed: int, available: int, at: float, *, of_budget: bool
 ) -> Refusal:
-    """402: the prompt as counted and one token of output cost more than is available of the balance, or the budget."""
+    """402: the counted prompt and one token of output cost more than the balance or the budget has available."""
     message = (
         f"The prompt of {prompt_tokens} tokens and 1 token of output cost {format_amount(needed)}, "
         f"and {format_amount(max(0, available))}"
@@ -136,7 +139,7 @@ def over_rate(request_id: str, key: Key, bucket: LimitBucket, units: int, now: f
 def under_pressure(
     request_id: str, key: Key, verdict: OverShare | NoCapacity, tokens: Window, now: float, rng: Random
 ) -> Refusal:
-    """429: the account is over what the model's load leaves it. 503: it is not, but there is no capacity."""
+    """429: the account exceeds what the model's load leaves it. 503: it does not, but there is no capacity."""
     wait_s = retry_after(verdict.wait_s, rng)
     if isinstance(verdict, NoCapacity):
         message = (
@@ -152,15 +155,15 @@ def under_pressure(
 
 
 def lost(request_id: str, rng: Random) -> Refusal:
-    """503: the admission is not known here, because the limiter has restarted or the lease has ended."""
+    """503: the admission is not known here, because the limiter has restarted or the lease has expired."""
     message = "The admission of this request was lost while the service was restarting. Send the request again."
     return Refusal(request_id, 503, "overloaded", message, retry_after(1.0, rng))
 
 
 def unconfirmed(request_id: str, rng: Random) -> Refusal:
-    """503: whether the key was revoked or the account suspended lately is unknown."""
+    """503: it is unknown whether the key was revoked or the account suspended recently."""
     message = "The service cannot check API keys right now, because its ledger does not answer. Send the request again."
-    # SDKs try again twice: together these waits outlast what passes by itself.
+    # SDKs retry twice: together these waits outlast a short outage.
     return Refusal(request_id, 503, "overloaded", message, retry_after(5.0, rng))
 
 

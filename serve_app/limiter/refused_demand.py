@@ -1,20 +1,20 @@
-"""What pressure has refused on one backend, as demand: an autoscaler that sees only what runs never sees it."""
+"""Measures the demand that pressure has refused on one backend. An autoscaler that sees only running work misses it."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from typing import Final
 
-WINDOW_S: Final = 10.0  # of the rate
-SAME_S: Final = 60.0  # a request of the same size, of the same account, within this time is a retry
+WINDOW_S: Final = 10.0  # window of the rate
+SAME_S: Final = 60.0  # a request of the same account and size within this time is a retry
 
 
 class RefusedDemand:
-    """Counts each refused request once, however often it is tried, and no account for more than it may use.
+    """Counts each refused request once, however often it is retried, and each account for at most what it may use.
 
-    A retry can't be recognised for certain. One of the same account with the same prompt and output budget is taken
-    for one; otherwise clients that try again would look like many. The bound by account keeps one that only refuses to
-    be refused from starting replicas: it counts for what its contract gives it.
+    A retry cannot be recognised with certainty. A request of the same account with the same prompt and output budget
+    counts as a retry. Otherwise a client that retries would look like many. An account counts for at most what its
+    contract gives it. So it cannot start replicas only by repeating refused requests.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class RefusedDemand:
         self._seen[key] = now
 
     def rate(self, now: float) -> float:
-        """Tokens per second that were refused in the last seconds."""
+        """Returns the tokens per second that were refused in the last WINDOW_S."""
         self._forget(now)
         return self._sum / WINDOW_S if self._refused else 0.0
 

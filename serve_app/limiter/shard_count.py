@@ -1,9 +1,9 @@
-"""Guards the number of limiter shards: a gateway with another number would ask another limiter about an account.
+"""Guards the number of limiter shards: with a different number, a gateway would ask a different limiter for an account.
 
-Each heartbeat carries the number of shards that its gateway is configured with. A gateway with another number than
-the limiter's must admit nothing. While such a gateway has requests open, whose holds lie with the limiters of the
-other number, no gateway may admit anything. So a change of the number lets no balance be spent twice, also when it is
-made without stopping the service.
+Each heartbeat carries the number of shards that its gateway is configured with. A gateway whose number differs from the
+limiter's must admit nothing. Such a gateway may have requests open, whose holds are with the limiters of the other
+number. Until these have ended, no gateway may admit anything. So a change of the number lets no balance be spent twice,
+even without stopping the service.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from serve_app.contracts.limiting import Renew, ShardsDiffer
 
 
 class ShardCount:
-    """One limiter's side of it. `clock` returns seconds. Requests of a gateway that has died block for `lease_s`."""
+    """One limiter's part of the guard. `clock` returns seconds. Requests of a dead gateway block for `lease_s`."""
 
     def __init__(self, shards: int, clock: Callable[[], float], lease_s: float) -> None:
         self._shards = shards
@@ -24,7 +24,7 @@ class ShardCount:
         self._other = shards
 
     def objection(self, beat: Renew) -> ShardsDiffer | None:
-        """Why the gateway must admit nothing; None when it may."""
+        """Returns the reason why the gateway must admit nothing; None when it may."""
         now = self._clock()
         if beat.shards != self._shards:
             if beat.open_requests:

@@ -1,4 +1,4 @@
-"""What each account may use of a backend under pressure: a token rate by its weight, metered over a few seconds."""
+"""Limits what each account may use of a backend under pressure: a token rate by weight, metered over a few seconds."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from serve_app.contracts.limits import Contract
 from serve_app.limiter.pressure import Controller, Tuning
 from serve_app.limiter.refused_demand import RefusedDemand
 
-# Of the deadline. When the oldest request has waited for so long, as much work again may be queued before it: accounts
-# that were served much wait for those that were served less. And a replica may be lost meanwhile.
+# Part of the deadline. When the oldest request has waited for this time, the same amount of work may still be queued
+# before it: accounts that were served much wait for those that were served less. And a replica may be lost meanwhile.
 _MARGIN: Final = 1 / 3
-_MEAN_WEIGHT: Final = 0.02  # of the newest request in the mean of what one counts for
-_SLOT_S: Final = 0.5  # what was admitted is expected to show in the reports after one to two of these
-_ALWAYS_S: Final = 1.0  # of the capacity: the work of one account that counts, whatever the others have admitted
+_MEAN_WEIGHT: Final = 0.02  # weight of the newest request in the mean tokens of a request
+_SLOT_S: Final = 0.5  # admitted work is expected to show in the reports after one to two slots
+_ALWAYS_S: Final = 1.0  # of the capacity: one account's work up to this counts, whatever the others have admitted
 _MIN_RETRY_S: Final = 1.0
-_FORGIVEN_S: Final = 600.0  # the meter of an account that asks for nothing for so long is dropped
-_SWEEP: Final = 1024  # so many meters start the search for those
+_FORGIVEN_S: Final = 600.0  # an account's meter is dropped after this time without a request
+_SWEEP: Final = 1024  # number of meters at which the search for meters to drop starts
 
 
 @dataclass(frozen=True, slots=True)
 class OverShare:
-    """The account has used what the backend's load leaves it: 429."""
+    """The account has used its share under the backend's load: 429."""
 
     limit: int  # tokens per minute now
     used: int  # tokens by which it is ahead
@@ -35,7 +35,7 @@ class OverShare:
 
 @dataclass(frozen=True, slots=True)
 class NoCapacity:
-    """The backend has more to do than it can before the deadline; this account is not over its share: 503."""
+    """The backend has more work than it can do before the deadline; this account is not over its share: 503."""
 
     expected_s: float
     wait_s: float
@@ -44,13 +44,13 @@ class NoCapacity:
 class Shares:
     """Meters accounts against the level of each backend. Costs nothing where no backend is under pressure.
 
-    Each account has a meter per restricted backend: the tokens that it is ahead of its rate. Requests are admitted
-    while the meter is below `burst_s` seconds of the rate, however large they are. Then the account waits until the
-    meter has drained. So over any longer time it gets its rate, with small requests and with large ones. (A window of
-    a minute, as contracts have it, would let every account send a minute's work in the moment the pressure begins.)
+    Each account has a meter per restricted backend: the tokens by which it is ahead of its rate. Requests of any size
+    are admitted while the meter is below `burst_s` seconds of the rate. After that, the account waits until the meter
+    has drained. So over any longer time it gets its rate, with small requests and with large ones. (A window of a
+    minute, as contracts have it, would let every account send a minute's work at the moment when the pressure begins.)
 
-    `shards` is how many limiters divide the accounts. Each expects that the others admit as much as it does between
-    two reports.
+    `shards` is the number of limiters that divide the accounts. Each expects that the others admit as much as it does
+    between two reports.
     """
 
     def __init__(self, tuning: Tuning, default: Contract, shards: int = 1) -> None:
@@ -60,7 +60,7 @@ class Shares:
         self._default = default
 
     def reconfigure(self, tuning: Tuning, default: Contract) -> None:
-        """Sets what the controllers aim at, and the default contract: the level's scale while no capacity is known."""
+        """Sets the tuning, and the default contract, which gives the level its scale while no capacity is known."""
         self._tuning = tuning
         self._default = default
         for backend in self.backends.values():
@@ -75,7 +75,7 @@ class Shares:
         backend.controller.report(report, now)
 
     def rate(self, name: str, contract: Contract, now: float) -> float:
-        """Tokens per second that an account may use of the backend: its contract, or less while there is pressure.
+        """Returns the tokens per second that an account may use of the backend: its contract, or less under pressure.
 
         Never below `floor` times the contract.
         """
@@ -83,7 +83,7 @@ class Shares:
         return contract.tpm / 60.0 if backend is None else backend.rate(contract)
 
     def check_share(self, name: str, account_id: str, contract: Contract, now: float) -> OverShare | NoCapacity | None:
-        """Why a request must not be admitted now; None when it may. Changes nothing that counts."""
+        """Returns why a request must not be admitted now; None when it may. Changes nothing that counts."""
         backend = self.backends.get(name)
         if backend is None:
             return None
@@ -106,7 +106,7 @@ class Shares:
     def charge_share(
         self, name: str, account_id: str, contract: Contract, tokens: int, now: float
     ) -> ShareCharge | None:
-        """Counts a request that is admitted. None where nothing is restricted."""
+        """Counts a request that is admitted. Returns None where nothing is restricted."""
         backend = self.backends.get(name)
         if backend is None:
             return None
@@ -126,17 +126,17 @@ class Shares:
         self.backends[name].refused.add(account_id, size, tokens, contract.tpm / 60.0, now)
 
     def refused_per_s(self, name: str, now: float) -> float:
-        """Tokens per second that the backend's load refused in the last seconds."""
+        """Returns the tokens per second that the backend's load refused in the last seconds."""
         backend = self.backends.get(name)
         return backend.refused.rate(now) if backend is not None else 0.0
 
     def remove_work(self, name: str, account_id: str, tokens: int, since: float, now: float) -> None:
-        """Removes a request that was admitted at `since` and then refused from the work that is still to come."""
+        """Removes a request that was admitted at `since`, and then refused, from the pending work."""
         if (backend := self.backends.get(name)) is not None:
             backend.remove_work(account_id, tokens, since, now)
 
     def window(self, name: str, account_id: str, contract: Contract, tokens: Window, now: float) -> Window:
-        """The token window for the headers: `tokens`, which is by contract, or the share's where that refuses first."""
+        """Returns the token window for the headers: `tokens`, by contract, or the share's where that refuses first."""
         backend = self._restricted(name, now)
         if backend is None or (rate := backend.rate(contract)) >= contract.tpm / 60.0:
             return tokens
@@ -147,18 +147,22 @@ class Shares:
         return min(share, tokens, key=lambda window: (window.remaining, window.limit))
 
     def pressed(self, contract: Contract, now: float) -> tuple[tuple[str, int], ...]:
-        """Backends that leave an account less than its contract now, and how many tokens per minute that is."""
+        """Returns the backends that leave an account less than its contract now, with the tokens per minute left."""
         rates = [(name, self.rate(name, contract, now)) for name in sorted(self.backends)]
         return tuple((name, round(rate * 60.0)) for name, rate in rates if rate < contract.tpm / 60.0)
 
     def levels(self, now: float) -> list[tuple[str, float, float]]:
-        """Of each backend: name, queueing delay over its target, and what is left of the default contract, 0 to 1."""
+        """Returns each backend's level: name, pressure and share.
+
+        The pressure is the queueing delay over its target. The share, 0 to 1, is what the backend leaves of the default
+        contract.
+        """
         full = self._default.tpm / 60.0
         left = {name: min(1.0, self.rate(name, self._default, now) / full) for name in self.backends}  # catches up
         return [(name, self.backends[name].controller.pressure, share) for name, share in sorted(left.items())]
 
     def _restricted(self, name: str, now: float) -> Backend | None:
-        """The backend if its level restricts accounts."""
+        """Returns the backend if its level restricts accounts."""
         backend = self.backends.get(name)
         if backend is None:
             return None
@@ -167,7 +171,7 @@ class Shares:
 
 
 class ShareCharge:
-    """What a request was counted for on its account's meter, so that it can be corrected."""
+    """The charge of a request on its account's meter, kept for corrections."""
 
     __slots__ = ("_backend", "_meter", "_tokens")
 
@@ -177,14 +181,14 @@ class ShareCharge:
         self._tokens = tokens
 
     def recharge(self, now: float, tokens: int, contract: Contract) -> None:
-        """Changes the charge to `tokens`. Without effect where the pressure has ended meanwhile."""
+        """Changes the charge to `tokens`. Has no effect if the pressure has ended meanwhile."""
         self._backend.add(self._meter, tokens - self._tokens, contract, now)
         self._tokens = tokens
 
 
 @dataclass(slots=True)
 class _Meter:
-    """Tokens by which an account is ahead, at a time and at the level's sum then."""
+    """Tokens by which an account is ahead, the time of that figure, and the level's sum then."""
 
     used: float = 0.0
     at: float = 0.0
@@ -192,7 +196,7 @@ class _Meter:
 
 
 class Backend:
-    """A controller, the meters of its current epoch, and what was admitted since the replicas reported."""
+    """A controller, the meters of its current epoch, and the work admitted since the replicas reported."""
 
     def __init__(self, controller: Controller) -> None:
         self.controller = controller
@@ -200,13 +204,13 @@ class Backend:
         self._epoch = 0
         self._meters: dict[str, _Meter] = {}
         self._sweep_at = _SWEEP
-        self._mean: float | None = None  # tokens that a request counts for
+        self._mean: float | None = None  # mean tokens that a request counts for
         self._slot = -inf
-        # Tokens admitted, by account, in the slot before and in this one.
+        # Tokens admitted, by account, in the previous slot and in the current one.
         self._recent: tuple[Counter[str], Counter[str]] = Counter(), Counter()
 
     def catch_up(self, now: float) -> None:
-        """Brings the level up to `now` when the replicas are silent: silence is no pressure, so the level rises."""
+        """Brings the level up to `now` when the replicas are silent. Silence is no pressure, so the level rises."""
         if now - self.controller.moved_at > self.controller.tuning.silent_s:
             self.controller.move(now)
 
@@ -230,26 +234,26 @@ class Backend:
         meter.granted = self.controller.granted_until(now)
 
     def drained(self, meter: _Meter, contract: Contract, now: float) -> float:
-        """What is left on the meter, by the levels since it was read last, not by the present one."""
+        """Returns what is left on the meter, by the levels since it was last read and not by the current level."""
         most = contract.tpm / 60.0 * max(0.0, now - meter.at)
         share = contract.weight * max(0.0, self.controller.granted_until(now) - meter.granted)
         return max(0.0, meter.used - min(most, max(share, self.controller.tuning.floor * most)))
 
     def rate(self, contract: Contract) -> float:
-        """Tokens per second that the level leaves an account of this contract."""
+        """Returns the tokens per second that the level leaves an account of this contract."""
         most = contract.tpm / 60.0
         level = self.controller.level
         return most if level == inf else min(most, max(contract.weight * level, self.controller.tuning.floor * most))
 
     def add_work(self, account_id: str, tokens: int, now: float) -> None:
-        """Adds an admitted request to the work that is still to come."""
+        """Adds an admitted request to the pending work."""
         self._turn_slot(now)
         self._recent[1][account_id] += tokens
         mean = tokens if self._mean is None else self._mean
         self._mean = mean + _MEAN_WEIGHT * (tokens - mean)
 
     def remove_work(self, account_id: str, tokens: int, since: float, now: float) -> None:
-        """Removes a request that was admitted at `since` from it."""
+        """Removes a request that was admitted at `since` from the pending work."""
         self._turn_slot(now)
         if self._mean is not None:
             self._mean = max(0.0, self._mean - _MEAN_WEIGHT * tokens) / (1.0 - _MEAN_WEIGHT)
@@ -262,10 +266,11 @@ class Backend:
         slot[account_id] = max(0, slot[account_id] - tokens)
 
     def expected_wait_s(self, account_id: str, now: float, shards: int) -> float:
-        """Seconds until a request of the account would start, admitted now.
+        """Returns the seconds until a request of the account would start if it were admitted now.
 
-        As long as the oldest one waits, or as long as the work before it takes: the account's own, and of the others
-        what comes before it in a fair queue. Without a known capacity only the former.
+        This is the oldest request's wait, or the time for the work before the new request, whichever is longer. That
+        work is the account's, and the other accounts' work that comes before it in a fair queue. Without a known
+        capacity, only the oldest request's wait counts.
         """
         controller = self.controller
         age_s = controller.queue_age_s

@@ -1,16 +1,17 @@
-"""One limiter at a time admits for a shard: the one that holds the shard's lease in the ledger.
+"""Ensures that one limiter at a time admits for a shard: the holder of the shard's lease in the ledger.
 
-Why two never admit at the same moment. The holder counts its lease from before it sent the renewal that succeeded, and
-looks at its clock at each admission; a clock that goes on while the process is stopped. A successor waits until the
-lease was released, its process has ended, or the lease was seen unchanged for its whole length: later on every clock.
-`accounting/limiter_leases.py` has that side.
+Why two limiters never admit at the same moment. The holder counts its lease from before it sent the renewal that
+succeeded. It looks at its clock at each admission, and this clock continues while the process is stopped. A successor
+waits until the lease was released, until its process has ended, or until the lease was seen unchanged for its whole
+length, which is later on every clock. `accounting/limiter_leases.py` has that side.
 
 Why a successor knows every open hold. A gateway uses no grant that arrives more than GRANT_TRUST_S after its ask was
-sent, so the last grant of a predecessor is in use that long after the predecessor's end at the latest. From its
-heartbeats a gateway sees that its limiter does not admit: it announces its holds to a new limiter of its own service
-and posts them in the ledger for one of another service. The successor waits RECOVERY_S, which is longer, reads what is
-posted and the ledger's changes, and only then admits. A settlement removes what is posted of its request; the holder
-learns of it with the next renewal, and frees the hold after it has read the balance that the settlement left.
+sent. So the last grant of a predecessor is in use at the latest that long after the predecessor's end. From its
+heartbeats a gateway sees that its limiter does not admit. It announces its holds to a new limiter of the same service,
+and posts them in the ledger for a limiter of another service. The successor waits RECOVERY_S, which is longer, reads
+the posted holds and the ledger's changes, and only then admits. A settlement removes the posted hold of its request.
+The lease holder learns of it with the next renewal, and frees the hold after it has read the balance that the
+settlement left.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ray.serve")
 
-POLL_S: Final = 0.5  # between two tries to get the lease
-YIELD_S: Final = 3.0  # after it was released for another limiter, which polls meanwhile
+POLL_S: Final = 0.5  # between two attempts to get the lease
+YIELD_S: Final = 3.0  # pause after releasing the lease for another limiter, which polls meanwhile
 CALL_S: Final = 5.0  # of one call to the ledger
-RENEWALS: Final = 8  # in the time that a lease lasts
-CLOCK_DRIFT: Final = 0.01  # by which two clocks may differ in their pace
-YIELD_TO: Final = 2  # times this limiter's own demand: then the lease goes to the other one
+RENEWALS: Final = 8  # per duration of a lease
+CLOCK_DRIFT: Final = 0.01  # maximum difference in the rate of two clocks, as a fraction
+YIELD_TO: Final = 2  # times this limiter's demand: above it the lease goes to the other limiter
 
 
 class Tenure:
     """Gets, renews and releases the lease, and sets until when `service.admission` admits.
 
-    `lasts_s`: how long this limiter goes on admitting after a renewal, while the ledger does not answer.
+    `lasts_s` is how long this limiter goes on admitting after a renewal, while the ledger does not answer.
     """
 
     def __init__(
@@ -72,12 +73,12 @@ class Tenure:
         service.admission.admits_until = -inf
 
     async def turn(self) -> float:
-        """Gets or renews the lease, or finds that another limiter has it. Returns seconds until the next turn."""
+        """Gets or renews the lease, unless another limiter has it. Returns the seconds until the next turn."""
         async with self._turning:
             return POLL_S if self._has_ended else await self._turn()
 
     async def end(self) -> None:
-        """Releases the lease for good: no turn that is under way may take it again. Raises as `_release`."""
+        """Releases the lease for good: no turn in progress may take it again. Raises as `_release`."""
         async with self._turning:
             self._has_ended = True
             await self._release()
@@ -108,7 +109,7 @@ class Tenure:
         return self._lasts_s / RENEWALS
 
     async def _release(self) -> None:
-        """Admits nothing more and lets a successor begin at once. Raises when the ledger does not answer."""
+        """Stops admitting and lets a successor begin at once. Raises when the ledger does not answer."""
         epoch = self.epoch
         self._lose()
         if epoch is None:
@@ -135,11 +136,11 @@ class Tenure:
         self._service.admission.admits_until = -inf
 
     async def _learn(self, posted: tuple[OpenHold, ...]) -> None:
-        """Takes in what is posted, and frees what no longer is."""
+        """Takes in posted holds, and frees those that are no longer posted."""
         admission = self._service.admission
         gone = admission.take_posted([one for one in posted if shard_of(one.account_id, self._shards) == self.shard])
         if gone or not self._is_ready:
-            # What is gone was settled before it was read, so this brings the balance that the settlement left.
+            # Holds that are gone were settled before this read, so it brings the balances that the settlements left.
             while await self._service.follow():
                 pass
             admission.drop_posted(gone)

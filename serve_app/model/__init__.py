@@ -1,1 +1,1 @@
-"""What a replica does with a call: template, tools, reasoning, choices, settlement of orphans."""
+"""Serves calls in a model replica: chat template, tools, reasoning, choices, settlement of orphaned replies."""

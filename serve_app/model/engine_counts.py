@@ -1,4 +1,4 @@
-"""What an engine reports of itself, as metrics."""
+"""Exports an engine's statistics as metrics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COUNTERS: dict[Metric, str] = {
 
 
 class EngineCounts:
-    """Exports the statistics of one engine. Its counters run from its start, and so do those of Prometheus."""
+    """Exports the statistics of one engine. Its counters begin when it starts, as Prometheus' counters do."""
 
     def __init__(self, exported: Metrics) -> None:
         self._exported = exported

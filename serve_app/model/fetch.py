@@ -1,4 +1,4 @@
-"""Fetches models from the hub ahead of time, so that replicas find them in a cache that they share."""
+"""Fetches models from the hub ahead of time, so that replicas find them in a shared cache."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from serve_app.engine.loading.progress import Say
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A model in the local cache, complete and not damaged."""
+    """A complete, undamaged model in the local cache."""
 
     model: str
     revision: str  # the commit
     folder: Path
     num_bytes: int
-    fingerprint: str  # with the dtype that was asked for, on the native engine
+    fingerprint: str  # for the requested dtype, on the native engine
 
 
 def fetch(model: str, revision: str | None, dtype: str, say: Say) -> Fetched:
-    """Downloads what is missing; what an interrupted run has downloaded is kept. `say` receives lines of progress.
+    """Downloads the missing files and keeps those from an interrupted run. `say` receives lines of progress.
 
     Raises:
-        ModelError: as `hub.fetch` and `checkpoint.check`, and for a path.
+        ModelError: as `hub.fetch` and `checkpoint.check`, and if `model` is a path or the bundled model.
     """
     if model == "bundled" or Path(model).expanduser().exists():
         raise ModelError(f"{model} is not on the hub: there is nothing to fetch.")
@@ -36,10 +36,10 @@ def fetch(model: str, revision: str | None, dtype: str, say: Say) -> Fetched:
 
 
 def find(model: str, revision: str | None, dtype: str) -> str:
-    """The fingerprint of a model that is on this machine: a folder, in the hub's cache, or a .gguf file, which has "".
+    """Returns the fingerprint of a model on this machine: in a folder or the hub's cache. A .gguf file has "".
 
     Raises:
-        ModelError: it is not there as a whole.
+        ModelError: the model is missing or incomplete.
     """
     path = Path(model).expanduser()
     if path.suffix == ".gguf":

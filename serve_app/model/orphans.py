@@ -1,16 +1,17 @@
-"""Settles replies whose gateway has died, in this process or after it.
+"""Settles orphaned replies, whose gateway has died, in this process or in one that adopts its spool.
 
-A gateway that is alive settles within milliseconds, and the first settlement of a request id counts. So this process
-waits, asks the ledger what it still lacks, and settles only that. The holds of a gateway that was killed outlive the
+A live gateway settles within milliseconds, and the first settlement of a request id counts. This process therefore
+waits, asks the ledger which settlements are missing, and settles only those. The holds of a killed gateway outlive the
 delay, so the account cannot have spent the money in the meantime.
 
-With a spool nothing of this is lost with the process: what a reply used is written before its last event leaves. The
-write survives the death of this process and of all others at the same moment; it is flushed twice a second, because
-the client's last chunk waits for a settlement that the gateway has made durable, not for this one. The spools of dead
-processes in the same folder are adopted.
+With a spool, nothing is lost if this process dies, because a reply's usage is written before its last event is sent.
+The write survives the death of this process and of all other processes at the same moment. It is flushed to disk twice
+a second. This is enough, because the client's last chunk waits for the gateway's durable settlement, not for this one.
+The process adopts the spools of dead processes in the same folder.
 
-While the ledger is away, a gateway that is alive keeps its settlement, which is the better one, in a spool of its own.
-When the ledger is back that spool is replayed first: what waits here waits again for as long as it had to wait.
+While the ledger is unavailable, a live gateway keeps its settlement, which is the better one, in a separate spool. When
+the ledger is back, that spool must be replayed first. A settlement here therefore waits again for the time that it has
+already waited.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from serve_app.storage.spool import Spool
 
 logger = logging.getLogger("ray.serve")
 
-TRIES = 360  # six minutes: accounting or its database may be restarting too
+TRIES = 360  # six minutes: accounting or its database may be restarting
 RETRY_S = 1.0
 TICK_S = 0.5  # between two flushes
-LATE_S = 0.5  # an answer that takes longer has waited for an accounting process
+LATE_S = 0.5  # a slower answer has waited for an accounting process
 ASK_TIMEOUT_S = 10.0
-DRAIN_S = 5.0  # then what is left stays in the spool
-MAX_WAIT_S = 900.0  # for spools of gateways, after an outage of any length
-MAX_SEEN = 10_000  # replies of which more is known than their usage
+DRAIN_S = 5.0  # after this, the remaining settlements stay in the spool
+MAX_WAIT_S = 900.0  # maximum wait for the gateways' spools, after an outage of any length
+MAX_SEEN = 10_000  # maximum number of replies with details beyond their usage
 
 Settle = Callable[[list[Settlement]], Awaitable[Sequence[SettleAnswer]]]
 Unsettled = Callable[[tuple[str, ...]], Awaitable[Collection[str]]]
@@ -49,9 +50,9 @@ Unsettled = Callable[[tuple[str, ...]], Awaitable[Collection[str]]]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a replica knows of a reply beside its usage, for the log. Seconds; None: it was not reached.
+    """A replica's details about a reply, for the log. Times are in seconds; None if the phase was not reached.
 
-    Without a collector of traces no call names its trace.
+    Without a trace collector, calls carry no trace id.
     """
 
     replica: str
@@ -62,14 +63,15 @@ class Seen:
 
 
 class _NotYet(Exception):
-    """What the ledger lacks is not due."""
+    """The settlements that the ledger lacks are not due yet."""
 
 
 class Orphans:
-    """The settlements that are due. `settle` is AccountingPort's; `unsettled` returns the ids that the ledger lacks.
+    """The pending settlements. `settle` is AccountingPort's; `unsettled` returns the ids that the ledger lacks.
 
-    Without a spool only cut streams are settled, from memory. `settled` gets what was settled here first, and what this
-    process has seen of it. `clock` returns Unix seconds. A settlement is due after `delay_s`, or as the last call says.
+    Without a spool, only cut streams are settled, from memory. `settled` receives each settlement that was first made
+    here, with this process's details about the reply. `clock` returns Unix seconds. A settlement is due after
+    `delay_s`, which each call replaces.
     """
 
     def __init__(
@@ -87,21 +89,22 @@ class Orphans:
         self.spool = spool
         self._unsettled = unsettled
         self._clock = clock
-        self._seen: dict[str, Seen] = {}  # by request id: of what waits
+        self._seen: dict[str, Seen] = {}  # by request id, of pending settlements
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: asyncio.Task[None] | None = None
-        self._delay_s = delay_s  # then as the last call says
+        self._delay_s = delay_s  # the last call replaces it
         self._is_away = False
-        self._back_at = clock()  # since when the ledger has answered, as far as this process knows
+        self._back_at = clock()  # when the ledger became available, as far as this process knows
 
     def start(self) -> None:
-        """Flushes the spool and settles what is due in it, from here on."""
+        """Starts to flush the spool and to settle its due settlements."""
         self._running = asyncio.get_running_loop().create_task(self._run(), context=contextvars.Context())
 
     def write_ahead(self, call: GenerateCall, finished: Finished, started_at: float, seen: Seen | None = None) -> bool:
-        """Keeps what a finished reply has used until the ledger has it, also if this process dies at once.
+        """Keeps a finished reply's usage until the ledger has it, even if this process dies at once.
 
-        False where it is not kept: there is no spool, or it is full. `started_at` is Unix time.
+        Returns False if the usage is not kept: there is no spool, the spool is full, or the reply was aborted or has
+        failed. `started_at` is Unix time.
         """
         if self.spool is None or finished.reason not in (FinishReason.STOP, FinishReason.LENGTH):
             return False
@@ -109,12 +112,12 @@ class Orphans:
         return self._keep(self.spool, _settlement(call, finished, started_at, self._clock()), call.settle_after_s)
 
     def settle_later(self, call: GenerateCall, produced: Finished, started_at: float, seen: Seen | None = None) -> None:
-        """Settle what a cut call has produced, `call.settle_after_s` seconds from now. `started_at` is Unix time."""
+        """Settles the output of a cut call, `call.settle_after_s` seconds from now. `started_at` is Unix time."""
         self._note(call, seen)
         settlement = _settlement(call, produced, started_at, self._clock())
         if self.spool is not None and self._keep(self.spool, settlement, call.settle_after_s):
             return
-        # A context of its own: the call that ends here is being cancelled, and its child calls with it.
+        # A separate context: the call that ends here is being cancelled, and its child calls with it.
         task = asyncio.get_running_loop().create_task(
             self._settle_after(call.settle_after_s, settlement), context=contextvars.Context()
         )
@@ -122,9 +125,9 @@ class Orphans:
         task.add_done_callback(self._tasks.discard)
 
     async def settle_due(self) -> None:
-        """Settles what is due in the spool, and what dead processes have left in theirs.
+        """Adopts the spools of dead processes and settles all due settlements.
 
-        An error of the ledger is logged once for an outage: the rest waits for the next call.
+        Logs a ledger error once per outage. The remaining settlements wait for the next call.
         """
         if self.spool is not None:
             await asyncio.to_thread(self.spool.adopt_orphans)
@@ -132,7 +135,7 @@ class Orphans:
                 await self._replay(self.spool, self._is_due)
 
     async def drain(self) -> None:
-        """Settles what is left. What the ledger does not take in time stays in the spool for another process."""
+        """Settles the remaining replies. Those that the ledger does not accept in time stay for another process."""
         if self._tasks:
             await asyncio.wait(self._tasks)
         if self.spool is None:
@@ -142,7 +145,7 @@ class Orphans:
             await asyncio.wait([self._running])
         deadline = time.monotonic() + DRAIN_S
         while self.spool.waiting and time.monotonic() < deadline:
-            # What the ledger has is done, due or not.
+            # Settlements that the ledger already has are done, due or not.
             await self._replay(self.spool, None)
             if self.spool.waiting:
                 await asyncio.sleep(0.1)
@@ -152,7 +155,7 @@ class Orphans:
     def _note(self, call: GenerateCall, seen: Seen | None) -> None:
         if seen is not None:
             self._seen[call.request_id] = seen
-            if len(self._seen) > MAX_SEEN:  # the ledger has been away for long
+            if len(self._seen) > MAX_SEEN:  # the ledger has been unavailable for a long time
                 del self._seen[next(iter(self._seen))]
 
     def _keep(self, spool: Spool, settlement: Settlement, delay_s: float) -> bool:
@@ -255,9 +258,9 @@ class Orphans:
 
 
 def orphan_line(settlement: Settlement, seen: Seen | None, process: str) -> dict[str, Any]:
-    """The log line of a request whose gateway is gone; `process` has settled it, and is most often its replica.
+    """Returns the log line of a request whose gateway has died. `process` has settled it; it is usually the replica.
 
-    `seen` is None where the replica is gone as well.
+    `seen` is None if the replica has died as well.
     """
     one, seen = settlement, seen or Seen("")
     return {

@@ -1,4 +1,4 @@
-"""Reports to every limiter shard how much one model replica has to do."""
+"""Reports the load of one model replica to every limiter shard."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from serve_app.engine.port import EngineStats
 
 logger = logging.getLogger("ray.serve")
 
-TIMEOUT_S = 2.0  # a report that takes longer is out of date
+TIMEOUT_S = 2.0  # a slower report is stale
 
 
 class PressureReporter:
     """Sends the reports of one replica. `limiter` returns the port of a shard by its index.
 
-    The first shard answers with the number of shards, and each with what pressure refused to its accounts.
+    The first shard answers with the number of shards. Each shard answers with the demand of its accounts that pressure
+    refused.
     """
 
     def __init__(self, backend: str, replica: str, limiter: Callable[[int], Awaitable[LimiterPort]]) -> None:
@@ -27,15 +28,15 @@ class PressureReporter:
         self._limiter = limiter
         self._shards: dict[int, LimiterPort] = {}
         self._refused: dict[int, float] = {}  # by shard
-        self._arrived = True  # the last report
+        self._arrived = True  # whether the last report arrived
 
     @property
     def refused_tokens_per_s(self) -> float:
-        """What pressure refused on this backend by the last answers of all shards; 0 of those that did not answer."""
+        """The demand that pressure refused on this backend: the sum of all shards' last answers; 0 for no answer."""
         return sum(self._refused.values())
 
     def report_of(self, stats: EngineStats) -> PressureReport:
-        """The report of these statistics."""
+        """Returns the report for these statistics."""
         return PressureReport(
             backend=self._backend,
             replica=self._replica,
@@ -48,7 +49,7 @@ class PressureReporter:
         )
 
     async def send_report(self, stats: EngineStats) -> None:
-        """Never raises: a limiter that restarts receives the next report."""
+        """Sends a report to every shard. Never raises: a limiter that restarts receives the next report."""
         message = self.report_of(stats)
         try:
             async with asyncio.timeout(TIMEOUT_S):
@@ -63,7 +64,7 @@ class PressureReporter:
             self._arrived = False
 
     async def _report_to(self, index: int, message: PressureReport) -> int:
-        """The number of shards, as this one counts them."""
+        """Sends a report to one shard. Returns the number of shards, according to this shard."""
         if index not in self._shards:
             self._shards[index] = await self._limiter(index)
         heard: object = None

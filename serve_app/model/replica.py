@@ -1,4 +1,4 @@
-"""What a model replica does with a call: render the prompt, check the hold, generate the reply."""
+"""Serves a call in a model replica: renders the prompt, checks the hold, generates the reply."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from serve_app.model.reply import Reply
 from serve_app.model.reply_trace import ReplyTrace
 from serve_app.model.tools.call_grammars import BadTool
 
-SHORT = 8192  # characters of a prompt that is tokenized at once: the engine waits for a few milliseconds at most
-MAX_COALESCE_FACTOR = 6  # of the interval of a stream that is alone: 0.09 s
+SHORT = 8192  # characters of a prompt that is tokenized at once: the engine waits at most a few milliseconds
+MAX_COALESCE_FACTOR = 6  # times the interval of a single stream: 0.09 s
 
 
 class Replica:
     """One engine and the calls that run on it.
 
-    `orphans` keeps what replies have used until the ledger has it: by default from `settle`, which is AccountingPort's,
-    and in memory. `coalesce_s` is the least time between two deltas of a stream that is alone. `name` is what logs call
-    it; `spans` sends its part of traces to a collector. `clock` is the engine's, in seconds.
+    `orphans` keeps the usage of replies until the ledger has it. By default it keeps the usage in memory and uses
+    `settle`, which is AccountingPort's. `coalesce_s` is the minimum time between two deltas of a single stream. `name`
+    is the replica's name in logs. `spans` sends its part of traces to a collector. `clock` is the engine's, in seconds.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Replica:
         self._aside = Aside("prompts")
 
     async def generate(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
-        """Stream Rejected alone, or Started, the reply and Finished. Closing or cancelling it stops the engine."""
+        """Streams Rejected alone, or Started, the reply and Finished. Closing or cancelling it stops the engine."""
         phases = Phases()
         phases.called()
         trace = None
@@ -104,7 +104,7 @@ class Replica:
                     for sent in reply.events(choice, event):
                         phases.take(sent)
                         if isinstance(sent, Finished):
-                            # Before it leaves: from then on nothing here shows whether the gateway has received it.
+                            # Before the event is sent: afterwards the replica cannot tell whether the gateway has it.
                             is_kept = self._orphans.write_ahead(call, sent, started_at, self._seen(call, phases))
                         yield sent
                     if reply.is_over:
@@ -118,7 +118,7 @@ class Replica:
                 raise
             yield rejected
         except (asyncio.CancelledError, GeneratorExit):
-            # The gateway has cut the stream. A failure of our own does not come here and is not billed.
+            # The gateway has cut the stream. A failure of the replica is handled elsewhere and is not billed.
             produced = reply.produced
             if not is_kept and produced.completion_tokens and produced.reason is not FinishReason.ERROR:
                 phases.end()
@@ -134,7 +134,7 @@ class Replica:
     async def _prepare(self, call: GenerateCall) -> tuple[GenerationRequest, Reply] | Rejected:
         received_at = self._clock()
         try:
-            # Tokenizing a long prompt takes tens of milliseconds: on the loop, every stream would wait for it.
+            # Not on the event loop: tokenizing a long prompt takes tens of milliseconds, and every stream would wait.
             prompt = await self._render(call)
         except ContextLengthExceeded as error:
             return Rejected(Rejection.CONTEXT, prompt_tokens=error.prompt_tokens, limit=error.limit)
@@ -150,7 +150,7 @@ class Replica:
         price = call.bill.price
         if max(price.cost(len(ids), cached, call.n * output) for cached in (0, len(ids))) > call.credit:
             return Rejected(Rejection.CREDIT, prompt_tokens=len(ids))
-        if len(call.said) >= output:  # the account had more when the reply began
+        if len(call.said) >= output:  # the account had more credit when the reply began
             return Rejected(Rejection.CREDIT, prompt_tokens=len(ids))
         request = GenerationRequest(
             request_id=call.request_id,
@@ -179,20 +179,20 @@ class Replica:
         return self._engine.generate(request, self._interval)
 
     def _interval(self) -> float:
-        """Seconds between the deltas of one stream: few and large ones when many streams share the machine.
+        """Seconds between the deltas of one stream. If many streams share the machine, deltas are fewer and larger.
 
-        Each delta that goes to another process costs about a third of a millisecond.
+        Each delta that is sent to another process costs about a third of a millisecond.
         """
         return self._coalesce_s * min(MAX_COALESCE_FACTOR, max(1.0, self._active / 4))
 
     async def drain(self) -> None:
-        """Wait for the settlements of cut streams that are still due."""
+        """Waits for the pending settlements of cut streams."""
         await self._orphans.drain()
         self._aside.close()
 
 
 def _is_short(call: GenerateCall) -> bool:
-    """Whether messages and tools have at most SHORT characters, names and arguments of calls included."""
+    """Returns whether messages and tools have at most SHORT characters, including names and arguments of calls."""
     left, waiting = SHORT, [call.messages, call.tools]
     while waiting and left >= 0:
         value: Any = waiting.pop()
@@ -206,7 +206,7 @@ def _is_short(call: GenerateCall) -> bool:
 
 
 def _rejected_sampling(error: ValueError, call: GenerateCall) -> Rejected | None:
-    """The rejection of a call whose sampling parameters or grammar the engine refuses; None for any other error."""
+    """Returns the rejection if the engine refuses a call's sampling parameters or grammar; None for other errors."""
     if isinstance(error, UnsupportedGrammar):
         if error.alternative is not None:
             return _rejected_tool(call.function or call.tools[error.alternative]["function"]["name"], error, call)

@@ -1,4 +1,4 @@
-"""The reply to one call: the engine's events of each choice, parsed, counted together and sent on."""
+"""Builds the reply to one call: parses the engine's events of each choice, counts them together and sends them on."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _GIVEN_UP = (FinishReason.ABORT, FinishReason.DEADLINE, FinishReason.ERROR)
 
 
 class Reply:
-    """Turns the engine's events into those that leave the replica.
+    """Turns the engine's events into the events that the replica sends.
 
-    `parsers` belong to the choices; without one, a choice is text and nothing else.
+    `parsers` has one parser per choice. A choice whose parser is None is only text.
     """
 
     def __init__(self, call: GenerateCall, prompt_tokens: int, parsers: Sequence[ReplyParser | None]) -> None:
-        self.is_over = False  # Finished is among the events
+        self.is_over = False  # whether the events include Finished
         self._prompt_tokens = prompt_tokens
         self._cached_tokens = 0
         self._reason = FinishReason.ABORT
@@ -44,7 +44,7 @@ class Reply:
 
     @property
     def produced(self) -> Finished:
-        """What there is to bill so far: the prompt once, the output of all choices."""
+        """The billable usage so far: the prompt once, and the output of all choices."""
         return Finished(
             self._reason,
             self._prompt_tokens,
@@ -57,10 +57,10 @@ class Reply:
         return sum(choice.completion_tokens for choice in self._choices)
 
     def events(self, number: int, event: Event) -> Iterator[BackendEvent]:
-        """What to send for an event of a choice. `produced` includes each event before it is yielded."""
+        """Yields the events to send for an event of a choice. `produced` includes each event before it is yielded."""
         choice = self._choices[number]
         if isinstance(event, Started):
-            if number == 0:  # the others find the prompt in the cache, and are not charged for it
+            if number == 0:  # the other choices find the prompt in the cache, and are not charged for it
                 self._cached_tokens = event.cached_tokens
                 choice.replay(event)
                 yield event if not event.said else replace(event, said_text="")
@@ -74,7 +74,7 @@ class Reply:
         else:
             parts, tokens = choice.parts(event.text), choice.tokens(event)
             choice.unsent_ids += event.token_ids
-            if parts or tokens or is_first:  # from the first token on the request is billed
+            if parts or tokens or is_first:  # the request is billed from the first token on
                 ids, choice.unsent_ids = choice.unsent_ids, ()
                 yield ReplyParts(parts, self._completion_tokens(), tokens, number, ids, event.is_last)
 
@@ -100,7 +100,7 @@ class Reply:
 
 
 class _Choice:
-    """How far one choice is."""
+    """The progress of one choice."""
 
     __slots__ = ("_has_reasoning", "aligner", "completion_tokens", "parser", "reasoning_tokens", "unsent_ids")
 
@@ -109,11 +109,11 @@ class _Choice:
         self.aligner = TokenAligner() if has_logprobs else None
         self.completion_tokens = 0
         self.reasoning_tokens = 0  # counted at the end
-        self.unsent_ids: tuple[int, ...] = ()  # of tokens whose text is held back, where the reply is to carry ids
+        self.unsent_ids: tuple[int, ...] = ()  # of tokens whose text is held back, if the reply carries ids
         self._has_reasoning = False
 
     def replay(self, started: Started) -> None:
-        """Takes up what was sent by another replica."""
+        """Takes over the part of the reply that another replica has sent."""
         self.completion_tokens = started.said
         self.parts(started.said_text)
 
@@ -126,10 +126,10 @@ class _Choice:
         return () if self.aligner is None else self.aligner.align(event.text, event.tokens)
 
     def last_parts(self, event: Finished) -> tuple[Part, ...]:
-        """The parts that were held back until the end."""
+        """Returns the parts that were held back until the end."""
         parts = self._noting_reasoning(self.parser.feed_end(event.reason)) if self.parser is not None else ()
         if self._has_reasoning:
-            # Without the mark that ends it, the reply was reasoning to its end.
+            # Without an end marker, the whole reply was reasoning.
             marked = event.marked_tokens
             self.reasoning_tokens = event.completion_tokens if marked is None else marked
         return parts

@@ -1,4 +1,4 @@
-"""A reply's spans in the replica: what its time in the queue, the prefill and the decoding took."""
+"""Records a reply's spans in the replica: the time in the queue, the prefill and the decoding."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from serve_app.contracts.spans import SpanData, SpanExport
 
 
 class ReplyTrace:
-    """Of one call. Kept if the gateway has chosen the trace, or if the reply fails or is slow."""
+    """The trace of one call. It is kept if the gateway has chosen the trace, or if the reply fails or is slow."""
 
     def __init__(self, export: SpanExport, call: GenerateCall, replica: str, phases: Phases) -> None:
-        """`phases` takes the events of the reply elsewhere."""
+        """The caller passes the events of the reply to `phases`."""
         self._export = export
         self._call = call
         self._replica = replica
@@ -24,11 +24,11 @@ class ReplyTrace:
     def take(self, event: object) -> None:
         if isinstance(event, Finished):
             self._failed = event.reason in (FinishReason.ERROR, FinishReason.DEADLINE)
-        if isinstance(event, Rejected):  # for other reasons than the request itself
+        if isinstance(event, Rejected):  # failed only if the request itself is not the reason
             self._failed = event.reason in (Rejection.QUEUE_FULL, Rejection.CLOSED)
 
     def end(self, *, failed: bool = False) -> None:
-        """The call has ended, in whatever way."""
+        """Ends the trace, however the call has ended."""
         trace, phases = self._call.trace, self._phases
         assert trace is not None
         assert phases.called_at is not None

@@ -1,4 +1,4 @@
-"""Which tokens of a reply are sent with their log-probabilities: those of its text, and none of a stop string."""
+"""Selects the tokens to send with their log-probabilities: the tokens of the text, and none of a stop string."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from serve_app.contracts.generation import TokenLogprob
 
 
 class TokenAligner:
-    """Keeps the tokens of one reply in step with its text.
+    """Keeps the tokens of one reply aligned with its text.
 
-    A token is sent with the text that its first byte lies in. Tokens that are ahead of the text wait: they may be the
-    beginning of a stop string, of which neither text nor tokens are sent. So the same tokens are sent however the
-    engine cuts the reply into deltas, and those that still wait at its end belong to a stop string. With tokenizers
-    that mark words by blanks, the blank before the first word of a reply is in its token and not in the text.
+    A token is sent with the text that contains its first byte. Tokens ahead of the text wait, because they may begin a
+    stop string, whose text and tokens are not sent. The tokens sent therefore do not depend on how the engine splits
+    the reply into deltas. Tokens that still wait at the end of the reply belong to a stop string. With tokenizers that
+    mark words by blanks, the blank before the first word of a reply is in its token and not in the text.
 
-    Where tokens do not spell the text byte by byte (special tokens have a name and no text, halves of a character
-    that was never completed become U+FFFD), all that wait are sent with the text that shows it, and the next ones are
-    in step again.
+    Sometimes tokens do not spell the text byte by byte: special tokens have a name and no text, and halves of a
+    character that was never completed become U+FFFD. All waiting tokens are then sent with the text that shows the
+    difference, and the next tokens are aligned again.
     """
 
     __slots__ = ("_ahead", "_may_drop", "_waiting")
 
     def __init__(self) -> None:
         self._waiting: list[TokenLogprob] = []
-        self._ahead = b""  # what the tokens so far spell beyond the text so far
-        self._may_drop = True  # the reply's first blank is not known to be in the text
+        self._ahead = b""  # bytes that the tokens so far spell beyond the text so far
+        self._may_drop = True  # whether the reply's first blank may be missing from the text
 
     def align(self, text: str, tokens: Sequence[TokenLogprob]) -> tuple[TokenLogprob, ...]:
-        """The tokens to send with this text, of those that came with it or before."""
+        """Returns the tokens to send with this text, from those that arrived with it or earlier."""
         self._waiting += tokens
         sent = text.encode(errors="replace")
         spelled = self._ahead + b"".join(token.raw for token in tokens)
@@ -40,7 +40,7 @@ class TokenAligner:
         return due
 
     def _begun(self) -> int:
-        """How many of the waiting tokens have their first byte in the text."""
+        """Returns how many of the waiting tokens have their first byte in the text."""
         left = len(self._ahead)
         if not left:
             return len(self._waiting)

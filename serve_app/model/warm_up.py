@@ -1,4 +1,4 @@
-"""The first reply of an engine, before any client's: it loads and compiles what every reply needs."""
+"""Generates an engine's first reply, before any client's. It loads and compiles the parts that every reply needs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from serve_app.engine.port import EnginePort
 from serve_app.engine.request import GenerationRequest
 from serve_app.model.dialect import Dialect
 
-NAME: Final = "warm-up"  # of the request and its tenant, so that no account finds its prompt in the cache
+NAME: Final = "warm-up"  # of the request and its tenant: no account finds its prompt in the cache
 TOKENS: Final = 8
 MESSAGES: Final = ({"role": "user", "content": "Count: " + " ".join(map(str, range(64)))},)
 
 
 async def warm_up(engine: EnginePort, dialect: Dialect) -> None:
-    """Generates a short reply, unless its prompt is too long for the context. Raises ModelError when that fails."""
+    """Generates a short reply, unless its prompt is too long for the context. Raises ModelError if that fails."""
     sampling = SamplingParams(TOKENS, ignore_eos=True)
     call = GenerateCall(NAME, MESSAGES, sampling, 0, Bill(NAME, NAME, NAME, NAME, Price(0, 0, 0)))
     try:

@@ -1,8 +1,9 @@
-"""How many replicas a backend should have: the rule. Pure: signals, time and its own last state in, a number out.
+"""The scaling rule: decides how many replicas a backend should have. It is pure.
 
-The need is counted in replicas, and is absolute: what runs, what waits, and what pressure refused. So replicas that are
-still starting are not asked for twice. Up at once when something waits or was refused; down only to the highest need of
-the last minutes, so that the same burst does not start the same replica again and again.
+The input is signals, time and the rule's last state; the output is a number. The need is counted in replicas and is
+absolute: running work, waiting work, and work that pressure refused. The rule therefore does not request starting
+replicas twice. It scales up at once if work waits or was refused. It scales down only to the highest need of the last
+minutes, so that repeated bursts do not start the same replica again and again.
 """
 
 from __future__ import annotations
@@ -15,30 +16,30 @@ from serve_app.scaling.scaling_settings import ScalingSettings
 from serve_app.scaling.schedule import bounds
 from serve_app.scaling.signals import ReplicaLoad, Signals
 
-LOOK_S: Final = 1.0  # between two looks; Serve asks ten times a second
+LOOK_S: Final = 1.0  # minimum time between two evaluations; Serve calls ten times a second
 OLD_QUEUE: Final = "the queue is old"
-_FULL: Final = 0.9  # of its sequences, from which on a replica's rate shows what it can do
-_BUSY: Final = 0.25  # of its sequences, from which on it is a hint
-_LEARN_S: Final = 60.0  # time constant of that
+_FULL: Final = 0.9  # share of its slots; at this load, a replica's rate shows its capacity
+_BUSY: Final = 0.25  # share of its slots; at this load, the rate hints at the capacity
+_LEARN_S: Final = 60.0  # time constant for learning the capacity
 _ALMOST: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the rule remembers between two looks."""
+    """The rule's state between two evaluations."""
 
-    began_at: float  # nothing is known of the time before
+    began_at: float  # nothing is known about the time before
     looked_at: float
-    active_at: float  # when there was work last
-    highs: tuple[tuple[float, float], ...] = ()  # of the needs in `down_after_s`: time, need; falling
+    active_at: float  # when there was last work
+    highs: tuple[tuple[float, float], ...] = ()  # highest needs within `down_after_s`: time, need; in falling order
     demand: float | None = None  # in replicas, smoothed
-    capacity: float = 0.0  # tokens per second of a full replica, as seen last
-    slots: float = inf  # of a replica, as seen last
+    capacity: float = 0.0  # tokens per second of a full replica, last value
+    slots: float = inf  # of a replica, last value
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How many replicas there are to be, why if that is a change, and what to remember."""
+    """The number of replicas to run, the reason if this is a change, and the next state."""
 
     wanted: int
     reason: str
@@ -48,16 +49,19 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class _Demand:
-    """The work there is, in replicas, all of it."""
+    """The total work, in replicas."""
 
     replicas: float
-    urgent: str  # why it can't wait until it is seen to last; empty if it can
+    urgent: str  # why the rule acts before the demand proves lasting; empty if it can wait
     capacity: float  # see State
     slots: float
 
 
 def decide(settings: ScalingSettings, state: State | None, signals: Signals) -> Decision:
-    """The next number of replicas. A state of None is a start: it knows of no load yet, so it takes no replica away."""
+    """Returns the next number of replicas.
+
+    `state` is None at the start. No load is known then, so the rule removes no replica.
+    """
     now = signals.now
     least, most = bounds(settings.schedule, signals.least, signals.most, now)
     if state is None:
@@ -73,7 +77,7 @@ def decide(settings: ScalingSettings, state: State | None, signals: Signals) -> 
     if signals.held > 0:
         need = max(1.0, need)
     if demand.urgent == OLD_QUEUE and signals.target <= len(signals.replicas):
-        # Numbers say that there is room, the queue says that there is not: one more, and then look again.
+        # The numbers show room but the queue is old: add one replica, then evaluate again.
         need = max(need, len(signals.replicas) + 1.0)
     idle = signals.held <= 0 and all(load is not None and _is_idle(load) for load in signals.replicas)
     highs = (pair for pair in state.highs if now - pair[0] <= settings.down_after_s and pair[1] > need)
@@ -114,7 +118,7 @@ def _demand(settings: ScalingSettings, signals: Signals, state: State, passed: f
     in_use = sum(_share(load, settings, capacity) for load in loads)
     in_use += (sum(load.waiting for load in loads) + signals.held) / slots
     if learned > 0:
-        # A batch grows faster than the work that it does: half a batch is more than half of what a replica can do.
+        # A batch grows faster than its throughput: half a batch is more than half of a replica's capacity.
         in_use = max(in_use, sum(load.tokens_per_s for load in loads) / capacity)
     if refused > 0:
         urgent = "refused demand"
@@ -128,7 +132,7 @@ def _demand(settings: ScalingSettings, signals: Signals, state: State, passed: f
 
 
 def _is_idle(load: ReplicaLoad) -> bool:
-    # Not by its rate, which falls for ever and is never 0.
+    # Ignores the rate, which decays and never reaches 0.
     return not (load.running or load.waiting or load.refused_tokens_per_s)
 
 
@@ -137,7 +141,7 @@ def _is_full(load: ReplicaLoad) -> bool:
 
 
 def _learned(capacity: float, rates: list[float], passed: float) -> float:
-    """The capacity of a replica, after those that are full were seen to work at these rates."""
+    """Returns the capacity of a replica, updated with the rates of full replicas."""
     seen = sum(rates) / len(rates) if rates else 0.0
     if seen <= 0 or capacity <= 0:
         return capacity or seen
@@ -145,18 +149,21 @@ def _learned(capacity: float, rates: list[float], passed: float) -> float:
 
 
 def _guessed(loads: list[ReplicaLoad]) -> float:
-    """The capacity while no replica was ever full: what the busier ones would do at their present pace. Rather high."""
+    """Estimates the capacity while no replica was ever full, from the busier replicas' present pace. Rather high."""
     busy = [load for load in loads if load.running >= _BUSY * load.slots]
     return sum(load.tokens_per_s for load in busy) / (sum(load.running / load.slots for load in busy) or 1.0)
 
 
 def _with_room(settings: ScalingSettings, demand: float, slots: float) -> float:
-    """Replicas for a demand. What comes at random varies by the root of its number, so many replicas need less room."""
+    """Returns the replicas for a demand, with room for variation.
+
+    Random demand varies with the square root of its size, so many replicas need relatively less room.
+    """
     return (demand + settings.spare * sqrt(demand / slots)) / settings.fill
 
 
 def _share(load: ReplicaLoad, settings: ScalingSettings, capacity: float) -> float:
-    """How much of a replica is in use, 0 to 1."""
+    """Returns the share of a replica that is in use, 0 to 1."""
     prompts_s = load.queued_prefill_tokens / capacity if capacity > 0 else 0.0
     return min(1.0, max(load.running / load.slots, load.kv_used, prompts_s / settings.prefill_s))
 

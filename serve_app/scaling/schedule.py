@@ -1,4 +1,4 @@
-"""The least and the most replicas by the time of day and the day of the week."""
+"""Minimum and maximum replicas by time of day and day of the week."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ DAYS: Final[tuple[Day, ...]] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 
 class Hours(BaseModel):
-    """Hours of some days. `until` before `since` means the next morning; equal ones mean the whole day."""
+    """Hours on some days. `until` before `since` means the next morning; equal values mean the whole day."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    days: tuple[Day, ...] = DAYS  # on which the hours begin
+    days: tuple[Day, ...] = DAYS  # days on which the hours begin
     since: time = time(0)
     until: time = time(0)
     timezone: str = "UTC"
-    min_replicas: Annotated[int | None, Field(ge=0)] = None  # None: as at all hours
+    min_replicas: Annotated[int | None, Field(ge=0)] = None  # None: the bound for all hours
     max_replicas: Annotated[int | None, Field(ge=1)] = None
 
     @field_validator("timezone")
@@ -47,7 +47,7 @@ class Hours(BaseModel):
         return self
 
     def contains(self, at: float) -> bool:
-        """Whether a moment, in Unix seconds, lies in these hours."""
+        """Returns whether a time, in Unix seconds, is within these hours."""
         local = datetime.fromtimestamp(at, ZoneInfo(self.timezone))
         today, yesterday = DAYS[local.weekday()], DAYS[local.weekday() - 1]
         now = local.time()
@@ -57,7 +57,7 @@ class Hours(BaseModel):
 
 
 def bounds(schedule: tuple[Hours, ...], least: int, most: int, at: float) -> tuple[int, int]:
-    """The least and the most replicas at a moment, in Unix seconds; `least` and `most` are those of all hours."""
+    """Returns the minimum and maximum replicas at a time in Unix seconds. `least` and `most` apply to all hours."""
     hours = next((hours for hours in schedule if hours.contains(at)), None)
     if hours is None:
         return least, most

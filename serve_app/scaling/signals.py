@@ -1,4 +1,4 @@
-"""What the rule is told: the load of each replica, and what waits or was refused outside of them."""
+"""The rule's input: the load of each replica, and the demand that waits or was refused outside the replicas."""
 
 from __future__ import annotations
 
@@ -14,42 +14,45 @@ RATE_S: Final = 5.0  # time constant of the measured rate
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
-    """One replica at its last report. The names are those of the metrics that it records for Serve."""
+    """The load of one replica at its last report. The field names are the metrics that it records for Serve."""
 
-    slots: float  # sequences that it computes together at most
+    slots: float  # maximum number of sequences that it computes together
     running: float = 0.0
     waiting: float = 0.0
     queue_age_s: float = 0.0
     kv_used: float = 0.0  # 0 to 1
     queued_prefill_tokens: float = 0.0
-    tokens_per_s: float = 0.0  # prompts that began and output, over the last seconds
-    refused_tokens_per_s: float = 0.0  # of the whole backend: each replica reports the same
+    tokens_per_s: float = 0.0  # of started prompts and of output, over the last seconds
+    refused_tokens_per_s: float = 0.0  # for the whole backend: each replica reports the same value
 
     def metrics(self) -> dict[str, float]:
-        """As `record_autoscaling_stats` returns it."""
+        """Returns the load as `record_autoscaling_stats` returns it."""
         return asdict(self)
 
     @classmethod
     def of_metrics(cls, values: Mapping[str, float]) -> ReplicaLoad | None:
-        """The load of the last values of these metrics; None when one is missing: the replica has not reported yet."""
+        """Returns the load from the last values of these metrics.
+
+        Returns None if a value is missing, because the replica has not reported yet.
+        """
         names = [field.name for field in fields(cls)]
         return cls(**{name: values[name] for name in names}) if all(name in values for name in names) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """A backend at one moment, in Unix seconds."""
+    """The state of a backend at the time `now`, in Unix seconds."""
 
     now: float
-    replicas: tuple[ReplicaLoad | None, ...]  # those that take requests; None: one that has not reported yet
-    target: int  # replicas that there are to be, with those that start
-    held: float = 0.0  # requests that wait for any replica, outside of all
+    replicas: tuple[ReplicaLoad | None, ...]  # replicas that take requests; None: not reported yet
+    target: int  # desired number of replicas, including starting ones
+    held: float = 0.0  # requests that wait outside the replicas, for any of them
     least: int = 1
     most: int = 1
 
 
 class LoadMeter:
-    """Measures one replica's rate of work, and makes its load from reports."""
+    """Measures one replica's token rate, and builds its load from reports."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
@@ -58,7 +61,7 @@ class LoadMeter:
         self._at = 0.0
 
     def take(self, report: PressureReport, refused_tokens_per_s: float, now: float) -> ReplicaLoad:
-        """The load by this report. `now` never runs backwards."""
+        """Returns the load for this report. `now` must not decrease."""
         passed = now - self._at
         if self._tokens is not None and passed > 0 and report.tokens_done >= self._tokens:
             seen = (report.tokens_done - self._tokens) / passed

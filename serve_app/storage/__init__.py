@@ -1,1 +1,1 @@
-"""What processes keep on their own disks, and the formats that they write: spools, request logs, exports, seals."""
+"""Data that processes store on their own disks, and its formats: spools, request logs, exports, seals."""

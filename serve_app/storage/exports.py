@@ -1,6 +1,6 @@
-"""Rows as files: CSV that spreadsheets do not take for formulas, and JSON.
+"""Writes rows as files: CSV that spreadsheets do not interpret as formulas, and JSON.
 
-The service and the command line write the same files with it. Rows are written as they come and never kept.
+The service and the command line write the same files with it. Rows are written as they arrive and never kept.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REQUEST_COLUMNS: Final = (
 
 
 def request_row(record: UsageRecord) -> Row:
-    """Of REQUEST_COLUMNS: exact decimals, and times in UTC to the millisecond."""
+    """Returns a row with REQUEST_COLUMNS: exact decimals, and times in UTC to the millisecond."""
     return {name: getattr(record, name, None) for name in REQUEST_COLUMNS} | {
         "outcome": str(record.outcome),
         "total_tokens": record.prompt_tokens + record.completion_tokens,
@@ -44,9 +44,9 @@ def request_row(record: UsageRecord) -> Row:
     }
 
 
-# What makes spreadsheets compute, or call other programs, instead of showing (OWASP, "CSV injection"): also in the
-# full-width forms, which some of them fold. Plain numbers, a minus before them or not, are what they seem.
-# At the beginning of a cell; some countries' spreadsheets take a semicolon for the end of one.
+# Characters that make spreadsheets compute, or call other programs, instead of showing text (OWASP, "CSV injection").
+# The full-width forms are included, because some spreadsheets fold them. Plain numbers, with or without a minus, are
+# safe. The characters match at the beginning of a cell; in some locales a semicolon ends a cell.
 _COMPUTES = re.compile(r"(?:^|(?<=[;\t\r\n]))(?=[=+\-@\t\r\n＝＋－＠])")
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?", re.ASCII)
 
@@ -70,9 +70,9 @@ class Csv:
 
 
 class JsonArray:
-    """One JSON array with an object on each line, written like Csv: a parser reads it as one, a pipe line by line.
+    """One JSON array with one object per line, written like Csv. A parser reads it as an array, a pipe line by line.
 
-    An array, because a file that was cut is then no JSON any more; lines alone would look complete.
+    It is an array because a truncated file is then not valid JSON. Lines alone would look complete.
     """
 
     media_type = "application/json"
@@ -107,7 +107,7 @@ def _csv(rows: Sequence[Sequence[object]]) -> str:
 
 
 def _cell(value: object) -> object:
-    """The value itself, or with apostrophes before what a spreadsheet would compute."""
+    """Returns the value, with apostrophes before parts that a spreadsheet would compute."""
     if isinstance(value, str) and not _NUMBER.fullmatch(value):
         return _COMPUTES.sub("'", value)
     return "" if value is None else value

@@ -1,6 +1,6 @@
-"""One JSON line for each request, in files of a bounded size: gateways write them, and replicas for dead gateways.
+"""Writes one JSON line per request to files of bounded size. Replicas write lines for dead gateways.
 
-The files lie in `logs` of the state folder. `serve-app requests show` searches them; a log collector reads them there.
+The files are in `logs` of the state folder. `serve-app requests show` searches them; a log collector reads them there.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from serve_app.contracts.units import DAY_S
 
 FOLDER: Final = "logs"
 FILE_BYTES: Final = 32 * 1024 * 1024
-WAITING: Final = 10_000  # lines for the disk; beyond that they are lost
-GATHER_S: Final = 0.1  # lines of so long are written at once
+WAITING: Final = 10_000  # queued lines; further lines are dropped
+GATHER_S: Final = 0.1  # lines that arrive within this time are written together
 MAX_GATHERED: Final = 1000
 CLOSE_S: Final = 3.0
 REPORT_S: Final = 60.0
-FILES: Final = 4  # of one process, beside the one that is written
+FILES: Final = 4  # per process, besides the current one
 KEPT: Final = 60  # files
-KEPT_S: Final = DAY_S  # and all that were written to in so many seconds: their processes may live
-#: The parts of a request's time in their order, fields with `_ms` behind, and what it waits for in each.
+KEPT_S: Final = DAY_S  # files written to within this time are kept too: their processes may still run
+#: Phases of a request in order, which are fields with the suffix `_ms`, and what the request waits for in each.
 PHASES: Final[Mapping[str, str]] = {
     "admit": "the limiter's decision",
     "queue": "a free place at the replica",
@@ -40,10 +40,10 @@ PHASES: Final[Mapping[str, str]] = {
     "settle": "the ledger",
 }
 TEXTS: Final = ("messages", "reply")  # fields that only lines of some accounts have
-PATTERN: Final = "*.jsonl*"  # of the files' names
+PATTERN: Final = "*.jsonl*"  # of the file names
 ID_FIELDS: Final = ("request_id", "first_request_id", "client_request_id", "trace_id")
-BLOCK_BYTES: Final = 1024 * 1024  # searched at once: other threads wait so long for the interpreter
-# Of one search.
+BLOCK_BYTES: Final = 1024 * 1024  # searched at once; other threads wait for the interpreter meanwhile
+# Limits of one search.
 SEARCH_BYTES: Final = 2 * 1024**3
 SEARCH_S: Final = 4.0
 SEARCH_LINES: Final = 20  # a client may send all of its requests under one id
@@ -54,9 +54,9 @@ logger = logging.getLogger("ray.serve")
 
 
 class RequestLog:
-    """Writes lines in a thread of its own: no request waits for the disk. `name` is the process's.
+    """Writes lines in a separate thread: no request waits for the disk. `name` is the name of the process.
 
-    A disk that hangs or is full costs lines, and nothing else.
+    A disk that hangs or is full loses lines and has no other effect.
     """
 
     def __init__(self, home: Path, name: str) -> None:
@@ -72,12 +72,12 @@ class RequestLog:
         self._thread.start()
 
     def write(self, line: Line) -> None:
-        """Never waits."""
+        """Queues a line without waiting. Drops it if the queue is full."""
         with contextlib.suppress(Full):
             self._lines.put_nowait(json.dumps(line, ensure_ascii=False, separators=(",", ":")))
 
     def close(self) -> None:
-        """Writes what waits, for CLOSE_S at most."""
+        """Writes the queued lines. Waits at most CLOSE_S for a place in the queue, then CLOSE_S for the thread."""
         with contextlib.suppress(Full):
             self._lines.put(None, timeout=CLOSE_S)
             self._thread.join(CLOSE_S)
@@ -98,7 +98,7 @@ class RequestLog:
 
 
 class _File(RotatingFileHandler):
-    """Reports a disk that takes no line once a minute, and without the line."""
+    """Reports a disk that accepts no lines at most once a minute, without the line."""
 
     _reported_at = -math.inf
 
@@ -110,7 +110,7 @@ class _File(RotatingFileHandler):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Lines of the log, the oldest first. Without `is_complete` the search ended before it had read all files."""
+    """Log lines, oldest first. If not `is_complete`, the search ended before it had read all files."""
 
     lines: list[Line]
     is_complete: bool = True
@@ -124,9 +124,9 @@ def find_lines(
     most_bytes: float = SEARCH_BYTES,
     most_s: float = SEARCH_S,
 ) -> Found:
-    """The last SEARCH_LINES lines of a request, by its own id, its client's or its trace's.
+    """Returns the last SEARCH_LINES lines of a request, by its own id, its client's or its trace's.
 
-    Reads the newest files first, and stops after about `most_bytes` and `most_s` seconds.
+    Reads the newest files first, and stops after about `most_bytes` or `most_s` seconds.
     """
     wanted, ends_at, left = json.dumps(request_id).encode(), time.monotonic() + most_s, most_bytes
     found: list[Line] = []
@@ -141,8 +141,8 @@ def find_lines(
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
-    """A file in pieces of whole lines."""
-    with contextlib.suppress(OSError), path.open("rb") as file:  # it may be gone meanwhile
+    """Yields a file in blocks of whole lines."""
+    with contextlib.suppress(OSError), path.open("rb") as file:  # the file may have been removed
         while block := file.read(BLOCK_BYTES):
             yield block + file.readline()
 
@@ -153,7 +153,7 @@ def _lines_of(request_id: str, wanted: bytes, block: bytes) -> Iterator[Line]:
             continue
         try:
             line = json.loads(raw)
-        except ValueError:  # the process died while it wrote
+        except ValueError:  # the process died during the write
             continue
         if isinstance(line, dict) and request_id in [line.get(name) for name in ID_FIELDS]:
             yield line

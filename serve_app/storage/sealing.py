@@ -1,9 +1,9 @@
-"""The service's secret key: it seals secrets that the ledger stores, and derives tokens that are stored nowhere.
+"""The service's secret key: it seals secrets that the ledger stores, and derives tokens that are not stored.
 
-Secrets are sealed by AES-256-GCM. Each seal is bound to a purpose, for example one user's one-time codes: a sealed
+Secrets are sealed with AES-256-GCM. Each seal is bound to a purpose, for example one user's one-time codes. A sealed
 text that was copied to another row does not open there.
 
-While the key is replaced, the previous one is valid too. Secrets are then sealed under both, so that processes which
+While the key is replaced, the previous key is valid too. Secrets are then sealed under both, so that processes which
 know only one of them can open them.
 """
 
@@ -28,32 +28,32 @@ _NONCE_BYTES: Final = 12
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SecretKeys:
-    """The current key, and the previous one while both are valid. Without a repr, so that no log shows them."""
+    """The current key, and the previous one while both are valid. Their repr omits them, so no log shows them."""
 
     current: bytes
     previous: bytes = b""  # empty: none
 
     @property
     def valid(self) -> tuple[bytes, ...]:
-        """The current one first."""
+        """The valid keys, the current one first."""
         return (self.current, self.previous) if self.previous else (self.current,)
 
     def derive(self, text: str) -> str:
-        """A token of 64 hex digits that only holders of the current key can compute from `text`."""
+        """Returns a token of 64 hex digits that only holders of the current key can compute from `text`."""
         return _derived(self.current, text)
 
     def derive_all(self, text: str) -> tuple[str, ...]:
-        """The token under each valid key, the current one first."""
+        """Returns the token under each valid key, the current one first."""
         return tuple(_derived(key, text) for key in self.valid)
 
 
 def seal(secret: str, keys: SecretKeys, purpose: str) -> str:
-    """Seals under each valid key, the current one first."""
+    """Seals a secret under each valid key, the current one first."""
     return _SEPARATOR.join(_sealed(secret, key, purpose) for key in keys.valid)
 
 
 def unseal(sealed: str, keys: SecretKeys, purpose: str) -> str:
-    """Returns what `seal` was given for this purpose. Raises ValueError."""
+    """Returns the secret that was sealed for this purpose. Raises ValueError."""
     for part in sealed.split(_SEPARATOR, maxsplit=1):
         for key in keys.valid:
             with contextlib.suppress(InvalidTag, binascii.Error, UnicodeDecodeError, ValueError):
@@ -63,9 +63,9 @@ def unseal(sealed: str, keys: SecretKeys, purpose: str) -> str:
 
 
 def is_current(sealed: str, keys: SecretKeys, purpose: str) -> bool:
-    """Whether the secret can stay as it is: the current key opens it, and no key that is not valid any more does.
+    """Returns whether the secret can stay as it is: the current key opens it, and no key that has become invalid does.
 
-    A process that knows only the older of two keys leaves alone what is sealed under both.
+    A process that knows only the older of two keys does not reseal a secret that is sealed under both.
     """
     current = SecretKeys(keys.current)
     newest, _, other = sealed.partition(_SEPARATOR)
@@ -74,12 +74,12 @@ def is_current(sealed: str, keys: SecretKeys, purpose: str) -> bool:
 
 
 def of_totp(user_id: str) -> str:
-    """The purpose of the secret of a person's one-time codes."""
+    """Returns the purpose of the secret of a person's one-time codes."""
     return f"one-time codes of {user_id}"
 
 
 def of_webhooks(account_id: str) -> str:
-    """The purpose of the secrets that an account's webhooks are signed with."""
+    """Returns the purpose of the secrets with which an account's webhooks are signed."""
     return f"webhooks of {account_id}"
 
 

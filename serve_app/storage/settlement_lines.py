@@ -1,4 +1,4 @@
-"""Settlements as lines of a spool: a checksum and JSON."""
+"""Encodes settlements as lines of a spool: a checksum and JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from serve_app.contracts.books import Outcome, Settlement, StoredReply
 from serve_app.contracts.money import Price
 
 _FIELDS = frozenset(field.name for field in fields(Settlement))
-# Without the epoch: an earlier release does not read lines with fields that it does not know.
+# Without the epoch: an earlier release does not read lines with unknown fields.
 _NAMES = tuple(field.name for field in fields(Settlement) if field.name != "epoch")
 _to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
@@ -22,16 +22,16 @@ def to_line(settlement: Settlement) -> bytes:
 
 
 def from_line(line: bytes) -> Settlement | None:
-    """The settlement of a line, or None if the line is torn or cannot be read by this release."""
+    """Returns the settlement of a line, or None if the line is torn or this release cannot read it."""
     checksum, _, body = line.rstrip(b"\n").partition(b" ")
     return decode(body) if checksum == b"%08x" % zlib.crc32(body) else None
 
 
 def encode(settlement: Settlement) -> bytes:
-    """JSON, in ASCII. Raises TypeError or ValueError for what was never a settlement."""
-    # `dataclasses.asdict` takes five times as long, on the path of every request.
+    """Returns ASCII JSON. Raises TypeError or ValueError if it is not a valid settlement."""
+    # `dataclasses.asdict` takes five times as long, and every request runs this.
     values = {name: getattr(settlement, name) for name in _NAMES}
-    # Optional fields that are not set are left out, so that a release that does not know them can read it too.
+    # Unset optional fields are omitted, so that a release that does not know them can read the line.
     values = {name: value for name, value in values.items() if value is not None}
     price = settlement.price
     values["price"] = {"input": price.input, "cached_input": price.cached_input, "output": price.output}
@@ -42,10 +42,10 @@ def encode(settlement: Settlement) -> bytes:
 
 
 def decode(body: bytes) -> Settlement | None:
-    """The settlement that `encode` has encoded, in this release or another; None if it cannot be read."""
+    """Returns the settlement that `encode` of this or another release encoded, or None if it cannot be read."""
     try:
         found = json.loads(body)
-        # Fields that a later release has added do not keep this one from billing what it knows.
+        # Ignore fields that a later release has added: this release still bills the fields that it knows.
         values = {name: value for name, value in found.items() if name in _FIELDS}
         price = Price(*(found["price"][name] for name in ("input", "cached_input", "output")))
         values |= {"price": price, "outcome": Outcome(found["outcome"])}
@@ -58,5 +58,5 @@ def decode(body: bytes) -> Settlement | None:
 
 
 def reply_size(settlement: Settlement) -> int:
-    """Bytes of its reply in a line, about."""
+    """Returns the approximate size of its reply in a line, in bytes."""
     return 0 if settlement.reply is None else len(settlement.reply.body) * 4 // 3

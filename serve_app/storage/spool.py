@@ -1,9 +1,9 @@
-"""The spool: settlements on disk, while the ledger's database is away or may not have them yet.
+"""The spool: settlements on disk while the ledger's database is unavailable or may not have them yet.
 
-Files of about a megabyte, locked while their process lives; the lock of a dead process is free, so another one can
-adopt its files. A line is a checksum and a settlement as JSON, so a line torn by a crash is recognised. A file is
-removed when all of it is settled, so that the spool shrinks as it is replayed. A crash before that settles the lines of
-one file again, which changes nothing.
+Files are about a megabyte and locked while their process lives. The locks of a dead process are free, so another
+process can adopt its files. A line is a checksum and a settlement as JSON, so a line torn by a crash is recognised. A
+file is removed once all of it is settled, so the spool shrinks while it is replayed. After a crash before that, the
+lines of one file are settled again, which changes nothing.
 
 Keep the folder on a local disk: the locks are `flock`.
 """
@@ -33,19 +33,19 @@ REPLAY_BATCH = 64
 SUFFIX = ".spool"
 ORPHANS = ".orphans"  # of model replicas: settlements that count only if no gateway makes a better one
 FILE_BYTES = 2**20
-REPLIES = 0.25  # of the bound, for the stored replies: the rest is for usage
+REPLIES = 0.25  # share of the limit for stored replies; the rest is for usage
 
 
 class Spool:
-    """The spool `name` in `folder`, with what is in it. Threads may share it.
+    """The spool `name` in `folder`, including its existing contents. Threads may share it.
 
-    Raises SpoolBusy while another process has it, InvalidValue for a name that is no plain file name.
+    Raises SpoolBusy while another process has it, and InvalidValue for a name that is not a plain file name.
     """
 
     def __init__(
         self, folder: str | Path, name: str, *, max_bytes: int = 64 * 2**20, suffix: str = SUFFIX, flushed: bool = True
     ) -> None:
-        """Without `flushed`, what is appended survives the process at once, and the machine after `flush`."""
+        """Without `flushed`, appended data survives a process crash at once, and a machine crash after `flush`."""
         if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", name, re.ASCII):
             raise InvalidValue(f"spool name {name!r}: use up to 100 of A-Z, a-z, 0-9, '.', '_' and '-'")
         self._folder = Path(folder)
@@ -57,45 +57,45 @@ class Spool:
         self._lock = threading.Lock()
         self._replaying = threading.Lock()
         self._begun = 0  # files after the first one
-        self._has_new_file = True  # that the folder may forget with the machine
+        self._has_new_file = True  # whose folder entry a machine crash may lose
         own = SpoolFile.open_locked(self._folder / (name + suffix), create=True, flushed=flushed)
         if own is None:
             raise SpoolBusy(f"spool {name!r} in {self._folder} belongs to a running process: choose another name")
         self._own = own
-        self._earlier: list[SpoolFile] = []  # adopted ones, and full ones of this process
+        self._earlier: list[SpoolFile] = []  # adopted files, and full files of this process
 
     @property
     def size(self) -> int:
-        """Bytes on disk, adopted files included; it shrinks when a file is settled as a whole."""
+        """Bytes on disk, including adopted files. It shrinks when a whole file is settled."""
         with self._lock:
             return sum(file.size for file in self._files())
 
     @property
     def waiting(self) -> int:
-        """Settlements that are not settled yet."""
+        """Number of settlements that are not settled yet."""
         with self._lock:
             return sum(file.waiting for file in self._files())
 
     @property
     def oldest_at(self) -> float | None:
-        """When the request ended whose settlement waits longest, in Unix seconds; None when none waits."""
+        """Unix time at which the request of the longest-waiting settlement ended; None if none waits."""
         with self._lock:
             ends = [settlement.finished_at for file in self._files() if (settlement := file.first()) is not None]
         return min(ends, default=None)
 
     def append(self, settlement: Settlement) -> None:
-        """Keeps a settlement; on disk when this returns.
+        """Stores a settlement, which is on disk when this returns.
 
-        Raises SpoolFull when it would pass `max_bytes`, or the disk cannot hold it; nothing is kept then.
+        Raises SpoolFull and stores nothing if it would exceed `max_bytes` or the disk cannot hold it.
         """
         if not self.append_batch([settlement]):
             raise SpoolFull(f"the spool has reached {self.max_bytes} bytes: admit nothing until it is replayed")
 
     def append_batch(self, settlements: Sequence[Settlement]) -> int:
-        """Keeps the first of these, as many as `max_bytes` lets, with one flush; on disk when it returns their number.
+        """Stores as many of the first settlements as `max_bytes` allows, with one flush. Returns their number.
 
-        A reply beyond its share of the bound is left out: its usage is kept, and a retry is a new request. Raises
-        SpoolFull when the disk cannot hold them; none is kept then.
+        They are on disk when this returns. A reply beyond its share of the limit is omitted: its usage is kept, and a
+        retry is a new request. Raises SpoolFull and stores nothing if the disk cannot hold them.
         """
         lines: list[bytes] = []
         with self._lock:
@@ -123,13 +123,13 @@ class Spool:
         return len(lines)
 
     def flush(self) -> None:
-        """Makes all that was appended survive the machine. Raises OSError of the disk; the next call tries again."""
+        """Makes all appended data survive a machine crash. Raises OSError of the disk; the next call retries."""
         with self._lock:
             unflushed = [(file, file.duplicate()) for file in self._files() if file.unflushed]
             has_new_file = bool(unflushed) and self._has_new_file
             self._has_new_file &= not has_new_file
         failure: OSError | None = None
-        for file, descriptor in unflushed:  # without the lock: nothing may wait for the disk
+        for file, descriptor in unflushed:  # without the lock: no thread may wait for the disk
             try:
                 os.fsync(descriptor)
             except OSError as error:
@@ -147,13 +147,13 @@ class Spool:
     def replay(
         self, settle: Settle, is_due: Callable[[Settlement], bool] | None = None, *, most: int = REPLAY_BATCH
     ) -> None:
-        """Settles all that waits, in order and `most` at once, and removes it.
+        """Settles all waiting settlements in order, `most` at once, and removes them.
 
-        Of each file only up to what `is_due` says is not due yet.
+        Each file is replayed only up to the first settlement that is not due, according to `is_due`.
 
-        What the ledger refuses and does not keep itself moves to a `.refused` file beside the spool, with the reason
-        in the log. An error of `settle` (LedgerUnavailable) ends the replay; this process does not repeat what is
-        settled by then.
+        Settlements that the ledger refuses and does not keep move to a `.refused` file next to the spool; the log has
+        the reason. An error of `settle` (LedgerUnavailable) ends the replay. This process does not repeat settlements
+        that are settled by then.
         """
         with self._replaying:
             with self._lock:
@@ -169,10 +169,10 @@ class Spool:
     def adopt_orphans(self) -> list[Settlement]:
         """Adopts the spools of dead processes in this folder and returns their settlements.
 
-        Their files count for `max_bytes`.
+        The adopted files count towards `max_bytes`.
         """
         adopted: list[Settlement] = []
-        with self._replaying:  # and not the lock: others append while a large file is read
+        with self._replaying:  # not the lock: other threads append while a large file is read
             with self._lock:
                 own = {file.path for file in self._files()}
             for path in sorted(set(self._folder.glob("*" + self._suffix)) - own):
@@ -201,7 +201,7 @@ class Spool:
         return waiting
 
     def close(self) -> None:
-        """Unlocks the files, so that another process can adopt them; empty ones are removed."""
+        """Unlocks the files, so that another process can adopt them. Removes empty files."""
         with self._replaying, self._lock:
             for file in self._files():
                 if file.size == 0:
@@ -214,9 +214,9 @@ class Spool:
         return [*self._earlier, self._own]
 
     def _begin_file(self) -> None:
-        """What is appended from here on goes to a new file; the one before can be removed when it is settled."""
+        """Begins a new file for further settlements. The previous file can be removed once it is settled."""
         self._begun += 1
-        # "+" is in no spool's name, so no other process has this file.
+        # Spool names cannot contain "+", so no other process has this file.
         path = self._folder / f"{self._name}+{self._begun}{self._suffix}"
         try:
             file = SpoolFile.open_locked(path, create=True, flushed=self._flushed)
@@ -229,7 +229,7 @@ class Spool:
     def _settle_batch(
         self, file: SpoolFile, settle: Settle, is_due: Callable[[Settlement], bool] | None, most: int
     ) -> bool:
-        """Settles the next lines of a file; false when there are none. Other threads append meanwhile."""
+        """Settles the next lines of a file. Returns False if there are none. Other threads append meanwhile."""
         with self._lock:
             found = file.next_lines(most)
         read = ((offset, raw, file.read(offset, raw)) for offset, raw in found)
@@ -253,6 +253,6 @@ class Spool:
 
 
 def measure(spool: Spool) -> tuple[int, int, float]:
-    """For metrics: settlements that wait, bytes, and seconds since the end of the request that waits longest."""
+    """Returns metrics: waiting settlements, bytes, and seconds since the end of the request that has waited longest."""
     waiting, oldest_at = spool.waiting, spool.oldest_at
     return waiting, spool.size, 0.0 if oldest_at is None else max(0.0, time.time() - oldest_at)

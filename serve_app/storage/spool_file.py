@@ -1,4 +1,4 @@
-"""One file of a spool: locked by its process, appended to, and emptied when everything in it is settled."""
+"""One file of a spool. Its process locks it, appends to it, and empties it when everything in it is settled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from serve_app.storage.settlement_lines import from_line
 
 logger = logging.getLogger(__name__)
 
-REFUSED = ".refused"  # lines that cannot be read, and what the ledger neither took nor kept: for the operator
+REFUSED = ".refused"  # unreadable lines, and settlements that the ledger neither took nor kept; for the operator
 
 
 class SpoolFile:
@@ -27,11 +27,11 @@ class SpoolFile:
         self._flushed = flushed
         self.size = os.fstat(descriptor).st_size
         self._descriptor = descriptor
-        self._settled = 0  # bytes at the start that are settled already
+        self._settled = 0  # bytes at the start that are already settled
         self.waiting = 0  # lines that are not settled
-        self.reply_bytes = 0  # of the file, for replies
+        self.reply_bytes = 0  # bytes of replies in the file
         self.unflushed = False
-        # The end of a line was lost in a crash: the next one begins on a line of its own.
+        # A crash lost the end of a line: start the next line on a new one.
         self._ragged = self.size > 0 and os.pread(descriptor, 1, self.size - 1) != b"\n"
         if self.size:
             with open(descriptor, "rb", closefd=False) as file:
@@ -44,7 +44,7 @@ class SpoolFile:
 
     @classmethod
     def open_locked(cls, path: Path, *, create: bool, flushed: bool) -> SpoolFile | None:
-        """The file, or None if another process has it or, without `create`, it does not exist."""
+        """Opens and locks a file. Returns None if another process has it or, without `create`, it does not exist."""
         flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         while True:
             try:
@@ -57,19 +57,19 @@ class SpoolFile:
                 os.close(descriptor)
                 return None
             try:
-                # Between open and lock, the owner before may have emptied and removed it.
+                # Between open and lock, the previous owner may have emptied and removed it.
                 with contextlib.suppress(FileNotFoundError):
                     if os.path.samestat(os.fstat(descriptor), os.stat(path)):
                         if create and flushed:
                             flush_folder(path.parent)
                         return cls(path, descriptor, flushed)
             except BaseException:
-                os.close(descriptor)  # else it would be locked as long as this process lives
+                os.close(descriptor)  # otherwise it stays locked while this process lives
                 raise
             os.close(descriptor)
 
     def append(self, lines: Sequence[bytes]) -> None:
-        """Adds lines and flushes them, or leaves the file as it was."""
+        """Appends lines and flushes them, or leaves the file as it was."""
         data = b"".join(lines)
         if self._ragged:
             data = b"\n" + data
@@ -92,27 +92,27 @@ class SpoolFile:
         self.waiting += len(lines)
 
     def duplicate(self) -> int:
-        """A descriptor of its own, to flush what was appended until now: another thread may close this file."""
+        """Returns a separate descriptor for flushing appended data, because another thread may close this file."""
         self.unflushed = False
         return os.dup(self._descriptor)
 
     def first(self) -> Settlement | None:
-        """The first that is not settled."""
+        """Returns the first unsettled settlement, or None."""
         return next((settlement for _, raw in self._raw_lines() if (settlement := from_line(raw)) is not None), None)
 
     def lines(self) -> Iterator[tuple[int, bytes, Settlement | None]]:
-        """What is not settled: (offset after the line, the line, its settlement or None if it cannot be read)."""
+        """Returns unsettled lines: (offset after the line, the line, its settlement or None if it cannot be read)."""
         return ((offset, raw, self.read(offset, raw)) for offset, raw in self._raw_lines())
 
     def next_lines(self, limit: int) -> list[tuple[int, bytes]]:
-        """The first `limit` that are not settled: (offset after it, line); empties the file when there are none."""
+        """Returns the first `limit` unsettled lines: (offset after it, line). Empties the file if there are none."""
         lines = list(islice(self._raw_lines(), limit))
         if not lines and self.size:
             self.mark_settled(self.size, 0)
         return lines
 
     def read(self, offset: int, raw: bytes) -> Settlement | None:
-        """The settlement of a line that ends at `offset`."""
+        """Returns the settlement of a line that ends at `offset`, or None if the line is torn or damaged."""
         settlement = from_line(raw)
         if settlement is None:
             logger.warning("%s: skipping a torn or damaged line that ends at byte %d", self.path.name, offset)
@@ -128,18 +128,18 @@ class SpoolFile:
                     yield offset, raw
 
     def mark_settled(self, offset: int, settled: int) -> None:
-        """Marks all before `offset`, which are `settled` lines, as settled."""
+        """Marks everything before `offset`, which is `settled` lines, as settled."""
         self._settled = offset
         self.waiting -= settled
         if offset == self.size:
             os.ftruncate(self._descriptor, 0)
-            # Before the flush, which may fail: what is appended from here on begins at the file's beginning.
+            # Before the flush, which may fail: further lines are appended at the file's beginning.
             self.size = self._settled = self.waiting = self.reply_bytes = 0
             if self._flushed:
                 os.fsync(self._descriptor)
 
     def set_aside(self, lines: Sequence[bytes]) -> None:
-        """Keeps lines that will never settle, on disk, before they leave the spool."""
+        """Stores lines that can never settle on disk, before they leave the spool."""
         beside = self.path.with_name(self.path.name + REFUSED)
         with open(beside, "ab") as file:
             file.writelines(line if line.endswith(b"\n") else line + b"\n" for line in lines)
@@ -148,7 +148,7 @@ class SpoolFile:
         flush_folder(beside.parent)
 
     def delete(self) -> None:
-        """Deletes it, then unlocks it."""
+        """Deletes the file, then unlocks it."""
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
         self.close()
@@ -158,7 +158,7 @@ class SpoolFile:
 
 
 def flush_folder(folder: Path) -> None:
-    """Makes the names of its files survive the machine."""
+    """Makes the folder's file names survive a machine crash."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,1 +1,1 @@
-"""What `serve-app dashboards` puts into a Grafana, and where that is."""
+"""The Grafana files of `serve-app dashboards`, and the address of a Grafana."""

@@ -1,4 +1,4 @@
-"""Where a Grafana is, and with which credential a command goes there."""
+"""The address of a Grafana, and the credential for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from serve_app.cli.output import CommandError, UsageError
 
 @dataclass(frozen=True)
 class Address:
-    """`https://host:port`, the path below which Grafana lies (no slash at its end), and the login in it."""
+    """`https://host:port`, the path prefix of Grafana (without a trailing slash), and the login in the URL."""
 
     origin: str
     prefix: str
@@ -36,7 +36,7 @@ def parse_address(text: str, option: str = "--grafana") -> Address:
 
 
 def read_token(token: str | None, token_file: Path | None) -> str | None:
-    """The token; a file that is named wins over the environment."""
+    """Returns the token; a named file takes precedence over the environment."""
     if token_file is None:
         return token or None
     try:

@@ -1,4 +1,4 @@
-"""Grafana's file provisioning: the files, and a folder of which only those that we wrote are ever touched."""
+"""Grafana's file provisioning: its files, and a folder in which only our own files are ever changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import yaml
 from serve_app.cli.grafana.shipped import RULES, Json, data_source, with_source
 from serve_app.cli.output import CommandError
 
-MANIFEST = ".serve-app-files.json"  # what we wrote, with the digest of each
+MANIFEST = ".serve-app-files.json"  # our files, with a digest for each
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Written:
 def provisioning(
     boards: Sequence[Json], rules: str, *, folder: str, datasource: str, prometheus: str, seen_at: PurePosixPath
 ) -> dict[str, str]:
-    """The files by their paths. `seen_at` is where Grafana sees the folder in which they lie."""
+    """Returns the files by path. `seen_at` is the path at which Grafana sees their folder."""
     source = data_source(datasource, prometheus)
     selected = [with_source(board, source["uid"], datasource) for board in boards]
     provider = {
@@ -45,10 +45,10 @@ def provisioning(
 
 
 def write_files(folder: Path, files: dict[str, str], *, force: bool = False) -> list[Written]:
-    """Make `folder` hold `files`, and remove what we wrote earlier and is no longer among them.
+    """Writes `files` to `folder`, and removes files that we wrote earlier and that are no longer among them.
 
-    Raises CommandError, before anything is written, if a file was written or changed by somebody else (not with
-    `force`).
+    If a file was not written by us or has been changed since, raises CommandError before it writes anything, unless
+    `force` is set.
     """
     try:
         known: dict[str, str] = _read_manifest(folder)

@@ -1,4 +1,4 @@
-"""The dashboards and rules that are put into a Grafana: those of this package, or of a folder."""
+"""The dashboards and rules to install in a Grafana: those of this package, or of a folder."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from serve_app.cli.output import CommandError
 
 Json = dict[str, Any]
 
-TAG = "serve-app"  # on every dashboard that is pushed
+TAG = "serve-app"  # on every pushed dashboard
 UID_PREFIX = "serve-app-"
 RULES = "rules.yaml"
 DEFAULT_SOURCE = "serve-app Prometheus"
 
 
 def read_boards(folder: Path | None) -> list[Json]:
-    """The dashboards of `folder`, or of this package. Raises CommandError that names the file that is wrong."""
+    """Returns the dashboards of `folder`, or of this package. Raises CommandError that names the faulty file."""
     source = _source(folder)
     names = sorted(entry.name for entry in source.iterdir()) if source.is_dir() else []
     boards = [_board(source / name, name) for name in names if name.endswith(".json")]
@@ -33,7 +33,7 @@ def read_boards(folder: Path | None) -> list[Json]:
 
 
 def read_rules(folder: Path | None) -> str:
-    """The text of the Prometheus rule file. Raises CommandError."""
+    """Returns the text of the Prometheus rule file. Raises CommandError."""
     try:
         text = (_source(folder) / RULES).read_text(encoding="utf-8")
         yaml.safe_load(text)["groups"]
@@ -43,7 +43,7 @@ def read_rules(folder: Path | None) -> str:
 
 
 def data_source(name: str, prometheus: str) -> Json:
-    """The body of a Prometheus data source for Grafana."""
+    """Returns the body of a Prometheus data source for Grafana."""
     return {
         "name": name,
         "uid": "serve-app-prometheus",
@@ -55,7 +55,7 @@ def data_source(name: str, prometheus: str) -> Json:
 
 
 def with_source(board: Json, uid: str, name: str) -> Json:
-    """The dashboard with our tag, and with a data source selected."""
+    """Returns the dashboard with our tag and with a data source selected."""
     selected = {"text": name, "value": uid, "selected": True}
     variables = [
         {**variable, "current": selected} if variable["type"] == "datasource" else variable

@@ -1,6 +1,6 @@
 """Writes the grammar of tool calls in llguidance's dialect of Lark.
 
-Text outside of calls is limited to text that can't be read as a call, so a reader of the reply finds only calls that
+Text outside of calls is limited to text that cannot be read as a call. So a reader of the reply finds only calls that
 the grammar has checked.
 """
 
@@ -14,10 +14,10 @@ from serve_app.engine.errors import UnsupportedGrammar
 from serve_app.engine.grammar import lark
 from serve_app.engine.grammar.lark import constant, regex, special_id
 
-MAX_CALLS = 16  # in one reply: small models may repeat a call until their budget is spent
+MAX_CALLS = 16  # per reply; small models may repeat a call until their token budget is spent
 _BLANKS = r" \t\r\n"
-_LIKE_JSON = "{[`"  # first characters of calls without a marker, and of a fence around them
-_OF_CALLS = ("name",), ("arguments", "parameters")  # a call without a marker has a key of each
+_LIKE_JSON = "{[`"  # first characters of calls without a marker, and of a code fence around them
+_OF_CALLS = ("name",), ("arguments", "parameters")  # a call without a marker has one key of each group
 
 
 Embed = Callable[[Any], str]
@@ -29,13 +29,13 @@ def to_lark(
     embed: Sequence[Embed],
     otherwise: tuple[Any, Embed] | None = None,
 ) -> str:
-    """The grammar of the text that `Grammar.tool_calls` writes, parsed.
+    """The grammar for tool calls in the format that `Grammar.tool_calls` writes, given as parsed JSON.
 
-    `embed` makes a rule's body from a JSON Schema, one for each alternative; `otherwise` is the schema of a reply
-    without calls, with its own.
+    `embed` holds one function per alternative that makes a rule's body from a JSON Schema. `otherwise` is the schema of
+    a reply without calls, with its embed function.
 
     Raises:
-        UnsupportedGrammar: there are no alternatives, or they do not begin with the marker of calls.
+        UnsupportedGrammar: there are no alternatives, or they do not begin with the calls' marker.
     """
     if not calls["alternatives"]:
         raise UnsupportedGrammar("there are no tools to call")
@@ -67,7 +67,7 @@ def _calls(calls: Mapping[str, Any], embed: Sequence[Embed], special: Mapping[st
     around = (constant(calls["opening"], special), "first", more, constant(calls["closing"], special))
     rules = [f"calls: {' '.join(part for part in around if part)}"]
     rules += [f"first: {call}", *([f"more: {call.replace('call_', 'next_')}"] if more else [])]
-    cut = calls.get("cut", "")  # the start of the first call that is written already
+    cut = calls.get("cut", "")  # the start of the first call that is already written
     for number, (before, schema, after) in zip(numbers, calls["alternatives"], strict=True):
         tail = f"arguments_{number} {constant(after, special)}"
         rules.append(f"call_{number}: {constant(before.removeprefix(cut), special)} {tail}")
@@ -78,7 +78,7 @@ def _calls(calls: Mapping[str, Any], embed: Sequence[Embed], special: Mapping[st
 
 
 def _without(calls: Mapping[str, Any], marker: str) -> dict[str, Any]:
-    """The same calls after their marker."""
+    """The same calls with their leading marker removed."""
     if calls["opening"].startswith(marker):
         return {**calls, "opening": calls["opening"][len(marker) :]}
     if calls["opening"] or not all(before.startswith(marker) for before, _, _ in calls["alternatives"]):
@@ -87,7 +87,7 @@ def _without(calls: Mapping[str, Any], marker: str) -> dict[str, Any]:
 
 
 def _text(calls: Mapping[str, Any], special: Mapping[str, int], name: str = "TEXT", marker: bool = True) -> str:
-    """Text that can't be read as a call: it has no marker, and does not begin like a call without one."""
+    """Text that cannot be read as a call: it has no marker, and does not begin like a call without a marker."""
     first = _not_first(calls)
     never = [regex(t) for t in (*calls["never"], calls["optional"] if marker else "") if t]
     if first:
@@ -112,13 +112,13 @@ def _shown(names: Sequence[str], special: Mapping[str, int]) -> str:
 def _or_json(
     calls: Mapping[str, Any], embed: Sequence[Embed], other: Any, embed_other: Embed, special: Mapping[str, int]
 ) -> list[str]:
-    """Calls, or a JSON value that can't be read as one."""
+    """Calls, or a JSON value that cannot be read as a call."""
     first = _not_first(calls)
     if first and (not isinstance(other, dict) or other.get("type") != "object"):
         raise UnsupportedGrammar("beside tools of this model, a JSON schema must be of type object")
     if "{" not in first:
         return [f"start: calls | {embed_other(other)}", *_calls(calls, embed, special)]
-    # Calls as JSON schemas: the grammar tells keys apart where they end, but texts only where they begin.
+    # Calls as JSON schemas: the grammar distinguishes keys where they end, but texts only where they begin.
     whole = [["", json.dumps(_as_schema(alternative)), ""] for alternative in calls["alternatives"]]
     return [f"start: calls | {embed_other(_no_call(other))}", *_calls({**calls, "alternatives": whole}, embed, special)]
 
@@ -134,13 +134,13 @@ def _as_schema(alternative: Sequence[str]) -> dict[str, Any]:
 
 
 def _no_call(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of an object without some key that calls have."""
+    """The schema of an object that lacks one of the keys that every call has."""
     if any(key in schema for key in ("$ref", "anyOf", "oneOf", "allOf", "patternProperties")):
         raise UnsupportedGrammar("beside tools of this model, a JSON schema must name its properties at its top")
     properties, more = schema.get("properties", {}), schema.get("additionalProperties", True)
     for keys in _OF_CALLS:
         if not any(key in properties for key in keys):
-            # Keys by a pattern: others may be spelled with escapes, and a reader would find a call's key there.
+            # Keys by a pattern: other keys may be spelled with escapes, and a reader would decode them to a call's key.
             others = {} if more is False else {lark.none_of((*properties, *keys)): more}
             return {**schema, "patternProperties": others, "additionalProperties": False}
     raise UnsupportedGrammar("beside tools of this model, a JSON schema can't have properties named like a call's")

@@ -1,4 +1,4 @@
-"""Enforces a grammar: the tokens that may come next, computed by llguidance while the model runs.
+"""Enforces a grammar: llguidance computes which tokens may come next while the model runs.
 
 A `GrammarCompiler` belongs to a model, a `GrammarState` to a request.
 """
@@ -24,33 +24,33 @@ from serve_app.engine.errors import UnsupportedGrammar
 from serve_app.engine.grammar import translate
 from serve_app.engine.grammar.unenforceable import TooManyTries
 
-_CACHED = 64  # compiled grammars, a few MB each at worst
-# Each bounds what a hostile grammar costs. Beyond one, compiling is refused, and a reply ends before its next token.
+_CACHED = 64  # number of compiled grammars, each a few MB at most
+# Bounds on the cost of a hostile grammar. Beyond a bound, compiling fails or a reply ends before its next token.
 _LIMITS = LLParserLimits(
     max_items_in_row=2_000,
-    initial_lexer_fuel=1_000_000,  # of a compilation, in expressions: about 0.1 us each
-    step_lexer_fuel=200_000,  # of a token's mask
+    initial_lexer_fuel=1_000_000,  # per compilation, in expressions: about 0.1 us each
+    step_lexer_fuel=200_000,  # per token mask
     step_max_items=50_000,
     max_lexer_states=50_000,  # of all replies that share a compiled grammar, about 1 KB each
     max_grammar_size=500_000,
-    verbose_errors=False,  # errors show nothing of the parser's internals
+    verbose_errors=False,  # errors reveal nothing of the parser's internals
 )
 _MAX_WORKERS = 4
-_REST = 3.0  # a tenant compiles for a quarter of the time at most: some grammars take seconds of a core
+_REST = 3.0  # a tenant compiles for at most a quarter of the time, since some grammars take seconds of a core
 
 
 class Compiled(NamedTuple):
-    """A grammar that can be enforced: in llguidance's Lark, and ready to use. The matcher is not to be advanced."""
+    """A grammar ready for enforcement: its source in llguidance's Lark, and a matcher that must not be advanced."""
 
     lark: str
     matcher: LLMatcher
 
 
 class GrammarCompiler:
-    """Compiles grammars for one tokenizer and makes states. All methods may be called from any thread.
+    """Compiles grammars for one tokenizer and creates states. All methods may be called from any thread.
 
-    `vocab` is the width of the logits; ids without a token in the tokenizer are never allowed. The first grammar takes
-    about a second longer, for the tokenizer's tables.
+    `vocab` is the width of the logits. Ids without a token in the tokenizer are never allowed. The first grammar takes
+    about a second longer, to build the tokenizer's tables.
     """
 
     def __init__(self, tokenizer: Any, vocab: int, eos_token_ids: frozenset[int]) -> None:
@@ -78,12 +78,12 @@ class GrammarCompiler:
         return GrammarState(copy, self._vocab, self._width, self._eos, self._executor, renew)
 
     def close(self) -> None:
-        """End the worker threads; states must not be used any more."""
+        """End the worker threads; states must not be used afterwards."""
         self._aside.close()
         self._executor.shutdown(wait=True, cancel_futures=True)
 
     async def prepare(self, grammar: Grammar, tenant: str) -> Compiled:
-        """As `compile`, but aside; `start_grammar` finds it then."""
+        """Run `compile` in the background; `start_grammar` then finds the result in the cache."""
         with self._lock:
             known = self._cache.get(grammar)
         return await self._aside.run(tenant, lambda: self.compile(grammar)) if known is None else known
@@ -93,10 +93,10 @@ class GrammarCompiler:
         return max(self._vocab, len(self._hf_tokenizer))
 
     def compile(self, grammar: Grammar) -> Compiled:
-        """The grammar, from the cache if it was compiled before.
+        """The compiled grammar, from the cache if it was compiled before.
 
         Raises:
-            UnsupportedGrammar: it can't be enforced; the message names the cause.
+            UnsupportedGrammar: the grammar cannot be enforced; the message names the cause.
         """
         with self._lock:
             if (known := self._cache.get(grammar)) is not None:
@@ -110,14 +110,14 @@ class GrammarCompiler:
         return compiled
 
     def _compiled_anew(self, grammar: Grammar, used_up: LLMatcher) -> LLMatcher:
-        """A matcher for one reply alone. The one that it replaces is forgotten: copies share the lexer and its end."""
+        """A new matcher for one reply. Evicts the exhausted matcher from the cache: its copies share its lexer."""
         with self._lock:
             if (cached := self._cache.get(grammar)) is not None and cached.matcher is used_up:
                 del self._cache[grammar]
         return self._compile_what_can_be(grammar).matcher
 
     def _compile_what_can_be(self, grammar: Grammar) -> Compiled:
-        """The grammar, without keywords that need not and can't be enforced."""
+        """The grammar, without optional keywords that cannot be enforced."""
         try:
             return self._compile(grammar)
         except UnsupportedGrammar as error:
@@ -130,9 +130,9 @@ class GrammarCompiler:
     def _compile(self, grammar: Grammar) -> Compiled:
         text = translate.to_lark(grammar, self._special_tokens())
         matcher = LLMatcher(self._tokenizer(), text, log_level=0, limits=self._limits)
-        for _ in range(2):  # finds faults that compiling does not: no text fits, or the lexer is too large
+        for _ in range(2):  # finds faults that compiling misses: no text fits, or the lexer is too large
             if not matcher.is_error():
-                matcher.compute_bitmask()  # a lexer that has become too large says so only when it is asked again
+                matcher.compute_bitmask()  # a lexer that grew too large reports it only on the second call
         if matcher.is_error():
             raise UnsupportedGrammar(translate.explain(matcher.get_error()))
         return Compiled(text, matcher)
@@ -145,7 +145,7 @@ class GrammarCompiler:
         return LLMatcher.validate_grammar(source, self._tokenizer(), limits=self._limits)
 
     def _located(self, grammar: Grammar, error: UnsupportedGrammar) -> UnsupportedGrammar:
-        """The error with the path in the schema at fault and, of several, the number of the tool call."""
+        """The error with the path of the fault in the schema and, for tool calls, the index of the faulty one."""
         try:
             alternatives = translate.alternatives(grammar)
             for number, alternative in enumerate(alternatives):
@@ -160,10 +160,10 @@ class GrammarCompiler:
         return UnsupportedGrammar(f"{place}: {error}" if place else str(error))
 
     def _special_tokens(self) -> dict[str, int]:
-        """The tokens that no bytes of a grammar match, by name, as llguidance counts them.
+        """Names and ids of the tokens that llguidance counts as special, which no bytes of a grammar match.
 
-        It counts every added token that is written like a tag, also Qwen's <tool_call>, which its tokenizer counts as
-        text.
+        llguidance counts every added token that is written like a tag, including Qwen's <tool_call>, which Qwen's
+        tokenizer counts as text.
         """
         tables = self._tokenizer()
         added = getattr(self._hf_tokenizer, "added_tokens_decoder", {})
@@ -184,11 +184,12 @@ class GrammarCompiler:
 class GrammarState:
     """The position of one reply in its grammar. Used by one thread at a time; a worker thread computes the masks.
 
-    `finished`: the grammar is complete and only an end-of-sequence token may follow. `error`: why the grammar engine
-    failed; from then on no token is allowed. `too_large`: it failed because the grammar is too large to go on with.
+    - `finished`: the grammar is complete and only an end-of-sequence token may follow.
+    - `error`: the reason why the grammar engine failed; from then on no token is allowed.
+    - `too_large`: it failed because the grammar is too large to continue.
 
-    Replies of one grammar share its lexer, which ends at a number of states. Then `renew` compiles another one for this
-    reply alone, which takes in the tokens so far.
+    Replies with the same grammar share its lexer, which has a maximum number of states. When the lexer reaches it,
+    `renew` compiles a separate matcher for this reply, which then consumes the tokens so far.
     """
 
     def __init__(
@@ -216,7 +217,7 @@ class GrammarState:
         self._look()
 
     def prepare(self, draft: Sequence[int] = ()) -> None:
-        """Start to compute the masks of the next position and of the positions after each token of the draft."""
+        """Start to compute the masks of the next position and of the positions after each draft token."""
         self._wait_for_worker()
         self._draft = tuple(draft)
         self._pending = self._executor.submit(self._compute, self._draft)
@@ -236,7 +237,7 @@ class GrammarState:
         return torch.from_numpy(self._pending.result()[: 1 + len(draft), : self._words])
 
     def accept(self, token: int) -> None:
-        """Advance by a token of the reply; a forbidden one sets `error`."""
+        """Advance by one token of the reply; a forbidden token sets `error`."""
         self._wait_for_worker()
         self._pending = None
         if self.error is not None:
@@ -256,12 +257,12 @@ class GrammarState:
         self._wait_for_worker()
         if self.finished or self.error is not None:
             return ()
-        if not self._forced:  # computing them takes as long as there are many, so once for all of them
+        if not self._forced:  # the cost grows with the number of tokens, so all are computed at once
             self._forced = tuple(self._matcher.compute_ff_tokens())
         return self._forced
 
     def allowed_part(self, draft: Sequence[int]) -> tuple[int, ...]:
-        """As many of the draft's first tokens as the grammar allows."""
+        """The longest start of the draft that the grammar allows."""
         self._wait_for_worker()
         if self.error is not None or not draft:
             return ()
@@ -281,7 +282,7 @@ class GrammarState:
         self.error, self.too_large = translate.explain(message), translate.is_too_large(message)
 
     def _is_renewed(self) -> bool:
-        """Replace a matcher that has reached a limit, at the same place of the reply; False if that does not help."""
+        """Replace a matcher that has reached a limit, at the same position of the reply; False if that fails."""
         if not translate.is_too_large(self._matcher.get_error()):
             return False
         try:
@@ -294,7 +295,7 @@ class GrammarState:
         return True
 
     def _wait_for_worker(self) -> None:
-        """Wait for the worker, since a matcher is used by one thread at a time."""
+        """Wait for the worker thread, since only one thread at a time may use the matcher."""
         if self._pending is not None:
             self._pending.result()
 

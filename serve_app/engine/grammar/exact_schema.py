@@ -1,14 +1,14 @@
 """Rewrites JSON schemas where llguidance allows more than a reader of the reply does.
 
-- Numbers: grammars compare decimals, and 3.0000000000000001 is above 3. A reader compares doubles (RFC 8259, section
-  6), where it is 3, which `exclusiveMinimum: 3` forbids. So exclusive bounds move inside, to the nearest number that
+- Numbers: grammars compare decimals, so 3.0000000000000001 is above 3. A reader compares doubles (RFC 8259, section 6),
+  reads it as 3, and `exclusiveMinimum: 3` forbids it. So exclusive bounds move inwards, to the nearest number that
   differs as a double. Inclusive bounds are safe, since rounding keeps the order.
-- Dates and hosts: llguidance knows days of a month, but not leap years (RFC 3339, appendix C), nor the longest host
-  name (RFC 1123, section 2.1; RFC 1035, section 2.3.4).
-- Lengths: llguidance takes no length of ten digits; what no reply can reach is left out.
-- Keys: llguidance lets keys that are no property have escapes, and compares them as written: {"\\u0061ge": "old"}
+- Dates and hosts: llguidance knows the days of each month, but not leap years (RFC 3339, appendix C) or the maximum
+  length of a host name (RFC 1123, section 2.1; RFC 1035, section 2.3.4).
+- Lengths: llguidance accepts no length of ten digits; limits that no reply can reach are dropped.
+- Keys: llguidance lets keys that are not properties have escapes, and compares them as written. So {"\\u0061ge": "old"}
   passes a schema whose `age` is a number, and a reader finds a text there. Keys that match a pattern are written
-  without such escapes, so other keys are allowed by a pattern here.
+  without such escapes, so a pattern allows the other keys here.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from typing import Any, Final
 
 from serve_app.engine.grammar.lark import none_of
 
-_MIN_STEP: Final = 1e-15  # of bounds near 0, where doubles are so close that no grammar writes them out
-_MAX_EXACT_INTEGER: Final = 2.0**53  # beyond it doubles are farther apart than integers
+_MIN_STEP: Final = 1e-15  # minimum distance from bounds near 0, where doubles are too close for a grammar to write out
+_MAX_EXACT_INTEGER: Final = 2.0**53  # above this, the distance between doubles is more than 1
 
-_UNREACHED: Final = 10**9  # characters, items or properties of a reply
+_UNREACHED: Final = 10**9  # characters, items or properties; no reply has more
 _LEAP_YEAR: Final = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
 _DAY: Final = f"^([0-9]{{4}}-(0[13-9]|1[0-2])|[0-9]{{4}}-02-([01]|2[0-8])|{_LEAP_YEAR}-02-29)"
 _LONGEST_HOST_NAME: Final = 253  # characters
-_LONGEST_KEYS: Final = 10_000  # characters of all names together; the pattern grows with them
+_LONGEST_KEYS: Final = 10_000  # total characters of all names; the pattern grows with them
 
-# Schemas that are merged with others keep their keys: patterns of two of them would meet.
+# Schemas that are merged with others keep their keys, because the patterns of two such schemas would conflict.
 _MERGED: Final = frozenset({"allOf", "anyOf", "oneOf", "$ref", "patternProperties", "minProperties", "maxProperties"})
 
 
 def exact(schema: Any) -> Any:
-    """A copy of the schema with all of its parts rewritten; a value that is no schema comes back as it is."""
+    """A copy of the schema with all parts rewritten; a value that is not a schema is returned unchanged."""
     values = _with_exact_values(schema)
     return values if _has_all_of(values) else _with_exact_keys(values)
 
@@ -64,7 +64,7 @@ def _with_exact_values(schema: Any) -> Any:
         _move_bound(changed, "exclusiveMinimum", "minimum", 1)
         _move_bound(changed, "exclusiveMaximum", "maximum", -1)
     if schema.get("format") in ("date", "date-time"):
-        changed.setdefault("pattern", _DAY)  # unless the user's own is there
+        changed.setdefault("pattern", _DAY)  # keeps a pattern that the user has set
     elif schema.get("format") == "hostname":
         most = _number(schema.get("maxLength"))
         changed["maxLength"] = _LONGEST_HOST_NAME if most is None else min(most, _LONGEST_HOST_NAME)
@@ -72,7 +72,7 @@ def _with_exact_values(schema: Any) -> Any:
 
 
 def _move_bound(schema: dict[str, Any], exclusive: str, inclusive: str, sign: int) -> None:
-    """Replace an exclusive bound by an inclusive one inside it, in the direction of `sign`, or by a closer one."""
+    """Replace an exclusive bound by an inclusive bound inside it, in the direction of `sign`, or by a stricter one."""
     bound, other = _number(schema.get(exclusive)), _number(schema.get(inclusive))
     if bound is None or abs(bound) > _MAX_EXACT_INTEGER:
         return

@@ -1,4 +1,4 @@
-"""The smallest pieces of a grammar in Lark: texts, special tokens and characters."""
+"""The basic elements of a grammar in Lark: texts, special tokens and characters."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ def constant(text: str, special: Mapping[str, int]) -> str:
 
 
 def regex(text: str) -> str:
-    """A regular expression of exactly this text, also valid inside a class of characters."""
+    """A regular expression that matches exactly this text, also valid inside a character class."""
     plain = text.encode(errors="replace").decode()
     return "".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in plain)
 
 
 def pattern(expression: str) -> str:
-    """A regular expression that a client wrote."""
+    """A regular expression written by a client, as a Lark terminal."""
     if not expression:
         return '""'
-    escaped = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}  # what would end it
+    escaped = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}  # characters that would end it
     inner = re.sub(r"\\.|/|\n", lambda found: escaped.get(found[0], found[0]), expression, flags=re.DOTALL)
     return f"/{inner}/"
 
 
 def special_id(text: str, special: Mapping[str, int]) -> int | None:
-    """The id of the special token of this name; None for plain text.
+    """The id of the special token with this name; None for plain text.
 
     Raises:
-        UnsupportedGrammar: it is text that contains a special token's name.
+        UnsupportedGrammar: the text contains a special token's name.
     """
     if text in special:
         return special[text]
@@ -45,7 +45,7 @@ def special_id(text: str, special: Mapping[str, int]) -> int | None:
 
 
 def none_of(texts: Iterable[str]) -> str:
-    """A regular expression, with both anchors and without look-around, of every text but these."""
+    """A regular expression, with both anchors and without look-around, for every text except these."""
     return f"^({_rest(sorted(set(texts)))})$"
 
 
@@ -54,7 +54,7 @@ def _rest(texts: list[str]) -> str:
     for text in texts:
         if text:
             by_first.setdefault(text[0], []).append(text[1:])
-    if not by_first:  # only the end is excluded here
+    if not by_first:  # only the empty rest is excluded here
         return "(?s:.+)"
     ways = [] if "" in texts else [""]
     ways.append(f"[^{''.join(map(regex, by_first))}](?s:.*)")

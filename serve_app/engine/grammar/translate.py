@@ -1,7 +1,7 @@
 """Translates grammars of every kind into llguidance's dialect of Lark, and its errors into the user's terms.
 
-Between two parts of JSON a reply has at most one line break and twenty blanks or tabs; else an unsure model could
-write white space for ever.
+Between two parts of JSON a reply has at most one line break and twenty blanks or tabs. Without this limit an unsure
+model could write white space forever.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _TOO_LARGE = re.compile(r"too many (states|expressions)|[Tt]oo many items|max is
 
 
 def to_lark(grammar: Grammar, special: Mapping[str, int]) -> str:
-    """The grammar as one text. `special` are the tokenizer's special tokens by name.
+    """The grammar as one text. `special` maps the names of the tokenizer's special tokens to their ids.
 
     Raises:
-        UnsupportedGrammar: the text is not valid for its kind. Unsupported features are found by the compiler.
+        UnsupportedGrammar: the text is not valid for its kind. The compiler finds unsupported features.
     """
     try:
         inner = _translated(grammar, special)
@@ -45,7 +45,7 @@ def to_lark(grammar: Grammar, special: Mapping[str, int]) -> str:
 
 
 def alternatives(grammar: Grammar) -> list[Grammar]:
-    """The schemas of a grammar's tool calls, each as a grammar of its own, to find the one at fault."""
+    """The schemas of a grammar's tool calls, each as a separate grammar, to locate a faulty one."""
     if grammar.kind is not GrammarKind.TOOL_CALLS:
         return []
     calls = json.loads(grammar.text)
@@ -56,10 +56,10 @@ def alternatives(grammar: Grammar) -> list[Grammar]:
 
 
 def without_unenforceable(grammar: Grammar, complaint: Complaint) -> Grammar:
-    """The grammar without keywords that need not and can't be enforced; itself if there is none.
+    """The grammar without optional keywords that cannot be enforced; unchanged if there are none.
 
     Raises:
-        TooManyTries: it has more keywords than can be tried in time.
+        TooManyTries: the grammar has more keywords than can be tried in time.
     """
     if grammar.kind is GrammarKind.JSON_SCHEMA and not grammar.strict:
         return replace(grammar, text=json.dumps(enforceable(json.loads(grammar.text), complaint)))
@@ -79,7 +79,7 @@ def without_unenforceable(grammar: Grammar, complaint: Complaint) -> Grammar:
 
 
 def place_of_fault(schema: Any, message: str, complaint: Complaint) -> str:
-    """The path in a JSON schema that an error is about, as `explain` says it; empty where it can't be told."""
+    """The path in a JSON schema that an error from `explain` refers to; empty if it cannot be determined."""
     if match := re.match(rf"{_UNSUPPORTED_KEYWORDS}([^,]+)", message):
         return place_of_keyword(schema, match[1])
     return place_of(schema, complaint)
@@ -98,7 +98,7 @@ def _translated(grammar: Grammar, special: Mapping[str, int]) -> str:
 
 
 def explain(message: str) -> str:
-    """llguidance's error message in one line and in the user's terms."""
+    """llguidance's error message as one line in the user's terms."""
     lines = _POSITION.sub("", message.strip()).splitlines()
     first = lines[0] if lines else ""
     if match := re.search(r"Unimplemented keys: (\[.*?\])", first):
@@ -124,7 +124,7 @@ def explain(message: str) -> str:
 
 
 def is_too_large(message: str) -> bool:
-    """Whether the error is one of llguidance's limits, and not a fault."""
+    """Whether the error is one of llguidance's limits rather than a fault."""
     return _TOO_LARGE.search(message) is not None
 
 
@@ -137,12 +137,12 @@ def _options(strict: bool) -> dict[str, Any]:
         "lenient": not strict,
         "whitespace_flexible": True,
         "whitespace_pattern": _WHITE_SPACE,
-        "json_allow_general_unicode_escapes": False,  # they could spell half a character
+        "json_allow_general_unicode_escapes": False,  # they could spell half of a surrogate pair
     }
 
 
 def _schema(schema: Any, strict: bool) -> dict[str, Any]:
-    """The schema without llguidance's own options, which users must not set, and in exact terms."""
+    """The schema in exact terms, without llguidance's internal options, which users must not set."""
     if schema is True:
         return {}
     if not isinstance(schema, dict):
@@ -154,7 +154,7 @@ def _schema(schema: Any, strict: bool) -> dict[str, Any]:
 
 
 def _may_be_met_by_doubles(schema: Any) -> bool:
-    """Whether a reply could reach minProperties with a property named twice, which readers of JSON count once.
+    """Whether a reply could reach minProperties by repeating a property name, which JSON readers count once.
 
     llguidance knows only the names in the schema.
     """
@@ -186,7 +186,7 @@ def _tool_calls(calls: dict[str, Any], strict: bool, special: Mapping[str, int])
 
 
 def schema_source(schema: Mapping[str, Any]) -> str:
-    """A JSON schema by itself as a grammar, to try whether it can be enforced."""
+    """A JSON schema as a complete grammar, to test whether it can be enforced."""
     return _json_schema(schema, strict=True)
 
 
@@ -195,11 +195,11 @@ def _embed(strict: bool) -> Callable[[Any], str]:
 
 
 def _after(lead: str, inner: str, special: Mapping[str, int]) -> str:
-    """A grammar that begins after the first occurrence of a text."""
+    """A grammar that begins after the first occurrence of `lead`."""
     if (token := lark.special_id(lead, special)) is None:
         rules = ["start: lead LEAD_SPACE? inner", f"lead[suffix={json.dumps(lead)}]: /(?s:.*)/"]
     else:
-        # The token's name as letters looks the same.
+        # The token's name spelled out in letters looks the same.
         text = f"LEAD_TEXT: /(?s:.+)/ & ~/(?s:.*){lark.regex(lead)}(?s:.*)/"
         rules = [f"start: LEAD_TEXT? <[{token}]> LEAD_SPACE? inner", text]
     rules.append(r"LEAD_SPACE: /([ \t]{0,4}\n){1,2}/")

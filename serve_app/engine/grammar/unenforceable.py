@@ -1,7 +1,7 @@
-"""Finds what of a JSON schema the grammar engine can't enforce: to leave it out, or to name its place.
+"""Finds the parts of a JSON schema that the grammar engine cannot enforce, to drop them or to report their path.
 
-llguidance's own leniency ends at what it can't build: a pattern with look-around, or one that must hold together with
-a length. Such keywords are tried by themselves, one subschema at a time.
+llguidance's leniency does not cover parts that it cannot build: a pattern with look-around, or a pattern combined with
+a length. This module tries such keywords separately, one subschema at a time.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, Final
 Complaint = Callable[[Mapping[str, Any]], str]
 """What the grammar engine says against a schema, empty when it can enforce it."""
 
-MAX_TRIES: Final = 400  # of one schema; each takes less than a millisecond
-_STRINGS: Final = ("pattern", "format", "minLength", "maxLength")  # in the order in which they are given up
+MAX_TRIES: Final = 400  # per schema; each try takes less than a millisecond
+_STRINGS: Final = ("pattern", "format", "minLength", "maxLength")  # in the order in which they are dropped
 _NUMBERS: Final = ("multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS: Final = ("anyOf", "allOf", "oneOf", "prefixItems")
 _SINGLE: Final = ("items", "additionalItems", "additionalProperties")
 
-# Complaints about what can't be built. All others are about schemas that nothing fits, or that are no schemas.
+# Complaints about parts that cannot be built. All others are about schemas that nothing fits, or invalid schemas.
 _CAN_NOT: Final = (
     "regex parse error",
     "lookarounds not supported",
@@ -37,12 +37,12 @@ class TooManyTries(Exception):
 
 
 def enforceable(schema: Any, complaint: Complaint) -> Any:
-    """A copy of the schema without keywords that can't be enforced by themselves. Raises TooManyTries."""
+    """A copy of the schema without keywords that cannot be enforced by themselves. Raises TooManyTries."""
     return _enforceable(schema, _Tried(complaint))
 
 
 def place_of(schema: Any, complaint: Complaint) -> str:
-    """The path of the first keyword that can't be enforced by itself; empty if it is not one alone."""
+    """The path of the first keyword that cannot be enforced by itself; empty if no single keyword is at fault."""
     tried = _Tried(complaint)
     try:
         for path, part in parts(schema):
@@ -54,13 +54,13 @@ def place_of(schema: Any, complaint: Complaint) -> str:
 
 
 def place_of_keyword(schema: Any, keyword: str) -> str:
-    """The path of the first subschema that has the keyword, with it."""
+    """The path of the first subschema that has the keyword, followed by the keyword; empty if there is none."""
     found = (path for path, part in parts(schema) if keyword in part)
     return next((f"{path}.{keyword}".removeprefix(".") for path in found), "")
 
 
 def parts(schema: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each subschema that is an object, with its path, the whole first."""
+    """Each subschema that is an object, with its path; the whole schema comes first."""
     if not isinstance(schema, Mapping):
         return
     yield path, schema
@@ -76,7 +76,7 @@ def parts(schema: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]
 
 
 class _Tried:
-    """Whether small schemas can be built; each is tried once."""
+    """Remembers whether small schemas can be built; each is tried once."""
 
     def __init__(self, complaint: Complaint) -> None:
         self._complaint = complaint
@@ -100,7 +100,7 @@ def _enforceable(schema: Any, tried: _Tried) -> Any:
     kept: dict[str, Any] = {}
     for key, value in schema.items():
         if key in dropped or (names and key == "additionalProperties"):
-            continue  # a name that no pattern can be asked for may be any
+            continue  # if a name's pattern cannot be enforced, any name must be allowed
         if key in _BY_NAME and isinstance(value, Mapping):
             faulty = {name.partition(".")[2] for name in names} if key == "patternProperties" else ()
             kept[key] = {name: _enforceable(part, tried) for name, part in value.items() if name not in faulty}
@@ -114,7 +114,7 @@ def _enforceable(schema: Any, tried: _Tried) -> Any:
 
 
 def _faulty_keywords(part: Mapping[str, Any], tried: _Tried) -> list[str]:
-    """What to leave out of this subschema so that the rest can be enforced, without its own parts."""
+    """Keywords to drop from this subschema, apart from its nested parts, so that the rest can be enforced."""
     faulty = []
     for kinds, names in ((("string",), _STRINGS), (("number", "integer"), _NUMBERS)):
         left = {name: part[name] for name in names if name in part}

@@ -1,1 +1,1 @@
-"""Models into memory: folders, hub, GGUF, placement, the int8 cache."""
+"""Loads models into memory: folders, hub, GGUF, placement, the int8 cache."""

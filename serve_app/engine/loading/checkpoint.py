@@ -1,4 +1,4 @@
-"""A model's folder: checks with one-line errors before a library fails on it, its weights, and its fingerprint."""
+"""Checks a model's folder, with one-line errors before a library fails on it, and computes its fingerprint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TOKENIZERS = (
 )
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
-_SAMPLES: Final = 16  # of each file, spread evenly: fine-tuning changes all of the weights, and files have gigabytes
+_SAMPLES: Final = 16  # per file, spread evenly: fine-tuning changes all weights, and files have gigabytes
 _SAMPLE_BYTES: Final = 64 * 1024
 _BESIDE_WEIGHTS: Final = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
@@ -33,7 +33,7 @@ def check(folder: Path) -> None:
     """Check a model folder; of the weights only the headers are read.
 
     Raises:
-        ModelError: no folder, no model, an adapter alone, missing or damaged weights, no tokenizer.
+        ModelError: no folder, no model, only an adapter, missing or damaged weights, or no tokenizer.
     """
     if not folder.is_dir():
         raise ModelError(f"{folder} is neither a folder nor a .gguf file: check the setting 'model'.")
@@ -49,10 +49,10 @@ def check(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files with the weights: the only one, else those of the index.
+    """The safetensors files with the weights: the single file, or else the files in the index.
 
     Raises:
-        ModelError: there are none, or the index names a missing one.
+        ModelError: there are none, or the index names a missing file.
     """
     single = folder / "model.safetensors"
     if single.is_file():
@@ -73,7 +73,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def tensor_sizes(folder: Path) -> dict[str, int]:
-    """The number of elements of each tensor in the weights' files, from their headers.
+    """The number of elements of each tensor in the weight files, from their headers.
 
     Raises:
         ModelError: as `weight_files`.
@@ -87,16 +87,16 @@ def tensor_sizes(folder: Path) -> dict[str, int]:
 
 
 def identity_files(folder: Path) -> list[Path]:
-    """The files that decide about a model's weights and shape."""
+    """The files that determine a model's weights and shape."""
     index = [folder / INDEX] if (folder / INDEX).is_file() else []
     return [folder / "config.json", *index, *weight_files(folder)]
 
 
 def fingerprint(folder: Path, dtype: str) -> str:
-    """Twelve hex digits of everything that decides about replies: weights, tokenizer, template, type, this release.
+    """Twelve hex digits that identify all that affects replies: weights, tokenizer, template, type, this release.
 
-    The same on every machine that has the same files. Files are read in samples, so weights that differ only in a few
-    places may have the same fingerprint.
+    The same files give the same fingerprint on every machine. Files are read in samples, so weights that differ only in
+    a few places may have the same fingerprint.
 
     Raises:
         ModelError: as `weight_files`.

@@ -1,4 +1,4 @@
-"""GGUF files: converted into a folder of safetensors once, then loaded from there."""
+"""Converts GGUF files into a folder of safetensors once; later starts load that folder."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from serve_app.engine.loading.progress import Say, quiet_transformers
 
 
 def converted(gguf_path: Path, cache: Path, say: Say) -> Path:
-    """The folder below `cache` with the converted model; converts this version of the file on the first call.
+    """The folder below `cache` with the converted model; the first call converts this version of the file.
 
-    Of several processes one converts and the others wait for it. A folder made from an earlier version of the same
-    file is removed.
+    If several processes call it, one converts and the others wait for it. A folder made from an earlier version of the
+    same file is removed.
 
     Raises:
-        ModelError: as `convert_gguf`, or the cache can't be written.
+        ModelError: as `convert_gguf`, or the cache cannot be written.
     """
     path = gguf_path.absolute()
     try:
@@ -37,7 +37,7 @@ def converted(gguf_path: Path, cache: Path, say: Say) -> Path:
             return slot.path
         prepared.make_folder(slot.folder)
         with prepared.only_one(slot.lock, say, path.name):
-            for left_over in slot.folder.glob(f".{slot.stem}-*"):  # of a killed process, since we hold the lock
+            for left_over in slot.folder.glob(f".{slot.stem}-*"):  # left by a killed process, since we hold the lock
                 shutil.rmtree(left_over, ignore_errors=True)
             if not slot.path.is_dir():
                 convert_gguf(path, slot.path, say)
@@ -52,11 +52,11 @@ def converted(gguf_path: Path, cache: Path, say: Say) -> Path:
 
 @contextlib.contextmanager
 def _quick_gguf() -> Iterator[None]:
-    """Makes the gguf package read a file once, into an array, and build its table of names once.
+    """Make the gguf package read a file once, into an array, and build its table of names once.
 
     transformers opens the file four times and builds the table for every module. The reader takes several slices per
-    token of the vocabulary, and a slice of a map costs ten times one of an array. Together that is half a minute for
-    the bundled model.
+    token of the vocabulary, and slicing a memory map costs ten times as much as slicing an array. Together this takes
+    half a minute for the bundled model.
     """
     import gguf
 
@@ -79,7 +79,7 @@ def _quick_gguf() -> Iterator[None]:
 def convert_gguf(gguf_path: Path, out_dir: Path, progress: Say) -> None:
     """Convert a GGUF file into a folder of safetensors at `out_dir`, which appears only when it is complete.
 
-    Needs the model's size in float32 as memory and as disk. Replaces a folder at `out_dir`.
+    Needs the model's size in float32 as memory and as disk space. Replaces an existing folder at `out_dir`.
 
     Raises:
         ModelError: the file is missing, damaged, too large for memory or disk, or of an unknown architecture.
@@ -99,7 +99,7 @@ def convert_gguf(gguf_path: Path, out_dir: Path, progress: Say) -> None:
     work = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}-", dir=out_dir.parent))
     try:
         progress(f"Converting {gguf_path.name} ({size / GIB:.1f} GiB as float32), once; this may take minutes")
-        # No switch of the library turns off the GGUF reader's progress bar.
+        # The library has no option to turn off the GGUF reader's progress bar.
         with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
             source = {"gguf_file": gguf_path.name}
             model = AutoModelForCausalLM.from_pretrained(
@@ -123,10 +123,10 @@ def convert_gguf(gguf_path: Path, out_dir: Path, progress: Say) -> None:
 
 
 def _describe(gguf_path: Path) -> tuple[str, int]:
-    """The file's architecture, and the bytes of its tensors in float32; reads no tensor.
+    """The file's architecture, and the size of its tensors in float32, in bytes; reads no tensor.
 
     Raises:
-        ModelError: it is no GGUF file, or it is cut short.
+        ModelError: it is not a GGUF file, or it is truncated.
     """
     from gguf import GGUFReader
 
@@ -134,6 +134,6 @@ def _describe(gguf_path: Path) -> tuple[str, int]:
         reader = GGUFReader(gguf_path)
         field = reader.get_field("general.architecture")
         size = 4 * sum(int(tensor.n_elements) for tensor in reader.tensors)
-    except Exception as error:  # numpy's, struct's and the reader's own
+    except Exception as error:  # errors of numpy, struct and the reader
         raise ModelError(f"{gguf_path} is no GGUF file, or damaged ({first_line(error)}): fetch it again.") from error
     return ("unknown" if field is None else str(field.contents())), size

@@ -1,4 +1,4 @@
-"""Fetches a model by its name on the Hugging Face hub into the hub's local cache."""
+"""Fetches a model from the Hugging Face hub by name, into the hub's local cache."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _NOT = ["*/*", "consolidated*.safetensors"]
 
 
 def fetch(name: str, say: Say, revision: str | None = None) -> Path:
-    """The local folder of the model `name`; missing files are downloaded, and cached ones serve offline too.
+    """The local folder of the model `name`. Downloads missing files; cached files also work offline.
 
     `revision` is a commit, tag or branch; None is the main branch.
 
     `HF_HOME`, `HF_TOKEN`, `HF_ENDPOINT` and `HF_HUB_OFFLINE` have their usual meaning.
 
     Raises:
-        ModelError: no such model, no access to it, or the hub can't be reached and the model is not cached.
+        ModelError: no such model, no access to it, or the hub cannot be reached and the model is not cached.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -53,7 +53,7 @@ def fetch(name: str, say: Say, revision: str | None = None) -> Path:
             f"There is no folder {name}, and the hub has no public model of that name: check 'model', "
             "or set HF_TOKEN if it is private."
         ) from error
-    except LocalEntryNotFoundError as error:  # raised for an incomplete cached snapshot, too
+    except LocalEntryNotFoundError as error:  # also raised for an incomplete cached snapshot
         raise ModelError(
             f"There is no folder {name}, and the hub can't be reached for the model of that name, "
             f"which is not in the local cache ({_reason(error)}): check the network, or name a folder."
@@ -65,7 +65,7 @@ def fetch(name: str, say: Say, revision: str | None = None) -> Path:
 
 
 def cached(name: str, revision: str | None = None) -> Path:
-    """The folder of the model `name` in the local cache. Nothing is downloaded. Raises ModelError for none."""
+    """The folder of the model `name` in the local cache. Downloads nothing. Raises ModelError if it is not cached."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -77,7 +77,7 @@ def cached(name: str, revision: str | None = None) -> Path:
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost cause in a few words: it is the one that a user can change."""
+    """The innermost cause in a few words, since that is the cause that a user can fix."""
     cause = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
@@ -95,7 +95,7 @@ def _bar(name: str, say: Say) -> type[Any]:
             super().__init__(*args, **{**options, "file": io.StringIO(), "leave": False, "disable": False})
 
         def display(self, msg: str | None = None, pos: int | None = None) -> None:
-            if self.unit == "B" and self.total:  # the others count files
+            if self.unit == "B" and self.total:  # the other bars count files
                 progress.at(self.n, self.total)
 
     return Lines

@@ -28,15 +28,15 @@ logger = logging.getLogger(__name__)
 class LoadedModel:
     """A model, its tokenizer, and the tokens that end a reply.
 
-    With `dtype: int8`, `weights` holds the decoder (matrices in int8, all else in float32). `model` is then on the
-    meta device, without weights; it has the configuration, the rotary embedding (its buffers are real and on the
-    weights' device) and the generation defaults.
+    With `dtype: int8`, `weights` holds the decoder (matrices in int8, everything else in float32). `model` is then on
+    the meta device, without weights. It has the configuration, the rotary embedding (with real buffers on the weights'
+    device) and the generation defaults.
     """
 
     model: Any
     tokenizer: Any
     eos_token_ids: frozenset[int]
-    settings: EngineSettings  # with what was decided while it was loaded
+    settings: EngineSettings  # including the values chosen during loading
     weights: LlamaWeights | None = None
     fingerprint: str = ""  # see `checkpoint.fingerprint`
 
@@ -45,7 +45,7 @@ def load(settings: EngineSettings, progress: Say = logger.info) -> LoadedModel:
     """Load the model of the settings and place it by `device_map`; `progress` receives lines about it.
 
     Raises:
-        ModelError: no such model, a damaged or unsuitable one, or too little memory.
+        ModelError: no such model, a damaged or unsuitable model, or too little memory.
     """
     source = locate(settings, progress)
     chosen = memory_plan.for_model(source.name, source.folder, settings)
@@ -67,7 +67,7 @@ def load(settings: EngineSettings, progress: Say = logger.info) -> LoadedModel:
 
 
 def prepare(settings: EngineSettings, progress: Say) -> None:
-    """Do the parts of `load` that are done once, ahead of time and on the CPU: fetch, convert, quantize.
+    """Run the one-time parts of `load` ahead of time and on the CPU: fetch, convert, quantize.
 
     Raises:
         ModelError: as `load`.
@@ -79,10 +79,10 @@ def prepare(settings: EngineSettings, progress: Say) -> None:
 
 
 def locate(settings: EngineSettings, say: Say) -> Source:
-    """The checked folder of the settings' model, after it was fetched or converted if necessary.
+    """The checked folder of the settings' model; fetches or converts it if necessary.
 
     Raises:
-        ModelError: there is none, it is damaged, or its devices don't exist.
+        ModelError: there is no such model, it is damaged, or its devices do not exist.
     """
     placement.check_devices(settings)
     name = settings.model
@@ -102,7 +102,7 @@ def locate(settings: EngineSettings, say: Say) -> Source:
 
 
 def check_fingerprint(source: Source, settings: EngineSettings, fingerprint: str) -> None:
-    """Raises ModelError when the settings name another one than that of the files."""
+    """Raises ModelError if the settings name a fingerprint that differs from the fingerprint of the files."""
     if settings.fingerprint not in (None, fingerprint):
         raise ModelError(
             f"The files of {source.name} have the fingerprint {fingerprint}, and the settings name "
@@ -111,7 +111,7 @@ def check_fingerprint(source: Source, settings: EngineSettings, fingerprint: str
 
 
 def load_tokenizer(source: Source) -> Any:
-    """Raises ModelError for none, and for one without a chat template."""
+    """The tokenizer of a model. Raises ModelError if it cannot be loaded or has no chat template."""
     from transformers import AutoTokenizer
 
     with quiet_transformers(), _one_line(f"Can't load the tokenizer of {source.name}"):
@@ -136,7 +136,7 @@ def _load_float(source: Source, settings: EngineSettings, say: Say, dtype: str |
                 dtype=dtype or settings.dtype,
                 use_safetensors=True,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # `_check_report` names them
+                ignore_mismatched_sizes=True,  # `_check_report` reports them
                 **places,
             )
     _check_report(source, report, say)
@@ -146,10 +146,10 @@ def _load_float(source: Source, settings: EngineSettings, say: Say, dtype: str |
 
 
 def _check_report(source: Source, report: dict[str, Any], say: Say) -> None:
-    """Refuse a model with missing weights, which transformers replaces with random numbers.
+    """Reject a model with missing weights, which transformers replaces with random numbers.
 
     Raises:
-        ModelError: the files don't hold what config.json describes.
+        ModelError: the files do not hold what config.json describes.
     """
     odd = sorted(report["missing_keys"]) + sorted(str(key) for key, *_ in report["mismatched_keys"])
     if odd:
@@ -177,7 +177,7 @@ def _load_int8(source: Source, settings: EngineSettings, say: Say) -> tuple[Any,
 
 
 def _quantize(source: Source, settings: EngineSettings, say: Say) -> LlamaWeights:
-    """Quantize the float model, as it is stored, on the CPU. Its files are mapped, so it needs no memory of its own."""
+    """Quantize the float model on the CPU, in its stored type. Its files are memory-mapped and need no extra memory."""
     say(f"Preparing int8 weights of {source.name}, once")
     stored = _load_float(source, settings.model_copy(update={"device_map": "cpu"}), say, dtype="auto")
     counter = Progress(say, f"Quantizing {source.name}", len(stored.model.layers))
@@ -201,7 +201,7 @@ def _empty_model(source: Source) -> Any:
 
 @contextlib.contextmanager
 def _one_line(what: str) -> Iterator[None]:
-    """Turn any error of a library into a ModelError that begins with `what`."""
+    """Convert any error of a library to a ModelError that begins with `what`."""
     try:
         yield
     except ModelError:
@@ -211,11 +211,11 @@ def _one_line(what: str) -> Iterator[None]:
 
 
 def eos_token_ids(generation_config: Any, tokenizer: Any) -> frozenset[int]:
-    """The tokens that end a reply, by the model's own defaults (None if it has none) and its tokenizer."""
+    """The tokens that end a reply, from the model's generation defaults (None if it has none) and its tokenizer."""
     ids = getattr(generation_config, "eos_token_id", None)
     own = ids if isinstance(ids, list) else [ids]
     return frozenset(i for i in (*own, tokenizer.eos_token_id) if i is not None)
 
 
-# Tokenizers run in the caller's thread here; the library's own pool would compete with torch's for the cores.
+# Tokenizers run in the caller's thread here; the library's thread pool would compete with torch's for the cores.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -1,7 +1,7 @@
-"""Where a model's memory goes, computed before anything is loaded: weights, K and V, the activations of a step.
+"""Plans a model's memory before anything is loaded: weights, K and V, and the activations of a step.
 
-Weights, K and V are counted. Activations, and what CUDA keeps for itself, are estimates that no GPU has confirmed yet.
-A model on several devices is cut between its layers.
+Weights, K and V are counted. Activations, and the memory that CUDA reserves, are estimates that no GPU has confirmed
+yet. A model on several devices is split between its layers.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from serve_app.engine.config import EngineSettings
 from serve_app.engine.errors import ModelError
 from serve_app.engine.loading import checkpoint, placement
 
-SPARE = 0.05  # of a device's free memory: allocators can't use all of it
-CUDA_BYTES = 600 * 2**20  # of each process on each GPU: context, kernels, workspaces
+SPARE = 0.05  # share of a device's free memory that allocators cannot use
+CUDA_BYTES = 600 * 2**20  # per process and GPU: context, kernels, workspaces
 ITEM = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}  # bytes
-_STEP = 8  # hidden-sized activations that a step holds at one time, three of intermediate size beside them
+_STEP = 8  # hidden-sized activations that a step holds at once, beside three of intermediate size
 _LOGITS = 3  # copies of a step's logits in float32
 
 
@@ -36,22 +36,22 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a model needs, in bytes."""
+    """The memory that a model needs, in bytes."""
 
     name: str
     dtype: str
     weights: int
     layers: int  # number
-    layer: int  # weights of one layer, the mean
-    largest: int  # of them and of the embedding
-    kv_token: int  # K and V of a token, over all layers
+    layer: int  # mean weights of one layer
+    largest: int  # the larger of `layer` and the largest tensor outside the layers
+    kv_token: int  # K and V of one token, over all layers
     step: int  # activations, on each device
     context: int  # tokens of the longest sequence
-    most_tokens: int  # for which K and V are of any use
+    most_tokens: int  # maximum number of tokens for which K and V are useful
 
     @property
     def least_kv(self) -> int:
-        """Of one sequence of the whole context."""
+        """K and V of one sequence of the full context length."""
         return self.context * self.kv_token
 
     @property
@@ -81,7 +81,7 @@ class MemoryPlan:
     parts: tuple[Part, ...]
 
     def lines(self) -> list[str]:
-        """For a person to read."""
+        """The plan as human-readable lines."""
         demand, tokens = self.demand, self.kv // self.demand.kv_token
         return [
             f"Memory of {demand.name} as {demand.dtype}: weights {_gib(demand.weights)}, "
@@ -95,12 +95,12 @@ class MemoryPlan:
 
 
 def for_model(name: str, folder: Path, settings: EngineSettings) -> MemoryPlan | None:
-    """The plan of a checked folder's model on the devices that are there.
+    """The plan for a checked folder's model on the devices of this machine.
 
-    None where the operator has planned them, and for a config.json of an unusual form.
+    None if the operator has planned the devices, or if config.json has an unusual form.
 
     Raises:
-        ModelError: it does not fit.
+        ModelError: the model does not fit.
     """
     found = placement.devices_of(settings)
     if found is None:
@@ -111,7 +111,7 @@ def for_model(name: str, folder: Path, settings: EngineSettings) -> MemoryPlan |
     try:
         demand = demand_of(name, json.loads((folder / "config.json").read_text()), sizes, weights, settings)
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
-        # Of an unusual form, which transformers may know: only what is certain can be compared.
+        # The form is unusual, but transformers may know it, so only what is certain is compared.
         needed = weights + (0 if kv is None else kv)
         remedy = "lower kv_cache_memory, or choose a smaller model"
         placement.require_memory(needed, f"{name} with its K and V", remedy, sum(free for _, free in found))
@@ -120,7 +120,7 @@ def for_model(name: str, folder: Path, settings: EngineSettings) -> MemoryPlan |
 
 
 def applied(settings: EngineSettings, chosen: MemoryPlan | None) -> EngineSettings:
-    """The settings with what the plan decides: the size of the KV cache, and each GPU's part of a model on several.
+    """The settings with the plan's decisions: the KV cache size, and each GPU's part if a model uses several.
 
     Raises:
         ModelError: `kv_cache_memory` is auto, and there is no plan.
@@ -130,9 +130,9 @@ def applied(settings: EngineSettings, chosen: MemoryPlan | None) -> EngineSettin
             raise ModelError("kv_cache_memory auto needs a device_map without max_memory: write a size, as 16GiB.")
         return settings
     changes: dict[str, Any] = {"kv_cache_memory": chosen.kv}
-    if len(chosen.parts) > 1:  # accelerate would fill the first ones and leave no room for K and V
+    if len(chosen.parts) > 1:  # accelerate would fill the first devices and leave no room for K and V
         limits = [part.device.usable - part.kv - part.step for part in chosen.parts]
-        limits[0] += chosen.demand.largest  # which accelerate keeps for offloaded weights, and there are none
+        limits[0] += chosen.demand.largest  # accelerate reserves this for offloaded weights, and there are none
         changes["max_memory"] = dict(enumerate(limits))
     return settings.model_copy(update=changes)
 
@@ -140,7 +140,7 @@ def applied(settings: EngineSettings, chosen: MemoryPlan | None) -> EngineSettin
 def demand_of(
     name: str, config: Mapping[str, Any], sizes: Mapping[str, int], weights: int, settings: EngineSettings
 ) -> Demand:
-    """From config.json, the elements of each tensor by name, and the weights' bytes as the settings load them.
+    """The demand from config.json, the number of elements of each tensor by name, and the weights' bytes as loaded.
 
     Raises:
         KeyError: the configuration has no layers or heads.
@@ -150,10 +150,10 @@ def demand_of(
     hidden = int(_any(text, "hidden_size", "n_embd"))
     size = int(text.get("head_dim") or hidden // heads)
     values = 2 * int(text.get("num_key_value_heads") or heads) * size
-    if text.get("kv_lora_rank"):  # DeepSeek: kept per head, and not compressed
+    if text.get("kv_lora_rank"):  # DeepSeek: kept per head, uncompressed
         values = heads * int(text["qk_nope_head_dim"] + text["qk_rope_head_dim"] + text["v_head_dim"])
     item = ITEM[settings.compute_dtype]
-    kv_item = ITEM["float16"] if settings.dtype == "int8" else item  # as the compiled kernels keep them
+    kv_item = ITEM["float16"] if settings.dtype == "int8" else item  # as the compiled kernels store them
     wide = int(text.get("intermediate_size") or 4 * hidden)
     rows = settings.prefill_chunk + settings.max_running
     logits = (settings.max_running + settings.speculation_rows) * int(text.get("vocab_size", 0))
@@ -175,7 +175,7 @@ def demand_of(
 
 
 def plan(demand: Demand, devices: Sequence[Device], kv: int | None) -> MemoryPlan:
-    """The layers and bytes of each device. `kv` bytes of K and V; None: as many as are left, and of any use.
+    """The layers and bytes of each device, with `kv` bytes of K and V; None: the most that fits and is useful.
 
     Raises:
         ModelError: it does not fit; the message has the numbers and the smallest change that makes it fit.
@@ -199,7 +199,7 @@ def _fits(demand: Demand, devices: Sequence[Device], kv: int) -> bool:
 
 
 def _cut(demand: Demand, devices: Sequence[Device], kv: int) -> list[int] | None:
-    """The layers of each device, as even as room allows; None if there is too little."""
+    """The number of layers of each device, as even as the memory allows; None if there is too little."""
     around = demand.weights - demand.layers * demand.layer  # embedding, norm, head: at both ends
     share = demand.layer + kv / demand.layers
     room = []
@@ -236,7 +236,7 @@ def _refusal(demand: Demand, devices: Sequence[Device], kv: int) -> str:
 
 
 def _remedy(demand: Demand, devices: Sequence[Device], kv: int) -> str:
-    """The smallest change that makes it fit, of: less K and V, a shorter context, a smaller type, more devices."""
+    """The smallest change that makes it fit: less K and V, a shorter context, a smaller type, or more devices."""
     smallest = demand.least_kv
     if kv > smallest and _fits(demand, devices, smallest):
         low, high = smallest, kv
@@ -261,7 +261,7 @@ def _remedy(demand: Demand, devices: Sequence[Device], kv: int) -> str:
 
 
 def _halved(demand: Demand) -> Demand:
-    """The same as bfloat16."""
+    """The same demand as bfloat16."""
     return replace(
         demand,
         dtype="bfloat16",

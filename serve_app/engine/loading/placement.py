@@ -1,4 +1,4 @@
-"""The devices of a model: which ones `device_map` may name, whether it fits, where it computes."""
+"""Checks which devices `device_map` may name, whether the model fits on them, and where it computes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_devices(settings: EngineSettings) -> None:
         if wanted not in _SPREAD:
             _check_device(wanted)
     else:
-        if "" in wanted and len(wanted) > 1:  # accelerate would put everything there, also the parts named beside it
+        if "" in wanted and len(wanted) > 1:  # accelerate would put everything there, even the parts named beside it
             raise ModelError(
                 "device_map names '' (the whole model) beside parts of it: name every part, "
                 "as model.embed_tokens, model.layers.0, model.norm, lm_head."
@@ -45,7 +45,7 @@ def check_gpus(settings: EngineSettings, asked: float) -> None:
     """Check that a process that was given `asked` GPUs has one, if the settings leave the devices to accelerate.
 
     Raises:
-        ModelError: torch finds none, so that the model would be loaded into the CPU's memory and compute there.
+        ModelError: torch finds no GPU, so the model would be loaded into CPU memory and run there.
     """
     if asked > 0 and settings.device_map in _SPREAD and not torch.cuda.is_available():
         raise ModelError(
@@ -55,10 +55,10 @@ def check_gpus(settings: EngineSettings, asked: float) -> None:
 
 
 def single_device(settings: EngineSettings) -> torch.device:
-    """The one device of int8 weights, the CPU; `auto` and its like mean it on a machine without CUDA devices.
+    """The single device of int8 weights, the CPU; `auto` and similar mean the CPU on a machine without CUDA devices.
 
     Raises:
-        ModelError: the settings name several, or a GPU.
+        ModelError: the settings name several devices, or a GPU.
     """
     wanted = settings.device_map
     device = None
@@ -76,7 +76,7 @@ def single_device(settings: EngineSettings) -> torch.device:
 
 
 def may_use_disk(settings: EngineSettings) -> bool:
-    """Whether weights may stay on disk, to be read each time their layer runs."""
+    """Whether weights may stay on disk and be read each time their layer runs."""
     if isinstance(settings.device_map, str):
         return settings.device_map in _SPREAD
     return "disk" in settings.device_map.values()
@@ -87,13 +87,13 @@ def arguments(settings: EngineSettings) -> dict[str, Any]:
     limits = settings.max_memory
     return {
         "device_map": settings.device_map,
-        # accelerate knows GPUs by number; YAML and JSON may have made text of them.
+        # accelerate identifies GPUs by number; YAML and JSON may have converted the numbers to text.
         "max_memory": limits and {int(k) if str(k).isdigit() else k: v for k, v in limits.items()},
     }
 
 
 def offloaded_bytes(model: Any, settings: EngineSettings) -> int:
-    """Bytes of a placed model's weights that are copied to their device for each step.
+    """Size of a placed model's weights that are copied to their device in each step, in bytes.
 
     Raises:
         ModelError: some weights have no place.
@@ -111,7 +111,7 @@ def offloaded_bytes(model: Any, settings: EngineSettings) -> int:
 
 
 def execution_device(model: Any) -> torch.device:
-    """The device of a placed model's input: its embedding's, or the one that an offloaded embedding is copied to."""
+    """The input device of a placed model: the embedding's device, or its execution device if it is offloaded."""
     embedding = model.get_input_embeddings()
     if not embedding.weight.is_meta:
         return torch.device(embedding.weight.device)
@@ -145,10 +145,10 @@ def _check_device(wanted: int | str) -> None:
 
 
 def weight_bytes(sizes: Mapping[str, int], dtype: str) -> int:
-    """Bytes of a model's weights, of `sizes` elements by name, once they are loaded as `dtype`.
+    """Bytes of a model's weights once loaded as `dtype`; `sizes` holds the number of elements by name.
 
-    With `int8`, matrices have a byte per weight; the embedding is float32, and if it is the output matrix too, it has
-    an int8 copy.
+    With `int8`, matrices have a byte per weight. The embedding is float32, and if it is also the output matrix, it has
+    an additional int8 copy.
     """
     if dtype != "int8":
         return sum(sizes.values()) * _ITEM[dtype]
@@ -158,7 +158,7 @@ def weight_bytes(sizes: Mapping[str, int], dtype: str) -> int:
 
 
 def devices_of(settings: EngineSettings) -> list[tuple[str, int]] | None:
-    """Names and free bytes of the devices that the settings choose; None where the operator has planned them."""
+    """Names and free bytes of the devices that the settings choose; None if the operator has planned them."""
     wanted = settings.device_map
     if not isinstance(wanted, str) or settings.max_memory is not None:
         return None
@@ -173,7 +173,7 @@ def require_memory(needed: int, task: str, remedy: str, available: int | None = 
     """Check that a task's memory, in bytes, is available.
 
     Raises:
-        ModelError: names the available and the needed memory, and the remedy.
+        ModelError: too little is available; the message names both amounts and the remedy.
     """
     there = available_memory() if available is None else available
     if needed > there:
@@ -183,7 +183,7 @@ def require_memory(needed: int, task: str, remedy: str, available: int | None = 
 
 
 def available_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that this process can still allocate: of the machine, or of its container's limit if that is less."""
+    """Bytes that this process can still allocate: on the machine, or within its container's limit if that is less."""
     free = psutil.virtual_memory().available
     try:
         limit = int((cgroup / "memory.max").read_text())

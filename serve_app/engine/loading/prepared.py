@@ -1,6 +1,6 @@
-"""The cache of files that are prepared once from a model's files: its place, their names, the locks for making them.
+"""The cache of files prepared once from a model's files: its location, file names and locks.
 
-Does not import torch, so that a launcher can check cheaply whether a model is prepared.
+Does not import torch, so a launcher can cheaply check whether a model is prepared.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from serve_app.engine.errors import ModelError
 from serve_app.engine.loading.checkpoint import identity_files
 from serve_app.engine.loading.progress import Say
 
-# Of the file with int8 weights. The version rises when its layout or the rounding of weights changes.
+# Format of the int8 weights file. The version rises when the layout or the rounding of weights changes.
 INT8_FORMAT = "serve-app int8 weights, version 1"
 
 
@@ -40,13 +40,13 @@ class Slot:
     """A place in the cache for a file or folder made from one version of a model's files."""
 
     folder: Path
-    stem: str  # the same for all versions of one model
-    identity: str  # hexadecimal: of this version of its files
+    stem: str  # the same for all versions of a model
+    identity: str  # hexadecimal digest of this version of the model's files
     suffix: str
 
     @classmethod
     def of(cls, folder: Path, name: str, identity: str, suffix: str) -> Slot:
-        """`name` is the model's path or its name on the hub; `identity` describes its files."""
+        """Create a slot; `name` is the model's path or its name on the hub, `identity` describes its files."""
         readable = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(name).name).strip(".-")[:60] or "model"
         return cls(folder, f"{readable}-{hashlib.sha256(name.encode()).hexdigest()[:8]}", identity, suffix)
 
@@ -56,17 +56,17 @@ class Slot:
 
     @property
     def lock(self) -> Path:
-        """Locked by the process that makes it."""
+        """The file that a process locks while it makes the slot's content."""
         return self.folder / f".{self.stem}{self.suffix}.lock"
 
     def outdated(self) -> list[Path]:
-        """The paths made from earlier versions of the model's files."""
+        """Paths made from earlier versions of the model's files."""
         versions = self.folder.glob(f"{self.stem}-{'[0-9a-f]' * 16}{self.suffix}")
         return sorted(path for path in versions if path != self.path)
 
 
 def identity_of(paths: Iterable[Path], extra: str = "") -> str:
-    """A digest of the files' names, sizes and times of change, and of the whole content of JSON files.
+    """A digest of the files' names, sizes and modification times, and of the full content of JSON files.
 
     Raises:
         OSError: a file is missing.
@@ -85,7 +85,7 @@ def make_folder(folder: Path) -> Path:
     """Create the folder and its missing parents, readable by the owner alone; return it.
 
     Raises:
-        OSError: it can't be created or written.
+        OSError: it cannot be created or written.
     """
     for each in (*reversed(folder.parents), folder):
         if not each.exists():
@@ -99,10 +99,10 @@ def make_folder(folder: Path) -> Path:
 def only_one(path: Path, say: Say, what: str) -> Iterator[None]:
     """Hold an exclusive lock on `path`; the system drops it with the process, so no stale lock remains.
 
-    While another process or thread holds it, this sends one line about `what` to `say` and waits.
+    While another process or thread holds the lock, this sends one line about `what` to `say` and waits.
 
     Raises:
-        OSError: the file can't be created, or its file system has no locks.
+        OSError: the file cannot be created, or its file system has no locks.
     """
     with path.open("w") as file:
         try:
@@ -120,7 +120,7 @@ def own_folder(parent: Path) -> Iterator[Path]:
     Folders of ended processes are removed: their locks are free.
 
     Raises:
-        OSError: it can't be created.
+        OSError: it cannot be created.
     """
     make_folder(parent)
     for left_over in parent.glob("process-*"):
@@ -140,7 +140,7 @@ def own_folder(parent: Path) -> Iterator[Path]:
             _held.append(lock)
 
 
-_held: list[IO[str]] = []  # locks of `own_folder`, kept as long as the process
+_held: list[IO[str]] = []  # locks of `own_folder`, kept until the process ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +152,13 @@ class Source:
 
 
 def gguf_slot(path: Path, cache: Path) -> Slot:
-    """The place of the folder converted from a GGUF file; OSError if there is no such file."""
+    """The slot for the folder converted from a GGUF file; OSError if there is no such file."""
     path = path.absolute()
     return Slot.of(cache / "gguf", str(path), identity_of([path]), "")
 
 
 def int8_slot(source: Source, cache: Path) -> Slot:
-    """The place of the model's int8 weights.
+    """The slot for the model's int8 weights.
 
     Raises:
         ModelError: the folder has no weights.
@@ -171,7 +171,7 @@ def int8_slot(source: Source, cache: Path) -> Slot:
 def is_ready(settings: EngineSettings) -> bool:
     """Whether everything that `loader.prepare` makes is prepared.
 
-    Hub names count as ready, and so do paths without a model: the loader asks the network and reports errors.
+    Hub names count as ready, and so do paths without a model: the loader contacts the network and reports errors.
     """
     path, cache = Path(settings.model).expanduser().absolute(), cache_dir(settings.cache_dir)
     try:

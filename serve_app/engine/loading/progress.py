@@ -1,4 +1,4 @@
-"""Progress of a long load as a few lines, in place of the progress bars of transformers and accelerate."""
+"""Reports the progress of a long load as a few lines, instead of transformers' and accelerate's progress bars."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Say = Callable[[str], None]  # receives one line at a time, for a log or a termi
 
 
 class Progress:
-    """Sends `what: 40 %` each ten percent, at most once a second, and at least once in ten seconds.
+    """Sends a line `what: 40 %` every ten percent, at most once a second and at least every ten seconds.
 
-    Work that ends within the first second sends nothing. `total` is of any unit, above 0; `clock` returns seconds.
+    Work that ends within the first second sends nothing. `total` is in any unit, above 0; `clock` returns seconds.
     """
 
     def __init__(self, say: Say, what: str, total: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -23,10 +23,10 @@ class Progress:
         self._total = max(total, 1e-9)
         self._clock = clock
         self._sent_at = clock()
-        self._sent = 0  # percent, in the last line
+        self._sent = 0  # percent in the last line
 
     def at(self, done: float, total: float | None = None) -> None:
-        """Note that `done` of the total, or of a new total, is done; the caller reports the end."""
+        """Record that `done` of the total, or of a new total, is done; the caller reports the end."""
         if total is not None:
             self._total = max(total, 1e-9)
         now, percent = self._clock(), min(int(100 * done / self._total), 100)
@@ -38,9 +38,9 @@ class Progress:
 
 @contextlib.contextmanager
 def quiet_transformers(say: Say | None = None, what: str = "") -> Iterator[None]:
-    """Keep transformers' bars and warnings out of the output; errors still show.
+    """Keep transformers' progress bars and warnings out of the output; errors still show.
 
-    With `say`, its loading bars become lines such as `what: 40 %`. Only one at a time in a process, since the
+    With `say`, its loading bars become lines such as `what: 40 %`. A process may use only one at a time, since the
     library's switches are global.
     """
     from transformers.utils import logging as library
@@ -69,7 +69,7 @@ def quiet_transformers(say: Say | None = None, what: str = "") -> Iterator[None]
 
 
 class _Counted:
-    """Stands in for a progress bar: passes the items on and reports their number."""
+    """Replaces a progress bar: passes the items on and reports their number."""
 
     def __init__(self, items: Iterable[Any], progress: Progress) -> None:
         self._items = items

@@ -1,4 +1,4 @@
-"""Int8 weights in a file: quantized once, then mapped into memory by every replica on the machine.
+"""Stores int8 weights in a file: quantized once, then mapped into memory by every replica on the machine.
 
 The file is safetensors, so nothing in it can run. Its metadata holds the format's version, the identity of the model's
 files and a CRC-32 of each tensor. It is renamed into place when complete. Replicas that map it share its pages.
@@ -31,16 +31,16 @@ _MATRICES = frozenset({"qkv", "output", "gate_up", "down"})
 
 
 class Unusable(Exception):
-    """A cache file that can't be used; the message names the reason."""
+    """The cache file cannot be used; the message names the reason."""
 
 
 def load_or_build(
     slot: prepared.Slot, shape: LlamaShape, device: torch.device, build: Callable[[], LlamaWeights], say: Say
 ) -> LlamaWeights:
-    """The weights from the slot's file, which is built first if it is missing, damaged or of another model.
+    """The weights from the slot's file, which is built first if it is missing, damaged or from another model.
 
-    Of several processes one builds, the others wait and read. If the file can't be written, the built weights are
-    returned, and `say` receives a line about it.
+    If several processes call it, one builds and the others wait and read. If the file cannot be written, the built
+    weights are returned, and `say` receives a line about it.
     """
     if slot.path.is_file():
         try:
@@ -57,9 +57,9 @@ def load_or_build(
                 "set cache_dir to a folder that can be written"
             )
             return to_device(build(), device)
-        for left_over in slot.folder.glob(f".{slot.stem}-writing-*"):  # of a killed process, since we hold the lock
+        for left_over in slot.folder.glob(f".{slot.stem}-writing-*"):  # left by a killed process: we hold the lock
             left_over.unlink(missing_ok=True)
-        if slot.path.is_file():  # written by another process meanwhile, or unusable as before
+        if slot.path.is_file():  # written by another process in the meantime, or still unusable
             with contextlib.suppress(Unusable):
                 return read(slot, shape, device, say)
         weights = build()
@@ -70,7 +70,7 @@ def load_or_build(
             return to_device(weights, device)
         for path in slot.outdated():
             path.unlink(missing_ok=True)
-        del weights  # mapped from the file instead, so that the pages are shared
+        del weights  # mapped from the file instead, so that processes share the pages
         total = sum(path.stat().st_size for path in slot.folder.rglob("*") if path.is_file())
         say(
             f"Int8 weights are ready in {slot.path} ({slot.path.stat().st_size / GIB:.2f} GiB; "
@@ -87,7 +87,7 @@ def write(slot: prepared.Slot, weights: LlamaWeights) -> None:
     """Write the weights to the slot's file, which appears only when all of it is on the disk.
 
     Raises:
-        OSError: no room, or no permission.
+        OSError: no space, or no permission.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -102,17 +102,17 @@ def write(slot: prepared.Slot, weights: LlamaWeights) -> None:
         _to_disk(Path(name))
         os.replace(name, slot.path)
         _to_disk(slot.folder)
-    except SafetensorError as error:  # how the library reports a full disk
+    except SafetensorError as error:  # the library reports a full disk like this
         raise OSError(str(error)) from error
     finally:
         Path(name).unlink(missing_ok=True)
 
 
 def read(slot: prepared.Slot, shape: LlamaShape, device: torch.device, say: Say) -> LlamaWeights:
-    """Check every byte of the slot's weights and map them into memory; for other devices than the CPU, copy them.
+    """Check every byte of the slot's weights and map them into memory, or copy them to a device other than the CPU.
 
     Raises:
-        Unusable: not such a file, of another version or another model, cut short, or damaged.
+        Unusable: the file has another format, version or model, is truncated, or is damaged.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -146,10 +146,10 @@ def to_device(weights: LlamaWeights, device: torch.device) -> LlamaWeights:
 
 
 def _named(weights: LlamaWeights) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor with its name in the file; those that are not int8 are float32, the type that runners compute in.
+    """Every tensor with its name in the file; tensors that are not int8 are float32, the type that runners compute in.
 
-    So the embedding needs more disk than in a half-precision checkpoint, but no memory of the runners: its pages are
-    shared, and only the rows of tokens that occur are read again.
+    So the embedding needs more disk space than in a half-precision checkpoint, but no extra memory: replicas share its
+    pages, and only rows of tokens that occur are read again.
     """
     yield "embedding", weights.embedding.float().contiguous()
     yield "final_norm", weights.final_norm.float()

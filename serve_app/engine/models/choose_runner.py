@@ -1,4 +1,4 @@
-"""Chooses the runner of a loaded model: native int8, torch over joined weights, or transformers' own code."""
+"""Chooses the runner of a loaded model: native int8, torch with joined weights, or transformers' code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def native_folder(settings: EngineSettings) -> Path:
-    """The folder of compiled kernels."""
+    """The folder of the compiled kernels."""
     return prepared.cache_dir(settings.cache_dir) / "native"
 
 
@@ -31,11 +31,11 @@ def create_runner(
 ) -> TransformersRunner | TorchRunner | NativeRunner:
     """The fastest runner that fits the model and the settings.
 
-    `weights` are the decoder's weights if the loader has prepared them; the model then needs none. Otherwise they are
-    extracted from a llama-like model, which can't be called any more.
+    `weights` are the decoder's weights if the loader has prepared them; the model then needs none. Otherwise a
+    llama-like model's weights are extracted, and the model can no longer be called.
 
     Raises:
-        ModelError: int8 is not possible, the engine can't run the model, or there is no memory for the KV cache.
+        ModelError: int8 is not possible, the engine cannot run the model, or there is no memory for the KV cache.
     """
     reason = llama_weights.why_not(model) if settings.fused else "the setting 'fused' is off"
     if reason is None:

@@ -1,7 +1,7 @@
 """The tensors of the paged KV cache; `scheduling.blocks` allocates the blocks.
 
 Paging as in PagedAttention (arXiv 2309.06180): a sequence's keys and values are in blocks of `block_size` tokens that
-need not be neighbours, so no memory is reserved for the longest possible reply.
+need not be adjacent. So no memory is reserved for the longest possible reply.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class KVCache:
 
 
 def blocks_within(settings: EngineSettings, block_bytes: int, max_context: int) -> int:
-    """Blocks of `block_bytes`, over all layers, that `kv_cache_memory` allows; at most `max_running` full contexts.
+    """Number of blocks of `block_bytes`, over all layers, that `kv_cache_memory` allows.
+
+    At most the blocks of `max_running` full contexts.
 
     Raises:
         ModelError: the setting is below one block.
@@ -79,10 +81,10 @@ def blocks_within(settings: EngineSettings, block_bytes: int, max_context: int) 
 
 
 def _zeros(size: tuple[int, ...], shape: LayerShape) -> torch.Tensor:
-    """Zeros, because attention multiplies masked values by 0, and memory that was never written may hold NaN.
+    """Tensor of zeros: attention multiplies masked values by 0, and uninitialised memory may hold NaN.
 
-    On the CPU they come from numpy, whose zeros are pages that the system fills at the first use: a cache of 2 GiB
-    takes no time and no memory before that.
+    On the CPU the zeros come from numpy, as pages that the system fills on first use. So a cache of 2 GiB takes no time
+    and no memory until it is used.
     """
     if shape.device.type != "cpu":
         return torch.zeros(size, dtype=shape.dtype, device=shape.device)

@@ -1,6 +1,6 @@
-"""Shape and weights of a llama-like decoder, extracted from a transformers model.
+"""The shape and weights of a llama-like decoder, extracted from a transformers model.
 
-Llama, Mistral, Qwen2, Qwen3 and SmolLM2 are one architecture with switches: RMSNorm, grouped-query attention with
+Llama, Mistral, Qwen2, Qwen3 and SmolLM2 share one architecture with options: RMSNorm, grouped-query attention with
 rotary positions, SiLU-gated feed-forward; biases on q, k, v (Qwen2), norms on q and k (Qwen3), sliding windows.
 """
 
@@ -30,12 +30,12 @@ class LlamaShape:
     intermediate: int
     vocab: int
     norm_eps: float
-    windows: tuple[int | None, ...]  # per layer: tokens that a query sees, itself included; None means all
+    windows: tuple[int | None, ...]  # per layer: tokens that a query sees, including itself; None means all
 
 
 @dataclass(slots=True)
 class LlamaLayer:
-    """Weights of one layer; matrices with the same input are joined: one for q, k and v, one for gate and up."""
+    """Weights of one layer. Matrices with the same input are joined: one for q, k and v, one for gate and up."""
 
     input_norm: torch.Tensor  # (hidden,)
     qkv: Weight  # ((heads + 2 kv_heads) * head_dim, hidden): q, then k, then v
@@ -51,7 +51,7 @@ class LlamaLayer:
 
 @dataclass(slots=True)
 class LlamaWeights:
-    """`head` may share its memory with `embedding`."""
+    """The weights of a decoder. `head` may share its memory with `embedding`."""
 
     shape: LlamaShape
     embedding: torch.Tensor  # (vocab, hidden)
@@ -61,9 +61,9 @@ class LlamaWeights:
 
 
 def why_not(model: Any) -> str | None:
-    """The reason why the engine's own forward passes can't run this transformers model, or None.
+    """The reason why the engine's forward passes cannot run this transformers model, or None.
 
-    A model without weights, all on the meta device, is judged by its architecture.
+    A model without weights, entirely on the meta device, is judged by its architecture.
     """
     config = model.config
     if config.model_type not in MODEL_TYPES:
@@ -76,7 +76,7 @@ def why_not(model: Any) -> str | None:
         attention, mlp = layer.self_attn, layer.mlp
         feed_forward = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
         for linear in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, *feed_forward):
-            if type(linear) is not nn.Linear:  # quantized or adapted by another library: it is more than its weight
+            if type(linear) is not nn.Linear:  # quantized or adapted by another library, so more than its weight
                 return f"its matrices are of type {type(linear).__name__}"
         if any(linear.bias is not None for linear in feed_forward):
             return "biases in the feed-forward part are not fused"
@@ -96,10 +96,10 @@ def _is_offloaded(module: nn.Module) -> bool:
 
 
 def shape_of(config: Any) -> LlamaShape:
-    """The shape in a transformers configuration of one of MODEL_TYPES."""
+    """The shape from a transformers configuration of one of MODEL_TYPES."""
     layers = config.num_hidden_layers
     window = getattr(config, "sliding_window", None)
-    # The models' own code differs here: Llama has no windows, Mistral has one for all layers or none.
+    # The models' code differs here: Llama has no windows, Mistral has one for all layers or none.
     kinds = (
         {
             "llama": ["full_attention"] * layers,
@@ -125,8 +125,8 @@ def shape_of(config: Any) -> LlamaShape:
 def extract_weights(model: Any, *, int8: bool = False, on_layer: Callable[[int], None] | None = None) -> LlamaWeights:
     """Join the weights of a transformers model for which `why_not` is None; `int8` quantizes every matrix.
 
-    Each layer's weights stay on its device. The model's own matrices are freed layer by layer (their modules stay
-    empty), so the peak is one layer above the model's size. `on_layer` receives the number of finished layers.
+    Each layer's weights stay on its device. The model's matrices are freed layer by layer (their modules stay empty),
+    so peak memory is one layer above the model's size. `on_layer` receives the number of finished layers.
     """
     head = model.get_output_embeddings().weight
     embedding = model.get_input_embeddings().weight.detach()

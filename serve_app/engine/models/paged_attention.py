@@ -1,7 +1,7 @@
-"""Paged attention: the packing of a step's tokens, their attention, and its registration with transformers.
+"""Paged attention: packs a step's tokens, computes their attention, and registers with transformers.
 
-All tokens of a step are packed into one row. Transformers' code calls `paged_attention` in every layer; the step
-object, an argument `paged` of the forward call, knows the sequence of each token.
+All tokens of a step are packed into one row. Transformers' code calls `paged_attention` in every layer. The step
+object, passed to the forward call as the argument `paged`, knows the sequence of each token.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from serve_app.engine.scheduling.sequence import Chunk
 
 NAME = "serve_app_paged"
 
-# Sequences are attended together while padding to the longest costs less than this share of more work.
+# Sequences are attended together while padding to the longest costs less than this factor of the work.
 _PADDING = 1.5
 _PADDING_TOKENS = 64
 
@@ -37,7 +37,9 @@ def paged_attention(
     paged: PagedStep | ProbeStep | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """Transformers' attention interface: query, key and value are (1, heads, T, size); returns (1, T, heads, size).
+    """Implements transformers' attention interface: query, key and value are (1, heads, T, size).
+
+    Returns (1, T, heads, size).
 
     Raises:
         NotImplementedError: the model does not pass `paged` on.
@@ -53,16 +55,16 @@ def paged_attention(
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """How a layer makes weights from products of queries and keys."""
+    """Parameters that turn products of queries and keys into a layer's attention weights."""
 
     scale: float
-    window: int | None = None  # tokens that each token sees, itself included; None: all before it
-    cap: float | None = None  # Gemma 2: scores approach it and never pass it
-    sinks: torch.Tensor | None = None  # GPT-OSS, (heads,): the score of one more token, without a value
+    window: int | None = None  # tokens that each token sees, including itself; None: all tokens before it
+    cap: float | None = None  # Gemma 2: limit that the scores approach but never exceed
+    sinks: torch.Tensor | None = None  # GPT-OSS, (heads,): the score of one additional token without a value
 
     @property
     def are_plain(self) -> bool:
-        """Whether torch has kernels for them."""
+        """Whether torch has kernels for these scores."""
         return self.cap is None and self.sinks is None
 
 
@@ -71,7 +73,7 @@ AttentionInterface.register(NAME, paged_attention)
 
 
 class ProbeStep:
-    """Stands in for `PagedStep` in a forward pass without a cache; records what each layer would store."""
+    """Replaces `PagedStep` in a forward pass without a cache; records what each layer would store."""
 
     def __init__(self) -> None:
         self.layers: dict[int, LayerShape] = {}
@@ -87,16 +89,16 @@ class ProbeStep:
 
 @dataclass
 class DecodeGroup:
-    """Rows `begin .. end` of the step: one token each, of sequences of similar length."""
+    """Rows `begin .. end` of the step: one token each, from sequences of similar length."""
 
     begin: int
     end: int
-    block_tables: torch.Tensor  # (rows, blocks), padded with the last one
+    block_tables: torch.Tensor  # (rows, blocks), padded with each row's last block
     lengths: torch.Tensor  # (rows,)
     masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
     def mask(self, block_size: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """Additive mask (rows, 1, 1, padded length): the tokens of its own sequence that each token sees."""
+        """Additive mask (rows, 1, 1, padded length) of the tokens in its sequence that each token sees."""
         if window not in self.masks:
             positions = torch.arange(self.block_tables.shape[1] * block_size, device=self.lengths.device)
             lengths = self.lengths[:, None]
@@ -119,11 +121,11 @@ class PrefillSpan:
 
     @property
     def length(self) -> int:
-        """Tokens of the sequence up to the span's end."""
+        """Number of the sequence's tokens up to the span's end."""
         return self.start + self.end - self.begin
 
     def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """Additive causal mask (rows, length); made once per step, shared by all layers."""
+        """Additive causal mask (rows, length); made once per step and shared by all layers."""
         if window not in self.masks:
             device = self.block_table.device
             rows = torch.arange(self.start, self.length, device=device)[:, None]
@@ -146,7 +148,7 @@ class PagedStep:
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scores: Scores
     ) -> torch.Tensor:
-        """Store the step's K and V, then attend each sequence over its own tokens.
+        """Store the step's K and V, then let each sequence attend over its own tokens.
 
         Takes (T, heads, size) each; returns (T, heads, size of a value head).
         """
@@ -196,7 +198,7 @@ class PagedStep:
         k, v = (c.index_select(0, span.block_table).flatten(0, 1)[: span.length] for c in cached)
         if is_plain and q.is_cuda:
             return causal(q, k, v, scores.scale)
-        # GPU kernels with masks don't support grouped heads: K and V are expanded per query head, without a copy.
+        # GPU kernels with masks do not support grouped heads, so K and V are expanded per query head, without a copy.
         kv_heads, group = k.shape[1], q.shape[1] // k.shape[1]
         k, v = (t.transpose(0, 1)[:, None].expand(-1, group, -1, -1) for t in (k, v))
         q = q.unflatten(1, (kv_heads, group)).permute(1, 2, 0, 3)
@@ -205,7 +207,7 @@ class PagedStep:
         return masked(q, k, v, mask, scores, sinks).permute(2, 0, 1, 3).flatten(1, 2)
 
     def _lay_out(self, device: torch.device) -> tuple[torch.Tensor, list[DecodeGroup], list[PrefillSpan]]:
-        """Turn block tables into index tensors on one device; once per step and device."""
+        """Convert block tables to index tensors on one device; once per step and device."""
         size = self.cache.block_size
         slots = [
             chunk.sequence.block_table[p // size] * size + p % size
@@ -217,7 +219,7 @@ class PagedStep:
         for lengths in group_lengths([chunk.start + 1 for chunk in singles]):
             blocks = -(-lengths[-1] // size)
             tables = [c.sequence.block_table[:blocks] for c in singles[row : row + len(lengths)]]
-            # With its own last block: masked values are multiplied by 0, and another's block may hold NaN.
+            # Padded with its own last block: masked values are multiplied by 0, and other blocks may hold NaN.
             padded = torch.tensor([t + t[-1:] * (blocks - len(t)) for t in tables], device=device)
             groups.append(DecodeGroup(row, row + len(lengths), padded, torch.tensor(lengths, device=device)))
             row += len(lengths)
@@ -231,7 +233,7 @@ class PagedStep:
 
 
 def group_lengths(lengths: list[int]) -> list[list[int]]:
-    """Split ascending lengths into runs, so that padding to the longest of a run stays within bounds."""
+    """Split ascending lengths into runs whose padding to the longest length stays within bounds."""
     groups: list[list[int]] = []
     for length in lengths:
         if groups and length <= max(groups[-1][0] * _PADDING, groups[-1][0] + _PADDING_TOKENS):
@@ -244,7 +246,7 @@ def group_lengths(lengths: list[int]) -> list[list[int]]:
 def causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
     """Attend the last T tokens of a sequence, (T, heads, size), over all of it, (length, K/V heads, size).
 
-    Needs no mask in memory where the device has a kernel for it; on the CPU only for T = length.
+    Needs no mask in memory where the device has a kernel for it; on the CPU only if T = length.
     """
     q, k, v = (t.transpose(0, 1)[None] for t in (query, key, value))
     if len(query) == len(key):
@@ -260,7 +262,7 @@ def masked(
 ) -> torch.Tensor:
     """Attention (…, rows, size) of `q` (…, rows, size) over `k` and `v` (…, length, size); `mask` is added to scores.
 
-    `sinks` are those of `scores`, in a shape that can be expanded to (…, rows, 1).
+    `sinks` are the sinks of `scores`, in a shape that can be expanded to (…, rows, 1).
     """
     if scores.are_plain:
         return F.scaled_dot_product_attention(q, k, v, mask, scale=scores.scale)
@@ -280,17 +282,17 @@ def additive_mask(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class PackedChunks:
-    """The tokens of a step, one after the other, and the rows of the wanted logits."""
+    """The tokens of a step, one after another, and the rows of the logits to return."""
 
-    chunks: list[Chunk]  # as packed: those of one token first, by length
+    chunks: list[Chunk]  # as packed: chunks of one token first, by length
     token_ids: list[int]
     positions: list[int]  # of each token in its sequence
     classes: list[int]  # length class of each token's sequence
-    keep: list[int]  # rows of the tokens with wanted logits, in the order of `pack`'s argument
+    keep: list[int]  # rows of the tokens whose logits are returned, in the order of `pack`'s argument
 
 
 def pack(chunks: Sequence[Chunk]) -> PackedChunks:
-    """Order chunks so that sequences of similar length are neighbours."""
+    """Pack chunks so that sequences of similar length are adjacent."""
     order = sorted(range(len(chunks)), key=lambda i: (chunks[i].length > 1, chunks[i].start))
     packed = PackedChunks([chunks[i] for i in order], [], [], [], [])
     last_row: dict[int, int] = {}

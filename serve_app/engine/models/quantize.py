@@ -1,8 +1,8 @@
 """Int8 weights and activations: one scale per row of a matrix, one scale per 64 activations of a token.
 
 Both are symmetric in -127 .. 127, and a group's products are added exactly in 32 bits. So nothing saturates on any
-processor, and a result does not depend on the rest of the batch. One scale for all of a token's activations costs
-three times the quality, because a few large ones flatten the rest (figures in docs/benchmarks.md).
+processor, and a result does not depend on the rest of the batch. A single scale for all of a token's activations loses
+three times as much quality, because a few large activations flatten the rest (figures in docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def quantize_rows(matrix: torch.Tensor) -> Int8Weight:
 
 
 def linear(x: torch.Tensor, weight: Int8Weight) -> torch.Tensor:
-    """`x` (rows, in) times the matrix, with `x` rounded to int8: the native kernel in pure torch.
+    """Multiply `x` (rows, in) by the matrix, with `x` rounded to int8: the native kernel in pure torch.
 
     The float32 product of rounded values equals integer arithmetic up to float32's rounding.
     """

@@ -1,17 +1,18 @@
-"""Contexts longer than the model was trained for, without one request changing another's frequencies.
+"""Supports contexts longer than the model was trained for; no request changes another request's frequencies.
 
-Transformers' `dynamic` rope depends on the longest sequence of a batch. Here every sequence has a length class of its
-own. Up to the model's context it keeps the model's frequencies, bit for bit. Beyond, it has the dynamic-NTK base
-(bloc97, 2023; `_compute_dynamic_ntk_parameters` in transformers) of its class's upper bound, with a factor of 1: on
-the bundled model the perplexity from 7,168 to 10,240 tokens is 2 to 3 % lower than with a factor of 2 and 10 % lower
-than with 4; on repetitive text at 14,000 tokens it is 2, and 351 with the model's frequencies. Beyond 16,384 tokens
-nothing has been measured.
+Transformers' `dynamic` rope depends on the longest sequence of a batch. Here every sequence has a length class. Up to
+the model's context it keeps the model's frequencies, bit for bit. Beyond that, it uses the dynamic-NTK base (bloc97,
+2023; `_compute_dynamic_ntk_parameters` in transformers) for its class's upper bound, with a factor of 1.
 
-Models with longrope (Phi-3 and 4) bring two sets of frequencies themselves, for sequences within the context of their
-pretraining and for longer ones: two classes.
+On the bundled model the perplexity from 7,168 to 10,240 tokens is 2 to 3 % lower than with a factor of 2, and 10 %
+lower than with a factor of 4. On repetitive text at 14,000 tokens the perplexity is 2, compared with 351 for the
+model's frequencies. Contexts beyond 16,384 tokens have not been measured.
 
-The class follows from the length alone, so neither batch nor preemption changes a result. A sequence that outgrows
-its class while decoding is computed again in the next class (the scheduler preempts it).
+Models with longrope (Phi-3 and 4) bring two sets of frequencies, for sequences within their pretraining context and for
+longer ones: two classes.
+
+The class depends only on the length, so neither batching nor preemption changes a result. A sequence that outgrows its
+class while decoding is recomputed in the next class (the scheduler preempts it).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def class_bounds(trained_context: int, max_context: int) -> tuple[int, ...]:
-    """Most tokens of each length class: the trained context, then doublings, the last limited to `max_context`."""
+    """Maximum tokens of each length class: the trained context, then doublings, the last capped at `max_context`."""
     bounds = [min(trained_context, max_context)]
     while bounds[-1] < max_context:
         bounds.append(min(bounds[-1] * 2, max_context))
@@ -43,10 +44,10 @@ def ntk_inverse_frequencies(base: float, dim: int, trained_context: int, length:
 
 
 class LengthClassRope(nn.Module):
-    """Replaces a model's rotary embedding; rotates each token by its own sequence's frequencies.
+    """Replaces a model's rotary embedding; rotates each token by the frequencies of its sequence.
 
     `frequencies` has the inverse frequencies (dim / 2,) of each class. The runner sets `token_classes`, shape (T,),
-    before a forward pass; None means class 0 for all.
+    before a forward pass; None means class 0 for all tokens.
     """
 
     def __init__(self, inner: nn.Module, frequencies: Sequence[torch.Tensor]) -> None:
@@ -58,7 +59,7 @@ class LengthClassRope(nn.Module):
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cos and sin, each (1, T, dim), for `position_ids` of shape (1, T)."""
-        # The same product, element by element, as in the model's own module, so class 0 stays bit-identical to it.
+        # The same elementwise product as in the model's module, so class 0 stays bit-identical to it.
         table = self.class_inv_freq
         assert isinstance(table, torch.Tensor)
         table = table.to(x.device)
@@ -69,7 +70,7 @@ class LengthClassRope(nn.Module):
 
 
 def own_context(config: object) -> int:
-    """The longest context for which the model's frequencies don't depend on the batch."""
+    """The longest context for which the model's frequencies do not depend on the batch."""
     trained = int(getattr(config, "max_position_embeddings", None) or 2**31)
     parameters = getattr(config, "rope_parameters", None) or {}
     if parameters.get("rope_type") in ("dynamic", "longrope"):
@@ -82,14 +83,14 @@ class RopePlan:
     """The bounds of a model's length classes, ascending, and the inverse frequencies of each."""
 
     bounds: tuple[int, ...]
-    name: str  # of the model's own rotary module; "" if it has none
-    frequencies: tuple[torch.Tensor, ...] = ()  # none where the model's own module serves for the only class
+    name: str  # of the model's rotary module; "" if it has none
+    frequencies: tuple[torch.Tensor, ...] = ()  # empty if the model's rotary module serves the only class
 
 
 def plan(model: nn.Module, max_context: int) -> RopePlan:
     """Decide the length classes of a model that has its own rotary module.
 
-    Plain rope is extended, and longrope reaches as far as its model was made for. A model with another kind of rope
+    Plain rope is extended, and longrope is used up to the model's maximum context. A model with another kind of rope
     keeps its own context. So the last bound may be below `max_context`.
     """
     config: Any = model.config
@@ -124,20 +125,20 @@ def install(model: nn.Module, max_context: int) -> tuple[int, ...]:
 
 
 def uninstall(model: nn.Module) -> None:
-    """Restore a model's own rotary modules, which an earlier runner has replaced."""
+    """Restore a model's rotary modules that an earlier runner has replaced."""
     for name, module in list(model.named_modules()):
         if isinstance(module, LengthClassRope):
             _replace(model, name, module.inner)
 
 
 class RopeTable:
-    """Cos and sin of every position that a model can have, for the engine's own forward passes.
+    """Cos and sin of every position that a model can have, for the engine's forward passes.
 
-    The length classes follow each other. Each row holds the first half of the model's own values for that position,
-    bit for bit; the second half is the same.
+    The length classes follow each other. Each row holds the first half of the model's values for that position, bit for
+    bit; the second half is the same.
     """
 
-    SLACK = 64  # positions beyond a class's bound that have rows, for draft tokens
+    SLACK = 64  # additional rows beyond a class's bound, for the positions of draft tokens
 
     def __init__(self, model: nn.Module, max_context: int, dtype: torch.dtype) -> None:
         """Compute the tables on the rotary module's device.
@@ -170,7 +171,7 @@ class RopeTable:
             self._first_rows.append(rows)
             self._lengths.append(length)
             rows += length
-        self.cos = torch.cat([cos for cos, _ in parts])  # (rows, dim / 2), as `sin`
+        self.cos = torch.cat([cos for cos, _ in parts])  # (rows, dim / 2), like `sin`
         self.sin = torch.cat([sin for _, sin in parts])
 
     @property
@@ -179,7 +180,7 @@ class RopeTable:
         return 2 * self.cos.shape[1]
 
     def row(self, length_class: int, position: int) -> int:
-        """The row of a position in a length class; beyond its end, where no draft token is kept, its last row."""
+        """The row of a position in a length class; its last row beyond its end, where no draft token is kept."""
         return self._first_rows[length_class] + min(position, self._lengths[length_class] - 1)
 
 

@@ -1,7 +1,7 @@
-"""Runs llama-like models through torch over joined weights, on any device: a step's tokens in, logits out.
+"""Runs llama-like models through torch with joined weights, on any device: a step's tokens in, logits out.
 
-It computes the same as transformers' own code, with fewer and larger operations: one matrix for q, k and v, one for
-gate and up, rotary tables instead of frequencies, logits of the wanted tokens alone.
+It computes the same as transformers' code with fewer, larger operations: one matrix for q, k and v, one for gate and
+up, rotary tables instead of frequencies, and only the logits that are needed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class TorchRunner:
     """A llama-like decoder with its KV cache; a `core.Runner`.
 
     Every layer computes on the device of its weights, and activations follow. Activations have the type
-    `settings.compute_dtype`, as all weights have but int8 matrices and the embedding.
+    `settings.compute_dtype`, and so have all weights except int8 matrices and the embedding.
     """
 
     def __init__(self, weights: LlamaWeights, table: RopeTable, settings: EngineSettings) -> None:
@@ -71,9 +71,9 @@ class TorchRunner:
     def _forward(
         self, ids: torch.Tensor, rope_rows: torch.Tensor, keep: torch.Tensor | None, step: PagedStep
     ) -> torch.Tensor:
-        """Logits (n, vocabulary) of the rows in `keep` (n,), in the type of activations; None keeps all.
+        """Logits (n, vocabulary) of the rows in `keep` (n,), in the type of activations; None keeps all rows.
 
-        `ids` (T,) and `rope_rows` (T,), which are rows of the rope table, are on the embedding's device as `keep` is.
+        `ids` (T,) and `rope_rows` (T,), the rows of the rope table, are on the embedding's device, and so is `keep`.
         After the last layer's attention only the kept rows are computed.
         """
         weights = self._weights
@@ -120,9 +120,9 @@ class TorchRunner:
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
-    """Turn (T, heads, size) by its position: bit for bit `x * cos + rotate_half(x) * sin`, in fewer operations.
+    """Rotate (T, heads, size) by position: bit for bit `x * cos + rotate_half(x) * sin`, in fewer operations.
 
-    `cos` and `signed_sin` are (T, 1, size); the latter is the sine, negative in the first half.
+    `cos` and `signed_sin` are (T, 1, size); the latter is the sine, negated in the first half.
     """
     return x * cos + x.roll(x.shape[-1] // 2, -1) * signed_sin
 
@@ -135,7 +135,7 @@ def _linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch
 
 
 def _add_linear(x: torch.Tensor, y: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
-    """`x` plus the product; as part of the product itself where no bias is added."""
+    """`x` plus the product, computed as part of the product if no bias is added."""
     if bias is None and not isinstance(weight, Int8Weight):
         return torch.addmm(x, y, weight.t())
     return x + _linear(y, weight, bias)

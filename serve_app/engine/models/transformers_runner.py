@@ -1,4 +1,4 @@
-"""Runs any decoder-only model through its own transformers code, with our paged attention."""
+"""Runs any decoder-only model through its transformers code, with the engine's paged attention."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from serve_app.engine.scheduling.sequence import Chunk
 class TransformersRunner:
     """A model with its KV cache; a `core.Runner`.
 
-    `model` is placed by accelerate or on one device; it is changed in place (attention implementation, rotary
+    `model` is placed by accelerate or on one device. The runner changes it in place (attention implementation, rotary
     embedding).
     """
 

@@ -1,12 +1,12 @@
 """Draws one token per row of logits by temperature, top-k, top-p and min-p, without sorting any row.
 
-A row is cut into blocks. The drawn token is the one at which the cumulative weight, first over the blocks and then
-within one of them, passes a random number. Top-p and min-p are checked only after a token was drawn: the check needs
-the weight of all likelier tokens, which lie in few blocks. A token outside is rejected together with all tokens that
-are no likelier, and the row draws again from the rest. Each draw is from a set that holds all admissible tokens, in
-proportion to their weights, so the first admissible token has exactly their distribution.
+A row is divided into blocks. The drawn token is the token at which the cumulative weight passes a random number, first
+over the blocks and then within one block. Top-p and min-p are checked only after a token was drawn, because the check
+needs the weight of all likelier tokens, which lie in few blocks. A rejected token is excluded together with all tokens
+that are no likelier, and the row draws again from the rest. Each draw is from a set that holds all admissible tokens,
+in proportion to their weights. So the first admissible token has exactly their distribution.
 
-No result of a row depends on the other rows, not even by rounding.
+No result of a row depends on the other rows, not even through rounding.
 """
 
 from __future__ import annotations
@@ -20,31 +20,32 @@ import torch.nn.functional as F  # noqa: N812 -- torch's own convention
 
 from serve_app.contracts.generation import SamplingParams
 
-INVALID = -1  # instead of a token if the logits hold NaN or +inf
-DEAD_END = -2  # instead of a token if every logit is -inf: no token is allowed
+INVALID = -1  # returned instead of a token if the logits hold NaN or +inf
+DEAD_END = -2  # returned instead of a token if every logit is -inf: no token is allowed
 
 BLOCK = 128  # tokens
-_BELOW_ONE = 1 - 1e-12  # keeps a target inside its sum under any rounding
+_BELOW_ONE = 1 - 1e-12  # keeps a target below its sum under any rounding
 _MIN_EXPONENT = -80.0
-MIN_WEIGHT = 1e-34  # above exp(-80); smaller weights, in any vocabulary, don't change a double's sum near 1
-_MIN_TEMPERATURE = 1e-5  # below it the division would overflow; the distribution is a single token there
+MIN_WEIGHT = 1e-34  # above exp(-80); smaller weights, in any vocabulary, do not change a double's sum near 1
+_MIN_TEMPERATURE = 1e-5  # below this the division would overflow; the distribution is a single token there
 
 
 class Native(Protocol):
-    """All passes over the logits in one call, for machines with the compiled library."""
+    """Makes all passes over the logits in one call, on machines with the compiled library."""
 
     def draw(self, blocks: torch.Tensor, steepness: list[float], uniform: list[float]) -> FirstDraw:
         """Draw from each row of contiguous float32 `blocks` (rows, blocks, `BLOCK`) by its random number in [0, 1).
 
-        Rows become weights, exp((logit - maximum) * steepness), and 0 up to `MIN_WEIGHT`. Rows with a steepness of 0
-        stay as they are, and their token is the first of the likeliest.
+        Logits are replaced by weights, exp((logit - maximum) * steepness); weights up to `MIN_WEIGHT` become 0. Rows
+        with a steepness of 0 stay unchanged, and their token is the first of the likeliest.
         """
 
 
 class FirstDraw(NamedTuple):
-    """Of each row a token, `INVALID` or `DEAD_END`, and its weight, (rows,); of each block maximum and sum of weights.
+    """The first draw of each row, and the maximum and sum of the weights in each block.
 
-    The last two are (rows, blocks). A row without weights has the largest logit as its maximum, and no sum.
+    `tokens` (rows,) holds a token, `INVALID` or `DEAD_END`; `drawn` (rows,) holds its weight. `peaks` and `sums` are
+    (rows, blocks). A row without weights has its largest logit as maximum and no sum.
     """
 
     tokens: torch.Tensor
@@ -61,9 +62,9 @@ def choose(
 ) -> list[int]:
     """A token, `INVALID` or `DEAD_END` per row of float32 `logits` (rows, vocabulary), which change in place.
 
-    Filters apply in the order of transformers: temperature, top-k, top-p, min-p. Tokens as likely as the last one
-    that a filter keeps are kept too; greedy rows use the first of equals. `uniform(row, attempt)` is the row's random
-    number in [0, 1) for that attempt.
+    Filters apply in the order of transformers: temperature, top-k, top-p, min-p. Tokens as likely as the last token
+    that a filter keeps are kept too. Greedy rows use the first of equally likely tokens. `uniform(row, attempt)`
+    returns the row's random number in [0, 1) for that attempt.
     """
     blocks = as_blocks(logits)
     if native is not None:
@@ -80,7 +81,7 @@ def choose(
 def _choose_natively(
     blocks: torch.Tensor, params: Sequence[SamplingParams], uniform: Callable[[int, int], float], native: Native
 ) -> tuple[list[int], torch.Tensor]:
-    """The tokens of rows without top-k, the likeliest tokens of rows with it, and the peaks."""
+    """The tokens of rows without top-k, the likeliest tokens of rows with top-k, and the peaks."""
     drawing = [p.temperature > 0 and p.top_k <= 0 for p in params]
     steepness = [s if draws else 0.0 for s, draws in zip(sharpness(params), drawing, strict=True)]
     numbers = [uniform(row, 0) if draws else 0.0 for row, draws in enumerate(drawing)]
@@ -123,7 +124,7 @@ def _choose_rest(
 
 
 def as_blocks(logits: torch.Tensor) -> torch.Tensor:
-    """(rows, vocabulary) as (rows, blocks, `BLOCK`), padded with -inf to a multiple of `BLOCK`."""
+    """Reshape (rows, vocabulary) to (rows, blocks, `BLOCK`), padded with -inf to a multiple of `BLOCK`."""
     if padding := -logits.shape[-1] % BLOCK:
         logits = F.pad(logits, (0, padding), value=-torch.inf)
     return logits.unflatten(-1, (-1, BLOCK))
@@ -141,7 +142,7 @@ def top_blocks(blocks: torch.Tensor, peaks: torch.Tensor, count: int) -> tuple[t
 def _bucket(top_k: int, num_blocks: int) -> int:
     """Number of blocks that hold the top k tokens; 0 if k does not limit.
 
-    A function of the row alone: the neighbours' k must not decide among equally likely tokens.
+    Depends only on the row: the k of neighbouring rows must not decide among equally likely tokens.
     """
     if not 0 < top_k < num_blocks * BLOCK:
         return 0
@@ -151,7 +152,7 @@ def _bucket(top_k: int, num_blocks: int) -> int:
 def _top_k(
     blocks: torch.Tensor, peaks: torch.Tensor, top_k: list[int], bucket: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Each row's blocks with its top k tokens, all others -inf; the peaks and numbers of these blocks."""
+    """Each row's blocks with its top k tokens, all others -inf; then the peaks and numbers of these blocks."""
     part, numbers = top_blocks(blocks, peaks, bucket)
     most = min(max(top_k), part.shape[1] * BLOCK)
     k = torch.tensor(top_k, device=blocks.device)[:, None].clamp_(max=most)
@@ -162,12 +163,15 @@ def _top_k(
 def _weigh(
     blocks: torch.Tensor, peaks: torch.Tensor, params: Sequence[SamplingParams]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """exp(logit / temperature), 1 for the likeliest and 0 below `MIN_WEIGHT`, in place; and the same of the peaks."""
+    """Replace logits by exp(logit / temperature) in place; return these weights and those of the peaks.
+
+    The likeliest token has weight 1. Weights up to `MIN_WEIGHT` become 0.
+    """
     steepness = _column(sharpness(params), blocks)
     best = peaks.amax(-1, keepdim=True)
 
     def exp(logits: torch.Tensor, best: torch.Tensor, sharpness: torch.Tensor) -> torch.Tensor:
-        # exp is slower by an order of magnitude where it underflows, -inf included.
+        # exp is an order of magnitude slower where it underflows, including for -inf.
         weights = logits.sub_(best).mul_(sharpness).clamp_(min=_MIN_EXPONENT).exp_()
         return torch.threshold_(weights, MIN_WEIGHT, 0.0)
 
@@ -175,7 +179,7 @@ def _weigh(
 
 
 def sharpness(params: Sequence[SamplingParams]) -> list[float]:
-    """The factor of each row's logits: 1 / temperature."""
+    """The factor for each row's logits: 1 / temperature."""
     return [1 / max(p.temperature, _MIN_TEMPERATURE) for p in params]
 
 
@@ -203,7 +207,7 @@ def _redraw(
     picky: list[int],
     uniform: Callable[[int, int], float],
 ) -> None:
-    """Draw again for the rows in `picky` whose token is outside top-p or min-p, until none is; changes `tokens`.
+    """Draw again for the rows in `picky` until every token is within top-p and min-p; changes `tokens` in place.
 
     `drawn` (rows, 1) are the tokens' weights.
     """
@@ -233,8 +237,8 @@ def check_drawn(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Check the drawn tokens of `rows` against min-p and the nucleus (top-p, arXiv 1904.09751).
 
-    `drawn` (n, 1) are their weights; `mass` (n, 1) is p times the row's whole weight, inf without top-p. Returns which
-    are rejected (n,), a bound (n, 1) that the weight of every admissible token exceeds, and the weight above that
+    `drawn` (n, 1) are their weights. `mass` (n, 1) is p times the row's total weight, inf without top-p. Returns the
+    rejected rows (n,), a bound (n, 1) that the weight of every admissible token exceeds, and the weight above that
     bound in each block (n, blocks).
     """
     least = torch.nextafter(min_p, torch.full_like(min_p, -1.0))
@@ -255,8 +259,8 @@ def _invert(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The tokens (n,) at which the cumulative weight above `floor` passes the random numbers, and their weights (n, 1).
 
-    For the given `rows`; `sums` (n, blocks) is the weight above `floor` of each block. Two levels, since a running sum
-    over the whole vocabulary costs more than all the rest.
+    Covers the given `rows`; `sums` (n, blocks) is the weight above `floor` of each block. The search has two levels,
+    since a running sum over the whole vocabulary costs more than everything else.
     """
     edges = sums.double().cumsum(-1)
     target = torch.tensor(uniform, dtype=torch.double, device=weights.device)[:, None] * edges[:, -1:] * _BELOW_ONE

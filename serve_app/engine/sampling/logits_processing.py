@@ -1,6 +1,6 @@
 """Changes logits in place before a token is drawn: penalties, biases, bans and grammar masks.
 
-All but the masks are sparse: a step touches as many logits as the requests have tokens to penalise.
+All except the masks are sparse: a step touches as many logits as the requests have tokens to penalise.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import torch
 
 from serve_app.contracts.generation import SamplingParams
 
-BAN = -1e4  # added to a banned logit, which is out of reach while any other token is allowed
-_MIN_BIAS = -100.0  # this bias and lower ones are bans
+BAN = -1e4  # added to a banned logit, which is then out of reach while any other token is allowed
+_MIN_BIAS = -100.0  # this bias and lower biases are bans
 
 
 class Tally:
-    """The tokens that penalties touch, and the number of times that each is in the output.
+    """The tokens that penalties affect, and the number of times that each occurs in the output.
 
-    With a repetition penalty it holds the prompt's tokens too, with a count of 0.
+    With a repetition penalty it also holds the prompt's tokens, with a count of 0.
     """
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
@@ -52,7 +52,7 @@ class Tally:
 
 
 def penalise(logits: torch.Tensor, rows: Sequence[tuple[int, SamplingParams, np.ndarray, np.ndarray]]) -> None:
-    """Repetition penalty of CTRL (arXiv 1909.05858), then frequency and presence penalty as in OpenAI's API.
+    """Apply the repetition penalty of CTRL (arXiv 1909.05858), then OpenAI's frequency and presence penalties.
 
     `rows` are (row, parameters, distinct tokens, counts).
     """
@@ -86,7 +86,7 @@ def biases(logit_bias: Iterable[tuple[int, float]]) -> tuple[np.ndarray, np.ndar
 
 
 def add(logits: torch.Tensor, rows: Sequence[tuple[int, np.ndarray, np.ndarray]]) -> None:
-    """Add to logits; `rows` are (row, distinct tokens, amounts), each row once at most."""
+    """Add to logits; `rows` are (row, distinct tokens, amounts), with each row at most once."""
     if rows:
         vocab = logits.shape[1]
         index = _to(logits, np.concatenate([row * vocab + tokens for row, tokens, _ in rows]))
@@ -94,7 +94,7 @@ def add(logits: torch.Tensor, rows: Sequence[tuple[int, np.ndarray, np.ndarray]]
 
 
 def mask(logits: torch.Tensor, rows: list[int], bits: torch.Tensor) -> None:
-    """Set the logits that the rows' masks don't allow to -inf.
+    """Set the logits that the rows' masks do not allow to -inf.
 
     `bits` (rows, ceil(vocabulary / 32)) int32 on the CPU: bit t % 32 of word t // 32 is 1 where token t is allowed.
     """

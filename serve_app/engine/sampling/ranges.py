@@ -1,4 +1,4 @@
-"""What every engine refuses of a request: a prompt or parameters that only the model shows to be out of range."""
+"""Rejects requests whose prompt or parameters are out of range for the model; used by every engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_TOP_LOGPROBS = 20
 
 
 def output_room(request: GenerationRequest, max_context: int, vocab: int) -> int:
-    """Tokens that the context leaves for the reply, at least 1. `vocab` is the width of the logits.
+    """Number of tokens that the context leaves for the reply, at least 1. `vocab` is the width of the logits.
 
     Raises:
         ValueError: the prompt is empty or has ids outside the vocabulary, or the weight is not a positive number.
@@ -33,7 +33,7 @@ def output_room(request: GenerationRequest, max_context: int, vocab: int) -> int
 
 
 def check_sampling(params: SamplingParams, vocab: int) -> None:
-    """Raises ValueError for a bias of a token outside the vocabulary, and for `logprobs` out of range."""
+    """Raises ValueError for a bias on a token outside the vocabulary, and for `logprobs` out of range."""
     if (outside := next((token for token, _ in params.logit_bias if not 0 <= token < vocab), None)) is not None:
         where = f"outside this model's vocabulary of {vocab} tokens, 0 to {vocab - 1}"
         raise ValueError(f"logit_bias has the token id {outside}, which is {where}")

@@ -1,7 +1,7 @@
-"""Chooses the next tokens of all requests in one vectorised pass and verifies drafts with them.
+"""Chooses the next tokens of all requests in one vectorised pass, and verifies drafts with them.
 
-The random number of a token is a hash of the request's seed and the token's position. So a request gets the same
-tokens alone and in any batch, with and without drafts.
+The random number of a token is a hash of the request's seed and the token's position. So a request gets the same tokens
+alone and in any batch, with and without drafts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from serve_app.engine.sampling.draw import Native, as_blocks, choose, top_blocks
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """A chosen token. `logprob` and `top`, likeliest first, are of the raw logits, and present only on request."""
+    """A chosen token. `logprob` and `top`, likeliest first, are from the raw logits and present only on request."""
 
     token: int
     logprob: float | None = None
@@ -31,10 +31,10 @@ class SampledToken:
 
 
 class SamplerState:
-    """One request's sampling: its parameters, its seed and its output so far.
+    """The sampling state of one request: its parameters, its seed and its output so far.
 
     `eos_token_ids` are banned below `min_tokens`, and always with `ignore_eos`. `vocab` is the width of the logits.
-    `grammar` is stronger than bans: if it allows only banned tokens, one of them is chosen.
+    `grammar` takes precedence over bans: if it allows only banned tokens, one of them is chosen.
 
     Raises:
         ValueError: a bias is for a token outside the vocabulary, or `logprobs` is out of range.
@@ -64,11 +64,11 @@ class SamplerState:
 
     @property
     def complete(self) -> bool:
-        """Whether the grammar is complete: the reply ends here, even below `min_tokens`."""
+        """Whether the grammar is complete. The reply then ends, even below `min_tokens`."""
         return self.grammar is not None and self.grammar.finished
 
     def biases(self, position: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens whose logits change at that position of the output, and the amounts."""
+        """Tokens whose logits change at that position of the output, and the amounts to add."""
         return self._held if self.params.ignore_eos or position < self.params.min_tokens else self._free
 
     def uniform(self, position: int, attempt: int = 0) -> float:
@@ -85,7 +85,7 @@ class SamplerState:
 
 
 class _Row(NamedTuple):
-    """One row of logits: a state, and the draft tokens that count as accepted before it."""
+    """One row of logits: a state, and the draft tokens that count as accepted before the row."""
 
     state: SamplerState
     draft: tuple[int, ...]
@@ -96,9 +96,9 @@ class _Row(NamedTuple):
 
 
 class _RawRows:
-    """The rows of `logits` that need log-probabilities, as they are before sampling changes them.
+    """The rows of `logits` that need log-probabilities, before sampling changes them.
 
-    `wanted` maps such rows to the number of likeliest tokens that they need beside the chosen one.
+    `wanted` maps these rows to the number of likeliest tokens to return beside the chosen token.
     """
 
     def __init__(self, logits: torch.Tensor, wanted: dict[int, int]) -> None:
@@ -111,7 +111,7 @@ class _RawRows:
             return [()] * len(counts)
         blocks = as_blocks(self._raw)
         peaks = blocks.amax(-1)
-        # The same number for each row, so that among equals a row gets the same tokens in any batch.
+        # The same count for each row, so that a row gets the same tokens among equally likely ones in any batch.
         part, numbers = top_blocks(blocks, peaks, min(ranges.MAX_TOP_LOGPROBS, peaks.shape[1]))
         names = numbers[..., None] * blocks.shape[-1] + torch.arange(blocks.shape[-1], device=numbers.device)
         top = part.flatten(1).topk(min(ranges.MAX_TOP_LOGPROBS, part[0].numel()))
@@ -122,9 +122,9 @@ class _RawRows:
         ]
 
     def of(self, tokens: Sequence[int]) -> dict[int, tuple[float, tuple[tuple[int, float], ...]]]:
-        """By row: the chosen token's log-probability, and the likeliest tokens with theirs.
+        """The chosen token's log-probability by row, and the likeliest tokens with their log-probabilities.
 
-        `tokens` has an entry for all rows; the result of an entry below 0 has no meaning.
+        `tokens` has an entry for all rows; the result for a negative entry has no meaning.
         """
         chosen = torch.tensor([[max(tokens[row], 0)] for row in self._rows], device=self._raw.device)
         values = self._raw.gather(1, chosen)[:, 0].tolist()
@@ -140,13 +140,13 @@ def sample(
 ) -> list[list[SampledToken]]:
     """Choose the tokens that follow each state's output, from float32 `logits` (rows, vocabulary), changed in place.
 
-    State i owns the next 1 + len(drafts[i]) rows; row j is sampled as if draft[:j] had been accepted. Its entry holds
-    the sampled tokens up to and including the first that differs from the draft: exactly the tokens that sampling one
-    token per step gives. States are not advanced.
+    State i owns the next 1 + len(drafts[i]) rows; row j is sampled as if draft[:j] had been accepted. The result for a
+    state holds the sampled tokens up to and including the first that differs from the draft. These are exactly the
+    tokens that sampling one token per step would give. States are not advanced.
 
-    Order: repetition, frequency and presence penalty, biases and bans, grammar, then the order of `draw.choose`. An
-    entry ends at `draw.INVALID` (the logits hold NaN) and at `draw.DEAD_END` (the grammar allows no token, because
-    its engine failed).
+    Order: repetition, frequency and presence penalty, biases and bans, grammar, then the order of `draw.choose`. A
+    result ends at `draw.INVALID` (the logits hold NaN) and at `draw.DEAD_END` (the grammar allows no token, because its
+    engine failed).
     """
     logits = logits.contiguous()
     rows = [_Row(s, d[:j]) for s, d in zip(states, drafts, strict=True) for j in range(1 + len(d))]

@@ -1,15 +1,15 @@
-"""The allocation of KV blocks, and the index of known prefixes that other sequences can reuse. Pure Python.
+"""Allocates KV blocks and indexes known prefixes that other sequences can reuse. Pure Python.
 
-Automatic prefix reuse as in vLLM and SGLang's RadixAttention (arXiv 2312.07104): a full block has a key that names its
-content and everything before it. Blocks keep their content after their sequences have ended. They are evicted only
-when no other block is free: least recently used first, and never before the blocks that continue them, since those
-can't be found without them.
+Automatic prefix reuse as in vLLM and SGLang's RadixAttention (arXiv 2312.07104): a full block has a key that identifies
+its content and everything before it. Blocks keep their content after their sequences have ended. A block is evicted
+only if no other block is free: least recently used first, and never before the blocks that continue it, since those
+cannot be found without it.
 
 K and V of a token depend on all tokens before it and on its rotary frequencies. So a block's key is the hash of the
-key before it and the block's own tokens, and the chain starts from the sequence's length class (see `rope`) and its
-tenant. K and V don't depend on the tenant; but a faster reply, or a prompt billed as cached, would tell one account
-what another has sent. Within an account everything is shared. Keys are 256 bits of BLAKE2b: no two contents with the
-same key can be found even on purpose, so a hit needs no comparison of tokens.
+previous key and the block's tokens. The chain starts from the sequence's length class (see `rope`) and its tenant. K
+and V do not depend on the tenant, but a faster reply, or a prompt billed as cached, would tell one account what another
+has sent. Within an account everything is shared. Keys are 256 bits of BLAKE2b. Finding two contents with the same key
+is infeasible even on purpose, so a hit needs no comparison of tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KEY_BYTES = 32
 
 
 def root_key(tenant: str, length_class: int) -> bytes:
-    """The start of the chain of a tenant's sequences of one length class."""
+    """The start of the key chain for a tenant's sequences of one length class."""
     return blake2b(f"{length_class}:{tenant}".encode(errors="surrogatepass"), digest_size=_KEY_BYTES).digest()
 
 
@@ -41,12 +41,12 @@ class OutOfBlocks(Exception):
 
 
 class BlockAllocator:
-    """Blocks 0 .. `num_blocks` - 1 with reference counts, and an index of those whose content is known.
+    """Blocks 0 .. `num_blocks` - 1 with reference counts, and an index of the blocks whose content is known.
 
     A block is in use (it has a reference), cached (no reference, but its content can be found) or empty.
 
-    Invariants: two blocks of the index never have the same key; a holder of an indexed block holds all blocks before
-    it. So the order in which references are dropped is the order of eviction. Every operation is O(blocks named).
+    Invariants: no two indexed blocks have the same key; a holder of an indexed block also holds all blocks before it.
+    So blocks are evicted in the order in which their references were dropped. Every operation is O(blocks passed).
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -64,7 +64,7 @@ class BlockAllocator:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be allocated now, cached ones included."""
+        """Number of blocks that can be allocated now, including cached blocks."""
         return len(self._empty) + len(self._cached)
 
     @property
@@ -73,18 +73,18 @@ class BlockAllocator:
 
     @property
     def num_used(self) -> int:
-        """Blocks in use; a shared one counts once."""
+        """Number of blocks in use; a shared block counts once."""
         return self.num_blocks - self.num_free
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that `num_tokens` tokens need."""
+        """Number of blocks that `num_tokens` tokens need."""
         return -(-num_tokens // self.block_size)
 
     def allocate(self, count: int) -> list[int]:
-        """Return `count` free blocks, each with one reference; cached ones lose their content.
+        """Return `count` free blocks, each with one reference; cached blocks lose their content.
 
         Raises:
-            OutOfBlocks: fewer are free.
+            OutOfBlocks: fewer than `count` blocks are free.
         """
         if count > self.num_free:
             raise OutOfBlocks
@@ -97,7 +97,7 @@ class BlockAllocator:
         return blocks
 
     def suspect(self, blocks: Iterable[int]) -> None:
-        """Note that blocks may hold NaN: they have to be cleared before their next use."""
+        """Record that blocks may hold NaN and must be cleared before their next use."""
         self._suspects.update(blocks)
 
     def pop_uncleared(self) -> tuple[int, ...]:
@@ -110,7 +110,7 @@ class BlockAllocator:
         return sum(self._references[block] == 1 for block in table)
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
-        """The blocks of the longest indexed run of `keys`, from the first key. Adds no reference."""
+        """The blocks of the longest indexed run of `keys`, starting with the first key. Adds no reference."""
         blocks: list[int] = []
         for key in keys:
             block = self._index.get(key)
@@ -120,7 +120,7 @@ class BlockAllocator:
         return blocks
 
     def num_in_use(self, blocks: Iterable[int]) -> int:
-        """Number of `blocks` in use: sharing these does not reduce `num_free`."""
+        """Number of `blocks` that are in use; sharing them does not reduce `num_free`."""
         return sum(self._references[block] > 0 for block in blocks)
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -139,9 +139,9 @@ class BlockAllocator:
     def publish(self, table: Sequence[int], index: int, key: bytes) -> int:
         """Add `table[index]`, a fully computed block of a running sequence, to the index.
 
-        Returns the block to use in its place: itself, or an indexed block with the same content, which takes over its
-        reference. A block whose predecessor is not indexed is not indexed either, because it could not be found. A key
-        that it has already is replaced.
+        Returns the block to use in its place: the block itself, or an indexed block with the same content, which takes
+        over the reference. A block whose predecessor is not indexed is not indexed either, because it could not be
+        found. A key that the block already has is replaced.
         """
         block = table[index]
         if index and self._keys[table[index - 1]] is None:
@@ -160,7 +160,7 @@ class BlockAllocator:
         return same
 
     def withdraw(self, blocks: Sequence[int]) -> None:
-        """Remove the last blocks of a running sequence from the index, back to one that another holds too."""
+        """Remove the last blocks of a running sequence from the index, back to the first block that is shared."""
         for block in reversed(blocks):
             if self._references[block] > 1:
                 return
@@ -174,7 +174,7 @@ class BlockAllocator:
         Raises:
             ValueError: a block has no reference.
         """
-        for block in reversed(blocks):  # the last is evicted first: it is of no use without those before it
+        for block in reversed(blocks):  # the last is evicted first: it cannot be found without the blocks before it
             if self._references[block] == 0:
                 raise ValueError(f"block {block} is already free")
             self._references[block] -= 1
@@ -186,7 +186,7 @@ class BlockAllocator:
                 self._cached[block] = None
 
     def forget(self) -> None:
-        """Empty the index. Blocks in use stay in use, and nothing that continues them is indexed."""
+        """Empty the index. Blocks in use stay in use, and blocks that continue them are not indexed."""
         self._empty += self._cached
         self._cached.clear()
         self._index.clear()

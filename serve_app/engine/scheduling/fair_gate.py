@@ -1,8 +1,10 @@
-"""Which requests go to an engine that has a scheduler of its own: fair among tenants, and few at a time.
+"""Admits requests to an engine that has its own scheduler: fairly among tenants and a few at a time.
 
-Such an engine takes requests as they come. So what waits, waits here. The engine has at most `max_running` requests,
-and of prompts without a token only what it computes in two steps: a new tenant's prompt waits for those and not for all
-that came before it. Where one tenant holds every slot, `spare` further ones are for tenants that have none.
+Such an engine accepts requests as they come, so requests wait here instead. The engine holds at most `max_running`
+requests. For requests without an output token, it normally holds at most two steps' worth of prompt tokens. A prompt
+beyond that is admitted only if its tenant has no other such prompt in the engine and fewer than `_PROMPTS` tenants have
+one. So a new tenant's prompt does not wait for every prompt that arrived before it. If one tenant holds every slot,
+`spare` additional slots are available to tenants that have none.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from serve_app.contracts.fairness import count_fairly
 from serve_app.engine.request import GenerationRequest
 from serve_app.engine.scheduling.fair_queue import FairQueue
 
-_PROMPTS = 8  # tenants that may have a first prompt in the engine, however long those of others are
-_ALWAYS_COUNTS = 4  # steps of a tenant's queued prompts
+_PROMPTS = 8  # maximum number of tenants with a first prompt in the engine, whatever the length of the other prompts
+_ALWAYS_COUNTS = 4  # steps' worth of a tenant's queued prompts that always count
 
 
 @dataclass(eq=False, slots=True)
@@ -26,7 +28,7 @@ class Place:
     request: GenerationRequest
     arrival: int
     arrived_at: float  # seconds on the engine's clock
-    prompt_due: int  # tokens of its prompt that count as not computed
+    prompt_due: int  # prompt tokens that count as not computed
     is_waiting: bool = True
 
     @property
@@ -35,7 +37,7 @@ class Place:
 
 
 class FairGate:
-    """Not thread-safe. `step_tokens` are the most prompt tokens that the engine computes in one step."""
+    """Not thread-safe. `step_tokens` is the maximum number of prompt tokens that the engine computes in one step."""
 
     def __init__(
         self, queue: FairQueue[Place], *, max_running: int, max_waiting: int, spare: int, step_tokens: int
@@ -47,7 +49,7 @@ class FairGate:
         self._step_tokens = step_tokens
         self._arrivals = itertools.count()
         self._running: Counter[str] = Counter()  # requests in the engine by tenant
-        self._prefilling: set[Place] = set()  # those of them without a token
+        self._prefilling: set[Place] = set()  # the running requests that have no output token yet
 
     @property
     def running(self) -> int:
@@ -58,14 +60,14 @@ class FairGate:
         return len(self._queue)
 
     def add(self, request: GenerationRequest, now: float) -> Place:
-        """Queue a request; `release` says when it may begin. Raises QueueFull, see `FairQueue.require_place`."""
+        """Queue a request; `release` returns it when it may begin. Raises QueueFull, see `FairQueue.require_place`."""
         self._queue.require_place(request.tenant, max(0, self._max_running - self.running), self._max_waiting)
         place = Place(request, next(self._arrivals), now, len(request.prompt_token_ids))
         self._queue.push(place)
         return place
 
     def release(self) -> list[Place]:
-        """Remove from the queue, and return, what the engine may have now."""
+        """Remove the requests that the engine may have now from the queue, and return them."""
         released = []
         while (head := self._queue.peek()) is not None and self._has_slot(head) and self._has_turn(head):
             self._queue.pop()
@@ -76,7 +78,7 @@ class FairGate:
         return released
 
     def started(self, place: Place, cached_tokens: int) -> None:
-        """The engine has computed the prompt, but for `cached_tokens` that it found."""
+        """Record that the engine has computed the prompt, except for `cached_tokens` found in the cache."""
         self._prefilling.discard(place)
         self._queue.count_served(place, prompt_tokens=place.prompt_due - cached_tokens)
         place.prompt_due = 0
@@ -85,22 +87,22 @@ class FairGate:
         self._queue.count_served(place, output_tokens=tokens)
 
     def leave(self, place: Place) -> None:
-        """The request has ended, or was given up while it waited."""
+        """Remove a request that has ended, or that was cancelled while it waited."""
         if place.is_waiting:
             self._queue.withdraw(place)
             return
-        if place in self._prefilling:  # what the engine has computed of it is unknown
+        if place in self._prefilling:  # how much of the prompt the engine has computed is unknown
             self.started(place, 0)
         self._running[place.tenant] -= 1
         if not self._running[place.tenant]:
             del self._running[place.tenant]
 
     def oldest_wait_s(self, now: float) -> float:
-        """0 if none waits."""
+        """Age of the oldest waiting request in seconds; 0 if none waits."""
         return max((now - place.arrived_at for place in self._queue), default=0.0)
 
     def queued_prefill_tokens(self) -> int:
-        """As `Scheduler.queued_prefill_tokens`."""
+        """See `Scheduler.queued_prefill_tokens`."""
         queued: Counter[str] = Counter()
         for place in (*self._queue, *self._prefilling):
             queued[place.tenant] += place.prompt_due

@@ -1,13 +1,13 @@
-"""Fairness among tenants: the order of waiting requests, and the division of a step's work.
+"""Fairness among tenants: the order of waiting requests and the division of a step's work.
 
-The queue is the Virtual Token Counter of arXiv 2401.00588. Each tenant has a counter of the service it received:
-computed prompt tokens plus output tokens, each with its weight, divided by the tenant's own weight
+The queue implements the Virtual Token Counter of arXiv 2401.00588. Each tenant has a counter of the service it has
+received: computed prompt tokens plus output tokens, each multiplied by its weight, divided by the tenant's weight
 (`GenerationRequest.weight`; weight 2 receives twice as much). The tenant with the lowest counter is next.
 
 A tenant that returns after a pause is lifted to the lowest counter among the waiting tenants, so a pause saves up no
-service. Tenants that wait all the time receive service within 2·max(w_p·L, w_o·M) of each other over any stretch of
-time, where L is the longest prompt and M the most tokens that run at once. The queue never leaves a slot idle while
-a request waits.
+service. Tenants that wait continuously receive service within 2·max(w_p·L, w_o·M) of each other over any period, where
+L is the longest prompt and M the maximum number of tokens that run at once. The queue never leaves a slot idle while a
+request waits.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Generic, Protocol, TypeVar
 from serve_app.engine.errors import QueueFull
 from serve_app.engine.request import GenerationRequest
 
-_OVERFLOW = 2  # times `max_waiting` wait at most, with those accepted beyond it for their tenants' shares
+_OVERFLOW = 2  # maximum queue length in multiples of `max_waiting`, with those accepted for their tenants' shares
 
 
 class Queued(Protocol):
-    """What may wait: a request and its place in the order of arrival, which is never repeated."""
+    """An entry of the queue: a request and its unique position in the order of arrival."""
 
     @property
     def request(self) -> GenerationRequest: ...
@@ -39,7 +39,7 @@ Entry = TypeVar("Entry", bound=Queued)
 
 @dataclass(slots=True)
 class _Service:
-    """What one tenant received."""
+    """The service that one tenant has received."""
 
     counter: float = 0.0  # weighted tokens
     last_admission: int = -1
@@ -49,23 +49,23 @@ class FairQueue(Generic[Entry]):
     """Least served tenant first; first come, first served within a tenant (`entry.request.tenant`).
 
     `prompt_weight` and `output_weight` are the costs of one token. The queue remembers the service of the `remembered`
-    tenants charged last; a forgotten tenant is lifted like a new one. `peek` and `pop` are O(waiting tenants).
+    most recently charged tenants and lifts a forgotten tenant like a new one. `peek` and `pop` are O(waiting tenants).
     """
 
     def __init__(self, prompt_weight: float = 1.0, output_weight: float = 2.0, remembered: int = 10_000) -> None:
         self.prompt_weight = prompt_weight
         self.output_weight = output_weight
         self._remembered = remembered
-        self._queues: dict[str, list[Entry]] = {}  # by tenant, each by arrival, none of them empty
+        self._queues: dict[str, list[Entry]] = {}  # by tenant, each ordered by arrival and never empty
         self._services: OrderedDict[str, _Service] = OrderedDict()  # by last charge or return
         self._last_to_leave = ""
         self._admissions = 0
 
     def push(self, entry: Entry) -> None:
-        """Add a new entry behind its tenant's others."""
+        """Add a new entry behind its tenant's other entries."""
         tenant = entry.request.tenant
         if tenant not in self._queues:
-            # If no tenant waits, the one that left last stands for those that run.
+            # If no tenant waits, the tenant that left last stands for the running tenants.
             waiting = self._queues or (self._last_to_leave,)
             floor = min(self._service(other).counter for other in waiting)
             service = self._service(tenant)
@@ -74,15 +74,15 @@ class FairQueue(Generic[Entry]):
         self.restore(entry)
 
     def restore(self, entry: Entry) -> None:
-        """Put back a popped entry, before its tenant's later ones. It was served, so its counter is not lifted."""
+        """Put back a popped entry, ahead of its tenant's later ones. Its counter is not lifted: it was served."""
         bisect.insort(self._queues.setdefault(entry.request.tenant, []), entry, key=_arrival)
 
     def peek(self) -> Entry | None:
-        """The oldest entry of the least served tenant, None when empty."""
+        """The oldest entry of the least served tenant; None if the queue is empty."""
         return min((queue[0] for queue in self._queues.values()), key=self._turn, default=None)
 
     def pop(self) -> Entry:
-        """Remove and return what `peek` returns; IndexError when empty. The caller charges what it computes."""
+        """Remove and return the entry that `peek` returns; IndexError if empty. The caller charges what it computes."""
         entry = self.peek()
         if entry is None:
             raise IndexError("pop from an empty queue")
@@ -104,24 +104,25 @@ class FairQueue(Generic[Entry]):
             self._last_to_leave = tenant
 
     def count_served(self, entry: Entry, *, prompt_tokens: int = 0, output_tokens: int = 0) -> None:
-        """Count service for the entry's tenant, also while it has no other entry waiting."""
+        """Count service for the entry's tenant, even if the tenant has no other entry waiting."""
         tenant = entry.request.tenant
         cost = self.prompt_weight * prompt_tokens + self.output_weight * output_tokens
         self._service(tenant).counter += cost / entry.request.weight
         self._remember(tenant)
 
     def require_place(self, tenant: str, free_slots: int, max_waiting: int) -> None:
-        """Check that one more request of `tenant` may wait; `free_slots` are those that it need not wait for.
+        """Check that one more request of `tenant` may wait; `free_slots` is the number of slots that are free now.
 
         Raises:
-            QueueFull: `max_waiting` wait beyond the free slots, and the tenant already has its share of the places.
+            QueueFull: `max_waiting` requests wait beyond the free slots, and the tenant already has its share of the
+                queue.
         """
         excess = len(self) - free_slots - max_waiting
         if excess >= 0 and (excess >= (_OVERFLOW - 1) * max_waiting or not self._has_share(tenant, max_waiting)):
             raise QueueFull(len(self))
 
     def most_served(self, claimant: str, tenants: Iterable[str]) -> str | None:
-        """The one of `tenants` with the highest counter; None if `claimant`'s is higher still."""
+        """The tenant of `tenants` with the highest counter; None if the `claimant`'s counter is higher."""
         most = max(tenants, key=lambda tenant: self._service(tenant).counter, default=None)
         if most is None or self._service(most).counter < self._service(claimant).counter:
             return None
@@ -134,12 +135,12 @@ class FairQueue(Generic[Entry]):
         return (entry for queue in self._queues.values() for entry in queue)
 
     def _has_share(self, tenant: str, places: int) -> bool:
-        """Whether `tenant` holds less than its even share of `places` among the waiting tenants and itself."""
+        """Whether `tenant` holds less than an even share of `places` among itself and the waiting tenants."""
         own = self._queues.get(tenant)
         return (len(own) if own else 0) < places // (len(self._queues) + (own is None))
 
     def _turn(self, head: Entry) -> tuple[float, int, int]:
-        # Among equals the tenant whose last turn is longest ago: a lifted tenant goes before the one it was lifted to.
+        # Ties go to the tenant whose last turn is oldest: a lifted tenant precedes the tenant it was lifted to.
         service = self._service(head.request.tenant)
         return service.counter, service.last_admission, head.arrival
 
@@ -157,9 +158,9 @@ def _arrival(entry: Queued) -> int:
 
 
 def share_evenly(needs: Sequence[int], budget: int) -> list[int]:
-    """Max-min fair shares: none above its need, and none below another unless its need is smaller.
+    """Max-min fair shares: no share exceeds its need, and no share is below another unless its need is smaller.
 
-    One exception: if there is any budget, the first gets at least 1, so that it never starves.
+    Exception: if there is any budget, the first share is at least 1, so it never starves.
     """
     shares = [0] * len(needs)
     order = sorted(range(len(needs)), key=lambda i: needs[i])
@@ -175,8 +176,8 @@ def share_evenly(needs: Sequence[int], budget: int) -> list[int]:
 def share_prefill(remaining: Sequence[int], budget: int) -> list[int]:
     """Divide prefill tokens among one tenant's prompts; `remaining` lists the oldest first.
 
-    The oldest gets at least half, so that it always advances. The rest goes to the prompts nearest to their first
-    token, so that a short question does not wait behind a book. What they leave goes to the oldest.
+    The oldest prompt gets at least half, so it always advances. The rest goes to the prompts nearest to their first
+    token, so a short question does not wait behind a long document. Any remainder goes to the oldest.
     """
     if not remaining:
         return []
@@ -193,10 +194,10 @@ def share_prefill(remaining: Sequence[int], budget: int) -> list[int]:
 def share_prefill_among_tenants(
     prompts: Sequence[tuple[str, int]], budget: int, streaming: Container[str] = ()
 ) -> list[int]:
-    """Divide a step's prefill tokens among `prompts`, (tenant, tokens that remain), oldest first.
+    """Divide a step's prefill tokens among `prompts`, given as (tenant, remaining tokens), oldest first.
 
-    Tenants share evenly, so that one tenant's many prompts do not slow down another's only one. Two thirds go to
-    tenants that are not `streaming`, since they see no output yet. Within a tenant, `share_prefill` divides.
+    Tenants share evenly, so one tenant's many prompts do not slow down another tenant's single prompt. Two thirds go to
+    tenants that are not `streaming`, since they see no output yet. `share_prefill` divides each tenant's share.
     """
     members: dict[str, list[int]] = {}
     for index, (tenant, _) in enumerate(prompts):
@@ -216,9 +217,10 @@ def share_prefill_among_tenants(
 
 
 def limit_long_prompts(prompts: Sequence[tuple[str, int]], long: Collection[int], limit: int) -> list[tuple[str, int]]:
-    """Of the `long` prompts, by index, the oldest of each tenant, and `limit` tokens of them together.
+    """Keep the oldest `long` prompt of each tenant and limit these prompts to `limit` tokens in total.
 
-    `prompts` as in `share_prefill_among_tenants`; each of the others keeps what it needs.
+    `long` contains indices into `prompts`, which is as in `share_prefill_among_tenants`. All other prompts keep their
+    needs.
     """
     oldest = {prompts[index][0]: index for index in sorted(long, reverse=True)}
     parts = dict(
@@ -228,6 +230,6 @@ def limit_long_prompts(prompts: Sequence[tuple[str, int]], long: Collection[int]
 
 
 def without_long_prompts(prompts: Sequence[tuple[str, int]], long: Collection[int]) -> list[tuple[str, int]]:
-    """Nothing for the `long` prompts, by index, beside a short one of another tenant."""
+    """Set the need of each prompt in `long` (indices) to 0 if another tenant has a short prompt."""
     short = {tenant for i, (tenant, _) in enumerate(prompts) if i not in long}
     return [(tenant, 0 if i in long and short - {tenant} else tokens) for i, (tenant, tokens) in enumerate(prompts)]

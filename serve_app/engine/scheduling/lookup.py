@@ -1,8 +1,8 @@
 """Guesses a sequence's next tokens from an earlier occurrence of its last tokens: speculation without a draft model.
 
-The search goes through prompt and output; the tokens after the earlier occurrence are the guess (LLMA, arXiv
-2304.04487). The model verifies it in one step (speculative decoding, arXiv 2211.17192), so a wrong guess costs a wider
-step and never changes the text. Pure Python.
+The search covers the prompt and the output. The guess consists of the tokens that follow the earlier occurrence (LLMA,
+arXiv 2304.04487). The model verifies it in one step (speculative decoding, arXiv 2211.17192), so a wrong guess costs a
+wider step but never changes the text. Pure Python.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-_SHORTEST = 2  # tokens that must agree before the tokens after them are worth a guess
-_LONGEST = 4  # a longer agreement makes no better guess
-_CANDIDATES = 16  # places compared for a longer agreement, latest first
+_SHORTEST = 2  # tokens that must match before a guess is worthwhile
+_LONGEST = 4  # a longer match gives no better guess
+_CANDIDATES = 16  # earlier places that are checked for a longer match, latest first
 _FIRST_GUESS = 2
 _LONGEST_PAUSE = 64
 
 
 class PairIndex:
-    """For each pair of neighbouring tokens, its earlier ends: the hash chains of LZ77 over a growing sequence.
+    """The earlier ends of each pair of neighbouring tokens: the hash chains of LZ77 over a growing sequence.
 
-    `tokens` is the sequence's own list, which may only grow. A token costs at most one dictionary entry, about 100
-    bytes; a look-up is O(1).
+    `tokens` is the sequence's list and may only grow. A token costs at most one dictionary entry, about 100 bytes. A
+    look-up is O(1).
     """
 
     def __init__(self, tokens: list[int]) -> None:
@@ -30,9 +30,9 @@ class PairIndex:
         self._before = array("i", [-1] if tokens else [])  # end of a pair → its end before that
 
     def continuation(self, count: int) -> tuple[int, ...]:
-        """The `count` tokens after the longest earlier occurrence of the last tokens; none if there is none.
+        """The `count` tokens after the longest earlier occurrence of the last tokens; empty if there is none.
 
-        Among equally long ones the latest counts. An occurrence that runs into the end is a cycle and is repeated.
+        The latest of equally long occurrences counts. An occurrence that runs into the end is a cycle and is repeated.
         """
         self._catch_up()
         tokens, end = self._tokens, len(self._tokens) - 1
@@ -68,10 +68,11 @@ class PairIndex:
 
 
 class GuessLength:
-    """The length of the next guess, 0 to `most`, from the results of the last guesses.
+    """The length of the next guess, from 0 to `most`, based on the results of earlier guesses.
 
-    It doubles when all tokens were right, else it is one more than were right. When none was right, guesses pause,
-    each time twice as long: text that never repeats itself costs one row in every 64 steps.
+    The length doubles if all guessed tokens were right. Otherwise it becomes the number of right tokens plus one. If
+    none was right, guessing pauses, each time for twice as long. Text that never repeats itself costs one row in 64
+    steps.
     """
 
     def __init__(self, most: int) -> None:
@@ -81,14 +82,14 @@ class GuessLength:
         self._pause = 0
 
     def next(self) -> int:
-        """Tokens to guess in this step; each call shortens a pause."""
+        """Number of tokens to guess in this step; each call shortens a pause."""
         if self._pause:
             self._pause -= 1
             return 0
         return self._length
 
     def learn(self, guessed: int, right: int) -> None:
-        """Learn that the model confirmed the first `right` of `guessed` >= 1 tokens."""
+        """Record that the model confirmed the first `right` of `guessed` >= 1 tokens."""
         if right:
             self._misses = 0
             self._length = min(self._most, 2 * self._length if right == guessed else right + 1)
@@ -99,7 +100,7 @@ class GuessLength:
 
 
 class PromptLookup:
-    """The guesses of one sequence of `tokens`: at most `most` at a time."""
+    """Guesses the next tokens of one sequence of `tokens`, at most `most` at a time."""
 
     def __init__(self, tokens: list[int], most: int) -> None:
         self._index = PairIndex(tokens)
@@ -109,5 +110,5 @@ class PromptLookup:
         return self._index.continuation(min(limit, self._length.next()))
 
     def learn(self, guess: Sequence[int], right: int) -> None:
-        """Learn how many tokens of a verified guess were right."""
+        """Record how many tokens of a verified guess were right."""
         self._length.learn(len(guess), right)

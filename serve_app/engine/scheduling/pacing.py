@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-_SLOWDOWN = 2.0  # of a step with prompt tokens, against one without: streams keep half of their speed
+_SLOWDOWN = 2.0  # maximum ratio of a step with prompt tokens to a step without: streams keep half of their speed
 _SMOOTHING = 0.25  # weight of a new measurement
-_SMOOTHING_DOWN = 0.75  # of a faster decoding step: other work on the machine can only make steps slower
-_REMEASURE = 64  # steps with prompt tokens after which the cost of one without is measured again
+_SMOOTHING_DOWN = 0.75  # weight of a faster decoding step: other work on the machine can only make steps slower
+_REMEASURE = 64  # steps with prompt tokens after which the cost of a step without them is measured again
 _NEAR = 1.5  # the measured cost of some rows is valid for up to this many times more or fewer rows
 _FIRST_TRY = 64  # prompt tokens, while their cost is unknown
-_IDLE_S = 0.04  # of a step without streams: a prompt that comes meanwhile waits so long at most
-_MAX_OWED = 32.0  # steps without prompt tokens after one with them, at most
+_IDLE_S = 0.04  # target for a step without streams: the maximum wait of a prompt that arrives during the step
+_MAX_OWED = 32.0  # maximum number of steps without prompt tokens after a step with them
 
 
 class PrefillPacer:
-    """Chooses chunks such that steps take on average at most twice what their decoding rows take alone.
+    """Chooses chunks so that steps take on average at most twice as long as their decoding rows alone.
 
     Deep in a long prompt even the smallest chunk takes longer, because reading the prompt's K and V costs the same for
-    one new token as for sixteen. The excess of such a step is owed to the streams and paid back in steps without
-    prompt tokens; smaller chunks would not be cheaper.
+    one new token as for sixteen. The pacer records the excess of such a step as a debt to the streams and repays it
+    with steps without prompt tokens. Smaller chunks would not be cheaper.
 
-    `observe` receives every step. The cost of decoding is kept per number of rows, because it grows with them, but
-    not in proportion. If the cost is unknown or old, one step without prompt tokens measures it: at most one step in
-    65 while the rows stay within a power of two. `smallest` and `largest` bound the chunk, in tokens.
+    `observe` receives every step. The decoding cost is kept per number of rows, because it grows with them but not in
+    proportion. If the cost is unknown or stale, one step without prompt tokens measures it: at most one step in 65
+    while the rows stay within a power of two. `smallest` and `largest` bound the chunk, in tokens.
 
-    Without streams a step of long prompts takes about _IDLE_S, so that another account's short one does not wait for
-    long. On a CPU a token is hardly cheaper in chunks of more than 64.
+    Without streams a step of long prompts takes about _IDLE_S, so another account's short prompt does not wait long. On
+    a CPU, chunks of more than 64 tokens hardly lower the cost per token.
     """
 
     def __init__(self, smallest: int, largest: int) -> None:
@@ -33,19 +33,19 @@ class PrefillPacer:
         self._decode_s: dict[int, float] = {}  # rows → seconds
         self._measured: dict[int, int] = {}  # rows → `_mixed_steps` when they were measured
         self._mixed_steps = 0  # planned steps with prompt tokens
-        self._tried: dict[int, int] = {}  # power of two of the rows → `_mixed_steps` when they were to be measured
+        self._tried: dict[int, int] = {}  # power of two of the rows → `_mixed_steps` when a measurement was planned
         self._token_s: float | None = None  # seconds that a prompt token adds
-        self._owed_s = 0.0  # to the streams
+        self._owed_s = 0.0  # excess time still to be repaid to the streams
         self._idle_token_s: float | None = None  # seconds of a prompt token in a step without streams
 
     def chunk(self, rows: int) -> int:
-        """Prompt tokens for a step that also decodes `rows` >= 1 sequences; 0 means the rows alone."""
+        """Prompt tokens for a step that also decodes `rows` >= 1 sequences; 0 means that the step only decodes."""
         decode_s = self._estimate(rows)
         if decode_s is not None and self._owed_s > 0.5 * decode_s:
             return 0
         size = rows.bit_length()
         if decode_s is None and self._mixed_steps - self._tried.get(size, -_REMEASURE) >= _REMEASURE:
-            self._tried[size] = self._mixed_steps  # once, even if the step measures nothing
+            self._tried[size] = self._mixed_steps  # once, even if the step yields no measurement
             return 0
         self._mixed_steps += 1
         if decode_s is None or self._token_s is None:
@@ -59,11 +59,11 @@ class PrefillPacer:
         return self._bounded(_IDLE_S / self._idle_token_s)
 
     def observe(self, rows: int, prompt_tokens: int, seconds: float) -> None:
-        """Learn the duration of a step of `rows` decoding sequences and `prompt_tokens`."""
+        """Record the duration of a step of `rows` decoding sequences and `prompt_tokens`."""
         if seconds <= 0:
             return
         if not rows:
-            if prompt_tokens >= self._smallest:  # fewer say nothing of many
+            if prompt_tokens >= self._smallest:  # smaller chunks do not predict larger ones
                 new, old = seconds / prompt_tokens, self._idle_token_s
                 self._idle_token_s = new if old is None else _smoothed(old, new, _SMOOTHING)
             return
@@ -73,17 +73,17 @@ class PrefillPacer:
             self._decode_s[rows] = _smoothed(old, seconds, _SMOOTHING if seconds > old else _SMOOTHING_DOWN)
             self._measured[rows] = self._mixed_steps
         elif (decode_s := self._estimate(rows)) is not None:
-            # A step that was no slower than the rows alone shows that a token costs next to nothing.
+            # If the step was no slower than the rows alone, a prompt token costs next to nothing.
             new = max(seconds - decode_s, 0.01 * seconds) / prompt_tokens
             self._token_s = new if self._token_s is None else _smoothed(self._token_s, new, _SMOOTHING)
-            if prompt_tokens <= self._smallest:  # larger chunks follow what they cost
+            if prompt_tokens <= self._smallest:  # larger chunks adapt to the measured cost
                 owed_s = self._owed_s + seconds - _SLOWDOWN * decode_s
                 self._owed_s = min(max(0.0, owed_s), _MAX_OWED * decode_s)
 
     def _estimate(self, rows: int) -> float | None:
-        """Seconds of a step of `rows` alone, from the nearest number of rows with a recent measurement, if one is near.
+        """Seconds for a step of `rows` alone, from the nearest recently measured number of rows; None if none is near.
 
-        Fewer rows cost less in proportion, more rows cost the same: the estimate is rather too low than too high.
+        Fewer rows cost proportionally less and more rows cost the same, so the estimate errs on the low side.
         """
         fresh = [r for r, at in self._measured.items() if self._mixed_steps - at < _REMEASURE]
         near = min(fresh, key=lambda r: abs(r - rows), default=0)
@@ -96,5 +96,5 @@ class PrefillPacer:
 
 
 def _smoothed(old: float, new: float, weight: float) -> float:
-    """A moving average that limits the effect of one outlier, such as a step during which the machine was busy."""
+    """A moving average that limits the effect of one outlier, such as a step while the machine was busy."""
     return old + weight * (min(max(new, old / 4), old * 4) - old)

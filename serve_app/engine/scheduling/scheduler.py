@@ -1,8 +1,8 @@
-"""Decides what each step computes: continuous batching, chunked prefill, preemption by recompute, guesses.
+"""Decides what each step computes: continuous batching, chunked prefill, preemption by recompute, speculation.
 
-Pure Python: no torch, no clock, no threads, so that every decision can be tested in microseconds. Continuous
-batching follows Orca (OSDI '22), chunked prefill Sarathi-Serve (arXiv 2403.02310), fairness the Virtual Token Counter
-(arXiv 2401.00588) with one addition: a tenant can claim a slot of another (see `_yielding_to`).
+Pure Python without torch, clock or threads, so tests can check every decision in microseconds. Continuous batching
+follows Orca (OSDI '22), chunked prefill Sarathi-Serve (arXiv 2403.02310). Fairness follows the Virtual Token Counter
+(arXiv 2401.00588) with one addition: a tenant can claim another tenant's slot (see `_yielding_to`).
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from serve_app.engine.scheduling.fair_queue import (
 )
 from serve_app.engine.scheduling.sequence import Chunk, SequenceStatus, StepPlan, TokenSequence
 
-Guess = Callable[[TokenSequence, int], tuple[int, ...]]  # (sequence, limit) → tokens that may follow its last one
+Guess = Callable[[TokenSequence, int], tuple[int, ...]]  # (sequence, limit) → tokens that may follow its last token
 
-_ALWAYS_COUNTS = 4  # chunks of a tenant's queued prompts
-_SHORT = 128  # tokens; a prompt of more is long where a step has even less for long ones
+_ALWAYS_COUNTS = 4  # chunks' worth of a tenant's queued prompts that always count
+_SHORT = 128  # tokens; a longer prompt can count as long even if a step has fewer tokens for long prompts
 
 
 class Scheduler:
     """Holds the waiting and the running sequences and makes one `StepPlan` per step.
 
-    - `prefill_chunk`: prompt tokens of a step while nothing decodes.
-    - `long_chunk()`: those of long prompts among them, so that one that takes seconds does not hold up another
-      account's; None: no such limit.
-    - `busy_chunk(rows)`: prompt tokens beside `rows` decoding sequences; 0 postpones them.
-    - `speculation_rows`: rows of guesses beside one decoding sequence, one less for each further one, since a batch
-      fills the matrices without guesses.
-    - `class_bounds`: the most tokens of a sequence in each length class (see `rope`), ascending; the last one is the
+    - `prefill_chunk`: prompt tokens per step while nothing decodes.
+    - `long_chunk()`: maximum tokens of long prompts among them, so that a prompt that takes seconds does not delay
+      another account's; None: no limit.
+    - `busy_chunk(rows)`: prompt tokens per step beside `rows` decoding sequences; 0 postpones them.
+    - `speculation_rows`: rows of guesses beside one decoding sequence, one less for each additional sequence, since a
+      batch fills the matrices without guesses.
+    - `class_bounds`: the maximum number of tokens in each length class (see `rope`), ascending; the last bound is the
       context length.
     """
 
@@ -66,21 +66,22 @@ class Scheduler:
         self.speculation_rows = speculation_rows
         self.waiting: FairQueue[TokenSequence] = FairQueue() if queue is None else queue
         self.running: list[TokenSequence] = []  # by arrival
-        self._had_long = False  # the last step with prompts computed a part of a long one
+        self._had_long = False  # whether the last step with prompts computed part of a long prompt
         self.num_preemptions = 0
         self.prefix_hit_tokens = 0
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that are not running, preempted ones included."""
+        """Sequences that are not running, including preempted ones."""
         return len(self.waiting)
 
     @property
     def queued_prefill_tokens(self) -> int:
         """Tokens to compute before every sequence that does not decode yet has its next token, in a fair queue.
 
-        A tenant that has queued much more than the others does not hold them up: what it has beyond twice their mean
-        does not count. An upper bound: the cached prefix of a waiting sequence is known only when it is admitted.
+        A tenant that has queued much more than the others does not delay them, so its tokens beyond twice the others'
+        mean do not count. The number is an upper bound: the cached prefix of a waiting sequence is known only at
+        admission.
         """
         queued: Counter[str] = Counter()
         for sequence in (*self.waiting, *(s for s in self.running if not s.is_decoding)):
@@ -91,8 +92,8 @@ class Scheduler:
         """Queue a sequence.
 
         Raises:
-            QueueFull: `max_waiting` sequences wait beyond those that get a free slot in the next step, and the tenant
-                already has its share of the places.
+            QueueFull: `max_waiting` sequences wait in addition to those that get a free slot in the next step, and the
+                tenant already has its share of the queue.
         """
         free = max(0, self.max_running - len(self.running))
         self.waiting.require_place(sequence.request.tenant, free, self.max_waiting)
@@ -101,12 +102,12 @@ class Scheduler:
     def schedule(self, guess: Guess | None = None) -> StepPlan:
         """Start, preempt and allocate; return the chunks to compute, decoding sequences first.
 
-        The blocks of all chunks are allocated. The plan is empty only when no sequence can run.
+        The blocks of all chunks are allocated. The plan is empty only if no sequence can run.
         """
         self._move_to_longer_class()
         self._grow_decodes()
         started = self._start_waiting()
-        # After admission: a preempted sequence that finds all its blocks again decodes at once.
+        # After admission: a preempted sequence that finds all its blocks in the cache decodes at once.
         decodes = [s for s in self.running if s.is_decoding]
         prefills = [s for s in self.running if not s.is_decoding]
         budget = self.prefill_chunk
@@ -122,10 +123,10 @@ class Scheduler:
         return StepPlan(tuple(chunks), tuple(started), self.allocator.pop_uncleared())
 
     def _prefill_needs(self, prefills: Sequence[TokenSequence], is_idle: bool) -> list[tuple[str, int]]:
-        """The tenant of each prompt and the tokens that it may have computed in this step.
+        """The tenant of each prompt and the number of its tokens that this step may compute.
 
-        Long prompts have every second step while other tenants have short ones: so these wait for one step of a long
-        prompt, and not for a part of it in each of their own.
+        While other tenants have short prompts, long prompts run only in every second step. A short prompt then waits
+        for one step with a long prompt, instead of sharing every step with part of one.
         """
         needs = [(s.request.tenant, s.num_pending) for s in prefills]
         if self.long_chunk is None or not prefills:
@@ -139,14 +140,14 @@ class Scheduler:
         return limit_long_prompts(needs, long, limit) if is_idle else needs
 
     def computed(self, chunk: Chunk, produced: int = 0, *, billed: bool = True) -> None:
-        """Note that a running sequence's chunk was computed, and add the blocks that it filled to the index.
+        """Record that a running sequence's chunk was computed, and add the blocks that it filled to the index.
 
-        The `produced` tokens that it gave are in the sequence already. K and V of confirmed draft tokens are kept;
-        those of the others will be overwritten, and their blocks are released.
+        The `produced` tokens are already in the sequence. K and V of confirmed draft tokens are kept. K and V of
+        rejected ones will be overwritten, and their blocks are released.
 
-        A prompt's blocks are found by others only from its first token on: until then it can be cancelled free of
-        charge, and others would be billed the cached price for what nobody has paid. So it is with a request that is
-        not `billed`, since this step has failed it.
+        Other sequences find a prompt's blocks only after its first token. Until then the client can cancel the request
+        free of charge, and other requests would be billed the cached price for tokens that no account has paid for. The
+        same applies to a request that is not `billed`, because this step failed it.
         """
         sequence = chunk.sequence
         sequence.num_computed = chunk.end + _agreement(chunk.draft, sequence.tokens[chunk.end : chunk.end + produced])
@@ -162,7 +163,7 @@ class Scheduler:
             sequence.num_published = self._publish(sequence, lambda key: key)
 
     def _publish(self, sequence: TokenSequence, key_of: Callable[[bytes], bytes]) -> int:
-        """Add computed blocks to the index; return how many full ones there are. `key_of` gives each block's key."""
+        """Add computed blocks to the index under the keys that `key_of` returns; return the number of full blocks."""
         if not self.prefix_reuse:
             return 0
         full = sequence.num_computed // self.allocator.block_size
@@ -175,7 +176,7 @@ class Scheduler:
     def finish(self, sequence: TokenSequence, *, billed: bool = True) -> None:
         """Remove a sequence and free its blocks; no effect if it has already finished.
 
-        What it has computed and nobody else uses is found no more if it is not `billed`.
+        If it is not `billed`, the blocks that it computed and that no other sequence uses are removed from the index.
         """
         if not billed:
             self.allocator.withdraw(sequence.block_table[sequence.cached_tokens // self.allocator.block_size :])
@@ -187,25 +188,26 @@ class Scheduler:
         sequence.status = SequenceStatus.FINISHED
 
     def condemn(self, sequence: TokenSequence) -> None:
-        """Remove a sequence whose logits held NaN. Any block it used may hold NaN, so the whole index is emptied."""
+        """Remove a sequence whose logits held NaN, and empty the index: any block that it used may hold NaN."""
         sequence.num_proven, sequence.num_written = 0, len(sequence.block_table) * self.allocator.block_size
         self.allocator.forget()
         self.finish(sequence)
 
     def _length_class(self, num_tokens: int) -> int:
-        """A function of the length alone, so that preemption never changes a result."""
+        """The length class, which depends only on the length, so preemption never changes a result."""
         return bisect.bisect_left(self.class_bounds, num_tokens)
 
     def _move_to_longer_class(self) -> None:
-        # Keys rotated by other frequencies are of no use, so the sequence is computed again: at most once per class.
+        # K and V with other rotary frequencies cannot be reused, so the sequence is recomputed: at most once per class.
         for sequence in [s for s in self.running if self._length_class(len(s.tokens)) != s.length_class]:
             self._preempt(sequence)
 
     def _grow_decodes(self) -> None:
-        """Allocate room for each decoding sequence's next token, oldest first; preempt the youngest where it lacks.
+        """Allocate room for each decoding sequence's next token, oldest first; preempt sequences if blocks are missing.
 
-        That is the youngest of the tenant that runs most, so that a flood makes room for itself. The oldest of all is
-        never preempted while another runs, so it ends, and then the next.
+        The scheduler preempts the youngest sequence of the tenant with the most running sequences, so a flood makes
+        room for itself. It never preempts the oldest sequence while other sequences run. So the oldest ends, and then
+        the next oldest.
         """
         for sequence in list(self.running):
             if sequence.status is not SequenceStatus.RUNNING or not sequence.is_decoding:
@@ -218,10 +220,10 @@ class Scheduler:
                 sequence.block_table += self.allocator.allocate(missing)
 
     def _start_waiting(self) -> list[TokenSequence]:
-        """Start what fits, in the queue's order; the first that does not fit waits, and so do all behind it."""
+        """Start the sequences that fit, in queue order; the first that does not fit blocks all sequences behind it."""
         started = []
         while (sequence := self.waiting.peek()) is not None:
-            # Also without a free slot, since another sequence may yield.
+            # Needed even without a free slot, since another sequence may yield.
             found = self._find_prefix(sequence)
             yielding = self._yielding_to(sequence, found)
             if yielding is None:
@@ -241,7 +243,7 @@ class Scheduler:
                 sequence.started = True
                 sequence.cached_tokens = min(sequence.num_computed, sequence.num_prompt)
                 self.prefix_hit_tokens += sequence.cached_tokens
-                # Once, for what has to be computed: the tenant pays for neither a hit nor a second run.
+                # Charged once, for the tokens to compute: the tenant pays for neither a cache hit nor a recomputation.
                 self.waiting.count_served(sequence, prompt_tokens=len(sequence.tokens) - sequence.num_computed)
                 started.append(sequence)
         return started
@@ -251,16 +253,17 @@ class Scheduler:
         running = len(self.running) - len(leaving)
         free = self.allocator.num_free + sum(self.allocator.freed_by(s.block_table) for s in leaving)
         taken = self.allocator.blocks_for(len(sequence.tokens)) - self.allocator.num_in_use(found)
-        # One block per running sequence stays free for its growth, else the new one is preempted at once.
+        # One block per running sequence stays free for growth; otherwise the new sequence would be preempted at once.
         return running < self.max_running and taken + running <= free
 
     def _yielding_to(self, claimant: TokenSequence, found: list[int]) -> list[TokenSequence] | None:
-        """The sequences that make room for a waiting one: none if it fits, None if it has to wait.
+        """The sequences to preempt for a waiting sequence: empty if it already fits, None if it has to wait.
 
-        A tenant with nothing running may replace others that run more than their even share of slots or blocks and
-        were served no less; else one tenant's long replies could hold all slots for minutes. The youngest sequences of
-        the most served tenant yield first, but never a tenant's last. A claim is one slot and at most an even share
-        of the blocks, and a sequence yields once at most: so these preemptions never outnumber the requests.
+        A tenant without a running sequence may claim room from tenants that hold more than an even share of slots or
+        blocks and were served no less. Otherwise one tenant's long replies could hold all slots for minutes. The
+        youngest sequences of the most served tenant yield first, but never a tenant's last one. A claim covers one slot
+        and at most an even share of the blocks, and a sequence yields at most once. So these preemptions never
+        outnumber the requests.
         """
         leaving: list[TokenSequence] = []
         tenant = claimant.request.tenant
@@ -285,7 +288,8 @@ class Scheduler:
     def _find_prefix(self, sequence: TokenSequence) -> list[int]:
         """Cached blocks of a waiting sequence's first tokens; at least one token is left to compute, for its logits.
 
-        Those that anyone may find, whose number it notes, and then those that the sequence left when it was preempted.
+        The shared blocks come first; their number is stored in `num_published`. The sequence's private blocks from
+        before a preemption follow.
         """
         length_class = self._length_class(len(sequence.tokens))
         if not sequence.chain or length_class != sequence.length_class:
@@ -303,7 +307,7 @@ class Scheduler:
         return found
 
     def _guess(self, decodes: Sequence[TokenSequence], guess: Guess | None) -> list[tuple[int, ...]]:
-        """The guess that is verified beside each decoding sequence's next token. Guesses never preempt."""
+        """The guess that is verified beside each decoding sequence's next token. Guesses never preempt a sequence."""
         rows = self.speculation_rows + 1 - len(decodes)
         if guess is None or rows < 1:
             return [()] * len(decodes)
@@ -319,7 +323,7 @@ class Scheduler:
         return max(0, room)
 
     def _place(self, sequence: TokenSequence, guess: tuple[int, ...]) -> tuple[int, ...]:
-        """Allocate blocks for a guess; return as much of it as they hold."""
+        """Allocate blocks for a guess; return the part of the guess that fits into them."""
         held = len(sequence.block_table)
         missing = self.allocator.blocks_for(len(sequence.tokens) + len(guess)) - held
         missing = min(missing, self.allocator.num_free)
@@ -330,7 +334,7 @@ class Scheduler:
         """Return a running sequence to the queue. Its output becomes part of its prefill, so no text is repeated."""
         self.running.remove(sequence)
         if not sequence.num_output:
-            self._publish(sequence, sequence.own_key)  # what it has computed is found again by itself alone
+            self._publish(sequence, sequence.own_key)  # only this sequence can find these blocks again
         self._free(sequence)
         sequence.status = SequenceStatus.WAITING
         self.waiting.restore(sequence)

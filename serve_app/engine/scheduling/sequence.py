@@ -17,30 +17,30 @@ class SequenceStatus(Enum):
 
 @dataclass(eq=False, slots=True)
 class TokenSequence:
-    """One request in the engine: its tokens, its KV blocks and its progress. Mutable; compared by identity."""
+    """One request in the engine: its tokens, KV blocks and progress. Mutable; compared by identity."""
 
     request: GenerationRequest
-    arrival: int  # order of submission, never repeated
+    arrival: int  # order of submission, unique
     arrival_time: float  # seconds on the engine's clock
-    max_output: int  # limit for the tokens of output
+    max_output: int  # maximum number of output tokens
     tokens: list[int] = field(default_factory=list)  # prompt, then output
     num_computed: int = 0  # tokens whose K and V are in the cache
     block_table: list[int] = field(default_factory=list)
     chain: list[bytes] = field(default_factory=list)  # keys of its full blocks, see `blocks.extend_chain`
     num_published: int = 0  # full blocks at the start of the table that other sequences can find
-    cached_tokens: int = 0  # of the prompt, found in the cache when the sequence started
+    cached_tokens: int = 0  # prompt tokens found in the cache when the sequence started
     length_class: int = 0  # selects the rotary frequencies, see `rope`
     status: SequenceStatus = SequenceStatus.WAITING
-    started: bool = False  # has left the queue once, so `Started` was sent
-    yielded: bool = False  # has made room for another tenant; this happens once at most
-    num_proven: int = 0  # tokens whose K and V have led to logits without NaN
-    num_written: int = 0  # tokens whose K and V may be in the cache; beyond the proven ones they may be NaN
+    started: bool = False  # whether it has left the queue once, so that `Started` was sent
+    yielded: bool = False  # whether it has made room for another tenant; happens at most once
+    num_proven: int = 0  # tokens whose K and V have produced logits without NaN
+    num_written: int = 0  # tokens whose K and V may be in the cache; those beyond `num_proven` may be NaN
 
     def __post_init__(self) -> None:
         self.tokens = [*self.request.prompt_token_ids, *self.request.said]
 
     def own_key(self, key: bytes) -> bytes:
-        """The key of a block that only this sequence may find, from the key under which anyone would."""
+        """The key under which only this sequence finds a block, derived from the block's shared key."""
         return blake2b(key, digest_size=len(key), salt=self.arrival.to_bytes(16)).digest()
 
     @property
@@ -62,7 +62,7 @@ class TokenSequence:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether one token is pending and at least one was produced: others must not delay such a stream."""
+        """Whether one token is pending and at least one was produced. Other sequences must not delay such a stream."""
         return self.num_pending == 1 and self.num_output > 0
 
 
@@ -70,8 +70,8 @@ class TokenSequence:
 class Chunk:
     """Tokens `start .. start + length` of one sequence, computed in one step.
 
-    `draft` holds guesses at the tokens after the sequence's last token. They are counted in `length` and computed
-    with it, so that one step verifies all of them.
+    `draft` holds guesses for the tokens after the sequence's last token. They are counted in `length` and computed in
+    the same step, which verifies all of them.
     """
 
     sequence: TokenSequence
@@ -81,7 +81,7 @@ class Chunk:
 
     @property
     def end(self) -> int:
-        """Tokens of the sequence that are computed after the chunk, without the draft."""
+        """Number of the sequence's tokens that are computed after the chunk, without the draft."""
         return self.start + self.length - len(self.draft)
 
     @property
@@ -105,18 +105,18 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step computes: at most one chunk per sequence."""
+    """The work of one step: at most one chunk per sequence."""
 
     chunks: tuple[Chunk, ...]
-    started: tuple[TokenSequence, ...]  # left the queue for the first time
-    to_clear: tuple[int, ...] = ()  # KV blocks that may hold NaN: cleared before the step, since masks multiply by 0
+    started: tuple[TokenSequence, ...]  # sequences that left the queue for the first time
+    to_clear: tuple[int, ...] = ()  # KV blocks that may hold NaN; cleared before the step, since masks multiply by 0
 
     @property
     def num_tokens(self) -> int:
         return sum(chunk.length for chunk in self.chunks)
 
     def halves(self) -> tuple[StepPlan, ...]:
-        """Two plans that compute the same one after the other; none if there is nothing to divide."""
+        """Two plans that together compute this plan, in order; empty if the plan cannot be divided."""
         if len(self.chunks) > 1:
             middle = len(self.chunks) // 2
             parts = self.chunks[:middle], self.chunks[middle:]
@@ -131,6 +131,6 @@ class StepPlan:
         return StepPlan(parts[0], (), self.to_clear), StepPlan(parts[1], ())
 
     def still_running(self) -> StepPlan:
-        """The plan without the chunks of sequences that have ended meanwhile."""
+        """The plan without the chunks of sequences that have ended in the meantime."""
         chunks = tuple(chunk for chunk in self.chunks if chunk.sequence.status is SequenceStatus.RUNNING)
         return StepPlan(chunks, self.started, self.to_clear)

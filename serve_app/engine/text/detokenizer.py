@@ -1,4 +1,4 @@
-"""Turns tokens into text one by one, without half characters and without any part of a stop string."""
+"""Turns tokens into text one by one, without partial characters and without any part of a stop string."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _LONGEST_CHARACTER = 4  # bytes, in UTF-8
 
 
 def bytes_of_unicode() -> dict[str, int]:
-    """GPT-2's printable stand-ins for bytes, backwards (`bytes_to_unicode` in openai/gpt-2, encoder.py)."""
+    """GPT-2's printable substitutes for bytes, inverted (`bytes_to_unicode` in openai/gpt-2, encoder.py)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [b for b in range(256) if b not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
 class ByteLevelDecoder:
-    """Text of one sequence, token by token, for byte-level BPE: tokens are byte strings, so a token costs O(1).
+    """Decodes one sequence of byte-level BPE token by token. Tokens are byte strings, so a token costs O(1).
 
-    All parts together equal the tokenizer's own decoding, except that an unfinished character at the very end, where a
+    All parts together equal the tokenizer's decoding, except that an unfinished character at the very end, where a
     reply was cut, is left out.
     """
 
@@ -38,33 +38,33 @@ class ByteLevelDecoder:
         return self._utf8.decode(self._vocabulary.token_bytes(token))
 
     def show(self, token: int) -> str:
-        """The text held back, here U+FFFD for an unfinished character, then the name of this special token."""
+        """The held text, here U+FFFD for an unfinished character, followed by the name of this special token."""
         return self._utf8.decode(b"", final=True) + self._vocabulary.name(token)
 
     def flush(self) -> str:
-        """The text held back, without an unfinished character; called once, at the end."""
+        """The held text, without an unfinished character; called once, at the end."""
         return ""  # only bytes of an unfinished character are ever held back
 
 
 class WindowDecoder:
-    """The same for any other tokenizer: decodes a short window of tokens and releases the new text.
+    """Decodes with any other tokenizer: decodes a short window of tokens and releases the new text.
 
-    The window keeps the tokens of the text released last, because a token's text depends on its neighbours (the space
-    before a word, bytes of one character).
+    The window keeps the tokens of the most recently released text, because a token's text depends on its neighbours
+    (the space before a word, bytes of one character).
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._window: list[int] = []
         self._context = 0  # tokens at the window's start whose text was released
-        self._released = ""  # their text
+        self._released = ""  # the text of these tokens
 
     def push(self, token: int) -> str:
         if token in self._vocabulary.special:
             return ""
         self._window.append(token)
         text = self._vocabulary.decode(self._window)
-        # A trailing replacement character may be completed by later tokens.
+        # Later tokens may complete a trailing replacement character.
         if text.endswith("\ufffd") or len(text) <= len(self._released):
             return ""
         new = text[len(self._released) :]
@@ -74,7 +74,7 @@ class WindowDecoder:
         return new
 
     def show(self, token: int) -> str:
-        # The window starts again with the token, as the neighbour of those that follow.
+        # The window restarts with this token, as the neighbour of the tokens that follow.
         text = self._held(self._window) + self._vocabulary.name(token)
         self._window, self._context = [token], 1
         self._released = self._vocabulary.decode(self._window)
@@ -116,35 +116,35 @@ class Vocabulary:
         return ByteLevelDecoder(self) if self.is_byte_level else WindowDecoder(self)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The tokenizer's own decoding of a few tokens, special ones as their names."""
+        """The tokenizer's decoding of a few tokens; special tokens appear as their names."""
         return str(self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def name(self, token: int) -> str:
         return str(self.tokenizer.convert_ids_to_tokens(token))
 
     def special_among(self, names: Sequence[str]) -> frozenset[int]:
-        """The special tokens that have one of these names; other names are ignored."""
+        """The special tokens with these names; unknown names are ignored."""
         return frozenset(self.special_names[name] for name in names if name in self.special_names)
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes of a byte-level token; none for special tokens and ids without a token."""
+        """The bytes of a byte-level token; empty for special tokens and ids without a token."""
         known = self._bytes.get(token)
         if known is None:
             known = self._bytes[token] = self._find_bytes(token)
         return known
 
     def spelling(self, token: int) -> bytes:
-        """The bytes of a token's text as people see it, blanks included, or of a special token's name."""
+        """The bytes of a token's visible text, including blanks, or of a special token's name."""
         if self.is_byte_level and token not in self.special:
             return self.token_bytes(token)
         name = self.tokenizer.convert_ids_to_tokens(token)
         if name is None or token in self.special:
             return str(name or "").encode()
-        # sentencepiece writes bytes and blanks like this.
+        # sentencepiece's notation for bytes and blanks.
         return self.byte_of(token) or str(name).replace("\u2581", " ").encode()
 
     def byte_of(self, token: int) -> bytes | None:
-        """The byte of a sentencepiece token that stands for one; None for other tokens."""
+        """The byte of a sentencepiece token that represents a single byte; None for other tokens."""
         match = re.fullmatch("<0x([0-9A-F]{2})>", str(self.tokenizer.convert_ids_to_tokens(token)))
         return bytes.fromhex(match[1]) if match else None
 
@@ -156,13 +156,13 @@ class Vocabulary:
             return b""
         stand_ins = ByteLevelDecoder._BYTES
         if any(c not in stand_ins for c in text):
-            # As in the tokenizers library: an added token, with other characters, stands for itself.
+            # As in the tokenizers library: an added token with other characters stands for itself.
             return str(text).encode()
         return bytes(stand_ins[c] for c in text)
 
 
 def _begins_character(data: bytes) -> bool:
-    """Whether these bytes are the start of one UTF-8 character, and not all of it."""
+    """Whether these bytes are the start of one UTF-8 character but not all of it."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         return decoder.decode(data) == "" and decoder.getstate()[0] == data
@@ -200,7 +200,7 @@ class Detokenizer:
 
     @property
     def marked_tokens(self) -> int | None:
-        """Number of tokens up to the one that completed the mark; None if it has not come."""
+        """Number of tokens up to and including the token that completed the mark; None if it has not occurred."""
         return self._mark.found_at if self._mark else None
 
     @property
@@ -219,7 +219,7 @@ class Detokenizer:
         return self._stops.push(text)
 
     def finish(self) -> str:
-        """The text still held back, checked for stop strings like the rest; called once, at the end."""
+        """The remaining held text, checked for stop strings like the rest; called once, at the end."""
         text = self._decoder.flush()
         if self._mark is not None:
             self._mark.push(text, tokens=0)

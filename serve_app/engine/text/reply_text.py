@@ -1,4 +1,4 @@
-"""The text of one reply: its tokens in, deltas out, and where it ends. The same for every engine."""
+"""Turns one reply's tokens into deltas and decides where the reply ends. Every engine uses it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from serve_app.engine.text.detokenizer import Detokenizer, Vocabulary
 
 
 class ReplyText:
-    """Detokenizes, finds stop strings and counts; at most `max_output` tokens are pushed."""
+    """Detokenizes, finds stop strings and counts tokens; the caller pushes at most `max_output` tokens."""
 
     def __init__(self, vocabulary: Vocabulary, params: SamplingParams, max_output: int) -> None:
         self.num_tokens = 0
@@ -17,17 +17,17 @@ class ReplyText:
         self._max_output = max_output
         self._detokenizer = Detokenizer(vocabulary, params.stop, params.min_tokens, params.shown, params.mark)
         self._text = ""  # since the last delta
-        self._logprobs: list[TokenLogprob] = []  # of the tokens since then, and of those whose text is held back
-        self._is_reported = False  # the first token
+        self._logprobs: list[TokenLogprob] = []  # of tokens since the last delta, and of tokens whose text is held back
+        self._is_reported = False  # whether the first token was reported
         self._ids: list[int] | None = [] if params.token_ids else None  # since the last delta
         self._has_ended = False
 
     def push(
         self, token: int, logprob: float | None = None, top: Sequence[tuple[int, float]] = ()
     ) -> FinishReason | None:
-        """Add a token, which is no end-of-sequence; the reason why the reply ends with it, if it does.
+        """Add a token that is not an end-of-sequence token; return the reason if the reply ends with it.
 
-        `logprob` and `top`, likeliest first, are reported where they are given.
+        `logprob` and `top`, likeliest first, are reported if they are given.
         """
         self.num_tokens += 1
         if logprob is not None:
@@ -41,15 +41,15 @@ class ReplyText:
         return None if self.num_tokens < self._max_output else self.end(FinishReason.LENGTH)
 
     def end(self, reason: FinishReason) -> FinishReason:
-        """No token follows, for this reason; the text held back is released. STOP if a stop string is in it."""
+        """End the reply for this reason and release the held text. Returns STOP if a stop string is in that text."""
         self._has_ended = True
         self._text += self._detokenizer.finish()
         return FinishReason.STOP if self._detokenizer.stopped else reason
 
     def replay(self, said: Sequence[int]) -> str:
-        """Takes up tokens of the reply that were made elsewhere; returns their text, which no delta has.
+        """Add the reply's tokens that were generated elsewhere; return their text, which no delta contains.
 
-        Raises ValueError when the reply has ended with them.
+        Raises ValueError if the reply has ended with them.
         """
         for token in said:
             if self.push(token) is not None:
@@ -58,9 +58,9 @@ class ReplyText:
         return "" if delta is None else delta.text
 
     def take(self) -> Delta | None:
-        """What is new since the last call; None for nothing.
+        """The delta since the last call; None if there is nothing new.
 
-        The first token is reported even if its text is held back, because from then on the request is billed.
+        The first token is reported even if its text is held back, because the request is billed from then on.
         """
         if not self._text and (self._is_reported or not self.num_tokens):
             return None

@@ -1,4 +1,4 @@
-"""Finds stop strings and marks in text that comes in pieces, and holds back the start of a stop string."""
+"""Finds stop strings and marks in text that arrives in pieces, and holds back the start of a stop string."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 
 class StopFinder:
-    """Releases text up to the first stop string and holds back text that may be the start of one.
+    """Releases text up to the first stop string, and holds back text that may be the start of one.
 
-    The first stop string is the one that is complete first; of several that end together, the longest. So the cuts
-    between pushes don't matter.
+    The first stop string is the string that completes first; if several end together, the longest. So the boundaries
+    between pushes do not matter.
 
-    Holds at most the length of the longest stop string. Strings come from clients, so the cost must not depend on
-    them: a push costs O(its text) per stop string and a copy of the held text (Knuth, Morris and Pratt, SIAM J.
-    Comput. 6, 1977).
+    Holds at most the length of the longest stop string. Strings come from clients, so they must not determine the cost:
+    a push costs O(its text) per stop string, plus a copy of the held text (Knuth, Morris and Pratt, SIAM J. Comput. 6,
+    1977).
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -23,7 +23,7 @@ class StopFinder:
         self.found = False
 
     def push(self, text: str) -> str:
-        """Text that is safe to release; none after a stop string was found."""
+        """Text that is safe to release; empty after a stop string was found."""
         if self.found or not self._matches:
             return "" if self.found else text
         if not self._held and self._begins.isdisjoint(text):
@@ -41,16 +41,16 @@ class StopFinder:
         return text[: len(text) - keep]
 
     def flush(self) -> str:
-        """The held text, at the end: it is no stop string."""
+        """The held text, called at the end: it is not a stop string."""
         held, self._held = self._held, ""
         return held
 
 
 class _Match:
-    """The length of the longest start of one stop string that the text ends with.
+    """Tracks the longest prefix of one stop string that the text ends with; `length` is its length.
 
-    `_borders[n]` is the length of the longest proper start of the first n characters that they also end with. It grows
-    with the longest match, so a string of a megabyte costs nothing while the text does not match.
+    `_borders[n]` is the length of the longest proper prefix of the first n characters that is also their suffix. It
+    grows with the longest match, so a stop string of a megabyte costs nothing while the text does not match.
     """
 
     __slots__ = ("_borders", "length", "stop")
@@ -61,7 +61,7 @@ class _Match:
         self._borders = [0, 0]
 
     def push(self, character: str) -> bool:
-        """Whether this character completes the string; that must be the last push."""
+        """Whether this character completes the string, which must then be the last push."""
         self.length = self._longer(self.length, character)
         if self.length == len(self.stop):
             return True
@@ -83,7 +83,7 @@ class MarkFinder:
         self._mark = mark
         self._tail = ""  # the end of the text, one character shorter than the mark
         self._tokens = 0
-        self.found_at: int | None = None  # tokens, the one that completed the mark included
+        self.found_at: int | None = None  # number of tokens, including the token that completed the mark
 
     def push(self, text: str, tokens: int = 1) -> None:
         self._tokens += tokens

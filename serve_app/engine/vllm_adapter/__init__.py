@@ -1,1 +1,1 @@
-"""vLLM behind EnginePort. Only `start`, `vllm_engine` and `vllm_stats` import vLLM, which has its own environment."""
+"""vLLM as an EnginePort. Only `start`, `vllm_engine` and `vllm_stats` import vLLM, which has its own environment."""

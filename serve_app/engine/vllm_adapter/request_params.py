@@ -1,4 +1,4 @@
-"""A request's sampling as vLLM takes it."""
+"""Converts a request's sampling parameters to vLLM's."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Any
 
 from serve_app.contracts.generation import SamplingParams
 
-_BAN = -100.0  # the strongest bias that vLLM takes
+_BAN = -100.0  # the strongest bias that vLLM accepts
 _SEEDS = 2**63 - 1  # vLLM takes -1 for no seed
 
 
 def keywords(
     params: SamplingParams, max_output: int, eos: frozenset[int], lark: str | None, said: int = 0
 ) -> dict[str, Any]:
-    """Keyword arguments of vLLM's SamplingParams, but for its grammar and kind of output.
+    """Keyword arguments for vLLM's SamplingParams, except for the grammar and the kind of output.
 
     The first `said` tokens of the output are part of the prompt for vLLM.
 
-    Stop strings and their least number of tokens are not among them: they are found in our own text. vLLM ends a reply
-    at a token of `eos`, which is the last token of its output then.
+    Stop strings and their minimum number of tokens are not included, because the service finds stop strings in its own
+    text. vLLM ends a reply at a token of `eos`, which is then the last token of its output.
     """
     ignored = params.ignore_eos and lark is None
     bias = dict(params.logit_bias)

@@ -1,4 +1,4 @@
-"""Starts vLLM by a backend's settings."""
+"""Starts vLLM from a backend's settings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from serve_app.engine.vllm_adapter.vllm_stats import StepCounts
 
 logger = logging.getLogger(__name__)
 
-_SPARE = 8  # one further sequence for each so many, for tenants that have none running
+_SPARE = 8  # one additional sequence per this many slots, for tenants that have none running
 
 
 def start(
@@ -47,8 +47,8 @@ def start(
 ) -> VllmEngine:
     """Load the model of the settings with vLLM and start an engine on it; `progress` receives lines about it.
 
-    The process has `gpus`. With `on_nodes`, Ray has set aside GPUs for it in a placement group instead, on one node or
-    several.
+    The process has `gpus` GPUs. With `on_nodes`, Ray has instead reserved GPUs for it in a placement group, on one or
+    more nodes.
 
     Raises:
         ModelError: no such model, an argument that vLLM does not know, or vLLM did not start.
@@ -75,7 +75,7 @@ def start(
     llm = None
     try:
         llm = asyncio.run_coroutine_threadsafe(_start(arguments, counts), loop).result()
-        for adapter in adapters.values():  # now, and not in the first request's step, where a failure ends the engine
+        for adapter in adapters.values():  # now: a failure in the first request's step would end the engine
             progress(f"Loading the adapter {adapter.lora_name}")
             asyncio.run_coroutine_threadsafe(llm.add_lora(adapter), loop).result()
         vocab_size = llm.model_config.get_vocab_size()
@@ -110,7 +110,7 @@ def start(
 
 
 def find_adapters(paths: Mapping[str, str], progress: Callable[[str], None]) -> dict[str, LoRARequest]:
-    """The adapters by name, those of the hub fetched. Raises ModelError for one that is not there."""
+    """The adapters by name; adapters on the hub are fetched. Raises ModelError if one is missing."""
     found = {}
     for number, (name, path) in enumerate(paths.items(), 1):
         folder = Path(path).expanduser()
@@ -122,7 +122,7 @@ def find_adapters(paths: Mapping[str, str], progress: Callable[[str], None]) -> 
 
 
 def rank_of(folder: Path) -> int:
-    """Of a LoRA adapter. Raises ModelError for a folder that has none."""
+    """The rank of a LoRA adapter. Raises ModelError for a folder without an adapter."""
     try:
         return int(json.loads((folder / "adapter_config.json").read_text())["r"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -132,7 +132,7 @@ def rank_of(folder: Path) -> int:
 
 
 def _identity(options: VllmSettings, dtype: str, adapters: Mapping[str, LoRARequest]) -> str:
-    """What decides about replies beside the model's own files."""
+    """Everything that affects replies apart from the model's files."""
     parts = [vllm.__version__, dtype, str(options.quantization), json.dumps(options.further, sort_keys=True)]
     for name, adapter in adapters.items():
         for path in sorted(Path(adapter.lora_path).glob("adapter_*")):
@@ -143,7 +143,7 @@ def _identity(options: VllmSettings, dtype: str, adapters: Mapping[str, LoRARequ
 def engine_arguments(
     settings: EngineSettings, options: VllmSettings, folder: Path, dtype: str, max_num_seqs: int
 ) -> dict[str, Any]:
-    """Arguments of AsyncEngineArgs. Raises ModelError for one that vLLM does not know."""
+    """Arguments for AsyncEngineArgs. Raises ModelError for an argument that vLLM does not know."""
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     for name in options.further:
         if name not in known:
@@ -153,7 +153,7 @@ def engine_arguments(
     chosen: dict[str, Any] = {
         "model": str(folder),
         "dtype": dtype,
-        # vLLM takes as much as its memory allows; the engine takes fewer tokens if `max_context` says so.
+        # vLLM chooses the longest context that fits in memory; the engine uses less if `max_context` is lower.
         "max_model_len": -1,
         "max_num_seqs": max_num_seqs,
         "enable_prefix_caching": settings.prefix_reuse,
@@ -163,7 +163,7 @@ def engine_arguments(
         "structured_outputs_config": {"backend": "guidance"},
         "logprobs_mode": "raw_logprobs",
         "max_logprobs": MAX_TOP_LOGPROBS,
-        # The defaults of a request are those of the chat format, not of the model's files.
+        # A request's defaults come from the chat format, not from the model's files.
         "generation_config": "vllm",
         "enable_log_requests": False,
     }
@@ -173,7 +173,7 @@ def engine_arguments(
 
 
 def _wrong_gpus(options: VllmSettings, gpus: float, on_nodes: bool) -> str | None:
-    """What is wrong about the GPUs of this process, and the remedy; None if nothing is."""
+    """A problem with this process's GPUs, and the remedy; None if there is none."""
     if on_nodes:
         return None  # vLLM compares the placement group with its own size
     on_cpu = current_platform.is_cpu()
@@ -196,7 +196,7 @@ def _wrong_gpus(options: VllmSettings, gpus: float, on_nodes: bool) -> str | Non
 
 
 async def _start(arguments: dict[str, Any], counts: StepCounts) -> AsyncLLM:
-    # A process that was forked can't use CUDA after its parent has; the replica's may have.
+    # A forked process cannot use CUDA if its parent has used it, and the replica may have.
     os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[lambda config, index: counts])

@@ -1,7 +1,7 @@
-"""vLLM as an EnginePort: its AsyncLLM on a thread and event loop of its own, with our queue, text and counts before it.
+"""vLLM as an EnginePort: its AsyncLLM on a separate thread and event loop, behind the service's queue.
 
-vLLM schedules, computes and samples in a process of its own. What waits waits in the gate here, so vLLM's own queue
-stays nearly empty.
+The service also produces the text and the token counts itself. vLLM schedules, computes and samples in a separate
+process. Requests wait in the gate here, so vLLM's queue stays nearly empty.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from serve_app.engine.vllm_adapter.vllm_stats import StepCounts
 
 logger = logging.getLogger(__name__)
 
-_HELD_S = 0.02  # joined deltas leave so late at most when no further output comes
+_HELD_S = 0.02  # maximum delay of joined deltas when no further output arrives
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,10 @@ class _Live:
     params: VllmSampling
     text: ReplyText
     said_text: str
-    grammar: GrammarState | None  # ours: it shows whether vLLM's has ended within a reply
+    grammar: GrammarState | None  # our grammar state, which shows whether vLLM's has ended within a reply
     sink: LoopSink
     deadline: asyncio.TimerHandle | None = None
-    task: asyncio.Task[None] | None = None  # once it is in vLLM
+    task: asyncio.Task[None] | None = None  # set once the request is in vLLM
     has_started: bool = False
     cached_tokens: int = 0
 
@@ -75,10 +75,10 @@ class _Live:
 class VllmEngine:
     """An EnginePort. All methods may be called from any thread; requests live on `loop`, which `thread` runs.
 
-    Deadlines are on the loop's clock, which is `time.monotonic`.
+    Deadlines use the loop's clock, which is `time.monotonic`.
     """
 
-    # CONTINUES: vLLM's penalties, seeds and grammars begin behind the prompt, which `said` tokens are a part of.
+    # CONTINUES: vLLM's penalties, seeds and grammars begin after the prompt, which includes the `said` tokens.
     lacks = frozenset({Promise.SAME_IN_ANY_BATCH, Promise.STEPS_FAIL_ALONE, Promise.EXACT_MINIMUM, Promise.CONTINUES})
 
     def __init__(
@@ -116,7 +116,7 @@ class VllmEngine:
     async def generate(
         self, request: GenerationRequest, interval_s: Callable[[], float] = lambda: 0.0
     ) -> AsyncGenerator[Event, None]:
-        """As `EnginePort.generate`."""
+        """Implements `EnginePort.generate`."""
         if request.adapter and request.adapter not in self._adapters:
             raise ValueError(f"there is no adapter {request.adapter!r}")
         params = request.sampling
@@ -129,7 +129,7 @@ class VllmEngine:
             lark = (await self._grammars.prepare(params.grammar, request.tenant)).lark
             state = self._grammars.start_grammar(params.grammar)
         max_output = min(params.max_tokens, self._limits.max_output, room)
-        if len(request.said) >= max_output:  # vLLM would call it a wrong `max_tokens`
+        if len(request.said) >= max_output:  # vLLM would report an invalid `max_tokens`
             raise ValueError("the reply has ended with the tokens that are to be continued")
         sampling = VllmSampling(
             **request_params.keywords(params, max_output, self._limits.eos_token_ids, lark, len(request.said)),
@@ -154,7 +154,7 @@ class VllmEngine:
     def stats(self) -> EngineStats:
         counts, blocks = self._counts, self._limits.kv_blocks
         running = self._gate.running
-        # vLLM reports after steps alone: what it reported before the last request left says nothing.
+        # vLLM reports only after steps, so its report from before the last request left is stale.
         used = round(counts.kv_usage * blocks) if running else 0
         return EngineStats(
             running=running,
@@ -174,17 +174,17 @@ class VllmEngine:
         )
 
     def check_health(self) -> None:
-        """Raises EngineFailed when the engine was closed, or vLLM's process has ended."""
+        """Raises EngineFailed if the engine was closed or vLLM's process has ended."""
         if self._closing or not self._thread.is_alive():
             raise EngineFailed("the engine was closed")
         if self._llm.errored:
             raise EngineFailed("vLLM's engine process has failed; the replica's log says why")
 
     def close(self) -> None:
-        """Abort all requests and end vLLM's process; returns when it has ended. May be called twice."""
+        """Abort all requests and end vLLM's process; returns after it has ended. May be called twice."""
         if self._thread.is_alive():
             try:
-                # Cancelled, or refused, where another call has closed it meanwhile.
+                # Cancelled or rejected if another call has closed the engine in the meantime.
                 with contextlib.suppress(RuntimeError, CancelledError):
                     asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
             finally:
@@ -193,7 +193,7 @@ class VllmEngine:
                 self._thread.join()
                 self._grammars.close()
 
-    # From here on everything runs on the engine's loop.
+    # Everything below runs on the engine's loop.
 
     def _submit(
         self,
@@ -241,7 +241,7 @@ class VllmEngine:
         self._end(live, FinishReason.ERROR)
 
     def _take(self, live: _Live, output: RequestOutput) -> FinishReason | None:
-        """Turn vLLM's new tokens into events; the reason why the reply ends, if it does."""
+        """Convert vLLM's new tokens to events; return the reason why the reply ends, or None."""
         if not live.has_started:
             self._started(live, output.num_cached_tokens or 0)
         [completion] = output.outputs
@@ -262,7 +262,7 @@ class VllmEngine:
             if reason is not None:
                 break
         if reason is None and output.finished:
-            # Our own limits end a reply first; here vLLM has ended it for a reason of its own.
+            # Our limits end a reply first; here vLLM has ended it for another reason.
             known = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}.get(str(completion.finish_reason))
             reason = FinishReason.ERROR if known is None else live.text.end(known)
         self._gate.produced(live.place, live.text.num_tokens - before)
@@ -273,13 +273,16 @@ class VllmEngine:
         return reason
 
     def _by_grammar(self, live: _Live, token: int) -> FinishReason | None:
-        """Why the reply ends before this token, if its grammar can't go on: vLLM's would end it as if it were whole."""
+        """The reason to end the reply before this token if its grammar cannot continue, else None.
+
+        vLLM would end such a reply as if it were complete.
+        """
         if live.grammar is None:
             return None
         live.grammar.accept(token)
         if live.grammar.error is None:
             return None
-        if live.grammar.too_large:  # as in our own engine: cut, and billed
+        if live.grammar.too_large:  # as in the native engine: cut and billed
             logger.warning("The reply of request %s ends early: %s.", live.request.request_id, live.grammar.error)
             return live.text.end(FinishReason.LENGTH)
         logger.error("No token for request %s: %s.", live.request.request_id, live.grammar.error)
@@ -296,7 +299,7 @@ class VllmEngine:
         self._release()
 
     def _end(self, live: _Live, reason: FinishReason) -> None:
-        """End a request; no effect if it has ended."""
+        """End a request; no effect if it has already ended."""
         if self._live.get(live.request.request_id) is not live:
             return
         del self._live[live.request.request_id]
@@ -304,23 +307,23 @@ class VllmEngine:
             live.deadline.cancel()
         self._gate.leave(live.place)
         if live.task is not None and live.task is not asyncio.current_task(self._loop):
-            live.task.cancel()  # which aborts it in vLLM
+            live.task.cancel()  # this aborts the request in vLLM
         self._emit(live, live.text.finished(reason, len(live.request.prompt_token_ids), live.cached_tokens))
         if not self._closing:
             self._release()
 
     def _give_up(self, request_id: str, sink: LoopSink) -> None:
-        """The caller of this very request has gone, not that of another one with its id."""
+        """Abort a request whose caller has gone; a different request with the same id is left alone."""
         if (live := self._live.get(request_id)) is not None and live.sink is sink:
             self._end(live, FinishReason.ABORT)
 
     def _abort_soon(self, request_id: str) -> None:
-        """The loop of its caller is closed. Not at once: the outbox is delivering."""
+        """Abort a request whose caller's loop is closed; later, because the outbox is delivering now."""
         if (live := self._live.get(request_id)) is not None:
             self._loop.call_soon(self._end, live, FinishReason.ABORT)
 
     def _emit(self, live: _Live, event: Event) -> None:
-        """Deliver it when all that is ready now has run: one wake-up of the caller's loop for a whole step."""
+        """Deliver the event after all callbacks that are ready now: one wake-up of the caller's loop per step."""
         self._outbox.put(live.request.request_id, live.sink, event)
         if self._delivery is None:
             self._delivery = self._loop.call_soon(self._deliver)
@@ -339,12 +342,12 @@ class VllmEngine:
         self._llm.shutdown()
 
     async def _on_loop(self, work: Callable[[], None]) -> None:
-        """Run it on the engine's loop, before anything that is sent there later. Raises EngineClosed for no loop."""
+        """Run `work` on the engine's loop, before any later call. Raises EngineClosed if the loop is closed."""
         done: Future[None] = Future()
 
         def run() -> None:
             if not done.set_running_or_notify_cancel():
-                return  # its caller has gone
+                return  # the caller has gone
             try:
                 work()
             except Exception as error:

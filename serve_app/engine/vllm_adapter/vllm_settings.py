@@ -1,4 +1,4 @@
-"""The settings of a backend that only vLLM has; the others are those of the engine's own settings."""
+"""Settings of a backend that apply only to vLLM; all other settings are in EngineSettings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from serve_app.engine.config import EngineSettings
 
-#: vLLM's arguments that follow from settings of ours, by the setting to write instead.
+#: vLLM's arguments that follow from the service's settings, mapped to the setting to use instead.
 INSTEAD = {
     "model": "model",
     "revision": "revision",
@@ -20,13 +20,13 @@ INSTEAD = {
     "kv_cache_memory_bytes": "kv_cache_memory",
     "enable_lora": "adapters",
 }
-#: Those that have one right value here.
+#: vLLM's arguments that have only one right value here.
 FIXED = {
     "skip_tokenizer_init", "tokenizer", "structured_outputs_config", "logprobs_mode", "max_logprobs",
     "disable_log_stats", "enable_log_requests", "served_model_name", "generation_config", "data_parallel_size",
     "reasoning_parser", "max_loras", "max_lora_rank",
 }  # fmt: skip
-#: Settings of our own engine that mean nothing to vLLM.
+#: Settings of the native engine that have no meaning for vLLM.
 NATIVE_ONLY = {
     "fused", "native", "cuda_graphs", "device_map", "max_memory", "offload_folder", "block_size", "prefill_chunk",
     "prefill_chunk_busy", "speculation_rows", "num_threads",
@@ -34,7 +34,7 @@ NATIVE_ONLY = {
 
 
 class VllmSettings(BaseModel):
-    """Keys beside these are arguments of vLLM's AsyncEngineArgs, checked when the replica starts."""
+    """Settings of vLLM. Other keys are arguments of vLLM's AsyncEngineArgs, checked when the replica starts."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -47,7 +47,7 @@ class VllmSettings(BaseModel):
 
     @property
     def gpus(self) -> int:
-        """GPUs of one replica."""
+        """Number of GPUs of one replica."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @model_validator(mode="before")
@@ -67,7 +67,7 @@ class VllmSettings(BaseModel):
 
 
 def problem(settings: EngineSettings, vllm: VllmSettings) -> str | None:
-    """What can't be right about the two together; None if nothing is known to be wrong."""
+    """A problem with the combination of both settings; None if no problem is known."""
     if odd := sorted(NATIVE_ONLY & settings.model_fields_set):
         return f"{odd[0]} is a setting of the native engine: leave it out with engine: vllm"
     if settings.dtype == "int8":

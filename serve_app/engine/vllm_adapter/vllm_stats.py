@@ -1,4 +1,4 @@
-"""What vLLM reports after each step, added up."""
+"""Adds up the statistics that vLLM reports after each step."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 
 class StepCounts(StatLoggerBase):
-    """Counters run from the start. vLLM calls `record` on the loop that it runs on."""
+    """Counters since the start. vLLM calls `record` on the loop that it runs on."""
 
     def __init__(self) -> None:
         self.steps = 0
-        self.step_seconds = 0.0  # between the ends of two steps, where sequences ran after the first one
+        self.step_seconds = 0.0  # time between the ends of two steps, if sequences still ran after the first one
         self.step_sequences = 0
-        self._ended_at: float | None = None  # of the last step, if sequences still ran
+        self._ended_at: float | None = None  # end of the last step, if sequences still ran
         self.tokens_produced = 0
         self.preemptions = 0
         self.kv_usage = 0.0  # 0 to 1, after the last step
@@ -37,4 +37,4 @@ class StepCounts(StatLoggerBase):
             self.preemptions += iteration_stats.num_preempted_reqs
 
     def log_engine_initialized(self) -> None:
-        """Nothing to log: the replica says when it is ready."""
+        """Log nothing: the replica reports when it is ready."""

@@ -1,1 +1,1 @@
-"""Tools and reasoning: what goes into a model's messages, and what its replies mean."""
+"""Adds tools to a model's messages, and parses tool calls and reasoning from its replies."""

@@ -1,4 +1,4 @@
-"""The grammars of replies that must call a tool, or whose calls must match the schemas of strict tools."""
+"""Builds grammars for replies that must call a tool, or whose calls must match the schemas of strict tools."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from serve_app.model.tools.tool_format import ToolFormat
 
 Tool = Mapping[str, Any]  # as the API defines it
 
-# Keywords by which a schema says more about an object's members than `properties` does.
+# Keywords that constrain an object's members beyond `properties`.
 _OPENING: Final = frozenset(
     {
         "additionalProperties", "allOf", "anyOf", "dependentRequired", "dependentSchemas", "$dynamicRef", "if",
@@ -21,7 +21,7 @@ _OPENING: Final = frozenset(
 
 
 class BadTool(ValueError):
-    """The parameters of a function describe no object. `name` is the function's."""
+    """The parameters of a function do not describe an object. `name` is the function's name."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(why)
@@ -29,12 +29,12 @@ class BadTool(ValueError):
 
 
 def required_calls(tool_format: ToolFormat, tools: Sequence[Tool], parallel: bool = True) -> Grammar:
-    """A reply that calls one of `tools`, or several if `parallel` and the format can.
+    """Returns the grammar of a reply that calls one of `tools`, or several if `parallel` is set and the format can.
 
-    Keywords of a schema that can't be enforced are ignored unless its function has `strict` of true.
+    Schema keywords that cannot be enforced are ignored, unless the function has `strict` of true.
 
     Raises:
-        BadTool: the parameters of a function describe no object.
+        BadTool: the parameters of a function do not describe an object.
     """
     functions = [tool["function"] for tool in tools]
     schemas = [arguments_schema(function) for function in functions]
@@ -49,14 +49,14 @@ def optional_calls(
     shown: Sequence[str] = (),
     otherwise: Grammar | None = None,
 ) -> Grammar:
-    """A reply that may call some of `tools`: with arguments that fit where a function has `strict` of true.
+    """Returns the grammar of a reply that may call some of `tools`.
 
-    Its parser must look for calls `only_first` where the format has no marker for their beginning, and where a reply
-    without calls is held to JSON: a string in it may look like a call. `shown` and `otherwise` as in
-    `Grammar.tool_calls`.
+    The arguments match the schema if the function has `strict` of true. The reply's parser must use `only_first` in two
+    cases: the format has no marker for the beginning of calls, or a reply without calls must be JSON. A string in that
+    JSON may look like a call. `shown` and `otherwise` are as in `Grammar.tool_calls`.
 
     Raises:
-        BadTool: the parameters of a strict function describe no object.
+        BadTool: the parameters of a strict function do not describe an object.
     """
     functions = [tool["function"] for tool in tools]
     return _grammar(
@@ -85,13 +85,14 @@ def _grammar(
 
 
 def arguments_schema(function: Tool) -> dict[str, Any]:
-    """The JSON Schema for the arguments of a function; without parameters, that of the empty object.
+    """Returns the JSON Schema for the arguments of a function; without parameters, the schema of the empty object.
 
-    What matches it matches the function's own. Where that lists an object's members and leaves open whether there may
-    be others, there are none: the function has no use for them, and small models like to invent some.
+    Arguments that match it also match the function's schema. If the function's schema lists an object's members and
+    leaves open whether there may be others, this one allows no others. The function does not need them, and small
+    models tend to invent some.
 
     Raises:
-        BadTool: its parameters describe no object.
+        BadTool: the function's parameters do not describe an object.
     """
     parameters = function.get("parameters")
     if not parameters:

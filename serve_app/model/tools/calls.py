@@ -1,4 +1,4 @@
-"""Reads what the formats of tool calls share: arguments, and a JSON object with a name and arguments."""
+"""Reads the parts that all tool-call formats share: arguments, and a JSON object with a name and arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Collection
 from serve_app.contracts.generation import CallArguments, CallEnded, CallStarted, Ending, Part, Text
 from serve_app.model.tools.source import Source, Steps
 
-LONGEST_NAME = 256  # characters, of a function called without quotes
+LONGEST_NAME = 256  # characters, for a function name without quotes
 
 _ID_LENGTH = 24
 _ARGUMENTS = ("arguments", "parameters")
@@ -18,16 +18,16 @@ _KEYS = frozenset({"name", "type", "id", *_ARGUMENTS})
 
 
 class CallReader:
-    """Reads calls from a source into parts; the parser of each format says where they lie.
+    """Reads calls from a source into parts. Each format's parser finds where the calls are.
 
-    What was stepped over but is no part of a call stays held in the source. `offered` are the functions that a call
-    without a marker may name: only they distinguish it from any other JSON. `rng` makes the ids.
+    Text that was skipped but is not part of a call stays held in the source. `offered` are the functions that a call
+    without a marker may name. Only these names distinguish such a call from other JSON. `rng` generates the ids.
     """
 
     def __init__(self, source: Source, offered: Collection[str], rng: random.Random) -> None:
         self.parts: list[Part] = []
-        self.by_length = False  # whether the reply was ended by its length limit
-        self.after_call = False  # whether no text came since the last call
+        self.by_length = False  # whether the length limit ended the reply
+        self.after_call = False  # whether no text has come since the last call
         self._source = source
         self._offered = frozenset(offered)
         self._rng = rng
@@ -39,15 +39,15 @@ class CallReader:
             self.after_call = False
 
     def keep_as_text(self) -> None:
-        """What is held is plain text."""
+        """Adds the held text to the reply as plain text."""
         self.add_text(self._source.take_held())
 
     def drop_held(self) -> None:
-        """What is held belongs to the syntax of calls."""
+        """Drops the held text, which belongs to the syntax of calls."""
         self._source.take_held()
 
     def read_arguments(self, name: str) -> Steps[bool]:
-        """Read the arguments of a call of `name`, which begin here. False when there is no call, and all is held."""
+        """Reads the arguments of a call of `name`, which begin here. Returns False if there is no call; all is held."""
         if not _is_name(name):
             return False
         if (yield from self._source.next_char()) != "{":
@@ -60,10 +60,11 @@ class CallReader:
         return True
 
     def read_object(self, marked: bool = True) -> Steps[bool]:
-        """Read a call that is an object, which begins here. False when there is no call, and all is held.
+        """Reads a call that is an object, which begins here. Returns False if there is no call; all is then held.
 
-        After True, what is held is text unless the format can use it: an object that goes wrong after its arguments
-        is a call all the same. Unless `marked`, it must name an offered function and have none but the usual keys.
+        After True, the held text is plain text unless the format can use it: an object that becomes invalid after its
+        arguments still counts as a call. Unless `marked`, it must name an offered function and have only the usual
+        keys.
         """
         name: str | None = None
         early: str | None = None  # arguments that came before the name
@@ -112,7 +113,7 @@ class CallReader:
         return called
 
     def read_objects_after(self, marked: bool) -> Steps[None]:
-        """Read the calls that follow one, objects too: side by side, or with commas or semicolons in between."""
+        """Reads the objects that follow a call: side by side, or separated by commas or semicolons."""
         c = yield from self._source.skip_space()
         while c and c in ",;{":
             if c != "{":
@@ -126,7 +127,7 @@ class CallReader:
             c = yield from self._source.skip_space()
 
     def read_array(self, marked: bool = True) -> Steps[bool]:
-        """Read calls that are the objects of an array whose bracket was stepped over; otherwise as `read_object`."""
+        """Reads the calls in an array whose opening bracket was skipped; otherwise as `read_object`."""
         called = False
         while (yield from self._source.skip_space()) == "{":
             if not (yield from self.read_object(marked)):
@@ -149,7 +150,7 @@ class CallReader:
         return isinstance(last, CallEnded) and last.ending is Ending.COMPLETE
 
     def _complete_call(self, name: str, arguments: str | None) -> bool:
-        """A call that is known at once. Without arguments it is cut short by the reply's end, or no call at all."""
+        """Adds a call that is complete at once. Without arguments, the reply's end cuts it short, or it is no call."""
         if arguments is None and not (self.by_length and self._source.is_over):
             return False
         self._start_call(name)
@@ -159,11 +160,11 @@ class CallReader:
         return True
 
     def _early_arguments(self, first: str) -> Steps[str | None]:
-        """The text of arguments whose function is not known yet, held back."""
+        """Returns the text of arguments that come before the function's name. The text is held back."""
         return (yield from self._copied(self._source.json_value()) if first == "{" else self._odd_arguments())
 
     def _odd_arguments(self) -> Steps[str | None]:
-        """The text of arguments that are null, or an object's JSON in a string; None when they are not."""
+        """Returns the text of arguments that are null or an object's JSON in a string; None for other arguments."""
         if (yield from self._source.next_char()) == "n":
             return "{}" if (yield from self._source.skip("null")) else None
         text = yield from self._string()
@@ -173,14 +174,14 @@ class CallReader:
             return None
 
     def _string(self) -> Steps[str | None]:
-        """The value of a string that begins here; None when there is none."""
+        """Returns the value of a string that begins here; None if there is no string."""
         if (yield from self._source.next_char()) != '"':
             return None
         quoted = yield from self._copied(self._source.json_string())
         return None if quoted is None else str(json.loads(quoted))
 
     def _copied(self, steps: Steps[bool]) -> Steps[str | None]:
-        """What `steps` steps over, which is held too; None when they fail."""
+        """Returns the text that `steps` skip, which is also held; None if they fail."""
         copy: list[str] = []
         self._source.copy_to(copy.append)
         succeeded = yield from steps

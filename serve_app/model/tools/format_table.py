@@ -1,4 +1,4 @@
-"""The tool-call formats that the service knows. A new one is a file in `formats` and a line here."""
+"""The tool-call formats that the service supports. To add a format, add a file in `formats` and a line here."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ TOOL_FORMATS: Final = MappingProxyType(
 
 
 def format_of(chat_template: str | None) -> ToolFormat:
-    """The first format that the Jinja text of a chat template writes calls in; the plain one takes all others.
+    """Returns the first format in which the Jinja text of a chat template writes calls; the plain one for all others.
 
-    A template with tools in a form that is not known here counts as plain: the model must be told to write what its
-    replies are searched for.
+    A template with tools in an unsupported form counts as plain. The prompt must then tell the model to write calls in
+    the form that the parser reads.
     """
     return next(tool_format for tool_format in TOOL_FORMATS.values() if tool_format.used_by(chat_template or ""))

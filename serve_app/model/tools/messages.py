@@ -1,7 +1,7 @@
 """Puts tools, earlier calls and their results into messages, as a chat template reads them or as plain text.
 
-Messages are those of the API: dicts with `role`, `content` and, where they apply, `tool_calls` (with arguments as JSON
-in a string), `tool_call_id` and `name`. No argument is changed.
+Messages are the API's: dicts with `role`, `content` and, if they apply, `tool_calls` (with arguments as JSON in a
+string), `tool_call_id` and `name`. No argument is changed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Message = Mapping[str, Any]
 def conversation(
     tool_format: ToolFormat, messages: Sequence[Message], tools: Sequence[Message] = ()
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """The conversation as the format's templates read it: messages, and the variable `tools` or None.
+    """Returns the conversation as the format's templates read it: messages, and the variable `tools` or None.
 
-    `tools` are those that the model may call now; earlier calls stay in the messages even without any.
+    `tools` are the functions that the model may call now. Earlier calls stay in the messages even without `tools`.
     """
     result = [_with_parsed_arguments(message) for message in messages]
     result = _for_template(tool_format, result) if tool_format.reads_calls else _written_out(tool_format, result)
@@ -37,7 +37,7 @@ def conversation(
 
 
 def tools_as_text(tool_format: ToolFormat, tools: Sequence[Message]) -> str:
-    """The system text about the tools, for templates that have no place for them."""
+    """Returns the system text about the tools, for templates that have no place for them."""
     lines = [
         "You can call these functions:",
         "",
@@ -65,20 +65,20 @@ def _without_calls(message: Message) -> dict[str, Any]:
 
 
 def _parsed(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Templates write the arguments as JSON or iterate over them: text would be quoted twice, or split."""
+    """Parses the arguments. Templates write them as JSON or iterate over them: text would be quoted twice, or split."""
     arguments = function["arguments"]
     if isinstance(arguments, str):
         try:
             parsed = from_json(arguments) if arguments.strip() else {}
-        except (ValueError, TypeError):  # also of half a surrogate, and of more levels than could be written again
+        except (ValueError, TypeError):  # also for half a surrogate, and for nesting too deep to be written again
             parsed = None
-        # A call that was cut short can come back; its text stays readable.
+        # A client may send back a call that was cut short; its text stays readable.
         arguments = parsed if isinstance(parsed, dict) else {"arguments": arguments}
     return {"name": function["name"], "arguments": arguments}
 
 
 def _definition(tool: Message) -> dict[str, Any]:
-    """The tool with all fields that templates rely on, and no other."""
+    """Returns the tool with exactly the fields that templates rely on."""
     function = tool["function"]
     return {
         "type": "function",
@@ -91,7 +91,7 @@ def _definition(tool: Message) -> dict[str, Any]:
 
 
 def _for_template(tool_format: ToolFormat, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Results name their function, as Hermes needs it, and ids are as Mistral's templates require them."""
+    """Adds the function's name to results, for Hermes, and converts ids to the form that Mistral's templates need."""
     names = _names(messages)
     result = []
     for message in messages:
@@ -108,16 +108,16 @@ def _for_template(tool_format: ToolFormat, messages: list[dict[str, Any]]) -> li
 
 
 def _nine_letters(call_id: str) -> str:
-    """The id itself where it has that form, else one derived from it."""
+    """Returns the id if it has nine letters or digits, else an id derived from it."""
     if re.fullmatch("[A-Za-z0-9]{9}", call_id):
         return call_id
     return hashlib.sha256(call_id.encode(errors="replace")).hexdigest()[:9]
 
 
 def _one_by_one(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each call in a message of its own, followed by its result: some templates refuse several calls in one.
+    """Puts each call into a separate message, followed by its result: some templates reject several calls in one.
 
-    They also leave out the text of a message with calls, so it becomes a message before them.
+    These templates also leave out the text of a message with calls, so the text becomes a message before the calls.
     """
     result: list[dict[str, Any]] = []
     left = list(messages)
@@ -139,10 +139,10 @@ def _one_by_one(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _written_out(tool_format: ToolFormat, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Calls as the text that they were; results as the user's text, where there is no role for them.
+    """Writes calls as text, as the model wrote them, and results as user messages if there is no role for them.
 
-    Results side by side become one message then, and the user's next message joins them: many templates require that
-    user and assistant take turns.
+    Adjacent results then become one message, and the user's next message joins them. Many templates require that user
+    and assistant alternate.
     """
     names = _names(messages)
     result: list[dict[str, Any]] = []
@@ -175,5 +175,5 @@ def _with_system_text(messages: list[dict[str, Any]], text: str) -> list[dict[st
 
 
 def _names(messages: Sequence[Message]) -> dict[Any, str]:
-    """Names of functions by the ids of their calls."""
+    """Returns the names of functions by the ids of their calls."""
     return {call.get("id"): call["function"]["name"] for m in messages for call in m.get("tool_calls") or ()}

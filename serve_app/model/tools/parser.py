@@ -1,10 +1,10 @@
-"""The frame of every parser of replies: text goes in as it comes, parts come out as soon as they are certain.
+"""The base class of reply parsers: takes text as it arrives, and returns parts as soon as they are certain.
 
-A reply is reasoning, where the model has markers for it, then text and calls. Of a reply without reasoning and calls,
-the texts together are the reply to the character. White space between calls, before the first and after the last
-belongs to them and is dropped, as are their markers; every other character is in exactly one text or in the arguments
-of a call. A call that goes wrong before its name and the beginning of its arguments are known comes out as the text
-that it is. Nothing that a model writes raises.
+A reply is reasoning, if the model has markers for it, then text and calls. If a reply has no reasoning and no calls,
+its texts together are exactly the reply. White space between calls, before the first and after the last belongs to the
+calls and is dropped, as are their markers. Every other character is in exactly one text or in the arguments of a call.
+A call that becomes invalid before its name and the beginning of its arguments are known is returned as text. No reply
+of a model makes the parser raise.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _WithText = Reasoning | Text | CallArguments
 
 
 class ReplyParser:
-    """Parses one reply. This class finds no calls; each format of calls has a subclass.
+    """Parses one reply. This class finds no calls; each tool-call format has a subclass.
 
-    `offered` are the names of the functions in the prompt, `seed` decides the ids of calls. With `only_first` there
-    are calls only at the beginning: a reply that begins otherwise is text whatever it contains, and so is what a
-    format takes for calls only where it stands alone. `markers` are those of reasoning, None for a model without;
-    `left_open` says that the prompt has the first one already.
+    `offered` are the names of the functions in the prompt; `seed` determines the ids of calls. With `only_first`, calls
+    can only be at the beginning. A reply that begins differently is text, whatever it contains. A form that the format
+    reads as a call only if it stands alone is then text, too. `markers` are the reasoning markers, None for a model
+    without reasoning. `left_open` says that the prompt already contains the first marker.
     """
 
-    _first = ""  # the characters that calls at the beginning of a reply can begin with
+    _first = ""  # possible first characters of calls at the beginning of a reply
 
     def __init__(
         self,
@@ -49,15 +49,15 @@ class ReplyParser:
         self._proceed()
 
     def feed(self, text: str) -> list[Part]:
-        """What is certain now that `text` has come."""
+        """Adds `text` and returns the parts that are certain now."""
         self._source.feed(text)
         return self._proceed()
 
     def feed_end(self, reason: str) -> list[Part]:
-        """What was held back until the end of the reply, which ended for this reason; "length" cuts calls short.
+        """Ends the reply and returns the parts that were held back. A `reason` of "length" cuts calls short.
 
-        A call that is open ends as cut. One that was not open yet is cut only when its name was known and the reply
-        ended by its length; otherwise it is text.
+        An open call ends as cut. A call that was not open yet is cut only if its name was known and the length limit
+        ended the reply; otherwise it is text.
         """
         self._source.ended = True
         self._calls.by_length = reason == "length"
@@ -73,7 +73,7 @@ class ReplyParser:
         yield from self._text_and_calls()
 
     def _text_and_calls(self) -> Steps[None]:
-        """The format's grammar. What comes after its end is text."""
+        """Reads the reply by the format's grammar. Text after the end of the grammar is plain text."""
         return
         yield
 
@@ -89,10 +89,10 @@ class ReplyParser:
         return parts
 
     def _text_until(self, openers: tuple[str, ...], closers: tuple[str, ...] = ()) -> Steps[str]:
-        """Read text up to one of `openers`, which is stepped over and held; empty at the end of the reply.
+        """Reads text up to one of `openers`, which is skipped, held and returned. Returns "" at the end of the reply.
 
-        `closers` right after a call belong to it, at the end of the reply even their beginnings; otherwise they are
-        text.
+        `closers` directly after a call belong to the call; at the end of the reply, so do their beginnings. Elsewhere
+        they are text.
         """
         markers = (*openers, *closers)
         first = re.compile("[" + "".join(sorted({re.escape(marker[0]) for marker in markers})) + "]")
@@ -112,7 +112,7 @@ class ReplyParser:
         return ""
 
     def _end_text(self) -> None:
-        """At the end of the reply: what is held may still belong to the call before."""
+        """Handles the held text at the end of the reply. It may still belong to the call before it."""
         if self._calls.after_call:
             self._calls.drop_held()
         else:
@@ -120,9 +120,9 @@ class ReplyParser:
 
 
 def merged(parts: Iterable[Part]) -> list[Part]:
-    """The same parts with neighbours of one kind joined, and none without text.
+    """Returns the same parts, with adjacent parts of one kind joined and parts with empty text removed.
 
-    Text is joined once: a reply in many small pieces takes linear time.
+    Text is joined only once, so a reply in many small pieces takes linear time.
     """
     result: list[Part] = []
     nonempty = (part for part in parts if getattr(part, "text", True))

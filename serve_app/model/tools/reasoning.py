@@ -1,9 +1,9 @@
 """Separates a reply's reasoning from its content, as it arrives.
 
-Reasoning stands at the beginning of the reply between two markers; the template may have written the first one
-already. Later markers are content: a model that explains them does not reason. White space next to a marker belongs
-to it and is dropped; every other character comes out exactly once. Sources: the chat templates of Qwen/Qwen3-8B and
-QwQ-32B, deepseek-ai/DeepSeek-R1 and DeepSeek-V3.1, mistralai/Magistral-Small-2509 and CohereForAI/c4ai-command-r7b.
+Reasoning is at the beginning of the reply, between two markers. The template may have written the first marker already.
+Later markers are content: a model that explains them is not reasoning. White space next to a marker belongs to it and
+is dropped; every other character is returned exactly once. Sources: the chat templates of Qwen/Qwen3-8B and QwQ-32B,
+deepseek-ai/DeepSeek-R1 and DeepSeek-V3.1, mistralai/Magistral-Small-2509 and CohereForAI/c4ai-command-r7b.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from serve_app.model.tools.source import Source, Steps
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """What encloses reasoning."""
+    """The markers that enclose reasoning."""
 
     begin: str
     end: str
 
     def left_open(self, prompt: str) -> bool:
-        """Whether a rendered prompt ends within reasoning, so that the reply begins there.
+        """Returns whether a rendered prompt ends within reasoning, so that the reply begins there.
 
-        Only its end counts: templates that switch reasoning off write an empty pair.
+        Only the end of the prompt counts: templates that switch reasoning off write an empty pair.
         """
         return prompt.rstrip().endswith(self.begin)
 
@@ -39,20 +39,20 @@ MARKERS: Final = (
 
 
 def markers_of(chat_template: str | None) -> Markers | None:
-    """The markers in the Jinja text of a chat template; None for a model that does not reason."""
+    """Returns the markers in the Jinja text of a chat template; None for a model that does not reason."""
     return next((markers for markers in MARKERS if markers.end in (chat_template or "")), None)
 
 
 def read_reasoning(source: Source, markers: Markers, left_open: bool, parts: list[Part]) -> Steps[None]:
-    """Read the reasoning of a reply, if it has any, into `parts`. The source stands at the content then.
+    """Reads the reasoning of a reply, if it has any, into `parts`. The source is then at the content.
 
-    `left_open` says that the prompt has written the first marker.
+    `left_open` says that the prompt already contains the first marker.
     """
     yield from source.skip_space()
     if left_open:
         source.take_held()
     marker = yield from source.skip_any((markers.begin, markers.end))
-    if marker == markers.begin or (left_open and marker):  # models repeat a marker that their prompt ends with
+    if marker == markers.begin or (left_open and marker):  # models may repeat the marker at the end of their prompt
         yield from source.skip_space()
         source.take_held()
     elif not left_open:

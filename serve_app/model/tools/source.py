@@ -1,7 +1,7 @@
 """Text as it arrives, for parsers written as generators that yield whenever they need more of it.
 
-The source holds what a parser steps over until the parser knows whether it is plain text or syntax. No text is read
-twice but for a few characters, so a reply takes linear time however it is cut.
+The source holds the text that a parser skips until the parser knows whether it is plain text or syntax. At most a few
+characters are read twice, so a reply takes linear time however it is split.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 
-MAX_DEPTH: Final = 200  # of arrays and objects in one another; recursive readers of JSON fail somewhere above it
+MAX_DEPTH: Final = 200  # nesting of arrays and objects; recursive JSON parsers fail somewhere above it
 
 _BLANKS: Final = " \t\r\n"
 _SPACE = re.compile(f"[{_BLANKS}]*")
@@ -21,18 +21,18 @@ _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _HEX = re.compile(r"[0-9a-fA-F]")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 _OF_NUMBERS = re.compile(r"[-+.0-9eE]+")
-_LONGEST_NUMBER = 400  # characters; no double needs as many
+_LONGEST_NUMBER = 400  # characters; every double needs fewer
 _LITERALS = {"t": "true", "f": "false", "n": "null"}
 
 
 class Source:
-    """The text that has arrived and was not stepped over: `text[at:]`."""
+    """The text that has arrived. `text[at:]` was not skipped yet."""
 
     def __init__(self) -> None:
         self.text = ""
         self.at = 0
         self.ended = False
-        self._from = 0  # text[_from:at] was stepped over and not passed on yet
+        self._from = 0  # text[_from:at] was skipped and not passed on yet
         self._held: list[str] = []
         self._holds = True
         self._copy_to: Callable[[str], object] | None = None
@@ -43,32 +43,32 @@ class Source:
         self.at = self._from = 0
 
     def copy_to(self, receiver: Callable[[str], object] | None, hold: bool = True) -> None:
-        """Pass what is stepped over from here on to `receiver`, with control characters in strings escaped.
+        """Passes the text skipped from here on to `receiver`, with control characters in strings escaped.
 
-        It is held too, as it was, unless `hold` is False.
+        The unescaped text is also held, unless `hold` is False.
         """
         self.pass_on()
         self._copy_to, self._holds = receiver, hold
 
     @property
     def is_over(self) -> bool:
-        """Whether the reply has ended and all of it was stepped over."""
+        """Whether the reply has ended and all of it was skipped."""
         return self.ended and self.at == len(self.text)
 
     def take_held(self) -> str:
-        """Return what was stepped over and held, and hold it no more."""
+        """Returns the text that was skipped and held, and stops holding it."""
         self.pass_on()
         held = "".join(self._held)
         self._held.clear()
         return held
 
     def put_back_held(self) -> None:
-        """What was stepped over and held is to be read again."""
+        """Puts the text that was skipped and held back, to be read again."""
         self.text = self.take_held() + self.text[self.at :]
         self.at = self._from = 0
 
     def take_text(self, end: int) -> str:
-        """Step over the text up to `end`. Return what is held then, but white space at the end stays held."""
+        """Skips the text up to `end` and returns the held text. White space at the end stays held."""
         text = ""
         solid = self.at + len(self.text[self.at : end].rstrip(_BLANKS))
         if solid > self.at:
@@ -78,13 +78,13 @@ class Source:
         return text
 
     def holds_beginning_of(self, constants: tuple[str, ...]) -> bool:
-        """Whether what is held begins one of `constants`, white space around it aside."""
+        """Returns whether the held text, without surrounding white space, begins one of `constants`."""
         self.pass_on()
         held = "".join(self._held).strip(_BLANKS)
         return any(constant.startswith(held) for constant in constants)
 
     def pass_on(self, escaped: str | None = None) -> None:
-        """Hold and copy what was stepped over so far; `escaped` is what to copy instead."""
+        """Holds and copies the text skipped so far. `escaped` replaces the text in the copy."""
         if self.at > self._from:
             piece = self.text[self._from : self.at]
             if self._holds:
@@ -93,10 +93,10 @@ class Source:
                 self._copy_to(piece if escaped is None else escaped)
             self._from = self.at
 
-    # The steps of a parser. At the end of the reply they fail as if another character came.
+    # The steps of a parser. At the end of the reply they fail as they do for an unexpected character.
 
     def more(self) -> Steps[bool]:
-        """Wait for a character; False at the end of the reply."""
+        """Waits for a character. Returns False at the end of the reply."""
         while self.at == len(self.text):
             if self.ended:
                 return False
@@ -104,13 +104,13 @@ class Source:
         return True
 
     def next_char(self) -> Steps[str]:
-        """The next character, not stepped over; empty at the end of the reply."""
+        """Returns the next character without skipping it; empty at the end of the reply."""
         if self.at < len(self.text) or (yield from self.more()):
             return self.text[self.at]
         return ""
 
     def skip_space(self) -> Steps[str]:
-        """Step over JSON white space; the character after it, as `next_char`."""
+        """Skips JSON white space. Returns the character after it, as `next_char`."""
         if self.at < len(self.text) and self.text[self.at] not in _BLANKS:
             return self.text[self.at]
         while True:
@@ -123,11 +123,14 @@ class Source:
                 return ""
 
     def skip(self, wanted: str) -> Steps[bool]:
-        """Step over `wanted`. On failure, the characters that agree were stepped over."""
+        """Skips `wanted`. Returns False on failure; the characters that match were then skipped."""
         return bool((yield from self.skip_any((wanted,))))
 
     def skip_span(self, of: re.Pattern[str], most: int) -> Steps[str]:
-        """Step over the longest run that matches `of` (one or more of some characters), of at most `most`."""
+        """Skips and returns the longest run of at most `most` characters that matches `of`.
+
+        `of` matches one or more of some characters.
+        """
         run = ""
         while len(run) < most and (self.at < len(self.text) or (yield from self.more())):
             found = of.match(self.text, self.at, self.at + most - len(run))
@@ -138,7 +141,7 @@ class Source:
         return run
 
     def skip_any(self, constants: tuple[str, ...]) -> Steps[str]:
-        """Step over the one of `constants` that comes; empty when none does. None may be another's beginning."""
+        """Skips and returns the next of `constants`; empty if none comes. No constant may be a prefix of another."""
         left, done = constants, 0
         while left:
             if self.at == len(self.text) and not (yield from self.more()):
@@ -151,12 +154,12 @@ class Source:
                     return left[0]
         return ""
 
-    # JSON text by RFC 8259, without recursion and without building any value.
+    # JSON text by RFC 8259, without recursion and without building values.
 
     def json_string(self) -> Steps[bool]:
-        """Step over a string, which begins here; False stops at the first character that can't be.
+        """Skips a string, which begins here. Returns False and stops at the first invalid character.
 
-        Line breaks and other control characters, which models write into strings as they are, pass on escaped.
+        Models write line breaks and other control characters into strings unescaped. These are passed on escaped.
         """
         self.at += 1
         while True:
@@ -188,14 +191,14 @@ class Source:
                 self.pass_on(escaped=f"\\u{ord(c):04x}")
 
     def json_value(self) -> Steps[bool]:
-        """Step over a value, which begins here; False stops at the first character that can't be.
+        """Skips a value, which begins here. Returns False and stops at the first invalid character.
 
-        A value that is a number ends before the first character that is no part of one.
+        A number ends before the first character that cannot be part of a number.
         """
         closers: list[str] = []
         wants = "value"  # or: value or end, key, key or end, colon, next
         while True:
-            # A value at the top stands here already; white space before it is the caller's.
+            # A top-level value begins here; the caller has skipped any white space before it.
             c = yield from self.skip_space() if closers else self.next_char()
             if not c:
                 return False

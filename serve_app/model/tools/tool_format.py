@@ -1,4 +1,4 @@
-"""What the service knows of one way to write tool calls."""
+"""Describes one way to write tool calls."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from serve_app.model.tools.parser import ReplyParser
 class ToolFormat:
     """One way to write tool calls.
 
-    A reply's calls are `opening`, the calls with `separator` between them, `closing`. Without a separator there can be
-    one call only. In `call`, NAME stands for the function's name, "NAME" for its name as JSON.
+    A reply's calls are `opening`, the calls joined by `separator`, then `closing`. Without a separator, only one call
+    is possible. In `call`, NAME stands for the function's name, and "NAME" for its name as JSON.
     """
 
     name: str
@@ -24,25 +24,25 @@ class ToolFormat:
     separator: str | None
     opening: str = ""
     closing: str = ""
-    markers: tuple[str, ...] = ()  # must reach the parser as text, even where they are special tokens
-    begins: str = ""  # the marker that calls begin with; empty where they have none
-    # What else the parser takes for a call: text after one of these, and maybe a reply that begins with one of these
-    # characters.
+    markers: tuple[str, ...] = ()  # must reach the parser as text, even if they are special tokens
+    begins: str = ""  # the marker that begins calls; empty if there is none
+    # Other text that the parser reads as a call: text after one of `also_begins`, and possibly a reply that begins with
+    # a character in `bare`.
     also_begins: tuple[str, ...] = ()
     bare: str = ""
-    # What its chat templates read by themselves.
+    # Inputs that the format's chat templates read directly.
     reads_tools: bool = True  # definitions, as the variable `tools`
     reads_calls: bool = True  # messages with `tool_calls`
     reads_results: bool = True  # messages with the role `tool`
-    nine_letter_ids: bool = False  # the template refuses other ids than nine letters and digits
+    nine_letter_ids: bool = False  # the template rejects ids other than nine letters and digits
 
     def around(self, name: str) -> tuple[str, str]:
-        """The texts before and after the arguments of one call."""
+        """Returns the texts before and after the arguments of one call."""
         before, _, after = self.call.partition("ARGUMENTS")
         quoted = '"NAME"' in before
         return before.replace('"NAME"', json.dumps(name)) if quoted else before.replace("NAME", name), after
 
     def written(self, calls: Iterable[tuple[str, str]]) -> str:
-        """(Name, arguments as JSON) of each call as text; on lines of their own where the format has one call only."""
+        """Returns calls, each (name, arguments as JSON), as text. Without a separator, each is on a separate line."""
         single = [arguments.join(self.around(name)) for name, arguments in calls]
         return self.opening + ("\n" if self.separator is None else self.separator).join(single) + self.closing

@@ -1,7 +1,8 @@
 """Compiles the native decoder once for this machine, and binds it.
 
-The library is kept in a cache folder under a name that depends on its sources, the compiler and the processor's
-features: another machine or version compiles its own. OpenMP's threads are torch's, since both load the same runtime.
+The library is stored in a cache folder under a name that depends on its sources, the compiler and the processor's
+features, so another machine or version compiles separately. Its OpenMP threads are torch's, since both load the same
+runtime.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Draw(ctypes.Structure):
 
 
 def prepare(folder: Path, progress: Callable[[str], None]) -> None:
-    """Compile the library of `load` into `folder` if it is missing; a failure is a line of progress."""
+    """Compile the library of `load` into `folder` if it is missing; a failure is reported as a line of progress."""
     try:
         path = folder / _name(_compiler(), "native")
         if not path.is_file():
@@ -96,7 +97,7 @@ def prepare(folder: Path, progress: Callable[[str], None]) -> None:
 def load(folder: Path, architecture: str = "native") -> ctypes.CDLL | None:
     """The library, compiled into `folder` if it is missing; None, with one line in the log, if that fails.
 
-    `architecture` is the compiler's `-march`; all but `native` are for tests.
+    `architecture` is the compiler's `-march`; values other than `native` are for tests.
     """
     import torch  # noqa: F401 -- loads the OpenMP runtime that the library then shares
 
@@ -134,7 +135,7 @@ def _compiler() -> str:
 
 def _compile(compiler: str, architecture: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Compiled under a temporary name, then moved: two processes may compile at once.
+    # Compiled under a temporary name, then moved, since two processes may compile at once.
     handle, made = tempfile.mkstemp(suffix=".so", dir=path.parent)
     os.close(handle)
     try:

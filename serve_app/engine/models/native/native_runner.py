@@ -22,16 +22,16 @@ from serve_app.engine.scheduling.sequence import Chunk
 
 _HUGE = 2 * 2**20
 
-# Work of a step, in pairs of a token and a token that it attends to. From _MUCH on a step uses all threads. Lighter
-# steps wait for memory rather than for processors, so half of the threads are as fast, and no barrier waits for a
-# thread that lost its processor to the rest of the service.
+# Work of a step, in pairs of a token and a token that it attends to. A step with at least _MUCH work uses all threads.
+# Lighter steps wait for memory rather than for processors. Half of the threads are then as fast, and no barrier waits
+# for a thread that lost its processor to the rest of the service.
 _MUCH = 40_000
-_OF_A_PROMPT_TOKEN = 1_500  # its matrix products; those of the few decoding tokens are hidden by reading the weights
-_OF_READING = 4  # reading keys and values, in tokens that attend to them
+_OF_A_PROMPT_TOKEN = 1_500  # its matrix products; reading the weights hides those of the few decoding tokens
+_OF_READING = 4  # cost of reading one token's keys and values, in tokens that attend to them
 
 
 def why_not(weights: LlamaWeights) -> str | None:
-    """The reason why the native decoder can't run these weights, or None."""
+    """The reason why the native decoder cannot run these weights, or None."""
     shape = weights.shape
     if shape.head_dim % 16:
         return f"heads of {shape.head_dim} values are not a multiple of 16"
@@ -45,14 +45,14 @@ def why_not(weights: LlamaWeights) -> str | None:
 
 
 class NativeDraw:
-    """`draw.Native` for the CPU, on at most `threads` threads; `library` comes from `library.load`."""
+    """Implements `draw.Native` for the CPU, on at most `threads` threads; `library` comes from `library.load`."""
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
         self._library = library
         self._threads = threads
 
     def draw(self, blocks: torch.Tensor, steepness: list[float], uniform: list[float]) -> FirstDraw:
-        """The same result as torch's path for the same numbers, except for the rounding of exp."""
+        """Return the same result as torch's path for the same numbers, except for the rounding of exp."""
         assert blocks.is_contiguous()
         rows, count, _ = blocks.shape
         peaks, sums = torch.empty(rows, count), torch.zeros(rows, count)
@@ -70,10 +70,10 @@ class NativeDraw:
 
 
 class NativeRunner:
-    """A decoder in int8 with its KV cache in half precision; a `core.Runner`.
+    """An int8 decoder with its KV cache in half precision; a `core.Runner`.
 
-    A token's logits are the same bits alone, in any batch and in chunks of any size: sums are exact, or their order
-    does not depend on the batch. The matrices are packed into new memory, so `weights` can be dropped.
+    A token's logits have the same bits alone, in any batch and in chunks of any size: sums are exact, or their order
+    does not depend on the batch. The matrices are packed into new memory, so the caller can release `weights`.
     """
 
     def __init__(self, library: ctypes.CDLL, weights: LlamaWeights, table: RopeTable, settings: EngineSettings) -> None:
@@ -148,7 +148,7 @@ class NativeRunner:
         self._cache[:, :, list(blocks)] = 0
 
     def execute(self, chunks: Sequence[Chunk]) -> torch.Tensor:
-        # The logits' memory is reused: new memory in every step costs more than the product that fills it.
+        # The logits' memory is reused: allocating it in every step costs more than the product that fills it.
         ids: list[int] = []
         rope_rows: list[int] = []
         keep: list[int] = []
@@ -211,7 +211,7 @@ class NativeRunner:
         return total
 
     def _interleave(self, gate_up: torch.Tensor | Int8Weight) -> Int8Weight:
-        """Alternate panels of gates and of their ups, so that both are in one tile of the product."""
+        """Alternate panels of gates and the matching ups, so that both are in one tile of the product."""
         assert isinstance(gate_up, Int8Weight)
         lanes = self._library.native_lanes()
         inner = gate_up.shape[0] // 2
@@ -237,13 +237,13 @@ def _is_heavy(chunks: Sequence[Chunk]) -> bool:
 
 
 def huge_pages(size: int) -> numpy.ndarray:
-    """`size` zero bytes in pages of 2 MiB if the system has them: every step reads the weights from end to end.
+    """`size` zero bytes in pages of 2 MiB if the system has them, since every step reads the weights from end to end.
 
     They use no memory before their first use.
     """
     memory = mmap.mmap(-1, size + _HUGE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
+        with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     array = numpy.frombuffer(memory, numpy.uint8)
     return array[-array.ctypes.data % _HUGE :][:size]

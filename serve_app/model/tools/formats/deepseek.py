@@ -33,7 +33,7 @@ _OF_WORDS = re.compile(r"[a-z]+")
 
 
 class DeepSeekParser(ReplyParser):
-    """Reads calls of both forms, with the outer markers or without."""
+    """Reads calls of both forms, with or without the outer markers."""
 
     _first = CALLS_BEGIN[0]
 
@@ -83,8 +83,8 @@ V3 = ToolFormat(
     begins=CALLS_BEGIN,
     also_begins=(CALL_BEGIN,),
     reads_tools=False,
-    # The templates join the arguments to other text, and R1's prints calls only where the content is null. Calls of
-    # earlier turns are written out instead, which is the same text to the model.
+    # The templates join the arguments to other text, and R1's prints calls only if the content is null. Calls of
+    # earlier turns are therefore written out, which is the same text for the model.
     reads_calls=False,
 )
 V31 = replace(

@@ -4,9 +4,9 @@
     {"name": "get_weather", "arguments": {"city": "Paris"}}
     </tool_call>
 
-One pair of tags per call, any number of them after the text. Sources: the chat templates of Qwen/Qwen2.5-7B-Instruct
-and Qwen/Qwen3-8B, and of NousResearch/Hermes-2-Pro-Llama-3-8B and Hermes-3-Llama-3.1-8B (`tool_use`), whose own calls
-have the arguments before the name.
+Each call has a pair of tags. Any number of calls follow the text. Sources: the chat templates of
+Qwen/Qwen2.5-7B-Instruct and Qwen/Qwen3-8B, and of NousResearch/Hermes-2-Pro-Llama-3-8B and Hermes-3-Llama-3.1-8B
+(`tool_use`), whose calls have the arguments before the name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class HermesParser(ReplyParser):
 
 
 def _used_by(template: str) -> bool:
-    # Qwen3-Coder and GLM write something like XML into the same tags.
+    # Qwen3-Coder and GLM write XML-like text into the same tags.
     return BEGIN in template and not re.search(r"<function=|<arg_key>|<parameter=", template)
 
 

@@ -3,9 +3,9 @@
     {"name": "get_weather", "parameters": {"city": "Paris"}}
     <|python_tag|>{"name": "get_weather", "parameters": {"city": "Paris"}}
 
-Several calls, which these models write although they were not trained to, come side by side or with semicolons in
-between. After the tag there may also be Python code for the built-in tools, which stays text. Sources: the
-chat templates of meta-llama/Llama-3.1-8B-Instruct and Llama-3.2-3B-Instruct, and Meta's page "Model Cards and Prompt
+These models also write several calls, although they were not trained to. The calls are side by side or separated by
+semicolons. After the tag there may also be Python code for the built-in tools, which stays text. Sources: the chat
+templates of meta-llama/Llama-3.1-8B-Instruct and Llama-3.2-3B-Instruct, and Meta's page "Model Cards and Prompt
 Formats: Llama 3.1" (user-defined and built-in tool calling).
 """
 
@@ -22,7 +22,7 @@ PYTHON_TAG = "<|python_tag|>"
 
 
 class LlamaParser(ReplyParser):
-    """Reads calls after a tag, and untagged ones of offered functions at the reply's beginning."""
+    """Reads calls after a tag, and untagged calls of offered functions at the beginning of the reply."""
 
     _first = "{"
 

@@ -3,8 +3,8 @@
     to 2025:  [TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "a1b2c3d4e"}]
     newer:    [TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}
 
-The newer one has a marker for each call, and with some models `[CALL_ID]` and an id before `[ARGS]`; the ids are not
-used. Sources: the chat templates of mistralai/Mistral-7B-Instruct-v0.3, Mistral-Nemo-Instruct-2407,
+The newer form has a marker for each call. With some models it also has `[CALL_ID]` and an id before `[ARGS]`; the ids
+are not used. Sources: the chat templates of mistralai/Mistral-7B-Instruct-v0.3, Mistral-Nemo-Instruct-2407,
 Mistral-Small-3.1-24B-Instruct-2503 and Devstral-Small-2, and mistral-common's tokenizers v3 to v13.
 """
 
@@ -25,14 +25,14 @@ _OF_NAMES = re.compile(r"[A-Za-z0-9_.:/-]+")
 
 
 class MistralParser(ReplyParser):
-    """Reads calls of both forms, and an array without its marker at the reply's beginning."""
+    """Reads calls of both forms, and an array without its marker at the beginning of the reply."""
 
     _first = "["
 
     def _text_and_calls(self) -> Steps[None]:
         if (yield from self._source.skip_space()) == "[":
             self._source.at += 1
-            if (yield from self._source.next_char()) == TOOL_CALLS[1]:  # an array can't go on like this
+            if (yield from self._source.next_char()) == TOOL_CALLS[1]:  # an array cannot continue like this
                 if (yield from self._source.skip(TOOL_CALLS[1:])):
                     yield from self._read_call()
                 else:

@@ -1,9 +1,9 @@
-"""Any other model: calls as plain JSON on lines of their own, as `messages.tools_as_text` asks for.
+"""Any other model: calls as plain JSON on separate lines, as `messages.tools_as_text` asks for.
 
     {"name": "get_weather", "arguments": {"city": "Paris"}}
 
-An array of such objects and a fence of backquotes around them are read too, because small models write them. Only the
-name of an offered function distinguishes a call from a reply that is JSON.
+The parser also reads an array of such objects, and a fence of backquotes around them, because small models write these.
+Only the name of an offered function distinguishes a call from a reply that is JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LONGEST_WORD = 32
 
 
 class PlainParser(ReplyParser):
-    """Reads calls of offered functions at the beginnings of lines."""
+    """Reads calls of offered functions at the beginning of lines."""
 
     _first = "{[`"
 
@@ -53,7 +53,7 @@ class PlainParser(ReplyParser):
         return False
 
     def _read_line(self) -> Steps[None]:
-        """Read the rest of the line as text; not the white space at its end, where a call may follow."""
+        """Reads the rest of the line as text, without the white space at its end, because a call may follow."""
         source = self._source
         while (yield from source.more()):
             end = source.text.find("\n", source.at)
