@@ -19,7 +19,29 @@ import pytest
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "testing.md"
 # Seconds in `make test` and in `make test-slow`, on the machine that docs/testing.md names; 0 is no budget.
-BUDGETS: dict[str, tuple[int, int]] = {}
+BUDGETS: dict[str, tuple[int, int]] = {
+    "accounting": (105, 340),
+    "admin": (60, 35),
+    "api": (10, 0),
+    "bench": (5, 0),
+    "cli": (140, 10),
+    "clients": (85, 30),
+    "cluster": (12, 15),
+    "console": (90, 5),
+    "contracts": (12, 0),
+    "dashboards": (25, 10),
+    "deployments": (15, 0),
+    "engine": (210, 0),
+    "engine_contract": (80, 0),
+    "faults": (5, 0),
+    "gateway": (130, 5),
+    "launch": (35, 65),
+    "limiter": (35, 30),
+    "model": (50, 20),
+    "scaling": (10, 0),
+    "service": (120, 400),
+    "storage": (5, 0),
+}
 BEGIN, END = "<!-- seconds by layer -->\n", "<!-- end -->\n"
 
 
