@@ -41,7 +41,7 @@ test: $(VENV)/.test $(NODE)/.installed ## the everyday suite (ARGS=tests/limiter
 	$(PARALLEL) -m "not slow and not service" $(ARGS) $(MAY_BE_EMPTY)
 	$(PYTEST) -m "not slow and service" $(or $(ARGS),tests/service) $(MAY_BE_EMPTY)
 
-test-affected: $(VENV)/.lint ## the everyday tests that your change can break (BASE=main), without the running service
+test-affected: $(VENV)/.lint ## the everyday tests that your change can break (BASE: origin/main), without the running service
 	@tests=$$($(BIN)/python -m tests.affected $(BASE)) && if [ -z "$$tests" ]; then echo "no test reads what has changed"; \
 	  else $(PARALLEL) -m "not slow and not service" $(ARGS) $$tests $(MAY_BE_EMPTY); fi
 

@@ -61,7 +61,7 @@ NOW_ROW = [
         empty="no limiter",
         good="Above 0: the lowest epoch under which a shard admits.",
         otherwise="0 for longer than half a minute: look at the limiter's log. It needs the ledger, and waits for the "
-        "lease of a predecessor that is silent (docs/architecture.md, One limiter at a time).",
+        "lease of a predecessor that is silent (docs/design/limiter-leases.md).",
         then=Board.CLUSTER,
     ),
     single(

@@ -59,35 +59,35 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
 )
 
 _ABOUT: Final = """\
-Chat completions in the format that common SDKs speak: set their base address to this service and send your API key.
+Chat completions for existing SDKs: set the base URL to this service, and use your API key.
 
-Each path exists under `/` and under `/v1`, alike; the "v1" says nothing about a model. Bodies are JSON in UTF-8.
-Every answer carries `x-request-id`. Errors are JSON too: what does not exist answers 404, a method that a path does \
-not have 405, both with the body of `Error`. An integer is written without a decimal point.
+Every path works with and without `/v1`. Bodies are JSON in UTF-8; write integers without a decimal point. Every \
+response has `x-request-id`. Errors have the body `Error`, including 404 for an unknown path and 405 for a method that \
+the path does not support.
 """
 _TAGS: Final = {
-    "Chat": "Replies of models.",
-    "Models": "What is served.",
+    "Chat": "Chat completions.",
+    "Models": "Available models.",
     "Account": "Your balance and usage.",
-    "Account management": "With a management key of your account: its keys, usage, requests and alerts.",
-    "Service": "Whether it runs. No key needed.",
-    "Operator: Accounts": "With the operator's key: accounts, funds and limits.",
-    "Operator: Keys": "With the operator's key: API keys.",
-    "Operator: People": "With the operator's key: who may sign in to the console.",
-    "Operator: Usage": "With the operator's key: everybody's usage.",
-    "Operator: Requests": "With the operator's key: one request, from its id.",
-    "Operator: Models": "With the operator's key: identifiers, their traffic and prices, and backends.",
-    "Operator: Service": "With the operator's key: books and audit log.",
+    "Account management": "Manage keys and alerts, and read usage, with a management key of your account.",
+    "Service": "Health of the service. No key is needed.",
+    "Operator: Accounts": "Accounts, funds and limits. Needs the operator key.",
+    "Operator: Keys": "API keys. Needs the operator key.",
+    "Operator: People": "Users of the console. Needs the operator key.",
+    "Operator: Usage": "Usage of all accounts. Needs the operator key.",
+    "Operator: Requests": "Details of a request. Needs the operator key.",
+    "Operator: Models": "Model identifiers, traffic, prices and backends. Needs the operator key.",
+    "Operator: Service": "Ledger checks, audit log and live view. Needs the operator key.",
 }
 _PATH_PARAMETERS: Final = {
-    "id": "An identifier.",
-    "account_id": "An account's id.",
-    "alert_id": "An alert's id.",
-    "grant_id": "A grant's number.",
-    "invitation_id": "An invitation's id.",
-    "key_id": "A key's id.",
-    "name": "A backend's name.",
-    "request_id": "A request's id, its client's `x-request-id`, or its trace id.",
+    "id": "Model identifier.",
+    "account_id": "Account id.",
+    "alert_id": "Alert id.",
+    "grant_id": "Grant number.",
+    "invitation_id": "Invitation id.",
+    "key_id": "Key id.",
+    "name": "Backend name.",
+    "request_id": "Request id, the client's `x-request-id`, or trace id.",
 }
 
 
@@ -200,12 +200,12 @@ def _without_noise(schema: Any, mode: str) -> Any:
 # Chat has its own route, and its operation says more than an Endpoint can declare.
 
 _STREAM: Final = (
-    "With `stream: true`. Each event is a line `data: ` with JSON and an empty line; no other fields are used. The "
-    "events of a choice are: an opening chunk with the role, chunks with what is new, and a chunk with an empty "
-    "`delta` and the finish reason. With `include_usage` a chunk with the usage and without choices follows. The "
-    "stream ends with `data: [DONE]`. Lines that begin with a colon are comments that keep the connection alive. A "
-    "failure after the headers is one event with an `Error`, and then the stream ends without `[DONE]`. The schema is "
-    "that of one event."
+    "With `stream: true`, the reply is a stream of server-sent events. Each event is a line `data: ` with JSON and an "
+    "empty line. A choice has a first chunk with the role, chunks with new content, and a last chunk with an empty "
+    "`delta` and the finish reason. With `include_usage`, a chunk with the usage and without choices follows. The "
+    "stream ends with `data: [DONE]`. Lines that begin with a colon are comments that keep the connection open. If the "
+    "reply fails after the headers were sent, the stream ends with an `Error` event and without `[DONE]`. The schema "
+    "describes one event."
 )
 _HEAD: Final = (
     '{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1767225600,"model":"svc-chat",'
@@ -225,8 +225,7 @@ _EXAMPLE_STREAM: Final = "".join(
 
 def _chat() -> Schema:
     reply = responses.json_response(
-        "The reply. One that takes longer than some seconds begins early, with line feeds before its JSON.\n\n"
-        + _STREAM,
+        "The reply. If it takes long, the body begins with line feeds before the JSON.\n\n" + _STREAM,
         "ChatCompletion",
         ("x-trace-id", "server-timing", *responses.RATE_LIMITS, "idempotency-replayed"),
     )
@@ -237,18 +236,18 @@ def _chat() -> Schema:
     return {
         "operationId": "createChatCompletion",
         "tags": ["Chat"],
-        "summary": "A reply to a conversation, whole or streamed",
+        "summary": "Create a chat completion",
         "description": (
-            "null is the same as absent, and unknown fields are ignored. A wrong type answers 400, a wrong value 422. "
-            "Errors are told in the order 401, 400, 422, 402, 429, 503. A refused request costs nothing and counts "
-            "against no limit.\n\n"
-            "Rules that the schema does not show: an integer is written without a decimal point; `prefix` is only "
-            "for the last message; `max_tokens` and `max_completion_tokens` are equal if both are given; "
-            "`min_tokens` is at most `max_tokens`; `resume` is for one choice without `logprobs`; names of `tools` "
-            "do not repeat; `tool_choice` is `required` or names a function only if `tools` has it; messages fit the "
-            "context; a JSON Schema is of bounded size; one field says the form of the reply, and a regular "
-            "expression or choices are not sent beside tools that may be called. "
-            "Fields of other servers that ask for a form which is not enforced answer 422: "
+            "null is the same as absent. Unknown fields are ignored. A wrong type returns 400, a wrong value 422. "
+            "Errors are reported in the order 401, 400, 422, 402, 429, 503. A refused request is not billed and does "
+            "not count against limits.\n\n"
+            "Rules that the schema does not express: write integers without a decimal point; `prefix` is only for the "
+            "last message; `max_tokens` and `max_completion_tokens` are equal if both are sent; `min_tokens` is at "
+            "most `max_tokens`; `resume` needs one choice without `logprobs`; names in `tools` are unique; "
+            "`tool_choice` is `required` or names a function only if `tools` has one; messages fit into the context; "
+            "a JSON Schema has a maximum size; only one field sets the format of the reply; a regular expression or "
+            "choices are not possible together with tools that may be called. "
+            "Fields of other servers for formats that are not supported return 422: "
             + ", ".join(f"`{name}`" for name in REFUSED)
             + "."
         ),

@@ -22,47 +22,49 @@ _ERRORS: Final[Mapping[int, _Error]] = {
     400: _Error(
         "InvalidFormat",
         ["invalid_format"],
-        "Invalid Format: not JSON, not an object, a required field missing, a wrong type, or too large. The message "
-        "names the field, what was found and what was expected.",
+        "Invalid Format: not JSON, not an object, a missing required field, a wrong type, or too large. The message "
+        "names the field, the value and the expected type.",
     ),
     401: _Error(
         "AuthenticationFails",
         ["invalid_api_key"],
-        "Authentication Fails: no key or a malformed one; unknown, revoked or expired; its account suspended.",
+        "Authentication Fails: the key is missing, malformed, unknown, revoked or expired, or its account is "
+        "suspended.",
     ),
     402: _Error(
         "InsufficientBalance",
         ["insufficient_balance", "budget_exceeded"],
-        "Insufficient Balance: nothing left, not enough for this prompt and one token, or the key's budget is spent.",
+        "Insufficient Balance: the balance does not cover the prompt and one token, or the key's budget is spent.",
     ),
     403: _Error(
         "AddressNotAllowed",
         ["address_not_allowed"],
-        "Address Not Allowed: the key may be used from some addresses alone, and this is none of them. The message "
-        "names the address that the service has seen.",
+        "Address Not Allowed: the key is restricted to other addresses. The message names the address of this request.",
     ),
-    404: _Error("NotFound", ["not_found"], "There is no such thing."),
-    405: _Error("MethodNotAllowed", ["method_not_allowed"], "The path exists, the method does not. On any path."),
-    408: _Error("BodyTimeout", ["body_timeout"], "The body was not complete in time."),
+    404: _Error("NotFound", ["not_found"], "Not Found: the resource or path does not exist."),
+    405: _Error(
+        "MethodNotAllowed", ["method_not_allowed"], "Method Not Allowed: the path does not support this method."
+    ),
+    408: _Error("BodyTimeout", ["body_timeout"], "Body Timeout: the body did not arrive in time."),
     409: _Error(
         "Conflict",
         ["idempotency_in_progress"],
-        "A request with the same `idempotency-key` still runs. Try again.",
+        "Conflict: a request with the same `idempotency-key` is still running. Try again.",
     ),
     422: _Error(
         "InvalidParameters",
         ["invalid_parameter", "model_not_found", "context_length_exceeded", "idempotency_key_reused"],
-        "Invalid Parameters: the types are right, a value is not. `param` names the field or header. Also for rules "
-        "that a schema can't express, which the descriptions tell.",
+        "Invalid Parameters: a value is out of range or violates a rule of the description. `param` names the field or "
+        "header.",
     ),
     429: _Error(
         "RateLimitReached",
         ["requests", "tokens", "concurrency", "wrong_keys"],
-        "Rate Limit Reached: requests or tokens a minute, or requests at once, of the account or the key; or too many "
-        "wrong keys from this address. Limits of the account come with `x-ratelimit-*` headers.",
+        "Rate Limit Reached: requests or tokens per minute, or concurrent requests, of the account or the key; or too "
+        "many wrong keys from this address. `x-ratelimit-*` headers have the limits of the account.",
     ),
-    500: _Error("ServerError", ["server_error"], "Server Error: our fault. Try again."),
-    503: _Error("ServerOverloaded", ["overloaded_error"], "Server Overloaded: no capacity now. Try again."),
+    500: _Error("ServerError", ["server_error"], "Server Error: the service failed. Try again."),
+    503: _Error("ServerOverloaded", ["overloaded_error"], "Server Overloaded: no capacity at the moment. Try again."),
 }
 
 RATE_LIMITS: Final = tuple(
@@ -80,10 +82,10 @@ _ERROR_HEADERS: Final[Mapping[int, tuple[str, ...]]] = {
 
 
 def _rate_limit(what: str, of: str) -> Schema:
-    meaning = {"limit": "The limit.", "remaining": "What is left.", "reset": "The time until all of it is back."}[what]
+    meaning = {"limit": "Limit.", "remaining": "Remaining.", "reset": "Time until the limit is fully restored."}[what]
     duration = r"^([0-9]+h)?([0-9]+m)?[0-9]+(\.[0-9]{1,3})?m?s$"
     schema = {"type": "string", "pattern": duration} if what == "reset" else {"type": "integer", "minimum": 0}
-    return {"description": f"{of.capitalize()} a minute. {meaning}", "schema": schema}
+    return {"description": f"{of.capitalize()} per minute. {meaning}", "schema": schema}
 
 
 HEADERS: Final[Mapping[str, Schema]] = {

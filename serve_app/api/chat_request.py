@@ -213,7 +213,7 @@ class TextPart(Shape):
 
     type: Annotated[str, keywords(const="text")]
     text: str | None = None
-    """Parts are joined by line feeds."""
+    """Text of the part. Parts are joined by line feeds."""
 
     @model_validator(mode="after")
     def _complete(self) -> TextPart:
@@ -230,15 +230,15 @@ class Message(Shape):
 
     role: str
     content: _Content | None = None
-    """The text. Only an assistant's message with `tool_calls` may be without."""
+    """Text of the message. Optional only for an assistant message with `tool_calls`."""
     name: str | None = None
-    """Who speaks, where a role has several speakers."""
+    """Name of the participant, to tell participants of one role apart."""
     tool_calls: Annotated[list[ToolCall], FirstFault()] | None = None
-    """The calls that the assistant made, as a reply had them."""
+    """Tool calls of an earlier reply."""
     tool_call_id: str | None = None
-    """The `id` of the call that this answers."""
+    """The `id` of the tool call that this message answers."""
     prefix: Annotated[bool | None, keywords(default=False)] = None
-    """On a last message: the reply continues this text."""
+    """Continue this message. Only for the last message, from the assistant."""
 
     @model_validator(mode="after")
     def _complete(self) -> Message:
@@ -268,9 +268,9 @@ class StreamOptions(Shape):
     """Options of a streamed reply."""
 
     include_usage: Annotated[bool | None, keywords(default=False)] = None
-    """End the stream with a chunk that has the usage."""
+    """Send a last chunk with the token usage."""
     resume: Annotated[bool | None, keywords(default=False)] = None
-    """Extension: a reply whose replica is lost is continued by another one. Only with `n: 1`, without `logprobs`."""
+    """Extension: if a replica fails, another one continues the reply. Requires `n: 1` and no `logprobs`."""
 
 
 class ChatRequest(Shape):
@@ -281,38 +281,38 @@ class ChatRequest(Shape):
     """
 
     model: str
-    """A served identifier, as `/models` lists them."""
+    """A model identifier from `/models`."""
     sent_messages: Annotated[list[Message], FirstFault(), Check(_check_messages), keywords(minItems=1)] = Field(
         alias="messages"
     )
-    """The conversation so far."""
+    """Messages of the conversation."""
     stream: bool = False
-    """Send the reply as server-sent events, in pieces as they are generated."""
+    """Stream the reply as server-sent events."""
     stream_options: Annotated[StreamOptions | None, OnlyWith("stream"), Check(_check_resume)] = None
-    """Only together with `stream: true`."""
+    """Options for streaming. Requires `stream: true`."""
     temperature: Annotated[Number, Range(0, 2)] = 1.0
-    """How much chance decides. 0 always takes the most likely token. `/models` has recommendations."""
+    """Sampling temperature. 0 always picks the most likely token. `/models` lists recommended values."""
     top_p: Annotated[Number, Range(0, 1, above=True)] = 1.0
-    """Choose only among the most likely tokens that together reach this probability."""
+    """Nucleus sampling: sample from the most likely tokens with this total probability."""
     sent_max_tokens: Annotated[int | None, Range(1, None)] = Field(None, alias="max_tokens")
-    """The most tokens of one choice. Without it: what the model gives at most, or what context and balance leave."""
+    """Maximum number of tokens per choice. Default: the model's limit, or less if context or balance allow less."""
     max_completion_tokens: Annotated[int | None, Range(1, None), Check(_check_max_tokens_equal)] = None
-    """Another name of `max_tokens`. If both are given, they must be equal."""
+    """Same as `max_tokens`. If both are sent, they must be equal."""
     n: Annotated[int, Range(1, 8)] = 1
-    """How many choices to generate. The prompt is billed once."""
+    """Number of choices to generate. The prompt is billed once."""
     stop: Annotated[
         tuple[str, ...],
         FirstFault(),
         BeforeValidator(_as_strings, json_schema_input_type=_Stop | _Stops),
         Check(_check_stop),
     ] = ()
-    """Strings that end the reply. They are not part of it, nor is what comes after."""
+    """Strings that end the reply. The reply does not contain them."""
     seed: Annotated[int | None, Range(-(2**63), 2**63 - 1)] = None
-    """The same seed and request give the same reply."""
+    """Seed for sampling. The same seed and request return the same reply."""
     frequency_penalty: Annotated[Number, Range(-2, 2)] = 0.0
-    """Above 0, tokens become less likely the more often the reply has them already."""
+    """Positive values make a token less likely each time it appears in the reply."""
     presence_penalty: Annotated[Number, Range(-2, 2)] = 0.0
-    """Above 0, tokens become less likely once the reply has them."""
+    """Positive values make a token less likely once it appears in the reply."""
     sent_logit_bias: Annotated[
         dict[str, Any],
         AfterValidator(_check_numbers),
@@ -323,68 +323,68 @@ class ChatRequest(Shape):
             additionalProperties={"type": "number", "minimum": _BIAS.low, "maximum": _BIAS.high},
         ),
     ] = Field({}, alias="logit_bias")
-    """Token id to what is added to its logit: -100 never, 100 always. Ids must be in the model's vocabulary."""
+    """Values added to the logits of tokens, by token id: -100 bans a token, 100 forces it."""
     logprobs: bool = False
-    """Tell the log-probabilities of the reply's tokens."""
+    """Return the log probabilities of the reply's tokens."""
     top_logprobs: Annotated[int, OnlyWith("logprobs"), Range(0, 20)] = 0
-    """And those of so many likeliest tokens at each place. Only together with `logprobs: true`."""
+    """Number of most likely tokens to return at each position. Requires `logprobs: true`."""
     sent_response_format: Annotated[ResponseFormat | None, Check(lambda value, _: check_response_format(value))] = (
         Field(None, alias="response_format")
     )
-    """The form of the reply; without it, text."""
+    """Format of the reply. Default: text."""
     guided_json: Annotated[_Schema | None, Check(_check_form)] = None
-    """Extension: a JSON Schema, or one as text; as `response_format` with a strict `json_schema`."""
+    """Extension: a JSON Schema for the reply, as an object or a string. Same as a strict `json_schema`."""
     guided_regex: Annotated[str | None, Check(_check_form), keywords(minLength=1)] = None
-    """Extension: the reply is a text of this regular expression from its beginning to its end. Not beside tools."""
+    """Extension: a regular expression that the whole reply matches. Not together with tools."""
     guided_choice: Annotated[
         list[Annotated[str, keywords(minLength=1)]] | None, FirstFault(), Check(_check_form), keywords(minItems=1)
     ] = None
-    """Extension: the reply is one of these texts. Not beside tools."""
+    """Extension: the reply is one of these strings. Not together with tools."""
     structured_outputs: Annotated[
         dict[str, Any] | None,
         Check(_check_form),
         keywords(
             properties={
-                "json": {"type": ["object", "string", "null"], "description": "As `guided_json`."},
-                "regex": {"type": ["string", "null"], "minLength": 1, "description": "As `guided_regex`."},
+                "json": {"type": ["object", "string", "null"], "description": "Same as `guided_json`."},
+                "regex": {"type": ["string", "null"], "minLength": 1, "description": "Same as `guided_regex`."},
                 "choice": {
                     "type": ["array", "null"],
                     "items": {"type": "string", "minLength": 1},
                     "minItems": 1,
-                    "description": "As `guided_choice`.",
+                    "description": "Same as `guided_choice`.",
                 },
                 "json_object": {
                     "type": ["boolean", "null"],
-                    "description": "True is as `response_format` with `json_object`.",
+                    "description": "True: same as `response_format` with `json_object`.",
                 },
             },
             additionalProperties={"enum": [None, False]},
         ),
     ] = None
-    """Extension: the form of the reply, as one of `json`, `regex`, `choice` or `json_object`. Of all fields that say
-    the form, one may be sent."""
+    """Extension: format of the reply, as one of `json`, `regex`, `choice` or `json_object`. A request may have only
+    one field that sets the format."""
     sent_tools: Annotated[
         list[Tool], FirstFault(), Check(lambda value, _: check_tools(value)), keywords(maxItems=MAX_TOOLS)
     ] = Field([], alias="tools")
-    """Functions that the model may call, each name once."""
+    """Functions that the model may call. Names are unique."""
     sent_tool_choice: Annotated[
         Annotated[_ToolChoice, either("string_or_object")] | None,
         Check(lambda value, sent: check_tool_choice(value, sent.sent_tools)),
     ] = Field(None, alias="tool_choice")
-    """`none`: call nothing. `auto`: the model decides. `required`: call at least one of the tools. An object: call this
-    one. Without it: `auto` if there are tools, else `none`."""
+    """`none`: no call. `auto`: the model decides. `required`: at least one call. An object: a call of this function.
+    Default: `auto` with tools, else `none`."""
     parallel_tool_calls: Annotated[Any, AfterValidator(lambda value: value is not False)] = True
-    """Whether one reply may call several functions: false says no, anything else is ignored."""
+    """Set to false to allow at most one call per reply. Other values are ignored."""
     top_k: Annotated[int, AfterValidator(lambda k: 0 if k == -1 else k), Range(-1, 1_000_000)] = 0
-    """Extension: choose only among so many most likely tokens. 0 and -1 are off."""
+    """Extension: sample from this number of most likely tokens. 0 or -1: off."""
     min_p: Annotated[Number, Range(0, 1)] = 0.0
-    """Extension: choose only among tokens that have at least this share of the likeliest one's probability."""
+    """Extension: minimum probability of a token, relative to the most likely one."""
     repetition_penalty: Annotated[Number, Range(0, 10, above=True)] = 1.0
-    """Extension: above 1, tokens of prompt and reply become less likely to come again."""
+    """Extension: values above 1 make tokens of the prompt and the reply less likely."""
     min_tokens: Annotated[int, Range(0, None), Check(_check_min_tokens)] = 0
-    """Extension: the reply does not end before so many tokens. At most `max_tokens`."""
+    """Extension: minimum number of tokens to generate, up to `max_tokens`."""
     ignore_eos: bool = False
-    """Extension: go on after the model has ended its reply, until `max_tokens`."""
+    """Extension: continue until `max_tokens` after the model has ended its reply."""
 
     @cached_property
     def messages(self) -> tuple[dict[str, Any], ...]:

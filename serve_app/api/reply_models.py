@@ -13,26 +13,26 @@ Count = Annotated[int, Field(ge=0)]
 FinishReason = Annotated[
     Literal["stop", "length", "tool_calls", "content_filter"],
     Field(
-        description="`stop`: the model has ended, or a stop string came. `length`: `max_tokens`, the context or the "
-        "balance ended the reply, be it in the middle of a call. `tool_calls`: the model waits for results."
+        description="`stop`: the model ended the reply or generated a stop string. `length`: `max_tokens`, the "
+        "context or the balance cut the reply. `tool_calls`: the model waits for the results of its calls."
     ),
 ]
-Id = Annotated[str, Field(pattern="^chatcmpl-", description="Also in the service's logs and exports.")]
+Id = Annotated[str, Field(pattern="^chatcmpl-", description="Id of the reply, also in logs and exports.")]
 Created = Annotated[int, Field(description="Unix time in seconds.")]
-Model = Annotated[str, Field(description="The identifier asked for.")]
-Fingerprint = Annotated[str, Field(description="Changes when another backend answers.")]
+Model = Annotated[str, Field(description="The requested model.")]
+Fingerprint = Annotated[str, Field(description="Changes when a different backend answers.")]
 
 
 class PromptTokensDetails(BaseModel):
     """Breakdown of the prompt tokens."""
 
-    cached_tokens: Count = Field(description="Computed for an earlier request of the account; they cost less.")
+    cached_tokens: Count = Field(description="Prompt tokens served from the cache, at a lower price.")
 
 
 class CompletionTokensDetails(BaseModel):
     """Breakdown of the output tokens."""
 
-    reasoning_tokens: Count = Field(description="What `reasoning_content` took.")
+    reasoning_tokens: Count = Field(description="Tokens of `reasoning_content`.")
 
 
 class Usage(BaseModel):
@@ -43,22 +43,22 @@ class Usage(BaseModel):
     total_tokens: Count
     prompt_tokens_details: PromptTokensDetails
     prompt_cache_hit_tokens: Count
-    prompt_cache_miss_tokens: Count = Field(description="Hits and misses together are the prompt.")
+    prompt_cache_miss_tokens: Count = Field(description="Prompt tokens that were not in the cache.")
     completion_tokens_details: CompletionTokensDetails
 
 
 class TopLogprob(BaseModel):
     """One candidate token."""
 
-    token: str = Field(description="U+FFFD stands for parts of a character.")
-    logprob: float = Field(le=0, description="Natural logarithm; -9999.0 for no chance at all.")
-    bytes: list[Annotated[int, Field(ge=0, le=255)]] = Field(description="Exact, in UTF-8.")
+    token: str = Field(description="Text of the token. U+FFFD stands for part of a character.")
+    logprob: float = Field(le=0, description="Natural logarithm of the probability; -9999.0 for zero probability.")
+    bytes: list[Annotated[int, Field(ge=0, le=255)]] = Field(description="UTF-8 bytes of the token.")
 
 
 class TokenLogprob(TopLogprob):
     """One token of the reply."""
 
-    top_logprobs: list[TopLogprob] = Field(max_length=20, description="The likeliest at its place, likeliest first.")
+    top_logprobs: list[TopLogprob] = Field(max_length=20, description="Most likely tokens here, most likely first.")
 
 
 class ChoiceLogprobs(BaseModel):
@@ -72,7 +72,7 @@ class ReplyFunction(BaseModel):
     """A function and the arguments to call it with."""
 
     name: str
-    arguments: str = Field(description="JSON in a string. In a call that was cut short, incomplete.")
+    arguments: str = Field(description="JSON in a string; incomplete if the call was cut short.")
 
 
 class ReplyToolCall(BaseModel):
@@ -87,8 +87,8 @@ class ReplyMessage(BaseModel):
     """The model's message."""
 
     role: Literal["assistant"]
-    content: str | None = Field(description="null where the model only calls tools.")
-    reasoning_content: str = Field("", description="What the model said to itself first. Absent if nothing.")
+    content: str | None = Field(description="null if the model only calls tools.")
+    reasoning_content: str = Field("", description="The model's reasoning before the answer. Absent if there is none.")
     tool_calls: list[ReplyToolCall] = Field([], min_length=1, description="Absent without calls.")
 
 
@@ -144,7 +144,7 @@ class ChunkChoice(BaseModel):
     index: Count
     delta: Delta
     logprobs: ChoiceLogprobs | None
-    finish_reason: FinishReason | None = Field(description="null until the choice has ended.")
+    finish_reason: FinishReason | None = Field(description="null until the choice ends.")
 
 
 class ChatCompletionChunk(BaseModel):
@@ -155,7 +155,7 @@ class ChatCompletionChunk(BaseModel):
     created: Created
     model: Model
     system_fingerprint: Fingerprint
-    choices: list[ChunkChoice] = Field(max_length=8, description="Empty in the chunk that has the usage.")
+    choices: list[ChunkChoice] = Field(max_length=8, description="Empty in the chunk with the usage.")
     usage: Usage | None = Field(
-        None, description="Only with `include_usage`: null but in the last chunk. Absent otherwise."
+        None, description="With `include_usage`: null except in the last chunk. Otherwise absent."
     )

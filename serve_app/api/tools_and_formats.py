@@ -33,7 +33,7 @@ class ToolCall(Shape):
     """A call that the assistant made."""
 
     id: str
-    """Names the call; its result names it as `tool_call_id`."""
+    """Id of the call. The message with its result has it as `tool_call_id`."""
     type: _FunctionType = "function"
     function: CalledFunction
 
@@ -42,8 +42,8 @@ class ResponseFormat(Shape):
     """The form of the reply."""
 
     type: Annotated[str, keywords(enum=_FORMATS)]
-    """`json_object`: the reply is one JSON object. `json_schema`: one JSON value of `json_schema`. What does not fit
-    can't be generated; only a reply that is cut short may be incomplete."""
+    """`json_object`: the reply is a JSON object. `json_schema`: the reply validates against `json_schema`. Only a
+    reply that is cut short can be incomplete."""
     json_schema: Annotated[
         dict[str, Any] | None,
         keywords(
@@ -55,10 +55,10 @@ class ResponseFormat(Shape):
             required=["name", "schema"],
         ),
     ] = None
-    """For `json_schema`. With `strict`, a keyword of `schema` that can't be enforced answers 422."""
+    """For `json_schema`. With `strict`, a keyword of `schema` that cannot be enforced returns 422."""
 
     sent_schema: dict[str, Any] | None = Field(None, alias="schema")
-    """For `json_object`, as some servers have it: the same as `json_schema` with `strict`."""
+    """For `json_object`: same as `json_schema` with `strict`."""
 
     @model_validator(mode="after")
     def _complete(self) -> ResponseFormat:
@@ -94,11 +94,11 @@ class Function(Shape):
 
     name: Annotated[str, keywords(**_NAMED)]
     description: str | None = None
-    """What it does and when to call it: the model reads this."""
+    """What the function does and when to call it, for the model."""
     parameters: dict[str, Any] | None = None
-    """The JSON Schema of the arguments, an object's."""
+    """JSON Schema of the arguments, of type object."""
     strict: Annotated[bool | None, keywords(default=False)] = None
-    """Arguments always validate against `parameters`."""
+    """Enforce `parameters` for the arguments."""
 
 
 class Tool(Shape):
