@@ -243,7 +243,7 @@ def _chat() -> Schema:
             "not count against limits.\n\n"
             "Rules that the schema does not express: write integers without a decimal point; `prefix` is only for the "
             "last message; `max_tokens` and `max_completion_tokens` are equal if both are sent; `min_tokens` is at "
-            "most `max_tokens`; `resume` needs one choice without `logprobs`; names in `tools` are unique; "
+            "most `max_tokens`; `resume` needs one choice without `logprobs`; `tools` does not repeat a name; "
             "`tool_choice` is `required` or names a function only if `tools` has one; messages fit into the context; "
             "a JSON Schema has a maximum size; only one field sets the format of the reply; a regular expression or "
             "choices are not possible together with tools that may be called. "

@@ -26,6 +26,8 @@ STARTED = (
 IMPORT = """
 import importlib, sys
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
+from pathlib import Path
+from importlib.util import find_spec
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 wanted, todo = set(), [Requirement(one) for one in sys.argv[2].split(";")]
@@ -43,11 +45,12 @@ while todo:
         needed = Requirement(text)
         if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in ("", *one.extras)):
             todo.append(needed)
+brought_by_ray = {path.name for path in (Path(find_spec("ray").origin).parent / "thirdparty_files").iterdir()}
 names = {key[0] for key in wanted} | {"serve-app", "setuptools", "pip"}
 hidden = {
     module for module, owners in packages_distributions().items()
     if not {canonicalize_name(owner) for owner in owners} & names
-}
+} - brought_by_ray
 class Hidden:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in hidden:
