@@ -87,7 +87,7 @@ def measure_bandwidth(device: torch.device, size: int = 2**30) -> float:
 
 
 def bytes_of_step(model: Any, tokens_cached: int) -> int:
-    """What one decode step has to read: every matrix once, of the embedding one row, and the K and V cached."""
+    """Returns the bytes that one decode step must read: each matrix once, one embedding row, and the cached K and V."""
     config, size = model.config, next(model.parameters()).element_size()
     weights = sum(p.numel() for p in model.parameters())
     if not config.tie_word_embeddings:

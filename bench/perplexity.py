@@ -1,10 +1,10 @@
-"""What int8 costs in quality: perplexity of two texts, dtype int8 against float32, through the engine's own runners.
+"""Measures what int8 costs in quality: perplexity of two texts, int8 against float32, through the engine's own runners.
 
     python -m bench.perplexity [--model FOLDER] [--dtypes float32 int8] [--groups 64 4096] [--rows 32] [--json OUT]
 
-Each token is predicted from all before it. The texts are fed as guesses that are right, `--rows` at a time. So
-the kernels that serve requests are measured, with the paged cache between them. The exit status is 1 when int8 is worse
-than `LIMIT` times float32 on any text.
+Each token is predicted from all before it. The texts are fed as correct guesses, `--rows` at a time. This measures the
+kernels that serve requests, with the paged cache between them. The exit status is 1 when int8 is worse than `LIMIT`
+times float32 on any text.
 """
 
 from __future__ import annotations

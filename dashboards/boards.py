@@ -20,7 +20,7 @@ def documents() -> list[dict[str, Any]]:
 
 
 def files() -> dict[Path, str]:
-    """What belongs into the files, by their paths in the repository."""
+    """Returns the contents of the files, by their paths in the repository."""
     return {
         FOLDER / f"{board['uid']}.json": json.dumps(board, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
         for board in documents()

@@ -22,7 +22,7 @@ CONNECTIONS = share(
 
 
 def gpu_memory() -> str:
-    """Of each GPU, as a share."""
+    """Returns an expression for the used share of each GPU's memory."""
     gpu = "instance, GpuIndex"
     used, free = total(exported.GPU_MEMORY_USED, gpu), total(exported.GPU_MEMORY_FREE, gpu)
     return share(used, f"{used} + {free}")

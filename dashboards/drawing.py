@@ -60,7 +60,7 @@ def draw(title: str, panels: Sequence[Panel], answers: Answers, time: tuple[floa
 
 
 def colour(steps: Sequence[Mapping[str, Any]], value: float) -> str:
-    """Of a single number: that of the last threshold which it has reached."""
+    """Returns the colour of a single number: that of the last threshold which it has reached."""
     reached = [step["color"] for step in steps if step["value"] is None or value >= step["value"]]
     return COLOURS.get(reached[-1], EMPTY)
 

@@ -1,4 +1,4 @@
-"""What others than the service export and the boards use: Ray's metrics, as its sources name them, and HAProxy's."""
+"""Metrics of Ray and HAProxy that the boards use. Ray's are named as in its sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a board. Grafana itself accepts nearly everything and then shows nothing."""
+"""Checks of a board. Grafana itself accepts nearly everything and then shows nothing."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ MIN_STEP_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """What a board shows: Unix seconds."""
+    """The time range that a board shows, in Unix seconds."""
 
     began: float
     ended: float

@@ -26,7 +26,7 @@ VARIABLES: Final = {
 
 
 def select(metric: Metric, where: str = "", suffix: str = "") -> str:
-    """What the board's variables choose of a metric. A label that `where` names is chosen by `where` alone."""
+    """Selects a metric's series by the board's variables. A label that `where` names is chosen by `where` alone."""
     labels = ["cluster", "namespace", *(label for label in ("model", "backend") if label in metric.labels)]
     if metric in metrics.OF_REPLICAS:
         labels.append("application")

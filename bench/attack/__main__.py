@@ -67,7 +67,6 @@ def measure(scope: Scope) -> dict[str, Any]:
 
 
 def scope_of(options: argparse.Namespace) -> Scope:
-    """What the options ask for."""
     scope = QUICK if options.quick else Scope()
     if options.only:
         scope = replace(scope, attacks=tuple(name for name in NAMES if name in options.only))

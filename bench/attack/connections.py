@@ -22,7 +22,7 @@ Request = tuple[bytes, ...]
 
 @dataclass(slots=True)
 class Tally:
-    """What one attack has sent and got."""
+    """Counts of what one attack sent and received."""
 
     statuses: Counter[str] = field(default_factory=Counter)  # responses by status
     requests: int = 0  # begun
@@ -40,7 +40,7 @@ class Tally:
 
 
 def whole(reply: bytes | bytearray) -> bool:
-    """Whether a response is complete, as far as its length or its last chunk says."""
+    """Returns whether a response is complete, judged by its length or its last chunk."""
     head, there, body = reply.partition(b"\r\n\r\n")
     if not there:
         return False

@@ -88,7 +88,7 @@ def factor(calm: dict[str, Any], other: dict[str, Any]) -> float | None:
 
 
 def is_settled(requests: Sequence[Sent], since: float, calm_p99: float | None) -> bool:
-    """Whether all that was sent since then, at least one request, has a whole reply in about the calm time."""
+    """Returns whether each request sent since then, at least one, has a complete reply in about the calm time."""
     if calm_p99 is None:
         return True
     there = [one for one in requests if one.began_at >= since and not one.is_new]

@@ -1,6 +1,6 @@
-"""What the hostile clients send, and how. All of it is bounded: connections, bytes and seconds.
+"""Attacks by hostile clients. Each is bounded in connections, bytes and seconds.
 
-An attack is prepared before the calm window, so that its bytes cost nothing while times are taken.
+An attack is prepared before the calm window, so its preparation costs nothing while times are taken.
 """
 
 from __future__ import annotations

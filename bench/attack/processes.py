@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a process did between its two marks."""
+    """Activity of a process between its two marks."""
 
     seconds: float
     cpu_s: float
@@ -37,12 +37,12 @@ class Ran:
 
     @property
     def share(self) -> float:
-        """Of all the machine's cores."""
+        """Returns the processor time as a share of all the machine's cores."""
         return self.cpu_s / self.seconds / cores()
 
 
 def cores() -> int:
-    """That this bench may use."""
+    """Returns the number of cores that this bench may use."""
     return len(os.sched_getaffinity(0))
 
 

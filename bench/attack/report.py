@@ -50,7 +50,7 @@ def machine(results: Results) -> str:
 
 
 def latencies(results: Results) -> str:
-    """What ordinary clients saw: a row for each attack."""
+    """Returns what ordinary clients saw, with a row for each attack."""
     rows = []
     for one in results["records"].values():
         calm, attack = one["windows"]["calm"], one["windows"]["attack"]
@@ -78,7 +78,7 @@ def latencies(results: Results) -> str:
 
 
 def attackers(results: Results) -> str:
-    """What the attackers did and got."""
+    """Returns what the attackers did and got."""
     rows = []
     for one in results["records"].values():
         found = one["attacker"]
@@ -111,7 +111,7 @@ def attackers(results: Results) -> str:
 
 
 def smuggling(results: Results) -> str:
-    """Those that are as they must be by what they got, then each that is not."""
+    """Returns a table with each failed case, then the correct cases grouped by what they got."""
     rows: list[dict[str, Any]] = results["smuggling"]
     if not rows:
         return ""

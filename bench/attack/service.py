@@ -39,7 +39,6 @@ class Attacked(Launched):
         return {}
 
     def account_names(self) -> list[str]:
-        """Of all accounts."""
         names: list[str] = []
         after = ""
         while True:

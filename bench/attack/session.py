@@ -29,7 +29,7 @@ END_S: Final = 30.0  # for an attacker's process to close its connections and re
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What is measured. Times are seconds."""
+    """Settings of a measurement. Times are in seconds."""
 
     attacks: tuple[str, ...] = NAMES
     per_s: float = 10.0  # ordinary requests
@@ -40,7 +40,7 @@ class Scope:
     seed: int = 1
 
     def new_keys(self) -> int:
-        """That a run uses; if it takes longer, its last requests have none."""
+        """Returns the number of new keys that a run uses. If it takes longer, its last requests have none."""
         one = self.calm_s + self.attack_s + self.recovery_s + self.control_s + 10
         return 1 + int((WARM_UP_S + len(self.attacks) * one) * self.per_s / NEW_KEY_EVERY)
 

@@ -30,7 +30,7 @@ _ID: Final = re.compile(rb"\r\nx-request-id: *([^\r\n]*)", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What came of a case."""
+    """Results of one case."""
 
     reply: bytes  # all that the connection got
     closed: bool  # by the service
@@ -99,5 +99,5 @@ def effects(names: Sequence[str]) -> set[int]:
 
 
 def _statuses(reply: bytes) -> list[int]:
-    """Of all final responses."""
+    """Returns the statuses of all final responses."""
     return [int(status) for status in _STATUS.findall(reply) if not status.startswith(b"1")]

@@ -1,4 +1,4 @@
-"""What the service promises under attack."""
+"""Promises of the service under attack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rule is compared with: Ray Serve's own policy, by Serve's own code, and KEDA's rule on the queue's depth."""
+"""Baselines for the rule: Ray Serve's own policy, by Serve's own code, and KEDA's rule on the queue's depth."""
 
 from __future__ import annotations
 

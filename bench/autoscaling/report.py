@@ -40,7 +40,7 @@ def write_docs(path: Path, results: dict[str, Any]) -> None:
 
 
 def promises(results: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
-    """Of each shape: what is promised, what is needed, what came out over all days, and whether it holds."""
+    """Returns for each shape: the promise, what is needed, the result over all days, and whether it holds."""
     rows = []
     for shape in _shapes(results):
         ours, serve = _days(results, shape, "rule"), _days(results, shape, "serve")

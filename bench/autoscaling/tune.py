@@ -56,7 +56,7 @@ BEFORE = ServeTuning(8.0)  # half of a replica's sequences with Serve's default 
 
 
 def serve_neighbours(best: ServeTuning) -> list[ServeTuning]:
-    """What is tried around the best: no delay, a shorter look-back, a factor."""
+    """Returns the settings to try around the best: no delay, a shorter look-back, a factor."""
     return [
         replace(best, upscale_delay_s=0.0, look_back_period_s=10.0),
         replace(best, upscale_delay_s=0.0, look_back_period_s=10.0, downscale_delay_s=900.0),
@@ -73,7 +73,7 @@ def best(tried: list[tuple[Tuning, dict[str, Any]]]) -> Tuning:
 
 
 def tuned(shapes: Iterable[str], simulate: Simulate) -> tuple[dict[str, dict[str, Tuning]], list[dict[str, Any]]]:
-    """Of each shape the best settings of each policy; and every day that was tried."""
+    """Returns each policy's best settings for each shape, and every day that was tried."""
     shapes = list(shapes)
     tried: dict[tuple[str, str], list[tuple[Tuning, dict[str, Any]]]] = {}
 

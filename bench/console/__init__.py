@@ -1,1 +1,1 @@
-"""What the console costs, and how soon its pages are there."""
+"""Benchmarks of the console: what it costs, and how soon its pages appear."""

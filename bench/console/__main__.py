@@ -1,6 +1,6 @@
-"""What 50 people who browse the console cost those who chat: `make bench-console`, six minutes.
+"""Measures what 50 people who browse the console cost those who chat: `make bench-console`, six minutes.
 
-Windows with and without the 50 sessions take turns in one run. Each session opens a page, reads it for some seconds,
+Windows with and without the 50 sessions alternate in one run. Each session opens a page, reads it for some seconds,
 and opens the next one. The service is config.yaml with the console beside it.
 """
 

@@ -1,7 +1,8 @@
-"""How soon a browser shows the console's pages: `make bench-paint`, two minutes. It needs Debian's chromium-driver.
+"""Measures how soon a browser shows the console's pages: `make bench-paint`, two minutes.
 
-A headless Chromium signs in as an owner who is also an operator, and opens each page of the table of rules some times.
-The figure is its own "first-contentful-paint", counted from the beginning of the request.
+It needs Debian's chromium-driver. A headless Chromium signs in as an owner who is also an operator, and opens each page
+of the table of rules some times. The figure is its own "first-contentful-paint", counted from the beginning of the
+request.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ async def _prefix(server: EngineServer, cell: Cell, seed: str) -> dict[str, Any]
 
 
 async def _disturbed(server: EngineServer, cell: Cell, count: CountTokens, seed: str) -> dict[str, Any]:
-    """What running streams keep of their speed from the moment a long prompt is sent to its first token."""
+    """Measures the speed that running streams keep from the sending of a long prompt to its first token."""
     streams = [server.call(workloads.steady(f"{seed}/{number}")) for number in range(cell.clients)]
     result = await client.disturbed(streams, server.call(workloads.intruder(seed)), cell.least_s, cell.most_s)
     replies, intruder = [read(raw) for raw in result.streams], read(result.intruder)

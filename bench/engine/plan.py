@@ -1,4 +1,4 @@
-"""What one run measures, in which order, and how long that takes at most."""
+"""Plan of a run: what it measures, in which order, and its maximum duration."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """How much is measured."""
-
     rounds: int
     clients: tuple[int, ...]
     long_clients: tuple[int, ...]

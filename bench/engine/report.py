@@ -151,7 +151,7 @@ def server_table(results: Results) -> str:
 
 
 def notes(results: Results) -> str:
-    """What the tables don't show: settings, missing servers, replies that differ from what was asked for."""
+    """Returns what the tables don't show: settings, missing servers, replies that differ from what was asked for."""
     lines = [f"- {one['title']}: {_facts(one['facts'])}." for one in results["servers"].values()]
     lines += [f"- Not in the tables: {name} ({why})." for name, why in results["missing"].items()]
     if results["cut_short"]:

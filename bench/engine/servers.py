@@ -272,7 +272,7 @@ class OnVllm(Ours):
 
 
 def parameters(model_folder: Path) -> int:
-    """Of the model in a folder of safetensors; tied ones count once, as they are stored."""
+    """Counts the parameters of the model in a folder of safetensors. Tied ones count once, as they are stored."""
     total = 0
     for path in model_folder.glob("*.safetensors"):
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""What the engine promises, as ratios within one run."""
+"""Promises of the engine, as ratios within one run."""
 
 from __future__ import annotations
 

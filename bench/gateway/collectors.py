@@ -1,7 +1,7 @@
-"""What a collector of traces that is away costs: `python -m bench.gateway.collectors`.
+"""Measures what an unavailable trace collector costs: `python -m bench.gateway.collectors`.
 
-The service without a collector, with one that refuses connections, and with one that accepts them and never answers,
-in turns over the same load.
+The service runs without a collector, with one that refuses connections, and with one that accepts them and never
+answers. The three take turns over the same load.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def ratio_table(results: Results) -> str:
 
 
 def is_kept(results: Mapping[str, Any]) -> bool:
-    """Whether the medians of throughput and p90 are within MAX_LOSS of those without a collector."""
+    """Returns whether the medians of throughput and p90 are within MAX_LOSS of those without a collector."""
     none, *others = results["servers"]
     found = [
         (ratio(dict(results), name, none, WORKLOAD, clients, figure), figure)

@@ -1,4 +1,4 @@
-"""What a part of the path costs that is not for speed: it is switched off and on while the service runs.
+"""Cost of a part of the path that is not for speed. The part is switched off and on while the service runs.
 
 Short loads alternate within one service, so what slows the machine for a minute slows both.
 """

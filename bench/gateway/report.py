@@ -64,7 +64,7 @@ def machine(results: Results) -> str:
 
 
 def part_table(results: Results, clients: int = 16) -> str:
-    """Where the processor time of a request goes, by part; means over the rounds."""
+    """Returns a table of a request's processor time by part, as means over the rounds."""
     means: dict[str, dict[str, float]] = {}
     for name in measured(results, WORKLOAD):
         found = [
@@ -83,7 +83,7 @@ def part_table(results: Results, clients: int = 16) -> str:
 
 
 def notes(results: Results) -> str:
-    """What the tables don't show: settings, the books, missing systems, failures."""
+    """Returns what the tables don't show: settings, the books, missing systems, failures."""
     lines = []
     for one in results["servers"].values():
         lines.append(f"- {one['title']}: {', '.join(f'{key} {value}' for key, value in one['facts'].items())}.")

@@ -42,7 +42,7 @@ def wrong_with(base_url: str, key: str) -> str | None:
 
 
 def wrong_in(reply: Any) -> str | None:
-    """How `reply` differs from the expected one, or None."""
+    """Returns how `reply` differs from the expected one, or None."""
     try:
         text, usage = reply["choices"][0]["message"]["content"], reply["usage"]["completion_tokens"]
     except (KeyError, IndexError, TypeError):

@@ -20,7 +20,7 @@ WARM_UP_CLIENTS = 16
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """How much is measured; seconds are whole, as wrk needs them."""
+    """Settings of a measurement. Seconds are integers, as wrk needs them."""
 
     rounds: int = 3
     clients: tuple[int, ...] = (1, 16, 64)

@@ -1,4 +1,4 @@
-"""What each speed-up of the path gives: the service with and without it, in turns, over the same load."""
+"""Gain from each speed-up of the path: the service with and without it, in turns, over the same load."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Without(Full):
 
 
 def environment(speedup: str) -> dict[str, str]:
-    """What takes `speedup` out of a Python process and all its descendants."""
+    """Returns the variables that take `speedup` out of a Python process and all its descendants."""
     path = os.pathsep.join(filter(None, [str(PATCHES), str(ROOT), os.environ.get("PYTHONPATH")]))
     return {"PYTHONPATH": path, VARIABLE: speedup}
 
@@ -141,7 +141,7 @@ def too_small(results: Results) -> list[str]:
 
 
 def notes(results: Results) -> str:
-    """What the table doesn't show: speed-ups that give too little, the books, failures."""
+    """Returns what the table doesn't show: speed-ups that give too little, the books, failures."""
     lines = [f"- **{name} gives less than {NEEDED - 1:.0%}.**" for name in too_small(results)]
     lines += [f"- Not in the table: {name} ({why})." for name, why in results["missing"].items()]
     audits: list[dict[str, Any]] = results["audits"]

@@ -74,7 +74,7 @@ class Full(_OnServe):
         self.account, self.key = self.new_account("bench", "100000")
 
     def audit(self, answered: int, cut: int) -> dict[str, Any]:
-        """Whether the ledger has every reply, besides them only requests that were cut, and sound books."""
+        """Checks that the ledger has every reply, besides them only requests that were cut, and sound books."""
         deadline = time.monotonic() + 15  # what was cut is settled in the background
         while True:
             rows = self.admin(f"/admin/usage?account={self.account}&group_by=model")["data"]

@@ -1,4 +1,4 @@
-"""What the service promises of the path around the model, as ratios within one run."""
+"""Promises of the service for the path around the model, as ratios within one run."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ async def disturbed(streams: Sequence[Call], intruder: Call, calm_s: float, most
 
 
 def _failed(reply: RawReply) -> bool:
-    """Whether a client should give up: asking again at once would only keep a broken server busy."""
+    """Returns whether a client should give up. Retrying at once would only keep a broken server busy."""
     return reply.problem is not None or not reply.pieces or not reply.pieces[0][1].startswith(b"HTTP/1.1 200")
 
 

@@ -1,4 +1,4 @@
-"""What the command of a benchmark does besides measuring: it reports progress and always ends what it started."""
+"""Common parts of the benchmarks' commands: they report progress and always end what they started."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def say(text: str) -> None:
 
 
 def completed(measure: Callable[[], Result], failures: tuple[type[Exception], ...]) -> Result:
-    """What `measure` returns.
+    """Returns the result of `measure`.
 
     Raises:
         SystemExit: with 1 after one of `failures`, with 130 after Ctrl-C or SIGTERM.

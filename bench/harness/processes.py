@@ -36,7 +36,7 @@ class Tree:
             )
 
     def processes(self) -> list[psutil.Process]:
-        """Those that run now."""
+        """Returns the processes that run now."""
         with contextlib.suppress(psutil.NoSuchProcess):
             root = psutil.Process(self.root.pid)
             self._seen.update([root, *root.children(recursive=True)])

@@ -45,12 +45,12 @@ class Reply:
 
     @property
     def first_at(self) -> float | None:
-        """When the first content arrived."""
+        """Returns the time at which the first content arrived."""
         return self.texts[0][0] if self.texts else None
 
     @property
     def last_at(self) -> float | None:
-        """When the last content arrived."""
+        """Returns the time at which the last content arrived."""
         return self.texts[-1][0] if self.texts else None
 
     def text_until(self, moment: float) -> str:

@@ -55,7 +55,7 @@ class Server(ABC):
         """Returns when all of it replies and `self.key` is set. Raises ServerError."""
 
     def environment(self) -> dict[str, str]:
-        """Of its processes."""
+        """Returns the environment of the server's processes."""
         return dict(os.environ)
 
     def start(self) -> None:

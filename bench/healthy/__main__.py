@@ -116,7 +116,7 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _alerts(prometheus: Prometheus, state: str, began: float, ended: float) -> list[str]:
-    """Those that have been in this state at any time."""
+    """Returns the alerts that were in this state at any time."""
     found = prometheus.ask_range(f'ALERTS{{alertstate="{state}"}}', began, ended, STEP_S)
     return sorted({one.labels["alertname"] for one in found})
 

@@ -1,9 +1,9 @@
-"""Whether the simulator waits as the service does: one small load on both. `python -m bench.overload.agreement`.
+"""Compares waits in the simulator and the service, with one small load on both. `python -m bench.overload.agreement`.
 
 The service runs the bundled model with four sequences at once. Short loads show how fast it is: one client alone with
-short and with longer prompts, and four that always have a request. Then requests come at random, near to what it can
-do; the simulator gets the same requests at the same times. What is compared are the times to the first token. Nothing
-else may run on the machine.
+short and with longer prompts, and four that always have a request. Then requests arrive at random, near its capacity.
+The simulator gets the same requests at the same times. The times to the first token are compared. Nothing else may run
+on the machine.
 """
 
 from __future__ import annotations

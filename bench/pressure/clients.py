@@ -1,4 +1,4 @@
-"""How accounts behave: a crowd that asks now and then, workers that always have more, and one that ignores refusals."""
+"""Accounts' behaviour: a crowd that asks now and then, workers that always have more, and one that ignores refusals."""
 
 from __future__ import annotations
 

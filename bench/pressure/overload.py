@@ -18,7 +18,7 @@ WARM_UP_S = 60.0  # in which the limits find their level; what comes then is wha
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of an overload."""
+    """Results of an overload."""
 
     goodput: float  # of the capacity
     worst_share: float  # the largest relative difference between an account's share and its weight's

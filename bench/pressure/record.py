@@ -1,4 +1,4 @@
-"""What a simulated backend did in each window of time: goodput, shares, refusals, waits, and the level."""
+"""Record of a simulated backend in each window of time: goodput, shares, refusals, waits, and the level."""
 
 from __future__ import annotations
 

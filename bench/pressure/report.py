@@ -31,7 +31,7 @@ def write_docs(path: Path, results: dict[str, Any]) -> None:
 
 
 def promises(results: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
-    """What is promised, what is needed, what came out in the worst run, and whether it holds."""
+    """Returns each promise, what is needed, the result of the worst run, and whether it holds."""
     runs = results["overload"]
     goodput = min(run["goodput"] for run in runs)
     share = max(run["worst_share"] for run in runs)

@@ -1,1 +1,1 @@
-"""How calls are divided among a backend's replicas: cached prompts, waits, load and fairness of each router."""
+"""Benchmark of routing among a backend's replicas: cached prompts, waits, load and fairness of each router."""

@@ -25,7 +25,7 @@ class TrafficError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What a client says: for each conversation the words of each turn, and the seconds that it thinks before."""
+    """A client's script: for each conversation, the words of each turn and the seconds of thinking before it."""
 
     starts_after_s: float
     conversations: tuple[tuple[tuple[str, float], ...], ...]

@@ -1,4 +1,4 @@
-"""What came of the requests of a simulation, and what the replicas cost."""
+"""Outcome of a simulation: what became of its requests, and the cost of the replicas."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Outcome:
 
     @property
     def refused_share(self) -> float:
-        """Of the requests that were refused at least once or got too late, 0 to 1."""
+        """Returns the share of the requests that were refused at least once or were late, 0 to 1."""
         return (self.refused + self.late) / max(1, self.requests)
 
     @property

@@ -16,7 +16,7 @@ from serve_app.engine.scheduling.fair_queue import FairQueue
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What a replica can do. The defaults are those of a mid-sized model on one GPU, in round figures."""
+    """Capacity of a replica. The defaults are round figures for a mid-sized model on one GPU."""
 
     slots: int = 32  # sequences decoded together
     max_waiting: int = 96
@@ -111,7 +111,7 @@ class Replica:
             self.version += 1
 
     def next_event(self) -> float:
-        """When the next prompt or sequence is finished, if nothing else happens."""
+        """Returns the time at which the next prompt or sequence finishes, if nothing else happens."""
         prefill, decode = self._rates()
         at = inf
         if self._prefilling:

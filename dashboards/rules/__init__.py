@@ -21,7 +21,7 @@ RECORDINGS: Final = tuple(rule for group in GROUPS for rule in group.rules if is
 
 
 def files() -> dict[Path, str]:
-    """What belongs into the files, by their paths in the repository."""
+    """Returns the contents of the files, by their paths in the repository."""
     return {
         Path("serve_app/boards/rules.yaml"): rules_text(GROUPS),
         Path("cluster/prometheus-rules.yaml"): manifest_text(GROUPS),

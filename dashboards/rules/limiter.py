@@ -1,4 +1,4 @@
-"""Whether requests are admitted, and by whom."""
+"""Rules about admission: whether requests are admitted, and by which limiter shard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was delivered and may not be paid for, and whether the books add up."""
+"""Rules about money: delivered usage that may not be paid for, and books that do not add up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rule is, and its form in a file of Prometheus."""
+"""Rules, and their form in a Prometheus file."""
 
 from __future__ import annotations
 
@@ -73,5 +73,5 @@ def selector(metric: Metric, where: str = "", suffix: str = "") -> str:
 
 
 def quantile_99(histogram: Metric, by: str = SERVICE) -> str:
-    """Of the last five minutes."""
+    """Returns an expression for the p99 of the last five minutes."""
     return f"histogram_quantile(0.99, sum by ({by}, le) (rate({selector(histogram, suffix='_bucket')}[5m])))"

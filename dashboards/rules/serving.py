@@ -1,4 +1,4 @@
-"""Whether requests find a gateway, a replica and a place in its queue."""
+"""Rules about serving: whether requests find a gateway, a replica and a place in its queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users are promised, how much of it was missed, and alerts on how fast that uses up the error budget.
+"""Objectives promised to users, how much of them was missed, and alerts on how fast that uses up the error budget.
 
 | slo | counts | missed by |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""What an operator changes is on the audit log, in the transaction of the change; nothing secret is."""
+"""Tests that each operator's change is on the audit log, in the same transaction, and that no secret is."""
 
 from __future__ import annotations
 

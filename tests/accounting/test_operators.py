@@ -62,7 +62,7 @@ def test_a_credit_is_booked_once_and_not_by_who_asked(books: Books) -> None:
 
 
 def given(books: Books, amount: int, actor: Audit = FAY, **more: Any) -> bool:
-    """Whether it was booked at once. One may give 100 alone."""
+    """Requests a credit and returns whether it was booked at once. One operator may give 100 alone."""
     return books.ledger.run(AskCredit(books.account_id, amount, "grant", "sorry", actor, 100, **more)).booked
 
 

@@ -1,4 +1,4 @@
-"""What runs at intervals, or for one account, reads through an index and no whole table."""
+"""Tests that periodic queries, and queries for one account, use an index and never read a whole table."""
 
 from __future__ import annotations
 

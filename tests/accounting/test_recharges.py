@@ -383,7 +383,7 @@ def test_all_accounts_are_watched_in_their_pages(timed: Books, monkeypatch: pyte
 def test_after_a_restore_recharging_waits_for_a_day(
     timed: Books, clock: Clock, url: str, new_url: Callable[..., str], file: Any, postgres_programs: None
 ) -> None:
-    """What was paid after the backup is not in the restored ledger until its reports come again."""
+    """Covers payments made after the backup: the restored ledger lacks them until their reports arrive again."""
     turn_on(timed)
     attempt = begun(timed)
     back_up(url, file)

@@ -1,4 +1,7 @@
-"""What goes back is taken once, after its payment has come; what comes again is given back, and no account gains."""
+"""Tests that a returned payment is deducted once, after the payment was recorded.
+
+A reinstated amount is credited again, and no account gains.
+"""
 
 from __future__ import annotations
 

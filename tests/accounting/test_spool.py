@@ -34,7 +34,7 @@ def ids(settlements: Sequence[Settlement]) -> list[str]:
 
 
 def pending(spool: Spool) -> list[Settlement]:
-    """What is not settled yet, adopted files first, each file in its order."""
+    """Returns the settlements still pending, adopted files first, each file in its order."""
     return [each for file in spool._files() for _, _, each in file.lines() if each is not None]
 
 
@@ -338,7 +338,7 @@ def test_a_spool_name_is_a_plain_file_name(tmp_path: Path, name: str) -> None:
 
 
 def test_the_spool_shrinks_as_it_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a crash in the middle of a replay repeats is one file, however much was spooled."""
+    """Checks that a crash in the middle of a replay repeats only one file, however much was spooled."""
     monkeypatch.setattr("serve_app.storage.spool.FILE_BYTES", 64 * len(to_line(one("r000"))))
     spool = Spool(tmp_path, "gateway-1")
     names = [f"r{number:03}" for number in range(300)]

@@ -1,4 +1,4 @@
-"""What operators do with identifiers, traffic and backends, and the errors that they get."""
+"""Tests of operators' work with identifiers, traffic and backends, and of the errors that they get."""
 
 from __future__ import annotations
 

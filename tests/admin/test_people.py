@@ -24,7 +24,7 @@ async def invite(world: World, admin: httpx.AsyncClient, **body: Any) -> dict[st
 
 
 def digest(made: dict[str, Any]) -> str:
-    """Of the invitation, as the console looks for it."""
+    """Returns the invitation's digest, by which the console looks it up."""
     return key_format.digest(made["path"].removeprefix("/invitations/"))
 
 

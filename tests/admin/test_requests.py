@@ -1,4 +1,4 @@
-"""What became of a request: the ledger's row and the log's lines, joined, for every way in which one can end."""
+"""Tests of a request's record: the ledger's row joined with the log's lines, for every way in which one can end."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def show(admin: httpx.AsyncClient, request_id: str, **params: str) -> Any:
 async def settle_for_a_dead_gateway(
     world: World, request_id: str, produced: Finished, seen: Seen | None = None
 ) -> list[dict[str, Any]]:
-    """What a replica does for a request like the last one, whose gateway has died; its lines in the log."""
+    """Settles a request like the last one, as a replica does after its gateway has died. Returns its log lines."""
     lines: list[dict[str, Any]] = []
     ledger = AccountingShards(world.accountings)
     orphans = Orphans(ledger.settle, settled=lambda one, seen: lines.append(orphan_line(one, seen, "replica-a")))
@@ -223,7 +223,7 @@ async def test_a_request_whose_gateway_died_is_told_from_the_replicas_line(
 async def test_the_replica_of_a_dead_gateway_tells_trace_and_times(
     world: World, admin: httpx.AsyncClient, log: Path
 ) -> None:
-    """Of a client with a traceparent of its own: the request's id does not name its trace."""
+    """Covers a client with its own traceparent: the request's id does not name its trace."""
     await Call(world).done()
     world.records.clear()
     client_trace = "4bf92f3577b34da6a3ce929d0e0e4736"

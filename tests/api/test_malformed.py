@@ -35,7 +35,7 @@ def test_each_malformed_body_has_its_status_and_names_the_field_and_what_to_chan
 
 
 def wrong(row: Row) -> str | None:
-    """What is wrong with the answer to a row."""
+    """Returns what is wrong with the answer to a row, or None."""
     error = outcome(row.raw)
     if row.status == 200 or row.by_model:
         return None if error is None else f"refused: {error.message}"

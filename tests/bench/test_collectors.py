@@ -1,4 +1,4 @@
-"""What a collector that is away costs is measured against one that hangs for certain, and judged in both directions."""
+"""Tests that the collector benchmark uses a collector that always hangs, and that its verdict can go both ways."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server sent is read right, however the bytes were cut."""
+"""Tests that a server's reply is read correctly, however the bytes were cut."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes longer than a command, and is the same for each: all commands, and the usual authorities of TLS."""
+    """Shares what takes longer than a command and is the same for each: all commands, and the usual TLS authorities."""
 
     def context(**given: Any) -> ssl.SSLContext:
         return usual_context() if given == {"cafile": certifi.where()} else new_context(**given)

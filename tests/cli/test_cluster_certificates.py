@@ -35,7 +35,7 @@ def context(node: Path, *, server: bool) -> ssl.SSLContext:
 
 
 def talk(server: Path, client: Path, address: str, name: str | None = None) -> str:
-    """What the client, which asks for `name`, reads from the server at `address`.
+    """Returns what the client, which asks for `name`, reads from the server at `address`.
 
     Raises ssl.SSLError when either does not trust the other.
     """

@@ -1,4 +1,4 @@
-"""What an operator sees of a push that can't be done: one clear line, and nothing is half done."""
+"""Tests of pushes that fail: the operator sees one clear line, and nothing is half done."""
 
 from __future__ import annotations
 

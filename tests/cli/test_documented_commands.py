@@ -1,4 +1,4 @@
-"""What the documents name is there: commands of serve-app with their options, targets of make, modules, pages."""
+"""Tests that what the documents name exists: serve-app commands with their options, make targets, modules, pages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def code(document: Path) -> Iterator[str]:
 
 
 def called(pattern: str) -> list[str]:
-    """What follows a program's name, in all documents."""
+    """Returns what follows a program's name, in all documents."""
     return sorted({found[1] for document in DOCUMENTS for line in code(document) if (found := re.match(pattern, line))})
 
 
@@ -54,7 +54,7 @@ def test_a_module_is_there(module: str) -> None:
 
 
 def anchors(document: Path) -> set[str]:
-    """Of its headings, as GitHub makes them."""
+    """Returns the anchors of a document's headings, as GitHub makes them."""
     text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
     titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}

@@ -27,7 +27,7 @@ CREATE = ("create", "team-chat", "--backend", "fake", "--context-length", 8192, 
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], Any]]:
-    """What happens in each pause of a command that waits; a pause too many fails."""
+    """Returns the steps to run, one in each pause of a command that waits. An extra pause fails."""
     steps: list[Callable[[], Any]] = []
     monkeypatch.setattr(models_backends, "pause", lambda _: steps.pop(0)())
     return steps
@@ -40,7 +40,7 @@ def two(real: RealService) -> RealService:
 
 
 def report(real: RealService, name: str, status: str, replicas: int) -> None:
-    """What Serve says about an application from now on."""
+    """Sets what Serve reports about an application from now on."""
     known = real.world.backends.report or {}
     real.world.backends.report = {**known, name: {"status": status, "replicas": replicas}}
 

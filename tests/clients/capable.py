@@ -47,7 +47,7 @@ def answer(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, A
 
 
 def arguments(function: Mapping[str, Any], asked: str) -> dict[str, Any]:
-    """What the question says about the parameters of a function; each parameter by its name and type."""
+    """Returns a function's arguments from the question, each by the parameter's name and type."""
     properties = function["parameters"].get("properties", {})
     numbers = iter([int(number) for number in re.findall(r"\d+", asked)] + [1, 1])
     quoted = re.search(r"'([^']+)'", asked)

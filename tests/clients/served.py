@@ -73,7 +73,7 @@ class Served:
 def backends(
     replica: Replica, held: asyncio.Semaphore
 ) -> Callable[[str, GenerateCall], AsyncGenerator[BackendEvent, None]]:
-    """What a gateway's backends do with a call."""
+    """Returns a function that handles a call as a gateway's backends do."""
 
     async def generate(backend: str, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
         if backend == "nowhere":

@@ -45,7 +45,7 @@ RUN = [example for example in examples() if example.client not in BY_HAND]
 
 
 def output(example: Example, service: Served, python: str | None = None) -> str:
-    """What an example prints. Without `python`, one in Python runs in this process."""
+    """Returns what an example prints. Without `python`, a Python example runs in this process."""
     assert ADDRESS in example.code
     assert KEY in example.code
     code = example.code.replace(ADDRESS, service.base_url).replace(KEY, service.key)

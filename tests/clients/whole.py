@@ -9,7 +9,7 @@ from tests.service.harness import Service
 
 
 class Whole:
-    """What the tests use of `Served`; those that look into the gateway's process are skipped."""
+    """The part of `Served` that the tests use. Tests that look into the gateway's process are skipped."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

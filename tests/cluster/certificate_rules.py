@@ -43,7 +43,7 @@ def maker_of(pool: Pool) -> Document | None:
 
 
 def option(maker: Document, name: str) -> str:
-    """Of its command."""
+    """Returns the value of an option of the maker's command, or an empty string."""
     return next((one.partition("=")[2] for one in maker["command"] if one.startswith(f"{name}=")), "")
 
 
@@ -80,7 +80,7 @@ def _pod_problems(pool: Pool) -> Iterator[str]:
 
 
 def _ray_problems(env: dict[str, Document], mounts: dict[str, Document]) -> Iterator[str]:
-    """Of a container that talks to Ray."""
+    """Yields the problems of a container that talks to Ray."""
     if env.get("RAY_USE_TLS", {}).get("value") != "1":
         # Not through envFrom: the init container in which KubeRay waits for the head gets `env` alone.
         yield "RAY_USE_TLS is not 1"
@@ -115,7 +115,7 @@ def _autoscaler_problems(manifests: Manifests) -> Iterator[str]:
 
 
 def _leaks(pool: Pool, authorities: set[str]) -> Iterator[str]:
-    """Who has the authority's key can pass for every node."""
+    """Yields the containers, besides the maker, that have an authority's key. Its holder can pass for every node."""
     maker = maker_of(pool)
     for container in (*pool.init_containers, *pool.spec["containers"]):
         volumes = pool.mounts_of(container).values()

@@ -56,7 +56,7 @@ def read(name: str) -> Document:
 
 
 def flags() -> dict[str, str]:
-    """What bash reads."""
+    """Returns the flags as bash reads them."""
     lines = (CLUSTER / "flags.env").read_text(encoding="utf-8").splitlines()
     given = (line.split("=", 1) for line in lines if line and not line.startswith("#"))
     return {name: ast.literal_eval(value[1:]) if value.startswith("$'") else value for name, value in given}

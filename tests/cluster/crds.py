@@ -188,7 +188,7 @@ KINDS: dict[tuple[str, str], type[Part]] = {
 
 
 def problems(document: dict[str, Any]) -> list[str]:
-    """Of an object of one of KINDS."""
+    """Returns the problems of an object of one of KINDS."""
     unknown = [key for key in document if key not in ("apiVersion", "kind", "metadata", "spec")]
     unknown += [f"metadata.{key}" for key in document["metadata"] if key not in ("name", "namespace", "labels")]
     found = [f"{key}: unknown key" for key in unknown]

@@ -55,7 +55,7 @@ class Edit:
         return self.pod(name)["initContainers"][0]
 
     def mount(self, name: str, volume: str) -> Document:
-        """Of Ray's container."""
+        """Returns the mount of a volume in Ray's container."""
         return next(one for one in self.container(name)["volumeMounts"] if one["name"] == volume)
 
     def set_env(self, name: str, variable: str, value: str | None) -> None:

@@ -44,7 +44,7 @@ class Pool:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Of its pods, with those that KubeRay adds."""
+        """Returns the labels of its pods, with those that KubeRay adds."""
         own = self.template.get("metadata", {}).get("labels", {})
         return own | {"ray.io/group": self.name, "ray.io/is-ray-node": "yes", "ray.io/cluster": "serve-app-x"}
 
@@ -72,11 +72,11 @@ class Pool:
 
     @property
     def mounts(self) -> dict[str, Document]:
-        """What Ray's container has, as in `mounts_of`."""
+        """Returns the mounts of Ray's container, as in `mounts_of`."""
         return self.mounts_of(self.container)
 
     def mounts_of(self, container: Document) -> dict[str, Document]:
-        """What is mounted, by path: the volume, and whether it is read-only."""
+        """Returns a container's mounts by path: the volume, and whether it is read-only."""
         volumes = {volume["name"]: volume for volume in self.spec.get("volumes", [])}
         mounted = container.get("volumeMounts", [])
         return {one["mountPath"]: volumes.get(one["name"], {}) | {"mount": one} for one in mounted}

@@ -1,4 +1,4 @@
-"""How requests get in, what else is open, and what Prometheus reads."""
+"""Rules for the network: how requests get in, what else is open, and what Prometheus reads."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _within(address: str, block: Document) -> bool:
 def is_open(
     manifests: Manifests, labels: dict[str, str], side: str, port: int, protocol: str = "TCP", **peer: Any
 ) -> bool:
-    """Whether a policy lets pods with `labels` talk `to` (or be asked `from`) a namespace or an address."""
+    """Returns whether a policy lets pods with `labels` talk `to` (or be asked `from`) a namespace or an address."""
     for policy in manifests.of("NetworkPolicy"):
         if selects(policy["spec"]["podSelector"], labels):
             for rule in policy["spec"].get("egress" if side == "to" else "ingress", []):
@@ -134,7 +134,7 @@ def route_problems(manifests: Manifests) -> Iterator[str]:
 
 
 def serves(rule: Document, path: str) -> bool:
-    """Whether a request for `path` passes a rule of an HTTPRoute."""
+    """Returns whether a request for `path` passes a rule of an HTTPRoute."""
     for match in rule.get("matches", [{"path": {"type": "PathPrefix", "value": "/"}}]):
         wanted = match["path"]["value"]
         prefix = wanted.rstrip("/") + "/"

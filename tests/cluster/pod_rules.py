@@ -1,4 +1,4 @@
-"""What each pod of a set must be, by its role: functions from a pool to its problems."""
+"""Rules for each pod of a set, by its role: functions from a pool to its problems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the objects of a set must be to each other: times, connections, volumes, budgets, replicas."""
+"""Rules between the objects of a set: times, connections, volumes, budgets, replicas."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def _weights_problems(pool: Pool, claims: dict[str, Document]) -> Iterator[str]:
 
 
 def budget_problems(manifests: Manifests) -> Iterator[str]:
-    """Of two pods that do the same, one stays when machines are drained."""
+    """Yields problems of disruption budgets: of two pods with the same role, one must stay during a drain."""
     budgets = manifests.of("PodDisruptionBudget")
     for budget in budgets:
         name = f"PodDisruptionBudget/{budget['metadata']['name']}"

@@ -54,7 +54,7 @@ OF_ALL = ("pip", "setuptools", "uv", "serve-app")
 
 
 class Image:
-    """What a Dockerfile makes, in folders of a test's own."""
+    """The result of a Dockerfile, built in the test's own folders."""
 
     def __init__(self, dockerfile: str, folder: Path) -> None:
         self._bin = folder / "venv" / "bin"
@@ -79,7 +79,7 @@ class Image:
             shutil.copy(source, target)
 
     def run(self, *command: str, cwd: Path | None = None) -> str:
-        """What it prints."""
+        """Runs a command and returns what it prints."""
         kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
         environment = {**kept, "PATH": f"{self._bin}:/usr/bin:/bin", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
         done = subprocess.run(

@@ -71,7 +71,7 @@ class Provider:
         return {"issuer": self.issuer} | {name: self.issuer + path for name, path in ends.items()}
 
     def sign_in(self, address: str) -> str:
-        """What a browser does that follows `address` and signs in: the path and query where it is led back to."""
+        """Follows `address` and signs in as a browser does. Returns the path and query to which it is redirected."""
         asked = {name: values[0] for name, values in parse_qs(urlsplit(address).query).items()}
         assert (asked["client_id"], asked["response_type"]) == (CLIENT, "code")
         assert asked["code_challenge_method"] == "S256"

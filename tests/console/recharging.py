@@ -1,4 +1,4 @@
-"""What tests of recharging do again and again: turn it on, let the watcher look, read what the ledger has."""
+"""Common steps of the recharging tests: turn it on, let the watcher look, read what the ledger has."""
 
 from __future__ import annotations
 

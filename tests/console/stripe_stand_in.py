@@ -102,7 +102,7 @@ class StandIn:
         return self.keys[key]
 
     def settle(self) -> None:
-        """What is under way is paid."""
+        """Marks every payment that is processing as paid."""
         for payment in self.payments.values():
             if payment["status"] == "processing":
                 payment.update(status="succeeded", amount_received=payment["amount"])

@@ -1,4 +1,4 @@
-"""Who signs in through a provider is whom the provider names; nobody is found by e-mail, and no token is believed."""
+"""Tests of sign-in through a provider: it names the person, e-mail finds nobody, and no token is trusted unchecked."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def provider(house: House) -> Iterator[Provider]:
 
 
 def leads_to(page: httpx.Response) -> str:
-    """Where the browser goes on."""
+    """Returns the address to which the page sends the browser."""
     found = re.search(r'http-equiv="refresh" content="0; url=([^"]*)"', page.text)
     assert found is not None, page.text
     return html.unescape(found[1])

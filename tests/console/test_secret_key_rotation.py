@@ -87,7 +87,7 @@ async def test_what_neither_secret_opens_is_left_as_it_is(house: House, caplog: 
 
 
 async def test_what_was_sealed_under_two_secrets_is_sealed_under_the_one_that_is_left(house: House) -> None:
-    """Who has the secret before, and reads a later copy of the ledger, opens nothing."""
+    """Checks that the previous secret opens nothing in a later copy of the ledger."""
     webhook = seal("whsec", BOTH, of_webhooks(house.account_id))
     house.ledger.run(CreateAlert(house.account_id, "day", 1, "https://example.org", webhook))
     await Resealing(house.console.books, NEW).run()

@@ -1,4 +1,4 @@
-"""Who signs in is who they say; a session is new, hidden from scripts, and ends when it should."""
+"""Tests that a sign-in proves the identity, and that a session is new, hidden from scripts, and ends when it should."""
 
 from __future__ import annotations
 

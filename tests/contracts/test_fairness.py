@@ -1,4 +1,4 @@
-"""What counts of queued work."""
+"""Tests of how queued work is counted."""
 
 from __future__ import annotations
 

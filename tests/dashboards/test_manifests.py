@@ -1,4 +1,4 @@
-"""What the Prometheus operator reads: PrometheusRule and PodMonitor have its keys and find the service's pods."""
+"""Tests that PrometheusRule and PodMonitor have the Prometheus operator's keys and find the service's pods."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def config(**policy_kwargs: Any) -> AutoscalingConfig:
 def context(
     loads: list[ReplicaLoad | None], now: float, target: int | None = None, state: Any = None, **more: Any
 ) -> AutoscalingContext:
-    """What Serve's controller gives a policy; each metric has an older value, too."""
+    """Returns the context that Serve's controller gives a policy. Each metric has an older value, too."""
     replicas = [ReplicaID(f"r{number}", DEPLOYMENT) for number in range(len(loads))]
     raw: dict[str, dict[ReplicaID, list[TimeStampedValue]]] = {}
     for replica, load in zip(replicas, loads, strict=True):

@@ -1,4 +1,7 @@
-"""What processes do not load: replicas run on vLLM's environment, and all others must stay small beside a model."""
+"""Tests of what processes must not load.
+
+Replicas run on vLLM's environment, and all other processes must stay small beside a model.
+"""
 
 from __future__ import annotations
 

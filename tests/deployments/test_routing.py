@@ -58,7 +58,7 @@ def call(conversation: int, turn: int = 0) -> GenerateCall:
 
 
 async def sent(router: RequestRouter, calls: Sequence[GenerateCall | None]) -> list[str]:
-    """Where calls that come at the same time go; none of them ends."""
+    """Returns the replica that each call goes to. The calls come at the same time and none of them ends."""
 
     async def send(number: int, one: GenerateCall | None) -> str:
         replica = await router._choose_replica_for_request(pending(one, number))

@@ -106,7 +106,7 @@ def tokens_of(count: int, seed: int = 3) -> list[int]:
 
 
 def reference_logits(model: Any, tokens: list[int]) -> torch.Tensor:
-    """What the model's own code gives after each token, (tokens, vocabulary)."""
+    """Returns the logits of the model's own code after each token, (tokens, vocabulary)."""
     with torch.inference_mode():
         return model(input_ids=torch.tensor([tokens])).logits[0].float()
 

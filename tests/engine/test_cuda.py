@@ -1,4 +1,4 @@
-"""What only a GPU can show: the torch runner on CUDA devices, and the benchmark of it."""
+"""Tests for GPUs: the torch runner on CUDA devices, and the benchmark of it."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Delivered:
         self.sink = LoopSink(asyncio.get_running_loop(), lambda: interval_s)
 
     async def step(self, *events: Event) -> list[Event]:
-        """What the receiver gets when the engine delivers `events`."""
+        """Delivers `events` as the engine does and returns what the receiver gets."""
         for event in events:
             self.outbox.put("r", self.sink, event)
         self.outbox.deliver()

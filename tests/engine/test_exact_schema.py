@@ -28,7 +28,7 @@ def compiled(schema: str) -> LLMatcher:
 
 
 def takes(schema: dict[str, Any], text: str) -> bool:
-    """Whether a reply held to the schema can be this text."""
+    """Returns whether a reply held to the schema can be this text."""
     matcher = compiled(json.dumps(schema)).deep_copy()
     tokens = TOKENIZER.tokenize_str(text)
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()

@@ -1,4 +1,4 @@
-"""What an engine with a scheduler of its own gets, and when."""
+"""Tests of which requests an engine with its own scheduler gets, and when."""
 
 from __future__ import annotations
 

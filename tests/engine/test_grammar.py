@@ -62,7 +62,7 @@ def said(state: GrammarState, text: bytes) -> GrammarState:
 
 
 def accepts(state: GrammarState, text: bytes) -> bool:
-    """Whether each byte is allowed in its turn, and the end after the last."""
+    """Returns whether each byte is allowed in its turn, and the end after the last."""
     for byte in text:
         if byte not in next_tokens(state):
             return False

@@ -38,7 +38,7 @@ def marked() -> Iterator[GrammarCompiler]:
 
 
 def takes(state: GrammarState, tokens: list[int], end: bool = True) -> bool:
-    """Whether each token is allowed in its turn, and the end after the last one if it has to be."""
+    """Returns whether each token is allowed in its turn and, with `end`, the end after the last one."""
     for token in tokens:
         if token not in next_tokens(state):
             return False

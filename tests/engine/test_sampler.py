@@ -90,7 +90,7 @@ def test_the_choice_is_from_the_same_tokens_as_in_transformers(options: dict[str
 
 
 def distribution(row: torch.Tensor, **options: float) -> torch.Tensor:
-    """What transformers' filters leave of a row, as probabilities."""
+    """Returns the probabilities that transformers' filters leave of a row."""
     scores = TemperatureLogitsWarper(options.get("temperature", 1.0))(None, row)
     if "top_k" in options:
         scores = TopKLogitsWarper(int(options["top_k"]))(None, scores)

@@ -1,4 +1,7 @@
-"""What is known to be wrong before vLLM starts, and a request's sampling as vLLM takes it. None of it needs vLLM."""
+"""Tests of settings that are rejected before vLLM starts, and of a request's sampling as vLLM takes it.
+
+None of them needs vLLM.
+"""
 
 from __future__ import annotations
 

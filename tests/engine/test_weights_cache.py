@@ -56,7 +56,7 @@ def cached(folder: Path) -> Path:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """How often weights are quantized from here on."""
+    """Returns a list that gets an entry each time weights are quantized from here on."""
     calls: list[str] = []
     take = llama_weights.extract_weights
 

@@ -1,1 +1,1 @@
-"""What a replica may rely on, whichever engine it has: tests against EnginePort alone, with the bundled model."""
+"""Tests of what a replica may rely on with any engine. They use EnginePort alone, with the bundled model."""

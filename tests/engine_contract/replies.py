@@ -28,7 +28,7 @@ class Reply:
 
     @property
     def tokens(self) -> list[TokenLogprob]:
-        """Where log-probabilities were asked for."""
+        """Returns the tokens of all deltas, where log-probabilities were asked for."""
         return [token for delta in self.deltas for token in delta.tokens]
 
     @property

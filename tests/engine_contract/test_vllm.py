@@ -1,4 +1,4 @@
-"""What is of vLLM alone: its settings, turns before its own scheduler, its counts, and the death of its process."""
+"""Tests for vLLM alone: its settings, turns before its own scheduler, its counts, and the death of its process."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def roomy(model_path: Path, adapter: Path) -> Iterator[Asker]:
 
 
 async def steps_to_first_token(asker: Asker, queued: int) -> int:
-    """Of a single account's request, while another account has `queued` of them."""
+    """Counts the steps to the first token of a single account's request, while another account has `queued` of them."""
     crowd = [asker.request(f"{n}. {LONG}", tenant="crowd", max_tokens=30, ignore_eos=True) for n in range(queued)]
     tasks = [asyncio.create_task(asker.run(request)) for request in crowd]
     async with asyncio.timeout(120):

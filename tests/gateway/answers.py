@@ -1,4 +1,4 @@
-"""What every refusal of the service looks like."""
+"""The form of every refusal of the service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a backend is taken out of an identifier's traffic, and when it comes back."""
+"""Tests of when a backend is taken out of an identifier's traffic, and when it comes back."""
 
 from __future__ import annotations
 

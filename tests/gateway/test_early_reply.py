@@ -350,7 +350,7 @@ ENDS: Any = pytest.mark.parametrize(
 async def begun_and_failed(
     world: World, end: list[Any], client: Callable[[DeafBalancer], Awaitable[Any]]
 ) -> tuple[DeafBalancer, Any]:
-    """What a client receives of a reply that fails after it has begun: a response or an exception."""
+    """Fails a reply after it has begun. Returns the balancer and the client's response or exception."""
     gate = asyncio.Event()
     world.backends.play([Started(10, 0), Delta("half", 1), gate, *end])
     async with balanced(world) as balancer:

@@ -36,7 +36,7 @@ async def world(make_world: Callable[..., Any]) -> World:
 
 @pytest.fixture
 async def port(world: World, tmp_path: Path) -> AsyncIterator[int]:
-    """Of HAProxy, which has the gateway behind it."""
+    """Yields the port of an HAProxy with the gateway behind it."""
     async with served(world) as gateway_port, balanced(gateway_port, tmp_path) as number:
         yield number
 

@@ -1,4 +1,4 @@
-"""What an idempotency key may be, and which bodies are the same request."""
+"""Tests of which idempotency keys are valid, and which bodies are the same request."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class Gateway:
         assert await self.lifecycle.read()
 
     async def step(self) -> None:
-        """What the background work does in a second."""
+        """Does the background work of one second."""
         await self.lifecycle.read()
         await self.lifecycle.read_status()
         await self.lifecycle.look()

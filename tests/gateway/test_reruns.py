@@ -172,7 +172,7 @@ async def test_a_lost_run_counts_against_its_backend_and_in_the_metrics(world: W
 
 
 class Replicas:
-    """What replicas write down of their replies, and the settlement of that by one that lives."""
+    """Replicas that write down their replies and die, and a live one that settles them."""
 
     def __init__(self, world: World, folder: Path) -> None:
         self._world = world

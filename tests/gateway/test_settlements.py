@@ -296,7 +296,7 @@ class Ledger:
 
 
 class Releases:
-    """What Settlements needs of a LimiterClient."""
+    """The part of a LimiterClient that Settlements needs."""
 
     def __init__(self) -> None:
         self.released: list[str] = []
@@ -328,7 +328,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_during_an_outage_each_settlement_waits_in_one_place(
     tmp_path: Path, small_batches: None, fault: str
 ) -> None:
-    """What the ledger is sent after an outage is what was missed, once, and not its repetitions."""
+    """Checks that the ledger gets the missed settlements once after an outage, and not their repetitions."""
     ledger, limiter = Ledger(), Releases()
     setattr(ledger, fault, True)
     gateway = over(ledger, tmp_path, limiter, 0.03)

@@ -32,7 +32,7 @@ async def shards(tmp_path: Path) -> AsyncIterator[World]:
 
 
 def asks_of(world: World, kind: type) -> list[int]:
-    """How many commands of a kind each limiter has received."""
+    """Returns the number of commands of a kind that each limiter has received."""
     return [sum(isinstance(ask, kind) for ask in limiter.asked) for limiter in world.limiters]
 
 

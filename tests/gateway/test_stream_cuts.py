@@ -155,7 +155,7 @@ def some_stops(text: str, rng: random.Random) -> tuple[str, ...]:
 
 
 def characters_after(vocabulary: Vocabulary, tokens: list[int]) -> list[int]:
-    """How many characters are whole after each of the tokens."""
+    """Returns the number of complete characters after each of the tokens."""
     decoder = vocabulary.decoder()
     return [0, *itertools.accumulate(len(decoder.push(token)) for token in tokens)]
 
@@ -229,7 +229,7 @@ def reply_tokenizer() -> tuple[Vocabulary, Any]:
 
 
 def heard(pieces: Iterable[bytes], rng: random.Random | None = None, **sampling: Any) -> Choice:
-    """What the client of a model that reasons and has two tools reads of a reply of these tokens."""
+    """Returns a reply of these tokens as its client reads it. The model reasons and has two tools."""
     vocabulary, tokenizer = reply_tokenizer()
     parser = TOOL_FORMATS["hermes"].parser(("get_weather", "get_time"), 1, markers=MARKERS[0])
     body = streamed(vocabulary, ids_of(tokenizer, [*filter(None, pieces)]), rng, parser=parser, **sampling)
@@ -264,9 +264,9 @@ def test_a_stop_string_in_reasoning_or_calls_leaks_nothing(count: int) -> None:
 
 
 def begins(found: str, whole: str, *marks: str) -> bool:
-    """Whether a text is the beginning of another, or all of it and then the beginning of a mark.
+    """Returns whether a text is the beginning of another, or all of it and then the beginning of a mark.
 
-    What is cut before it is known to be a call, or before a mark is whole, can't be told from text.
+    Text alone can't show what was cut before it was known to be a call, or before a mark was complete.
     """
     if not found.startswith(whole):
         return whole.startswith(found)

@@ -34,7 +34,7 @@ async def chat(client: httpx.AsyncClient, key: str) -> httpx.Response:
 
 
 def queries(world: World) -> int:
-    """Of the ledger, for keys that the limiter does not know."""
+    """Counts the ledger queries for keys that the limiter does not know."""
     return world.accounting.called.count("FindKeys")
 
 

@@ -1,4 +1,4 @@
-"""What a client receives of a reply whose tokens, steps, deltas and packets are cut where a test chooses.
+"""Replies, as a client receives them, whose tokens, steps, deltas and packets are cut where a test chooses.
 
 The parts are the service's own, in their order: the engine's stream, the joining of deltas, the replica's reply, the
 gateway's chunks. Only threads and sockets are missing.

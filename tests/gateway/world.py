@@ -140,7 +140,7 @@ class LimiterWire:
 
 @dataclass
 class Script:
-    """What the fake model does with one call: an event, an exception to raise, or an asyncio.Event to wait for."""
+    """Steps of the fake model in one call: an event, an exception to raise, or an asyncio.Event to wait for."""
 
     steps: list[Any]
     begun: int = 0  # steps; what was said before the last of these has been taken
@@ -367,7 +367,7 @@ class World:
         return self.services.catalogue[model]
 
     def clock(self) -> float:
-        """Of the limiter, in seconds."""
+        """Returns the limiter's time in seconds."""
         return 1000.0 + self.passed_s
 
     async def start(self) -> None:
@@ -434,7 +434,7 @@ class World:
 
     @property
     def charged(self) -> int:
-        """What these were charged."""
+        """Returns the amount charged for the requests in the ledger."""
         return self.ledger.account_totals(self.account_id).charged
 
     @property

@@ -90,7 +90,7 @@ def small(text: str, most: int) -> str:
 
 @pytest.fixture
 def most() -> int:
-    """How many requests of a lane may wait."""
+    """Returns the maximum number of waiting requests in a lane."""
     return MAX_WAITING
 
 

@@ -1,4 +1,4 @@
-"""What the launcher tells HAProxy through Serve's settings."""
+"""Tests of the settings that the launcher passes to HAProxy through Serve."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class StandIn:
     addresses: dict[str, str]
 
     def start(self, ray_folder: Path, ray: str, haproxy: str) -> None:
-        """What is there once a service is ready. Ray's folder is a new one at each start."""
+        """Creates what exists once a service is ready. Ray's folder is a new one at each start."""
         logs = ray_folder / "session_latest" / "logs"
         logs.mkdir(parents=True)
         (self.home / "logs").mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ def stand_in(exporters: dict[str, str], tmp_path: Path) -> StandIn:
 
 
 def until(ask: Callable[[], Any]) -> Any:
-    """What `ask` returns as soon as it is true."""
+    """Polls `ask` and returns its first true result."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         try:

@@ -82,7 +82,7 @@ class Books:
         self.owed += cost - taken
 
     def left_after(self, costs: list[tuple[float, int]], at: float) -> int:
-        """What a request that starts now could spend if those requests, (started at, cost), all cost that much."""
+        """Returns what a request starting now could spend if those requests, (started at, cost), all cost that much."""
         copy = replace(self, lots=list(self.lots))
         for started_at, cost in sorted(costs):
             copy.take(cost, started_at)

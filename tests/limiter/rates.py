@@ -1,4 +1,4 @@
-"""What rate buckets may have granted: in no interval more than rate times time plus one burst."""
+"""A check of the rate buckets: in no interval do they grant more than rate times time plus one burst."""
 
 from __future__ import annotations
 

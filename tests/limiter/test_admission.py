@@ -1,4 +1,4 @@
-"""What admission promises: the order of refusals, all or nothing, and exact holds."""
+"""Tests of admission's promises: the order of refusals, all or nothing, and exact holds."""
 
 from __future__ import annotations
 

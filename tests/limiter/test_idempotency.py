@@ -1,4 +1,4 @@
-"""Of the requests with one idempotency key, one is open at a time."""
+"""Tests that only one request with the same idempotency key is open at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the limiter reports to people who watch: loads of backends, and accounts with open requests."""
+"""Tests of the limiter's reports to people who watch: loads of backends, and accounts with open requests."""
 
 from __future__ import annotations
 

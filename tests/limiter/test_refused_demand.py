@@ -1,4 +1,4 @@
-"""What pressure refused is demand: each request once, and of no account more than it may use."""
+"""Tests that demand refused by pressure counts each request once, and no account for more than it may use."""
 
 from __future__ import annotations
 

@@ -466,7 +466,7 @@ class Limits(RuleBasedStateMachine):
         self.rates.check()
 
     def outstanding(self) -> list[tuple[float, int]]:
-        """What the requests that run may still cost."""
+        """Returns the start and the maximum cost of each running request."""
         return [(one.started_at, one.most) for one in self.running.values() if one.release is None]
 
     def known(self, key_id: str) -> KeySnapshot:

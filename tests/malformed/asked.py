@@ -15,7 +15,7 @@ WAIT_S = 60.0
 
 @dataclass(frozen=True)
 class Server:
-    """Where to send, and the timeout of bodies there. With `is_balanced` HAProxy is in front."""
+    """A server's port, its key and its timeout of bodies. With `is_balanced`, HAProxy is in front."""
 
     port: int
     key: str
@@ -23,7 +23,7 @@ class Server:
     is_balanced: bool = False
 
     def serves(self) -> bool:
-        """Whether a valid request on a new connection gets its reply."""
+        """Returns whether a valid request on a new connection gets its reply."""
         with Wire(self.port, WAIT_S) as wire:
             wire.send(good(self.key))
             return wire.answer().status == 200

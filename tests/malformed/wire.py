@@ -58,7 +58,7 @@ class Wire:
         self._socket.shutdown(socket.SHUT_WR)
 
     def has_answer(self) -> bool:
-        """Whether anything has come."""
+        """Returns whether anything has arrived."""
         return bool(select.select([self._socket], [], [], 0)[0])
 
     def answer(self, method: str = "POST") -> Answer:

@@ -1,4 +1,4 @@
-"""What an engine reports reaches the metrics: gauges as they are, counters by what they rose."""
+"""Tests that an engine's reports reach the metrics: gauges unchanged, counters by their increase."""
 
 from __future__ import annotations
 

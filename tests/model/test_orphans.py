@@ -112,7 +112,7 @@ class Node:
         self.started = 0
 
     def orphans(self, settled: Callable[[Settlement, Seen | None], None] = lambda _, __: None) -> Orphans:
-        """Those of a process that begins now."""
+        """Returns the Orphans of a process that starts now."""
         self.started += 1
         spool = Spool(self.folder, f"replica-{self.started}", suffix=ORPHANS, flushed=False)
         return Orphans(self.ledger.settle, spool, self.ledger.unsettled, settled=settled, clock=lambda: self.now)

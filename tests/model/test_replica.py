@@ -1,4 +1,4 @@
-"""What a replica does with a call, over a scripted engine; the real engine has tests of its own."""
+"""Tests of a replica's handling of calls, over a scripted engine. The real engine has its own tests."""
 
 from __future__ import annotations
 

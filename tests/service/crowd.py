@@ -36,7 +36,7 @@ class Crowd:
         return self.paid * cost(self.prompt, self.cached, self.tokens)
 
     async def buy(self, service: Service) -> Account:
-        """What was received is what was billed, and no more than the balance."""
+        """Sends all requests. Checks that the billed amount is what was received, and no more than the balance."""
         credit = f"{self.credit // NANO}.{self.credit % NANO:09d}"
         account = await asyncio.to_thread(service.account, "crowd", credit, **LIMITS)
         answers, received = await self._ask_all(service, account)

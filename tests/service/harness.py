@@ -37,7 +37,7 @@ Found = TypeVar("Found")
 
 
 def until(look: Callable[[], Found], timeout_s: float = 120.0, every_s: float = 0.1) -> Found:
-    """What `look` answers as soon as that is true; a bounded wait for something that another process does."""
+    """Polls `look`, which another process makes true, and returns its first true result. Fails after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not (found := look()):
         assert time.monotonic() < deadline, f"still {found!r} after {timeout_s} s"
@@ -131,14 +131,14 @@ class Service:
         return Tokenizer.from_file(str(self._model / "tokenizer.json"))
 
     def prompt_tokens(self, messages: list[dict[str, str]]) -> int:
-        """Of the bundled model."""
+        """Returns the bundled model's token count for a prompt."""
         template = Environment(trim_blocks=True, lstrip_blocks=True, autoescape=False).from_string(
             (self._model / "chat_template.jinja").read_text()
         )
         return self.reply_tokens(template.render(messages=messages, add_generation_prompt=True))
 
     def reply_tokens(self, text: str) -> int:
-        """Of the bundled model."""
+        """Returns the bundled model's token count for a reply."""
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def client(self, key: str | None = None, **options: Any) -> OpenAI:
@@ -197,7 +197,7 @@ class Service:
         return found
 
     def answers(self, model: str = "svc-chat") -> bool:
-        """Whether a whole request goes through."""
+        """Returns whether a complete request succeeds."""
         try:
             return self.chat(self.first_key, model=model, max_tokens=1).status_code == 200
         except httpx.HTTPError:
@@ -219,7 +219,7 @@ class Service:
 
 
 def trusted(document: dict[str, Any]) -> ssl.SSLContext | bool:
-    """What clients of a started service trust: its own authority, if it has one."""
+    """Returns what clients of a started service trust: its own authority, if it has one."""
     return ssl.create_default_context(cafile=document["ca_file"]) if document.get("ca_file") else True
 
 

@@ -1,4 +1,4 @@
-"""What the backends of the tests count and say: `held` and `broken` of `config.yaml`. Without Ray, for the tests."""
+"""Counts and replies of the tests' backends, `held` and `broken` of `config.yaml`. Without Ray, for the tests."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def prompt_text(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def prompt_tokens(messages: Sequence[Mapping[str, Any]]) -> int:
-    """What `held` counts for a prompt."""
+    """Returns the token count of `held` for a prompt."""
     return len(prompt_text(messages).encode())
 
 
 def reply(tokens: int, after: int = 0) -> str:
-    """What a reply of `held` says up to this token, without the first ones."""
+    """Returns the text of a `held` reply up to this token, without the first ones."""
     return "".join(f"w{number} " for number in range(after + 1, tokens + 1))

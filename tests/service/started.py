@@ -77,5 +77,5 @@ def launch(home: Path, *, dashboard: bool = False) -> list[str]:
 
 
 def was_too_slow(home: Path) -> bool:
-    """Whether a start failed because Ray's node took more than 30 s, for which Ray (2.60) has no setting."""
+    """Returns whether a start failed because Ray's node took more than 30 s. Ray (2.60) has no setting for it."""
     return "timed out during startup" in (home / "logs" / "driver.log").read_text()

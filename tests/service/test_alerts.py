@@ -129,7 +129,7 @@ def ledger_takes_no_writes(service: Service) -> Iterator[None]:
 
 
 def by_hand(service: Service, statement: str, account: Account) -> None:
-    """What an operator must not do: a row of the ledger is changed outside of it."""
+    """Changes a row of the ledger outside of it, as an operator must not do."""
     with contextlib.closing(sqlite3.connect(service.home / "ledger.db", timeout=120, isolation_level=None)) as database:
         assert database.execute(statement, (account.id,)).rowcount == 1
 

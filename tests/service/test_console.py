@@ -97,7 +97,7 @@ def picture(browser: Chrome, name: str) -> None:
 
 
 def pay(service: Service, account_id: str, cents: int) -> None:
-    """What Stripe reports when somebody has paid, signed as Stripe signs it."""
+    """Sends Stripe's report of a payment, signed as Stripe signs it."""
     from stripe import WebhookSignature  # loads a large library
 
     session = {"id": "cs_1", "object": "checkout.session", "payment_intent": "pi_1", "payment_status": "paid"}

@@ -1,4 +1,4 @@
-"""What is served without a key: the document, the page to read it, and the console, all by one load balancer."""
+"""Tests of what one load balancer serves without a key: the document, the page to read it, and the console."""
 
 from __future__ import annotations
 

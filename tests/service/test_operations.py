@@ -1,4 +1,4 @@
-"""What an operator sees: metrics that agree with ledger and log, the command line, secrets."""
+"""Tests of what an operator sees: metrics that agree with ledger and log, the command line, secrets."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ MINUTE = 60 * 10**9  # in nanoseconds
 
 
 def lines(service: Service) -> list[dict[str, Any]]:
-    """Of all processes, as they are written."""
+    """Returns the log lines of all processes, as they are written."""
     texts = [path.read_text(encoding="utf-8") for path in (service.home / "logs").glob("*.jsonl*")]
     return [json.loads(line) for text in texts for line in text.splitlines()]
 

@@ -27,7 +27,10 @@ ADD_LOGIN = "CREATE ROLE ledger_b LOGIN IN ROLE postgres; ALTER ROLE ledger_b SE
 
 
 def status(stand: Stand, key: str, path: str = "/admin/accounts") -> int:
-    """Of a request with this key: an operator's, or a client's for `/models`, which needs no limiter's lease."""
+    """Returns the status of a request with this key.
+
+    The key is an operator's, or a client's for `/models`, which needs no limiter's lease.
+    """
     headers = {"authorization": f"Bearer {key}"}
     return httpx.get(f"{stand.base_url}{path}", headers=headers, trust_env=False, timeout=300).status_code
 
@@ -46,7 +49,7 @@ def add_login(stand: Stand) -> None:
 
 
 def logins(stand: Stand) -> set[str]:
-    """Whose sessions the database has."""
+    """Returns the users that have sessions in the database."""
     with connected(stand) as connection:
         rows = connection.execute("SELECT DISTINCT usename FROM pg_stat_activity WHERE usename IS NOT NULL")
         return {name for (name,) in rows}

@@ -1,4 +1,4 @@
-"""What is sealed opens for whom it was sealed, under the same secret key, and in no other place."""
+"""Tests that a sealed secret opens only for its purpose and under the same secret key."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ APPLIED: Final = "BENCH_WITHOUT"  # a patched module has the speed-up's name und
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """What the service does to be faster, and how it is taken out of the module that does it."""
+    """A speed-up of the service, and how it is taken out of its module."""
 
     text: str
     module: str
@@ -107,7 +107,7 @@ def _switched(owner: Any, name: str) -> None:
 
 
 def is_switched_off() -> bool:
-    """Whether SERVE_APP_BENCH_SWITCH names a file that is there; looks ten times a second."""
+    """Returns whether SERVE_APP_BENCH_SWITCH names an existing file. Looks ten times a second."""
     now = time.monotonic()
     if now - _switch["looked"] > 0.1:
         _switch.update(looked=now, off=os.path.exists(os.environ[SWITCH]))

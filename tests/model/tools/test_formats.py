@@ -1,4 +1,4 @@
-"""What each format writes, and what is read in it."""
+"""Tests of what each format writes, and what is read in it."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def compiler() -> Iterator[GrammarCompiler]:
 
 
 def options(grammar: Grammar) -> dict[str, Any]:
-    """What `Grammar.tool_calls` was given."""
+    """Returns the options that `Grammar.tool_calls` was given."""
     made: dict[str, Any] = json.loads(grammar.text)
     return made
 

@@ -1,4 +1,4 @@
-"""What must hold after a run: the ledger against the usages that the clients received."""
+"""Checks after a run: the ledger against the usages that the clients received."""
 
 from __future__ import annotations
 

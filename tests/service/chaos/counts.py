@@ -1,4 +1,4 @@
-"""What the stub counts. Without Ray, for the tests."""
+"""Token counts of the stub. Without Ray, for the tests."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ CACHED_SHARE = 4  # every fourth token of a prompt is billed at the cached price
 
 
 def prompt_tokens(messages: Sequence[dict[str, Any]]) -> int:
-    """What the stub counts for a prompt."""
+    """Returns the stub's token count for a prompt."""
     return PER_PROMPT + sum(len((message.get("content") or "").split()) for message in messages)
 
 
 def cached_tokens(prompt: int) -> int:
-    """How many of a prompt's tokens the stub calls cached."""
+    """Returns how many of a prompt's tokens the stub reports as cached."""
     return prompt // CACHED_SHARE

@@ -37,7 +37,7 @@ class Usage:
 
 @dataclass(slots=True)
 class Tally:
-    """What the clients received."""
+    """Counts and usages that the clients received."""
 
     sent: Counter[str] = field(default_factory=Counter)  # requests by account
     answers: Counter[str] = field(default_factory=Counter)
@@ -64,7 +64,7 @@ class Tally:
 
 
 def is_own_error(answer: httpx.Response, text: str) -> bool:
-    """Whether an error is the service's own; a load balancer without a gateway behind it has another form."""
+    """Returns whether the service made an error. A load balancer without a gateway behind it uses another form."""
     try:
         error = json.loads(text)["error"]
         return bool(error["message"] and error["type"]) and "x-request-id" in answer.headers

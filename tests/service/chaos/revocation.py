@@ -1,4 +1,4 @@
-"""How long a revoked key is still accepted, and a top-up not yet usable, by any of the gateways."""
+"""Measures how long any of the gateways still accepts a revoked key, and how long a top-up is not yet usable."""
 
 from __future__ import annotations
 

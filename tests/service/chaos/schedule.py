@@ -1,4 +1,4 @@
-"""What is killed and when: decided before the run from a seed, so that it can be repeated."""
+"""Schedule of what is killed and when. It is decided before the run from a seed, so it can be repeated."""
 
 from __future__ import annotations
 

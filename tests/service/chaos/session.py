@@ -33,7 +33,7 @@ Disturb = Callable[["Session"], Awaitable[None]]
 
 @dataclass(slots=True)
 class Session:
-    """What a disturbance works with."""
+    """Objects and counts that a disturbance works with."""
 
     stand: Stand
     load: Load

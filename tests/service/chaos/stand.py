@@ -40,7 +40,7 @@ class StandError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What is started."""
+    """Configuration of what is started."""
 
     database: str = "sqlite"  # or postgresql
     limiter_shards: int = 1

@@ -74,7 +74,7 @@ class Cluster(Stand):
 
     @property
     def base_url(self) -> str:
-        """Of the load balancer."""
+        """Returns the load balancer's URL."""
         return f"http://{GATE}:{PORT}"
 
     def _start(self) -> None:

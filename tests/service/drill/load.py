@@ -23,7 +23,7 @@ PAUSE_S: Final = 0.5  # after a failure
 
 @dataclass(slots=True)
 class Seen:
-    """What the clients have seen."""
+    """Counts of what the clients have seen."""
 
     tally: Tally = field(default_factory=Tally)
     calls: int = 0  # complete and right

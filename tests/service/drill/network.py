@@ -33,7 +33,7 @@ def missing() -> str:
 
 
 def is_inside() -> bool:
-    """Whether this program runs in the network already."""
+    """Returns whether this program already runs in the network."""
     return os.environ.get(_INSIDE) == str(os.getpid())
 
 
@@ -95,7 +95,7 @@ class Machine:
             os.kill(self._first(), number)
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it has ended."""
+        """Waits at most `timeout_s`. Returns whether it has ended."""
         try:
             self._outer.wait(timeout_s)
         except subprocess.TimeoutExpired:

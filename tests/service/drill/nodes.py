@@ -39,7 +39,7 @@ class Node:
 
 @dataclass(slots=True)
 class Secrets:
-    """Of one cluster."""
+    """Secrets of one cluster."""
 
     ray_token: str = field(default_factory=lambda: secrets.token_hex(32))
     operator_key: str = field(default_factory=lambda: secrets.token_urlsafe(32))

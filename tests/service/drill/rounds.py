@@ -1,4 +1,4 @@
-"""What is done to the nodes, and what must hold afterwards."""
+"""Rounds of faults on the nodes, and checks of what must hold afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Ray's head says of the Serve applications."""
+"""The Serve applications as Ray's head reports them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ServeView:
         return _replicas(self.applications())
 
     def problem(self, gone: frozenset[str]) -> str:
-        """What is missing until all runs; empty when nothing is. `gone` are replicas that were lost."""
+        """Returns what is missing until all runs, or an empty string. `gone` are replicas that were lost."""
         applications = self.applications()
         if not applications:
             return "the head does not answer"

@@ -57,7 +57,7 @@ class Operator(Stage):
         return reply
 
     def is_served(self) -> bool:
-        """Whether a request goes through; parts of the service may be starting."""
+        """Returns whether a request succeeds. Parts of the service may still be starting."""
         try:
             return self.chat().is_success
         except httpx.HTTPError:

@@ -51,9 +51,9 @@ class Done:
 
 @dataclass(frozen=True)
 class Step:
-    """What belongs to a command. `code` is its exit status; `before` makes the trouble that it is for.
+    """Test of a command. `code` is its exit status; `before` makes the trouble that it is for.
 
-    `after` checks what came of it: it fails by an assertion, or by returning something that is false and not None.
+    `after` checks the result: it fails by an assertion, or by returning something that is false and not None.
     """
 
     after: Callable[[Done], object] = lambda _: None
@@ -110,7 +110,7 @@ class Stage:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of an operator's shell. The flags are a cluster's, so that its `doctor --cluster` finds nothing."""
+        """Returns the environment of an operator's shell. With a cluster's flags, `doctor --cluster` finds nothing."""
         foreign = ("MAKE", "MFLAGS", "SERVE_APP_")  # of the one who runs the tests: no state folder but this one's
         given = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
         path = {"PATH": os.pathsep.join([*self.programs, given.get("PATH", "")])}
@@ -153,7 +153,7 @@ class Stage:
         assert not (left := set(steps) - used), f"the section has no command for these steps any more: {left}"
 
     def _is_new(self, command: Command) -> bool:
-        """Whether it is more than the name of a command that runs with its arguments elsewhere."""
+        """Returns whether it is new and more than the name of a command that runs with its arguments elsewhere."""
         return len(command.name.split()) > 3 and command.name not in self.ran
 
     def run_one(self, command: Command, step: Step) -> None:
@@ -239,7 +239,7 @@ class Stage:
         assert not alive, alive
 
     def _ray(self) -> dict[str, str]:
-        """What a node of the running cluster has in its environment."""
+        """Returns the variables that a node of the running cluster has in its environment."""
         assert self._process is not None
         for process in psutil.Process(self._process.pid).children(recursive=True):
             if process.name() == "raylet":
