@@ -5,6 +5,7 @@ The ledger orders its writers. With one process per account, many settlements ca
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from ray import serve
@@ -12,6 +13,7 @@ from ray import serve
 from deployments.metrics import RayMetrics
 from deployments.priority import yield_to_models
 from deployments.transport import Server
+from serve_app import __version__
 from serve_app.accounting.accounting_service import AccountingService
 from serve_app.accounting.ledger import Ledger
 from serve_app.accounting.replies import ReplyQuota
@@ -19,6 +21,8 @@ from serve_app.contracts import metrics
 from serve_app.contracts.books import Settlement
 from serve_app.contracts.commands import Command
 from serve_app.settings import GatewayArgs
+
+logger = logging.getLogger("ray.serve")
 
 
 @serve.deployment(
@@ -35,6 +39,7 @@ class Accounting:
     """The Serve deployment of AccountingService."""
 
     def __init__(self, settings: GatewayArgs, shard: int) -> None:
+        logger.info("serve-app %s", __version__)
         yield_to_models()
         timeout_s = settings.database_timeout_s
         ledger = Ledger(

@@ -1,6 +1,6 @@
 """Runs the ledger's backends as Serve applications: starts and deletes them as `serve run` and `serve delete` would.
 
-`serve deploy` deletes only applications that an earlier config file named, so these stay (ray 2.60).
+`serve deploy` (ray 2.60) deletes only applications that an earlier config file named, so it keeps these backends.
 """
 
 from __future__ import annotations

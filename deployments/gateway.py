@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from functools import partial
@@ -16,7 +17,7 @@ from deployments.applications import BackendApplications
 from deployments.handles import AccountingHandle, BackendHandles, LimiterHandle
 from deployments.metrics import RayMetrics
 from deployments.priority import yield_to_models
-from serve_app import secret_files
+from serve_app import __version__, secret_files
 from serve_app.admin.accounts import states_of
 from serve_app.admin.auditing import record_prices
 from serve_app.admin.endpoint import AdminServices
@@ -47,6 +48,8 @@ from serve_app.times import GATEWAY_STOPS_S
 
 FINISH_S = 15.0  # longer than a settlement takes to reach the ledger or the spool
 
+logger = logging.getLogger("ray.serve")
+
 
 @serve.deployment(
     name="Gateway",
@@ -63,6 +66,7 @@ class Gateway:
     """One ingress process. Any number may run."""
 
     def __init__(self, args: GatewayArgs, limiters: list[DeploymentHandle], accounting: list[DeploymentHandle]) -> None:
+        logger.info("serve-app %s", __version__)
         yield_to_models()
         self._metrics = RayMetrics()
         self._shares: dict[tuple[str, str], float] = {}  # as last exported
@@ -210,11 +214,11 @@ class Gateway:
         await self._orphans.drain()
         deadline = time.monotonic() + FINISH_S
         is_done = await calls.wait_for_background(FINISH_S)
-        # Only now: settlements that the ledger did not accept in time are in the spool by then.
+        # Stopped only now: settlements that the ledger did not accept in time have reached the spool.
         await self._services.settlements.stop(within_s=max(1.0, deadline - time.monotonic()))
         if is_done:
             await self._services.settlements.close()
-        # Last: settlements left in the spool keep their holds until this process ends and another adopts both.
+        # Last: settlements left in the spool need their holds until another process adopts both.
         await self._services.limiter.stop()
         self._metrics.flush_metrics()
         await asyncio.to_thread(self._log.close)

@@ -1,8 +1,8 @@
 """Ray handles behind the gateway's protocols. Transport errors become the protocols' errors.
 
-A handle raises these errors, according to Ray 2.60's sources. A fault in the replica's code is a RayTaskError over
-actor calls, and the bare exception over gRPC. A dead replica is a RayError; over gRPC it is sometimes a bare
-AioRpcError. A failed deployment is a RayServeException. A call that the other side cancelled is a CancelledError.
+According to Ray 2.60's source code, a handle raises these errors. A fault in the replica's code: RayTaskError over
+actor calls, the original exception over gRPC. A dead replica: RayError; over gRPC, sometimes AioRpcError. A failed
+deployment: RayServeException. A call that the other side cancelled: CancelledError.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from serve_app.contracts.generation import BackendEvent, GenerateCall, Rejected,
 from serve_app.contracts.ports import BackendUnavailable, SettleAnswer
 
 TRANSPORT = (RayError, RayServeException, grpc.RpcError)
-# Serve's default, cloudpickle, takes up to four times as long. It is for classes that the other side cannot import.
+# Serve's default, cloudpickle, takes up to four times as long. Only classes that cannot be imported need it.
 PICKLED = {"request_serialization": "pickle", "response_serialization": "pickle"}
 FINGERPRINT_S = 2.0  # a list of models does not wait for a busy replica
 STATUS_S = 1.0  # minimum time between two queries to the controller
@@ -99,7 +99,7 @@ def _line(handle: DeploymentHandle) -> Line:
 
 
 async def answer_of(response: DeploymentResponse[Any]) -> Any:
-    """Returns the answer of a call. Raises Unavailable if it did not arrive. Cancels the call if the caller does."""
+    """Returns a call's answer. Raises Unavailable if none arrives. Cancels the call if the caller is cancelled."""
     try:
         return await response
     except RayTaskError:
@@ -142,7 +142,7 @@ class BackendHandles:
         handle = self._handles.get(application)
         if handle is None:
             try:
-                # Not on the event loop, because it blocks: a restarting controller would stop every stream.
+                # In a thread: on the event loop, a restarting controller would stop every stream.
                 found = await asyncio.to_thread(_model_of, application)
             except TRANSPORT as error:
                 raise BackendUnavailable(f"the application {application} is not there: {error}") from None
@@ -229,8 +229,8 @@ class BackendHandles:
 def _applications() -> dict[str, dict[str, Any]]:
     """Returns Serve's applications as the controller describes them (`ApplicationDetails`).
 
-    `serve.status` rebuilds its models from the same answer, which pickles each router's class. This takes 5% of a
-    processor for a gateway that polls once a second (ray 2.60).
+    `serve.status` also rebuilds its models from this answer and pickles each router's class. For a gateway that polls
+    once a second, this takes 5% of a core (ray 2.60).
     """
     applications: dict[str, dict[str, Any]] = _get_global_client().get_serve_details()["applications"]
     return applications
@@ -239,7 +239,7 @@ def _applications() -> dict[str, dict[str, Any]]:
 def _cancel(response: DeploymentResponseGenerator[Any]) -> None:
     """Cancels a call whose caller no longer waits for it.
 
-    Serve (ray 2.60) loses track of a call if the call reaches a replica and its caller is cancelled before it notices.
+    Serve (ray 2.60) loses track of a call that has reached a replica if the caller is cancelled before Serve notices.
     The replica would then continue to the end of the reply.
     """
     response.cancel()

@@ -5,6 +5,7 @@ Each shard is a deployment of one replica, so that the account's hash selects th
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from deployments.handles import AccountingHandle
 from deployments.metrics import RayMetrics
 from deployments.priority import yield_to_models
 from deployments.transport import Server
+from serve_app import __version__
 from serve_app.contracts import metrics
 from serve_app.contracts.accounting_shards import AccountingShards
 from serve_app.contracts.calls import boottime
@@ -25,6 +27,8 @@ from serve_app.limiter.admission import Admission
 from serve_app.limiter.limiter_service import LimiterService
 from serve_app.limiter.tenure import Tenure
 from serve_app.settings import GatewayArgs, LimiterSettings, parse
+
+logger = logging.getLogger("ray.serve")
 
 
 @serve.deployment(
@@ -39,6 +43,7 @@ from serve_app.settings import GatewayArgs, LimiterSettings, parse
 )
 class Limiter:
     def __init__(self, settings: GatewayArgs, accounting: list[DeploymentHandle], shard: int) -> None:
+        logger.info("serve-app %s", __version__)
         yield_to_models()
         books = AccountingShards([AccountingHandle(one) for one in accounting], first=shard)
         admission = Admission(

@@ -18,7 +18,7 @@ from ray.util import get_current_placement_group
 
 from deployments.handles import LimiterHandle, ReplicaAccountingHandle
 from deployments.metrics import RayMetrics
-from serve_app import secret_files
+from serve_app import __version__, secret_files
 from serve_app.contracts import metrics
 from serve_app.contracts.books import Settlement
 from serve_app.contracts.calls import shard_name
@@ -45,8 +45,8 @@ logger = logging.getLogger("ray.serve")
 REPORT_S = 0.5
 RESOURCES = {"num_cpus": 1}
 
-# Seconds that the engine's thread waits for a busy event loop each time it needs to run Python again. Python's default
-# of 5 ms is a third of a step.
+# Switch interval: seconds that the engine's thread waits for the interpreter lock while the event loop is busy.
+# Python's default of 5 ms is a third of a step.
 SWITCH_S = 0.0005
 
 
@@ -63,7 +63,7 @@ async def settle(settlements: list[Settlement]) -> Sequence[SettleAnswer]:
 
 
 async def unsettled(request_ids: tuple[str, ...]) -> list[str]:
-    """Returns the requests whose usage the ledger does not have."""
+    """Returns the ids that the ledger has neither settled nor kept as stuck."""
     return await ReplicaAccountingHandle(await _gateway_handle("Accounting")).find_unsettled(request_ids)
 
 
@@ -79,9 +79,9 @@ async def _gateway_handle(deployment: str) -> DeploymentHandle:
 @serve.deployment(
     name="Model",
     max_ongoing_requests=128,
-    # When `args` change, Serve starts new replicas alongside the old ones. The old ones run until the new ones are
-    # healthy, and stay if these never are. This needs spare capacity; without it, the new replicas wait. With Serve's
-    # default, the old replicas would stop first.
+    # When `args` change, Serve starts new replicas alongside the old ones. The old replicas stop only after the new
+    # ones are healthy. This needs spare capacity; without it, the new replicas wait. With Serve's default, the old
+    # replicas would stop first.
     max_surge_percent=100,
     health_check_period_s=1,
     graceful_shutdown_wait_loop_s=0.2,
@@ -93,6 +93,7 @@ class Model:
     """One engine with its weights."""
 
     async def __init__(self, settings: ModelArgs) -> None:  # type: ignore[misc]  # Serve awaits it
+        logger.info("serve-app %s", __version__)
         secret_files.forget_environment()  # on a one-machine service, Ray passes it to all processes
         sys.setswitchinterval(SWITCH_S)
         if settings.model == "bundled":
@@ -120,7 +121,7 @@ class Model:
         self._replica = Replica(
             self._engine, settle, orphans=self._orphans, dialect=dialect, name=name, spans=self._spans
         )
-        # The present objects stay alive: the garbage collector must not scan them again in the middle of a step.
+        # These objects live as long as the process. Frozen, they are not scanned by the collector during a step.
         gc.collect()
         gc.freeze()
         self._metrics = RayMetrics()

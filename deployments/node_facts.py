@@ -20,7 +20,7 @@ from serve_app import __version__
 from serve_app.settings import GatewayArgs, ModelArgs
 
 Facts = dict[str, Any]
-# Names of Ray's processes, by a part of their command lines.
+# Part of a process's command line -> name of the Ray process.
 PROCESSES = {
     "gcs_server": "GCS",
     "ray.util.client.server": "client server",
@@ -34,7 +34,7 @@ OFFLINE = ("1", "true", "yes", "on")
 
 
 class Node:
-    """The actor. Its environment is that of `ray start` on its node."""
+    """The actor. It inherits the environment of `ray start` on its node."""
 
     def clock(self) -> float:
         return time.time()

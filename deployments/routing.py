@@ -31,8 +31,8 @@ class ConversationRouter(RequestRouter):
         if not isinstance(call, GenerateCall):
             return [candidate_replicas]
         replicas = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        # The load of a replica is unknown if it got no call from here for some seconds. It then counts as 0, so the
-        # replica is tried, and its load is known from then on.
+        # Each call to a replica returns its load. After some seconds without a call from here, the load is unknown and
+        # counts as 0, so the replica is tried.
         running = {
             name: self.replica_queue_len_cache.get(replica.replica_id) or 0 for name, replica in replicas.items()
         }
@@ -48,8 +48,8 @@ class ConversationRouter(RequestRouter):
 class Entrance:
     """The ingress of a backend whose Model has a custom router. It has no replica and gets no calls.
 
-    With HAProxy, Serve (ray 2.60) accepts no router at an ingress, because requests from outside bypass the router.
-    Backends receive no requests from outside.
+    With HAProxy, Serve (ray 2.60) rejects a custom router at an ingress, because HTTP requests would bypass it.
+    Backends receive no HTTP requests.
     """
 
     def __init__(self, model: DeploymentHandle) -> None: ...
@@ -74,5 +74,5 @@ def router_of(routing: str) -> RequestRouterConfig | None:
     """Returns the router for a backend's setting `routing`; None for Serve's default."""
     if routing == "balanced":
         return None
-    # By name: for a class, Ray would copy its module into each process that has a handle.
+    # Passed by name. If it were a class, Ray would copy its module into each process that has a handle.
     return RequestRouterConfig(request_router_class=f"{ConversationRouter.__module__}.{ConversationRouter.__name__}")

@@ -1,4 +1,4 @@
-"""Validates a Serve config file strictly, by Ray's schema and serve_app.settings. Ray alone ignores unknown keys."""
+"""Validates a Serve config file strictly against Ray's schema and serve_app.settings. Ray ignores unknown keys."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def find_problems(config: dict[str, Any]) -> list[str]:
 
 
 def time_problems(config: dict[str, Any], environment: Mapping[str, str]) -> Iterator[str]:
-    """Yields the timeouts of a valid config, and of this machine's flags if set, that would cut longer replies."""
+    """Yields the timeouts, in a valid config and this machine's flags, that are too short for the longest reply."""
     longest: list[Part] = []
     stops: dict[str, list[Part]] = {MODEL: [], GATEWAY: []}
     for index, application in enumerate(config["applications"]):
@@ -162,7 +162,7 @@ def _policy_problems(scaling: dict[str, Any], where: str) -> Iterator[str]:
 
 
 def _interpreter_problems(application: dict[str, Any], deployment: dict[str, Any], where: str) -> Iterator[str]:
-    """Checks that ray_actor_options of the file name the engine's interpreter: they replace those in the code."""
+    """Checks that the file's ray_actor_options, which replace the code's, name the engine's interpreter."""
     options, args = deployment.get("ray_actor_options"), application.get("args")
     engine = ENGINES.get(args.get("engine", "native")) if isinstance(args, dict) else None
     if not isinstance(options, dict) or not isinstance(args, dict) or engine is None or engine.python() is None:
@@ -174,7 +174,7 @@ def _interpreter_problems(application: dict[str, Any], deployment: dict[str, Any
 
 
 def _unknown_backends(user_config: Any, where: str, names: set[str]) -> Iterator[str]:
-    """Yields the backends of identifiers that name an application which the file does not declare."""
+    """Yields the identifiers' backends that name an application missing in the file."""
     models = (user_config or {}).get("models")
     for identifier, model in models.items() if isinstance(models, dict) else ():
         backends, fallback = (model.get("backends"), model.get("fallback")) if isinstance(model, dict) else (None, None)

@@ -96,20 +96,20 @@ class GatewaySettings(_Strict):
     queue_timeout_s: Seconds = 120.0  # from admission to the first token's prefill
     keep_alive_s: Seconds = 10.0
     early_reply_s: Seconds = 3.0  # a non-streamed reply begins after this time
-    line_feed_s: Seconds = 1.0  # from then on it sends a line feed at this interval, until it is complete
+    line_feed_s: Seconds = 1.0  # after that, the reply sends a line feed at this interval until it is complete
     max_body_bytes: Annotated[int, Field(ge=1024)] = 4 * 1024 * 1024
     max_body_items: Annotated[int, Field(ge=1000)] = 100_000  # values in one body
     body_timeout_s: Seconds = 30.0  # a request whose body is not complete by then is rejected
     # Total bytes of the bodies being read and parsed. One key may use an eighth, or one body of maximum size.
     bodies_max_bytes: Annotated[int, Field(ge=1024 * 1024)] = 128 * 1024 * 1024
     spool_max_bytes: Annotated[int, Field(ge=4096)] = 64 * 1024 * 1024
-    # Per key and gateway, to /models, /user and /account. An account may send four times as many. Chat is not counted.
+    # Requests to /models, /user and /account per key and gateway; four times as many per account.
     queries_per_minute: Annotated[int, Field(ge=1)] = 60
     # The share of traces to keep, and the duration from which a request is slow and its trace is always kept.
     trace_share: Annotated[float, Field(ge=0, le=1)] = 0.01
     trace_slow_s: Seconds = 30.0
     request_log: bool = True  # one line per request in `logs` of the state folder
-    # Accounts whose prompts and replies are logged, while an operator needs them.
+    # Accounts whose prompts and replies are logged, for temporary use by an operator.
     logged_texts: Annotated[list[str], Field(max_length=100)] = []
     # Proxies in front that append to x-forwarded-for: 0 for Ray Serve's HAProxy, 1 for a Kubernetes ingress.
     trusted_proxies: Annotated[int, Field(ge=0, le=16)] = 0
@@ -132,7 +132,7 @@ class GatewayArgs(_Strict):
     database_timeout_s: Annotated[float, Field(ge=2, le=20)] = 10.0
     currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = "USD"
     lease_s: Annotated[float, Field(gt=1)] = 10.0  # a gateway that is silent for this time loses its holds
-    # Time that a successor waits for a silent limiter, whose gateways need half of it to post their holds. While the
+    # Time that a successor waits for a silent limiter. Gateways need half of this time to post their holds. While the
     # ledger is unavailable, the holder of the lease continues for `outage_grace_s` longer.
     limiter_lease_s: Annotated[float, Field(ge=10)] = 20.0
     outage_grace_s: Annotated[float, Field(ge=0)] = 0.0
@@ -141,12 +141,12 @@ class GatewayArgs(_Strict):
     # Number of processes that share the accounts. Change limiter_shards only while the service is stopped.
     limiter_shards: Annotated[int, Field(ge=1, le=64)] = 1
     accounting_shards: Annotated[int, Field(ge=1, le=64)] = 1
-    # Interval between checks of the books; each continues from the last one. A missing check triggers an alert.
+    # Interval between checks of the books. Each continues from the previous one. A missing check triggers an alert.
     books_check_s: Annotated[float, Field(ge=60, le=1800)] = 900.0
     # Replies that one account keeps for retries with idempotency keys, for at most a day. The oldest are evicted first.
     stored_replies: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
     stored_reply_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024
-    # For `/account/alerts`, equal to the console's: it has `mail`, and alerts may go to addresses that are not public.
+    # For `/account/alerts`; must match the console: whether it has `mail`, and its `private_webhooks`.
     alert_mail: bool = False
     private_webhooks: bool = False
 

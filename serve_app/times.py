@@ -37,7 +37,7 @@ def longest_reply_s(user_config: Mapping[str, Any]) -> float:
 def chain_problems(chain: Sequence[Sequence[Part]]) -> Iterator[str]:
     """Yields one line for each part that is too short.
 
-    Parts of one link are parallel. An empty link is unknown.
+    The parts of a link apply in parallel. An empty link is unknown and is skipped.
     """
     earlier: Part | None = None
     for link in chain:

@@ -46,14 +46,14 @@ from serve_app.contracts.served_commands import CreateModel, ReadServed
 logger = logging.getLogger("ray.serve")
 
 COMMIT_TIMEOUT_S = 30.0  # longer than the ledger waits for its database
-STUCK_S = 60.0  # past a call's own limit: even resolving a database's name may take half a minute
+STUCK_S = 60.0  # after a call's timeout; resolving the database's host name may take half a minute
 COMMIT_STUCK_S = 300.0  # for one batch, whose settlements may be settled one by one
-# Requests wait for these commands or for their results: no other command may use their threads.
+# Client requests wait for these commands or for their results, so the commands have dedicated threads.
 LOOK_UPS = (FindKeys, ReadChanges, ReadServed)
-LEASES = (HoldLease, ReleaseLease, PostHolds)  # a limiter's lease must not end because of many reads or writes
+LEASES = (HoldLease, ReleaseLease, PostHolds)  # many reads or writes must not make a limiter's lease expire
 LONG_READS = (command for command, reading in READS.items() if reading.timeout_s is not None)
 SLOW = frozenset((*LONG_READS, *STEPS, SumHours))  # their duration depends on the caller and the request
-LANE_WAIT_S = 10.0  # equals the time for which gateways wait
+LANE_WAIT_S = 10.0  # as long as gateways wait for an answer
 MAX_WAITING = 2000  # per lane; more than a limiter requests at once
 AWAY_S = 0.5  # between two attempts while the database is unavailable, however many callers retry
 FOR_REPLICAS = (FindUnsettled,)  # commands that model replicas may run; never one that moves money
@@ -145,7 +145,7 @@ class AccountingService:
         return await (self.settle(message) if isinstance(message, list) else self.run(message))
 
     async def answer_replica(self, message: list[Settlement] | Command[Any]) -> Any:
-        """Answers a model replica: settles calls that their gateway cut, without replies, or runs FOR_REPLICAS.
+        """Answers a model replica: settles cut calls that have no stored reply, or runs a command of FOR_REPLICAS.
 
         Raises PermissionError for anything else.
         """
@@ -160,8 +160,8 @@ class AccountingService:
     async def settle(self, settlements: list[Settlement]) -> list[SettleAnswer]:
         """Settles durably before it returns. Settlements that wait at the same time are committed together.
 
-        A caller that gives up does not undo a usage. LedgerUnavailable in place of an answer: it is unknown whether it
-        settled. Repeat it with the same id.
+        A settlement is committed even if its caller gives up. If an answer is LedgerUnavailable, it is unknown whether
+        that settlement was committed: repeat it with the same id.
         """
         answers = asyncio.gather(*map(self._commits.submit, settlements), return_exceptions=True)
         self._open.add(answers)
@@ -177,7 +177,7 @@ class AccountingService:
         self._count(settlements, answers)
         away = next((answer for answer in answers if isinstance(answer, LedgerUnavailable)), None)
         if away is not None:
-            # Waiting settlements would fail one list after the other. Their callers still have them and retry.
+            # Fail all waiting settlements now, not batch by batch. Their callers still have them and retry.
             self._commits.fail_waiting(str(away))
             await asyncio.sleep(AWAY_S)
         return answers
@@ -190,7 +190,7 @@ class AccountingService:
             self._committing_since = None
 
     def _count(self, settlements: Sequence[Settlement], answers: Sequence[SettleAnswer]) -> None:
-        """Counts settlements that are new: their lag, their revenue, and charges that no balance covered."""
+        """Exports the metrics of new settlements: lag, revenue, and charges that no balance covered."""
         if self._metrics is None:
             return
         now = self._wall()
@@ -210,7 +210,7 @@ class AccountingService:
             logger.warning("cannot commit %d settlements: %s", len(settlements), error)
             return [error] * len(settlements)
         except Exception as error:
-            # One of them causes an unforeseen failure of the database. Alone, it does not harm the others.
+            # One settlement makes the database fail unexpectedly. Settled one by one, the others are not affected.
             if len(settlements) > 1:
                 logger.exception("a batch of %d settlements failed; settling them one by one", len(settlements))
                 return [answer for settlement in settlements for answer in self._commit([settlement])]
@@ -238,7 +238,7 @@ class AccountingService:
         return [replace(rejected, kept=True) for _, rejected in refused]
 
     async def run(self, command: Command[Any]) -> Any:
-        """Returns the command's answer, or its LedgerError: a returned error crosses processes unwrapped."""
+        """Returns the command's answer or its LedgerError. A raised error would be wrapped between processes."""
         if isinstance(command, HoldLease):
             command = self._leases.with_over(command)
         try:
@@ -264,10 +264,10 @@ class AccountingService:
         return self._reads if type(command) in READS else self._writes
 
     def check_health(self) -> None:
-        """Raises RuntimeError if only a new process can help.
+        """Raises RuntimeError if this process must be replaced.
 
-        An unavailable or hanging database is no such case: every call to it ends within its own limit. A call that has
-        not ended long after that is stuck in this process.
+        An unavailable or hanging database is not a reason, because every call to it has a timeout. A call that runs
+        long after its timeout is stuck in this process.
         """
         if (overdue_s := self._ledger.overdue_s()) > STUCK_S:
             raise RuntimeError(f"a call to the ledger's database should have ended {overdue_s:.0f} s ago")
@@ -308,7 +308,7 @@ class AccountingService:
         try:
             self._metrics.set(metrics.STUCK, await asyncio.to_thread(self._ledger.count_stuck))
             models = await self._reads.run(self._ledger.run, PricedModels())
-            # Also for a shard to which no gateway has reported its prices, and after a restart.
+            # Covers a restart, and a shard to which no gateway has reported prices.
             self._metrics.export_zeros([metrics.REVENUE], [{"model": model} for model in models])
         except Exception as error:
             logger.warning("stuck settlements and models could not be counted: %s", error)

@@ -1,7 +1,7 @@
 """Alerts of accounts, and the notices that they create.
 
-Watching only reads. Only an alert whose state changes takes the ledger's writer lock. The change compares the state
-first, so that two watching processes create one notice.
+Watching only reads; only a change of an alert's state takes the ledger's writer lock. The change first compares the
+previous state, so two watching processes create only one notice.
 """
 
 from __future__ import annotations

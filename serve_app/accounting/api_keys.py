@@ -24,7 +24,7 @@ from serve_app.contracts.limits import KEY_LIMITS
 from serve_app.contracts.money import MAX_BALANCE
 
 MAX_MODELS = 100
-MAX_KEYS = 1000  # per account, active and not expired: sums and lists of them stay fast
+MAX_KEYS = 1000  # active, unexpired keys per account; keeps listing and summing them fast
 MAX_TAGS = 10
 LONGEST_TAG = 40
 MAX_ADDRESSES = 50

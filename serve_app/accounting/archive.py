@@ -1,4 +1,4 @@
-"""Moves closed months from the ledger to files. A checkpoint keeps their sums, so the books stay provable.
+"""Moves closed months from the ledger to files. A checkpoint keeps their sums, so the books can still be verified.
 
 The steps run in this order, and each is harmless to repeat. The rows are compared with each other and written to files,
 and their sums are added to a "closing" checkpoint. Once the ledger has the files' checksum, checks build on the
@@ -43,9 +43,9 @@ from serve_app.contracts.errors import Conflict, InvalidValue
 from serve_app.contracts.units import DAY_S
 from serve_app.storage.spool_file import flush_folder
 
-#: Seconds after a month's end during which usage may still arrive from a spool, before the month can be archived. Half
-#: of this time after the cutoff is closed for requests that the ledger does not know: it cannot tell whether they were
-#: archived.
+#: Seconds after a month's end before the month can be archived, because usage may still arrive from a spool. After an
+#: archive, the ledger rejects unknown requests that ended before the cutoff plus half of this time, because it cannot
+#: tell whether they were archived.
 SETTLING_S = 2 * DAY_S
 _FILES = {"usage": usage, "journal_entries": journal_entries, "postings": postings}
 _MANIFEST = "manifest.json"
@@ -80,7 +80,7 @@ def month_begins(month: str) -> float:
 
 
 def closed_before(connection: Connection) -> float:
-    """Returns a Unix time. The ledger no longer knows whether a request that ended before it was settled."""
+    """Returns a Unix time. For requests that ended before it, the ledger no longer knows whether they were settled."""
     last = connection.execute(select(func.max(archives.c.before)).where(archives.c.exported_at.is_not(None))).scalar()
     return 0.0 if last is None else month_begins(last) + SETTLING_S / 2
 
@@ -123,7 +123,7 @@ def _export(database: Database, before: str, cutoff: float, folder: Path, now: f
         mine = archives.c.checkpoint_id == checkpoint_id
         connection.execute(update(archives).where(mine).values(checksum=checksum, exported_at=now))
         connection.execute(update(checkpoints).where(checkpoints.c.id == checkpoint_id).values(proven_at=now))
-        # A check that has not read these rows can no longer do so.
+        # Ends checks that have not read these rows, because the rows will be removed.
         behind = or_(checkpoints.c.entry < entry, checkpoints.c.number < number)
         of_checks = checkpoints.c.kind.in_(("last", "full"))
         connection.execute(update(checkpoints).where(of_checks, behind).values(kind="old"))

@@ -1,12 +1,12 @@
-"""PostgreSQL connections on which no wait is endless. Imported only if the ledger is on PostgreSQL.
+"""PostgreSQL connections on which every wait has a deadline. Imported only if the ledger is on PostgreSQL.
 
-Keepalives end a wait for a lost machine. A proxy that stops forwarding without closing answers them itself, and then
-only a client-side time limit helps. psycopg waits for a socket in one place, `Connection.wait`, and wakes up ten times
-a second there. The waiting thread therefore ends its own wait, and no other thread is needed.
+Keepalives detect a lost machine. They do not detect a proxy that stops forwarding and keeps the connection open,
+because the proxy answers them itself. This case needs a client-side timeout. psycopg waits for sockets only in
+`Connection.wait`, which wakes up ten times a second, so the waiting thread checks the deadline itself.
 
-An abandoned session may live on at the server, with its lock on the ledger's head. If a proxy cut it in the middle of a
-message, the server has no time limit for it: it is neither idle nor in a statement, but waits for the rest. Sessions
-therefore have names, and the next connection ends the abandoned ones.
+An abandoned session may stay open at the server and keep its lock on the ledger's head. If a proxy cut a message in the
+middle, no server timeout applies: the session is neither idle nor in a statement, but waits for the rest of the
+message. Sessions therefore have names, and the next connection terminates the abandoned ones.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def keepalives(timeout_s: float) -> dict[str, int]:
 class Connector:
     """Opens the connections of one engine. `open` handles SQLAlchemy's event `do_connect`, `prepare` its `connect`.
 
-    `ends_at()` is the deadline of the running operation, on the monotonic clock. `bounds` are PostgreSQL's own
-    settings.
+    `ends_at()` is the deadline of the running operation, on the monotonic clock. `bounds` are PostgreSQL settings of
+    the session: timeouts and keepalives.
     """
 
     def __init__(self, ends_at: Callable[[], float], bounds: dict[str, str]) -> None:
@@ -90,7 +90,7 @@ class Connection(psycopg.Connection[Any]):
         except _TimeIsUp:
             if self.name:
                 self.given_up.append(self.name)
-            self.close()  # SQLAlchemy then drops it, and with it all that were opened before
+            self.close()  # SQLAlchemy then drops it and all connections opened before it
             raise
 
 

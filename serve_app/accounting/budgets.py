@@ -1,4 +1,4 @@
-"""Charges of keys with a budget, per period. They are stored along with the usage rows and always equal their sum.
+"""Charges per period of keys with a budget. They are updated with the usage rows and always equal the rows' sum.
 
 A period is named by its UTC day or month: "2026-11-21" or "2026-11" (`contracts.periods`).
 """
@@ -22,7 +22,7 @@ def period_name(kind: BudgetPeriod, day: str) -> str:
 
 
 def read_spend(connection: Connection, wanted: Collection[tuple[str, str]]) -> dict[tuple[str, str], int]:
-    """Returns the stored charges of these (key, period), in nano-units. Missing ones are omitted."""
+    """Returns the stored charges of these (key, period) pairs, in nano-units. Missing pairs are omitted."""
     query = select(key_spend).where(
         key_spend.c.key_id.in_({key_id for key_id, _ in wanted}),
         key_spend.c.period.in_({period for _, period in wanted}),
@@ -36,13 +36,13 @@ def count_spend(connection: Connection, account_id: str, key_id: str, period: st
     query = select(func.coalesce(func.sum(usage_daily.c.charged), 0)).where(
         usage_daily.c.account_id == account_id,  # the index begins with it
         usage_daily.c.key_id == key_id,
-        usage_daily.c.day.between(period, f"{period}-31"),  # for a day, only the day itself sorts between them
+        usage_daily.c.day.between(period, f"{period}-31"),  # for a day, this matches only that day
     )
     return int(connection.execute(query).scalar_one())
 
 
 def write_spend(connection: Connection, spend: Mapping[tuple[str, str], int]) -> None:
-    """Stores the sums of these (key, period). The mapping must not be empty."""
+    """Stores the sums of these (key, period) pairs. The mapping must not be empty."""
     _SET.run(
         connection,
         [{"key_id": key_id, "period": period, "charged": charged} for (key_id, period), charged in spend.items()],
@@ -50,7 +50,7 @@ def write_spend(connection: Connection, spend: Mapping[tuple[str, str], int]) ->
 
 
 def count_anew(connection: Connection, account_id: str, key_id: str, kind: BudgetPeriod | None, now: float) -> None:
-    """Starts storing the sums of periods of this kind, from the current period on. None: stores no sums."""
+    """Replaces a key's stored sums with sums per period of this kind, from the current period on. None: no sums."""
     connection.execute(delete(key_spend).where(key_spend.c.key_id == key_id))
     if kind is None:
         return
@@ -61,7 +61,7 @@ def count_anew(connection: Connection, account_id: str, key_id: str, kind: Budge
         .group_by(usage_daily.c.day)
     )
     sums = {(key_id, running): 0}
-    for row in connection.execute(query):  # including later days: another machine's clock was ahead
+    for row in connection.execute(query):  # including later days, in case another machine's clock is ahead
         period = key_id, period_name(kind, row.day)
         sums[period] = sums.get(period, 0) + int(row.charged)
     write_spend(connection, sums)

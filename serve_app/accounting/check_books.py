@@ -1,4 +1,4 @@
-"""Comparisons of the check: data that is stored twice must agree. Differences are reported, not repaired.
+"""The comparisons of a check of the books: data stored twice must agree. Differences are reported, not repaired.
 
 The journal is authoritative for amounts, the usage rows for counts; each message says where to look. A comparison reads
 a part of the journal with its usage rows, or compares some accounts with the sums of a checkpoint. `checkpoints`
@@ -139,7 +139,10 @@ def _first(connection: Connection, query: Select[Any]) -> Iterator[Row[Any]]:
 def _numbers(
     connection: Connection, kind: str, table: Table, last_number: Any, read: int, up_to: int
 ) -> Iterator[Difference]:
-    """Checks that row numbers have no gap and end at the last number assigned. `read` of them are at most `up_to`."""
+    """Checks that row numbers have no gap and end at the last number assigned.
+
+    `read` is the number of rows up to `up_to`.
+    """
     last = connection.execute(select(last_number)).scalar_one()
     count = read + connection.execute(select(func.count()).select_from(table).where(table.c.id > up_to)).scalar_one()
     # An archive may have removed the highest.

@@ -12,7 +12,7 @@ from sqlalchemy import JSON, BigInteger, ColumnElement, Connection, Select, Tabl
 from sqlalchemy.dialects import postgresql, sqlite
 
 _INSERT: Mapping[str, Callable[[Table], Any]] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
-# On SQLite, other writers wait while one writes.
+# Fewer on SQLite, where other writers wait while one writes.
 _ROWS_AT_ONCE = {"sqlite": 2000, "postgresql": 10_000}
 _ROW_ID = {"sqlite": "rowid", "postgresql": "ctid"}
 

@@ -96,7 +96,7 @@ _ADD_ENTRIES, _ADD_POSTINGS = insert(journal_entries), insert(postings)
 
 
 def post(connection: Connection, entries: Sequence[Entry]) -> None:
-    """Adds entries, at least one, with two statements for any number of them."""
+    """Adds one or more entries, always with two SQL statements."""
     lines: list[dict[str, Any]] = []
     for entry in entries:
         moved = [(ledger_account, amount) for ledger_account, amount in entry.postings.items() if amount]

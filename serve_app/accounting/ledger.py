@@ -57,7 +57,7 @@ class Ledger:
 
     The schema is created or upgraded first; without `migrate`, a different schema raises SchemaMismatch. `wait_s`
     limits the wait for another writer. `timeout_s` limits a whole call on PostgreSQL, except for reads of many rows.
-    `now` returns Unix seconds. `currency` becomes the ledger's; a ledger with a different one raises OtherCurrency.
+    `now` returns Unix seconds. `currency` is set if the ledger has none; a different one raises OtherCurrency.
     `reply_quota` limits the replies that an account keeps for retries.
     """
 
@@ -102,7 +102,7 @@ class Ledger:
         return self._database.overdue_s()
 
     def run(self, command: Command[Answer]) -> Answer:
-        """Returns the command's answer. Raises LedgerError as the command says."""
+        """Returns the command's answer. Raises the LedgerErrors that the command documents."""
         if isinstance(command, commands.RetryStuck):
             # One transaction each: a failure must not undo the others.
             return self._retry_stuck(command)  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""People, their invitations and suspensions. The audit log records a person's actions under their address."""
+"""People, their invitations and suspensions. The audit log names a person by their e-mail address."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def owner_of(connection: Connection, identity: Identity) -> str | None:
 
 
 def end_sessions(connection: Connection, user_id: str, keep: str, now: float) -> None:
-    """Ends all sessions of a person but the one with the id `keep`."""
+    """Ends all sessions of a person except the one with the id `keep`."""
     mine = update(sessions).where(sessions.c.user_id == user_id, sessions.c.id != keep)
     connection.execute(mine.where(sessions.c.revoked_at.is_(None)).values(revoked_at=now))
 

@@ -1,7 +1,8 @@
 """Payments that recharge accounts: when an attempt begins, which process handles it, and its outcome.
 
 Watching only reads. An attempt begins under the ledger's writer lock, which also covers reading balance, cap and
-settings. However many processes watch, an account has one open attempt, and a month's payments stay within its cap.
+settings. With any number of watching processes, an account has at most one open attempt, and a month's payments stay
+within its cap.
 Attempts that are not known to have failed count towards the cap.
 """
 
@@ -38,12 +39,12 @@ from serve_app.contracts.recharges import (
     WatchRecharges,
 )
 
-#: In the past tense, because it stays the reason of the pause once the outcome is known.
+#: In the past tense, because it remains the reason for the pause after the outcome is known.
 UNKNOWN: Final = "For a day it was not known whether a payment was made. If it was, it is credited."
 ENDED: Final = "An operator saw that it was not paid."
 BATCH: Final = 200
 MAX_DUE: Final = 100
-# Literals, because no database uses the partial indexes with a parameter.
+# Literals, because neither database uses a partial index if the value is a bound parameter.
 _ON: Final = recharges.c.state == literal_column("'on'")
 _OPEN: Final = recharge_attempts.c.state == literal_column("'open'")
 
@@ -133,7 +134,7 @@ def record_outcome(transaction: Transaction, wanted: RecordOutcome, now: float) 
     connection.execute(update(recharge_attempts).where(recharge_attempts.c.id == row.id).values(changes))
     account_id = row.account_id
     if state == "open":
-        # It stays open, because its payment may exist, and prevents new attempts: a notice must be sent.
+        # It stays open, because its payment may exist, and blocks new attempts. Pausing sends a notice.
         if now >= row.created_at + ORDER_S and read_account(connection, account_id).active:
             pause_recharge(transaction, account_id, UNKNOWN, wanted.audit, now)
         return
@@ -141,7 +142,7 @@ def record_outcome(transaction: Transaction, wanted: RecordOutcome, now: float) 
     write_audit(transaction, wanted.audit, "end_recharge", account_id, detail, now, subject=row.id)
     settings = read_row(connection, account_id)
     if settings is None:
-        return  # created after the backup from which this ledger was restored
+        return  # the settings were created after the backup from which this ledger was restored
     later = max(settings.next_at, now + BETWEEN_S)
     connection.execute(update(recharges).where(recharges.c.account_id == account_id).values(next_at=later))
     # A suspended account is not recharged anyway, and a replaced method says nothing about the new one.
@@ -162,7 +163,7 @@ def end_attempt(transaction: Transaction, wanted: EndAttempt, now: float) -> Non
 
 
 def _insert_paid(connection: Connection, paid: Paid, provider: str) -> None:
-    """Records an attempt that this ledger does not have, as far as its payment describes it."""
+    """Records an attempt that is missing in this ledger, from the details of its payment."""
     values = {
         "id": paid.attempt_id,
         "account_id": paid.account_id,
@@ -193,8 +194,8 @@ def _is_due(connection: Connection, row: Row[Any], now: float) -> bool:
 
 
 def _refusal(connection: Connection, row: Row[Any], now: float) -> str:
-    """Returns why the attempt's payment, if there is none yet, may no longer be ordered. Empty: it may."""
-    if now >= row.created_at + ORDER_S:  # first: by then recharging is paused, which is not the actual reason
+    """Returns the reason why a payment that does not exist yet must not be ordered; empty if it may be ordered."""
+    if now >= row.created_at + ORDER_S:  # checked first: recharging is paused by then, but that is not the reason
         return "The payment could not be ordered for a day."
     settings = read_row(connection, row.account_id)
     if settings is None or settings.state != "on":

@@ -1,7 +1,7 @@
 """Creates a new ledger from a backup.
 
 A restored ledger has no revision until it is verified, and a service does not start on a ledger without one. An
-interrupted restore is therefore never used. On SQLite, the file also gets its name only then.
+interrupted restore is therefore never used. On SQLite, the file also gets its final name only after verification.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from serve_app.contracts.errors import Conflict, InvalidValue, LedgerError, Sche
 from serve_app.contracts.units import DAY_S
 from serve_app.storage.spool_file import flush_folder
 
-# More than a ledger assigns between a backup and its loss.
+# More versions or epochs than a ledger assigns between a backup and its loss.
 AHEAD: Final = 10**12
 NO_RECHARGE_S: Final = DAY_S
 
@@ -39,14 +39,14 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Contents of the new ledger, and the differences in its books, which the backup also had."""
+    """The backup's manifest, and the differences in the books, which the backup already had."""
 
     manifest: Manifest
     differences: tuple[Difference, ...]
 
 
 def restore(file: Path, url: str | URL, now: float, progress: Progress) -> Restored:
-    """Fills a new, empty database. Raises LedgerError; there is then no ledger on which a service would start.
+    """Fills a new, empty database. After a LedgerError, no service starts on the partial restore.
 
     InvalidValue: the file is damaged or of another kind of database. Conflict: the database is not empty.
     SchemaMismatch: a newer release made the backup.
@@ -102,12 +102,12 @@ def _finish(database: Database, manifest: Manifest, now: float, progress: Progre
 
 
 def _part_from_the_lost(connection: Connection, now: float) -> None:
-    """Separates this ledger from the lost one, so that no process mistakes the state of one for news of the other.
+    """Separates this ledger from the lost one, so that no process confuses their states.
 
-    Versions and epochs continue far ahead, so all accounts and keys are news to every process that reads the changes.
-    Leases are not released: if a limiter of the lost ledger still runs, its successor waits until its lease is over.
-    Posted holds ended with the lost ledger; their costs are in a spool, or lost. No account is recharged for a day:
-    payments after the backup are missing in this ledger until the provider reports them again.
+    Versions and epochs jump far ahead, so every process that reads changes sees all accounts and keys as changed.
+    Leases are not released: if a limiter of the lost ledger still runs, its successor waits until that lease has
+    expired. Posted holds are deleted; the costs of their requests are in a spool, or lost. No account is recharged for
+    a day, because payments after the backup are missing in this ledger until the provider reports them again.
     """
     for table in (accounts, api_keys, head):
         connection.execute(update(table).values(version=table.c.version + AHEAD))
@@ -152,7 +152,7 @@ def _expect_empty(database: Database, manifest: Manifest) -> None:
 @contextlib.contextmanager
 def _new_file(path: Path) -> Iterator[Path]:
     """Yields a draft path for a SQLite ledger, which gets its name at the end. Raises Conflict, InvalidValue."""
-    for suffix in ("", "-wal", "-shm", "-journal"):  # a log of the lost ledger would be applied to the new one
+    for suffix in ("", "-wal", "-shm", "-journal"):  # SQLite would apply an old log to the new file
         if (old := path.with_name(path.name + suffix)).exists():
             raise Conflict(f"{old} exists: move {path.name}* away, or name a new file")
     try:

@@ -15,9 +15,9 @@ from serve_app.contracts.served import Backend
 
 logger = logging.getLogger("ray.serve")
 
-# By then every gateway has read that a retired backend gets no requests. Running replies keep their replicas.
+# From retirement to deletion. By then, no gateway sends requests to the backend. Replicas finish running replies.
 DRAIN_S: Final = 5.0
-AGAIN_S: Final = 15.0  # between two attempts; the first one shows in Serve's status within a few seconds
+AGAIN_S: Final = 15.0  # between two attempts; an attempt appears in Serve's status within a few seconds
 
 
 class Applications:

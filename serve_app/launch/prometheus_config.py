@@ -37,7 +37,7 @@ class Service:
 
 
 def find_service(home: Path) -> Service | None:
-    """Returns the service that runs on this state folder, from the files that its launcher writes while it is ready."""
+    """Returns the running service of this state folder, found through files that its launcher writes."""
     logs, lock = home / "logs" / "ray", home / "run" / "lock"
     try:
         owner = int(lock.read_text().removeprefix("process "))
@@ -58,7 +58,7 @@ def find_service(home: Path) -> Service | None:
 def write_config(
     folder: Path, service: Service, rules: str, *, cluster: str = "local", namespace: str = "default"
 ) -> Path:
-    """Writes Prometheus's configuration into `folder`, with lists of targets that it rereads. Returns its path."""
+    """Writes Prometheus's configuration and target lists into `folder`. Returns the configuration's path."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, value in (("cluster", cluster), ("namespace", namespace)):
         if not re.fullmatch(r"[\w.-]+", value):

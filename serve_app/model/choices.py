@@ -21,8 +21,8 @@ Numbered = tuple[int, Event]
 async def generate_choices(generate: Generate, request: GenerationRequest, n: int) -> AsyncGenerator[Numbered, None]:
     """Yields the events of each choice with its number, up to `Finished` of each. Closing it stops all choices.
 
-    The other choices start when the first choice has its first token. They then find the whole prompt in the cache, and
-    an error of the request is raised before there is any output.
+    The other choices start when the first choice has its first token. By then, the whole prompt is in the cache, and an
+    error in the request has been raised before any output.
     """
     events: asyncio.Queue[Numbered | Exception] = asyncio.Queue()
     pumps = [asyncio.create_task(_pump(generate, request, 0, events))]
@@ -50,7 +50,7 @@ def _request_of(request: GenerationRequest, choice: int) -> GenerationRequest:
     if sampling.seed is not None:
         digest = hashlib.sha256(f"{sampling.seed}:{choice}".encode()).digest()
         sampling = replace(sampling, seed=int.from_bytes(digest[:8], "big", signed=True))
-    # Only the first choice has a deadline for its first token: after that, part of the reply exists.
+    # Only the first choice has a deadline for its first token: the others start after that token.
     return replace(request, request_id=f"{request.request_id}#{choice}", sampling=sampling, first_token_by=None)
 
 

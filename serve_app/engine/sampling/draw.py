@@ -3,8 +3,8 @@
 A row is divided into blocks. The drawn token is the token at which the cumulative weight passes a random number, first
 over the blocks and then within one block. Top-p and min-p are checked only after a token was drawn, because the check
 needs the weight of all likelier tokens, which lie in few blocks. A rejected token is excluded together with all tokens
-that are no likelier, and the row draws again from the rest. Each draw is from a set that holds all admissible tokens,
-in proportion to their weights. So the first admissible token has exactly their distribution.
+that are no likelier, and the row draws again from the rest. Each draw is weighted and from a set that contains all
+admissible tokens. The first admissible token therefore has exactly the distribution of the admissible tokens.
 
 No result of a row depends on the other rows, not even through rounding.
 """

@@ -2,8 +2,8 @@
 
 Automatic prefix reuse as in vLLM and SGLang's RadixAttention (arXiv 2312.07104): a full block has a key that identifies
 its content and everything before it. Blocks keep their content after their sequences have ended. A block is evicted
-only if no other block is free: least recently used first, and never before the blocks that continue it, since those
-cannot be found without it.
+only if no other block is free: least recently used first, and never before the blocks that follow it in a chain, since
+those are found only through it.
 
 K and V of a token depend on all tokens before it and on its rotary frequencies. So a block's key is the hash of the
 previous key and the block's tokens. The chain starts from the sequence's length class (see `rope`) and its tenant. K
@@ -46,7 +46,8 @@ class BlockAllocator:
     A block is in use (it has a reference), cached (no reference, but its content can be found) or empty.
 
     Invariants: no two indexed blocks have the same key; a holder of an indexed block also holds all blocks before it.
-    So blocks are evicted in the order in which their references were dropped. Every operation is O(blocks passed).
+    So blocks are evicted in the order in which their references were dropped. Every operation is linear
+    in the blocks passed.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -160,7 +161,7 @@ class BlockAllocator:
         return same
 
     def withdraw(self, blocks: Sequence[int]) -> None:
-        """Remove the last blocks of a running sequence from the index, back to the first block that is shared."""
+        """Remove a running sequence's blocks from the index, last block first, up to the first shared block."""
         for block in reversed(blocks):
             if self._references[block] > 1:
                 return

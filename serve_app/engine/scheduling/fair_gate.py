@@ -1,10 +1,10 @@
 """Admits requests to an engine that has its own scheduler: fairly among tenants and a few at a time.
 
-Such an engine accepts requests as they come, so requests wait here instead. The engine holds at most `max_running`
-requests. For requests without an output token, it normally holds at most two steps' worth of prompt tokens. A prompt
-beyond that is admitted only if its tenant has no other such prompt in the engine and fewer than `_PROMPTS` tenants have
-one. So a new tenant's prompt does not wait for every prompt that arrived before it. If one tenant holds every slot,
-`spare` additional slots are available to tenants that have none.
+Such an engine accepts every request at once, so requests wait here instead. The engine holds at most `max_running`
+requests. Requests that have no output token yet normally hold at most two steps' worth of prompt tokens. Beyond that, a
+request is admitted only if its tenant has no other request without output in the engine, and fewer than `_PROMPTS`
+tenants have one. A new tenant's prompt therefore does not wait for every prompt that arrived before it. If one tenant
+holds every slot, `spare` additional slots are available to tenants that have none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from serve_app.contracts.fairness import count_fairly
 from serve_app.engine.request import GenerationRequest
 from serve_app.engine.scheduling.fair_queue import FairQueue
 
-_PROMPTS = 8  # maximum number of tenants with a first prompt in the engine, whatever the length of the other prompts
+_PROMPTS = 8  # maximum number of tenants in prefill, for prompts beyond two steps' worth of tokens
 _ALWAYS_COUNTS = 4  # steps' worth of a tenant's queued prompts that always count
 
 

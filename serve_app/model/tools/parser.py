@@ -83,7 +83,7 @@ class ReplyParser:
         except StopIteration:
             self._source.at = len(self._source.text)
             self._calls.keep_as_text()
-        self._source.pass_on()  # arguments do not wait for the next text
+        self._source.pass_on()  # returns arguments now instead of with the next text
         parts = merged(self._calls.parts)
         self._calls.parts.clear()
         return parts
@@ -91,8 +91,8 @@ class ReplyParser:
     def _text_until(self, openers: tuple[str, ...], closers: tuple[str, ...] = ()) -> Steps[str]:
         """Reads text up to one of `openers`, which is skipped, held and returned. Returns "" at the end of the reply.
 
-        `closers` directly after a call belong to the call; at the end of the reply, so do their beginnings. Elsewhere
-        they are text.
+        `closers` directly after a call belong to the call, and so does an incomplete closer at the end of the reply.
+        Elsewhere, closers are text.
         """
         markers = (*openers, *closers)
         first = re.compile("[" + "".join(sorted({re.escape(marker[0]) for marker in markers})) + "]")
