@@ -9,7 +9,7 @@ from serve_app.admin.values import Schema
 from serve_app.api.chat_openapi import REF
 from serve_app.api.errors import ERROR_TYPES
 from serve_app.contracts.limiting import MAX_RETRY_AFTER_S
-from serve_app.gateway.retries import MAX_KEY_LENGTH
+from serve_app.gateway.idempotency import MAX_KEY_LENGTH
 
 
 class _Error(NamedTuple):

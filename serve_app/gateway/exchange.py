@@ -58,10 +58,10 @@ from serve_app.contracts.limiting import Adjust, Grant, Refusal, Release
 from serve_app.contracts.ports import BackendUnavailable
 from serve_app.gateway.authentication import Caller
 from serve_app.gateway.backends import PLAIN, Generation, admit_for, call_for, system_fingerprint
+from serve_app.gateway.idempotency import Retry
 from serve_app.gateway.record import RequestRecord
 from serve_app.gateway.refusal_errors import not_recordable, refusal_error, rejection_error, restarting, waited_too_long
 from serve_app.gateway.reruns import Runs, RunsAgain
-from serve_app.gateway.retries import Retry
 from serve_app.gateway.services import Services
 from serve_app.gateway.settlements import release_of
 from serve_app.gateway.web import ClientGone

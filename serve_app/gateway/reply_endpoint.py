@@ -29,9 +29,9 @@ from serve_app.contracts.phases import Phases
 from serve_app.contracts.trace_context import TraceContext
 from serve_app.gateway.authentication import Authenticator, Caller
 from serve_app.gateway.exchange import Exchange
+from serve_app.gateway.idempotency import Retry
 from serve_app.gateway.record import RequestRecord
 from serve_app.gateway.reruns import RunsAgain
-from serve_app.gateway.retries import Retry
 from serve_app.gateway.services import Services
 from serve_app.gateway.web import (
     Bodies,

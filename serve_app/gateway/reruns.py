@@ -1,6 +1,6 @@
 """Runs a request again on another replica after its replica is lost: how often, after what pause, and under what id.
 
-A run produces the reply from the start, or continues what was sent of a stream that asks for it (`said.py`).
+A run produces the reply from the start, or continues what was sent of a stream that asks for it (`sent_tokens.py`).
 
 For the limiter, the replicas and the ledger, each run is a separate request with a separate id. Before the next run is
 admitted, the ledger records the lost run as failed, under the id that its replica knows. The replica may have left
@@ -22,7 +22,7 @@ from typing import Final
 
 from serve_app.contracts.generation import ChoiceEnded, Delta, ReplyParts
 from serve_app.gateway.record import RequestRecord
-from serve_app.gateway.said import Said
+from serve_app.gateway.sent_tokens import SentTokens
 
 # Seconds before each run but the first. Serve may not know yet that the replica is gone, and choose it again: its
 # controller checks once a second.
@@ -41,7 +41,7 @@ class Runs:
 
     def __init__(self, record: RequestRecord, *, resumable: bool) -> None:
         self._record = record
-        self._said = Said() if resumable else None
+        self._sent = SentTokens() if resumable else None
         self.has_sent = False  # some of the reply may have reached the client
         self.reply_id = record.request_id  # the id of the run that began the client's reply
         self.first_token_by = 0.0  # on the monotonic clock; 0: not known yet
@@ -54,11 +54,11 @@ class Runs:
     @property
     def to_continue(self) -> tuple[int, ...]:
         """Tokens that the next replica must continue."""
-        return tuple(self._said.tokens) if self._said is not None and self.has_sent else ()
+        return tuple(self._sent.tokens) if self._sent is not None and self.has_sent else ()
 
     def passes(self, event: Delta | ReplyParts | ChoiceEnded) -> bool:
         """Returns whether to send an event now. An event that only counts tokens of held-back text is not sent."""
-        if self._said is not None and not self._said.take(event):
+        if self._sent is not None and not self._sent.take(event):
             return False
         match event:
             case Delta():
@@ -69,19 +69,19 @@ class Runs:
 
     def pop_kept(self) -> Delta | ReplyParts | None:
         """Returns an event that had to wait for the end of the reply, or None."""
-        return self._said.kept.pop(0) if self._said is not None and self._said.kept else None
+        return self._sent.kept.pop(0) if self._sent is not None and self._sent.kept else None
 
     def pause_after_loss(self, queue_timeout_s: float) -> float | None:
         """Returns the seconds until the next run; None if no run can start any more, or none in time."""
-        said, number = self._said, self._record.reruns
-        if said is not None:
-            said.kept.clear()
+        sent, number = self._sent, self._record.reruns
+        if sent is not None:
+            sent.kept.clear()
         if self.has_sent:
-            if said is None or not said.is_complete:
+            if sent is None or not sent.is_complete:
                 return None
             self.first_token_by = time.monotonic() + queue_timeout_s  # the first token came: the timeout starts again
-        elif said is not None:
-            said.clear()
+        elif sent is not None:
+            sent.clear()
         return PAUSES_S[number] if number < len(PAUSES_S) and PAUSES_S[number] < self.left_s else None
 
     def begin_next(self) -> RequestRecord:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from serve_app.contracts.generation import ChoiceEnded, Delta, ReplyParts
 
 
-class Said:
+class SentTokens:
     """The tokens of one stream whose replica reports them.
 
     The end of a reply also brings held-back text that no token follows. A replica that continues these tokens would

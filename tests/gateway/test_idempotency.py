@@ -16,7 +16,7 @@ import pytest
 from serve_app.contracts.generation import Delta, Finished, FinishReason, Rejected, Rejection, Started
 from serve_app.contracts.limiting import Admit, Release
 from serve_app.contracts.ports import BackendUnavailable
-from serve_app.gateway import retries
+from serve_app.gateway import idempotency
 from tests.gateway.connections import MESSAGES, Call, served
 from tests.gateway.world import NANO, PATIENT_S, World, price, says, settled, until
 
@@ -375,7 +375,7 @@ async def test_a_client_that_leaves_while_the_stored_reply_is_looked_up_leaves_n
 
 
 async def test_a_reply_that_is_too_large_is_sent_but_not_stored(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "MAX_BYTES", 100)
+    monkeypatch.setattr(idempotency, "MAX_BYTES", 100)
     assert (await answered(world)).status == 200
     again = await answered(world)
     assert (again.status, replayed(again)) == (200, False)

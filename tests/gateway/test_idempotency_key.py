@@ -7,7 +7,7 @@ import json
 import pytest
 
 from serve_app.api.errors import ApiError
-from serve_app.gateway.retries import MAX_KEY_LENGTH, body_fingerprint, valid_idempotency_key
+from serve_app.gateway.idempotency import MAX_KEY_LENGTH, body_fingerprint, valid_idempotency_key
 
 BODY = {"model": "svc-chat", "messages": [{"role": "user", "content": "Grüße"}], "temperature": 0.5, "user": "u"}
 
