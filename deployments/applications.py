@@ -55,7 +55,7 @@ async def _run(task: Any, *arguments: Any) -> None:
     try:
         await asyncio.to_thread(lambda: ray.get(task.remote(*arguments), timeout=DEPLOY_S))
     except (RayError, RayServeException) as error:
-        raise BackendUnavailable(f"it was not deployed: {error}") from None
+        raise BackendUnavailable(f"not deployed: {error}") from None
 
 
 def _delete(name: str) -> None:
@@ -64,4 +64,4 @@ def _delete(name: str) -> None:
         if name in applications and applications[name]["source"] == "imperative":
             serve.delete(name, _blocking=False)
     except (RayError, RayServeException) as error:
-        raise BackendUnavailable(f"it was not deleted: {error}") from None
+        raise BackendUnavailable(f"not deleted: {error}") from None

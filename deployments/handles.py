@@ -145,7 +145,7 @@ class BackendHandles:
                 # In a thread: on the event loop, a restarting controller would stop every stream.
                 found = await asyncio.to_thread(_model_of, application)
             except TRANSPORT as error:
-                raise BackendUnavailable(f"the application {application} is not there: {error}") from None
+                raise BackendUnavailable(f"the application {application} was not found: {error}") from None
             handle = self._handles[application] = found.options(method_name="generate", stream=True, **PICKLED)
         return handle
 

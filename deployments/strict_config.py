@@ -158,7 +158,7 @@ def _policy_problems(scaling: dict[str, Any], where: str) -> Iterator[str]:
     yield from _setting_problems(ScalingSettings, policy.get("policy_kwargs") or {}, f"{where}.policy.policy_kwargs")
     for delay in ("upscale_delay_s", "downscale_delay_s"):
         if scaling.get(delay) != 0:
-            yield f"{where}.{delay}: must be 0 with this policy, which has delays of its own: smooth_s, down_after_s"
+            yield f"{where}.{delay}: must be 0 with this policy, which has separate delays: smooth_s, down_after_s"
 
 
 def _interpreter_problems(application: dict[str, Any], deployment: dict[str, Any], where: str) -> Iterator[str]:
@@ -183,4 +183,4 @@ def _unknown_backends(user_config: Any, where: str, names: set[str]) -> Iterator
         for path in named:
             if path.partition(".")[2] not in names:
                 there = ", ".join(sorted(names))
-                yield f"{where}.{identifier}.{path}: no application of that name; there are {there}"
+                yield f"{where}.{identifier}.{path}: no application of that name; available: {there}"

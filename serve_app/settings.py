@@ -260,7 +260,7 @@ class ModelArgs(EngineSettings):
         for other in self.model_fields_set & (ENGINES.keys() - {self.engine}) & ModelArgs.model_fields.keys():
             if other != "native":  # also a setting of the native engine
                 raise ValueError(
-                    f"{other}: these settings are of another engine: write engine: {other}, or remove them"
+                    f"{other}: these settings belong to another engine: write engine: {other}, or remove them"
                 )
         if (wrong := ENGINES[self.engine].problem(self, self.options)) is not None:
             raise ValueError(wrong)

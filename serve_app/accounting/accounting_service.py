@@ -74,13 +74,13 @@ class Lane:
     async def run(self, function: Callable[[Command[Any]], Any], command: Command[Any]) -> Any:
         """Runs the function in a thread of the lane. Raises LedgerUnavailable if none is free in time."""
         if self._waiting >= MAX_WAITING:
-            raise LedgerUnavailable(f"{self._waiting} commands wait for the ledger already: try again")
+            raise LedgerUnavailable(f"{self._waiting} commands are already waiting for the ledger: try again")
         self._waiting += 1
         try:
             async with asyncio.timeout(LANE_WAIT_S):
                 await self._free.acquire()
         except TimeoutError:
-            raise LedgerUnavailable(f"no turn at the ledger within {LANE_WAIT_S:g} s: try again") from None
+            raise LedgerUnavailable(f"the ledger was busy for {LANE_WAIT_S:g} s: try again") from None
         finally:
             self._waiting -= 1
         running = asyncio.get_running_loop().run_in_executor(self._threads, function, command)
@@ -215,7 +215,7 @@ class AccountingService:
                 logger.exception("a batch of %d settlements failed; settling them one by one", len(settlements))
                 return [answer for settlement in settlements for answer in self._commit([settlement])]
             logger.exception("settlement %r failed", settlements[0])
-            reason = f"the ledger failed on it: {type(error).__name__}"
+            reason = f"unexpected error in the ledger: {type(error).__name__}"
             answers = [SettlementRejected(settlements[0].request_id, Refusal.FAILED, reason)]
         refused = [pair for pair in zip(settlements, answers, strict=True) if isinstance(pair[1], SettlementRejected)]
         if not refused:
@@ -275,7 +275,7 @@ class AccountingService:
         if since is not None and (stuck_s := self._clock() - since) > COMMIT_STUCK_S:
             raise RuntimeError(f"one batch of settlements has kept the commit thread for {stuck_s:.0f} s")
         if self._tidying is not None and self._tidying.done() and not self._closing.is_set():
-            raise RuntimeError("the cleanup of the ledger has ended")
+            raise RuntimeError("the ledger's cleanup task has stopped")
 
     async def close(self) -> None:
         """Commits waiting settlements, and ends the tasks that `start` began."""

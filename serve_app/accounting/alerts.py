@@ -44,9 +44,7 @@ BATCH: Final = 200
 LOW: Final = "low"
 UNUSUAL: Final = 3  # times the mean of DAYS_BEFORE
 DAYS_BEFORE: Final = 7
-ENOUGH: Final = (
-    f"not sent: an account gets {MAX_A_DAY} notices of its alerts in a day (UTC), and no more until the next"
-)
+ENOUGH: Final = f"not sent: limit of {MAX_A_DAY} alert notices per account and UTC day reached"
 _SAME = ("account_id", "kind", "threshold", "target")
 
 
@@ -65,7 +63,7 @@ def create_alert(transaction: Transaction, wanted: CreateAlert, now: float) -> A
         earlier = connection.execute(select(alerts).where(alerts.c.id == wanted.alert_id)).one_or_none()
         if earlier is not None:
             if any(getattr(earlier, name) != getattr(wanted, name) for name in _SAME):
-                raise Conflict(f"{wanted.alert_id} is another alert already")
+                raise Conflict(f"{wanted.alert_id} already belongs to a different alert")
             return _alert(earlier)
     if len(list_alerts(connection, ListAlerts(wanted.account_id), now)) >= MAX_ALERTS:
         raise Conflict(f"an account has at most {MAX_ALERTS} alerts: remove one")

@@ -42,12 +42,12 @@ def create_key(transaction: Transaction, wanted: CreateKey, now: float) -> KeySn
     earlier = connection.execute(select(api_keys).where(api_keys.c.digest == digest)).first()
     if earlier is not None:
         if (earlier.account_id, earlier.name) != (account_id, wanted.name):
-            raise Conflict("this API key exists already: make a new one")
+            raise Conflict("this API key already exists: create a new one")
         return read_key(connection, earlier.id, now)
     mine = (api_keys.c.account_id == account_id, api_keys.c.active)
     lasting = or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > now)
     if connection.execute(select(func.count()).select_from(api_keys).where(*mine, lasting)).scalar_one() >= MAX_KEYS:
-        raise Conflict(f"an account has at most {MAX_KEYS} API keys that work: revoke some")
+        raise Conflict(f"an account has at most {MAX_KEYS} active API keys: revoke unused keys")
     terms = {name: value for name, value in _checked(wanted.terms, now).items() if value is not None}
     _check_budget(terms.get("budget"), terms.get("budget_period"))
     key_id = new_id("key_")
@@ -145,7 +145,7 @@ def _checked(given: Mapping[str, Any], now: float) -> dict[str, Any]:
     if budget is not None and (type(budget) is not int or not 0 < budget <= MAX_BALANCE):
         raise InvalidValue(f"budget {budget!r}: give nano-units from 1 to {MAX_BALANCE}, or None for none")
     if values.get("budget_period") not in (None, "day", "month"):
-        raise InvalidValue(f"budget_period {values['budget_period']!r}: a budget is for a 'day' or a 'month'")
+        raise InvalidValue(f"budget_period {values['budget_period']!r}: must be 'day' or 'month'")
     if values.get("expires_at") is not None:
         values["expires_at"] = check_time(values["expires_at"])
         if values["expires_at"] <= now:

@@ -61,7 +61,9 @@ def archive_months(database: Database, before: str, folder: Path, now: float, pr
     """
     cutoff = month_begins(before)
     if now < cutoff + SETTLING_S:
-        raise InvalidValue(f"usage of the months before {before} may still arrive: archive them two days later")
+        raise InvalidValue(
+            f"usage of the months before {before} may still arrive: wait until two days after the start of {before}"
+        )
     with database.snapshot() as connection:
         done = connection.execute(select(archives).where(archives.c.exported_at.is_not(None))).all()
     if later := [row.before for row in done if row.before > before]:
@@ -76,7 +78,7 @@ def month_begins(month: str) -> float:
     try:
         return datetime.strptime(f"{month}-01", "%Y-%m-%d").replace(tzinfo=UTC).timestamp()
     except ValueError:
-        raise InvalidValue(f"{month!r} is no month: give YYYY-MM, the first one that stays") from None
+        raise InvalidValue(f"{month!r} is not a month: give YYYY-MM, the first month to keep") from None
 
 
 def closed_before(connection: Connection) -> float:
@@ -87,7 +89,7 @@ def closed_before(connection: Connection) -> float:
 
 def _export(database: Database, before: str, cutoff: float, folder: Path, now: float, progress: Progress) -> None:
     if folder.exists():
-        raise InvalidValue(f"{folder} exists: name a new folder for the archive")
+        raise InvalidValue(f"{folder} exists: choose a new folder for the archive")
     draft = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(draft, ignore_errors=True)
     checkpoint_id, entry, number = _begin(database, before, cutoff, now)
@@ -105,7 +107,9 @@ def _export(database: Database, before: str, cutoff: float, folder: Path, now: f
                 if (part.entry, part.number) == (at.entry, at.number):
                     break
                 if wrong := next(compare_part(connection, part), None):
-                    raise Conflict(f"the books do not add up, archive nothing: run a full check ({wrong.message})")
+                    raise Conflict(
+                        f"the books do not balance, nothing was archived: run a full check ({wrong.message})"
+                    )
                 entries = select(journal_entries).where(*part.of_entries(journal_entries.c.id))
                 lines = select(postings).where(*part.of_entries(postings.c.entry_id))
                 files["usage"].rows(connection.execute(part.usage_rows(*usage.columns)))
@@ -248,11 +252,11 @@ def verify_archive(database: Database, folder: Path) -> dict[str, Any]:
     try:
         manifest, checksum = json.loads((folder / _MANIFEST).read_text()), _sha256(folder / _MANIFEST)
     except (OSError, ValueError) as error:
-        raise InvalidValue(f"{folder} is no archive: {error}") from None
+        raise InvalidValue(f"{folder} is not an archive: {error}") from None
     with database.snapshot() as connection:
         row = connection.execute(select(archives).where(archives.c.before == manifest.get("before"))).one_or_none()
         if row is None:
-            raise InvalidValue(f"the ledger has no archive of before {manifest.get('before')}")
+            raise InvalidValue(f"the ledger has no archive of the months before {manifest.get('before')}")
         kept = select(checkpoint_balances).where(checkpoint_balances.c.checkpoint_id == row.checkpoint_id)
         sums = {one.ledger_account: one.amount for one in connection.execute(kept)}
     if checksum != row.checksum:

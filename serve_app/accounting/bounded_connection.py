@@ -54,7 +54,7 @@ class Connector:
     def open(self, _dialect: Any, _record: Any, arguments: Any, parameters: dict[str, Any]) -> Connection:
         left_s = self._ends_at() - time.monotonic()
         if left_s <= 0:
-            raise _TimeIsUp("no connection in time")
+            raise _TimeIsUp("connection timed out")
         if math.isfinite(left_s):
             most = max(_MIN_CONNECT_S, math.ceil(left_s))
             parameters = parameters | {"connect_timeout": min(int(parameters["connect_timeout"]), most)}
@@ -105,7 +105,7 @@ def _until(gen: PQGen[Result], ends_at: float) -> Generator[Any, Any, Result]:
         while True:
             ready = yield wanted
             if time.monotonic() >= ends_at:
-                raise _TimeIsUp("no answer in time")
+                raise _TimeIsUp("query timed out")
             wanted = gen.send(ready)
     except StopIteration as end:
         result: Result = end.value

@@ -152,7 +152,7 @@ def _numbers(
         what = "entries were written" if table is journal_entries else "records were written to the audit log"
         message = (
             f"{last} {what}, {count} are there, the highest is {highest}: "
-            "some were removed or added behind the ledger's back; compare with a backup"
+            "some were removed or added outside the ledger; compare with a backup"
         )
         yield Difference(kind, table.name, message)
 
@@ -216,7 +216,7 @@ def _balances(connection: Connection, proven: Proven, some: AccountRange) -> Ite
     for name, balance, total in _unequal(connection, select(held), posted):
         message = (
             f"{name} holds {balance} nano-units, its postings sum to {total}: "
-            "the journal is the truth; stop the account and find who wrote the balance"
+            "the journal is authoritative; stop the account and find who wrote the balance"
         )
         yield Difference("balance", name, message)
 
@@ -237,9 +237,7 @@ def _strangers(connection: Connection, proven: Proven) -> Iterator[Difference]:
         .having(func.sum(sums.amount) != 0)
     )
     for row in _first(connection, query.order_by(sums.ledger_account)):
-        message = (
-            f"{row.ledger_account} belongs to no account, its postings sum to {int(row.total)}: find their entries"
-        )
+        message = f"{row.ledger_account} has no account, its postings sum to {int(row.total)}: find their entries"
         yield Difference("balance", row.ledger_account, message)
 
 
@@ -275,7 +273,9 @@ def _charges(connection: Connection, part: Part) -> Iterator[Difference]:
         if not row.rows:
             message = f"charge entry {row.entry_id} of {row.account_id} has no usage row: look for its request (memo)"
         elif not row.entries:
-            message = f"a usage row of {row.account_id} names entry {row.entry_id}, which is no charge of that account"
+            message = (
+                f"a usage row of {row.account_id} names entry {row.entry_id}, which is not a charge of that account"
+            )
         else:
             message = f"the amounts of charge entry {row.entry_id} of {row.account_id} are not those of its usage row"
         yield Difference("usage", f"entry {row.entry_id}", message)
@@ -318,7 +318,7 @@ def _aggregates(connection: Connection, proven: Proven, some: AccountRange) -> I
     for row in _first(connection, query):
         off = {name: int(row._mapping[name]) for name in DAILY_SUMS if row._mapping[name]}
         subject = f"{row.account_id} {row.day} {row.key_id} {row.model}"
-        message = f"usage rows minus the daily aggregate of {subject}: {off}; the rows are the truth"
+        message = f"usage rows minus the daily aggregate of {subject}: {off}; the usage rows are authoritative"
         yield Difference("aggregate", subject, message)
 
 
@@ -345,7 +345,7 @@ def _given(connection: Connection, part: Part) -> Iterator[Difference]:
     for entry_id, account_id, has, gives in _unequal(connection, given, posted):
         message = (
             f"grant {entry_id} of {account_id} is of {has} nano-units, its entry gives {gives}: "
-            "the journal is the truth"
+            "the journal is authoritative"
         )
         yield Difference("grant", str(entry_id), message)
 
@@ -383,7 +383,7 @@ def _key_spend(connection: Connection, proven: Proven, some: AccountRange) -> It
     for row in _first(connection, query):
         message = (
             f"{row.key_id} has {row.charged} nano-units counted as spent in {row.period}, its usage rows sum to "
-            f"{int(row.total)}: the rows are the truth"
+            f"{int(row.total)}: the usage rows are authoritative"
         )
         yield Difference("key_spend", row.key_id, message)
 
@@ -435,7 +435,8 @@ def _replies(connection: Connection, some: AccountRange) -> Iterator[Difference]
     for row in _first(connection, query):
         message = (
             f"the reply that {row.account_id} stored under {row.idempotency_key!r} refers to request "
-            f"{row.request_id}, of which it has no usage row: remove it, or it answers for what was not billed"
+            f"{row.request_id}, which has no usage row for that account: delete the stored reply, or a retry gets a "
+            "reply that was not billed to it"
         )
         yield Difference("reply", row.account_id, message)
 
@@ -448,7 +449,7 @@ def _versions(connection: Connection) -> Iterator[Difference]:
     )
     for row in connection.execute(rows):
         message = (
-            f"{row.id} has version {row.version}, the last one given out is {last}: the limiter may miss its next "
+            f"{row.id} has version {row.version}, the last one assigned is {last}: the limiter may miss its next "
             "change; was a part of the database restored from a backup?"
         )
         yield Difference("version", row.id, message)

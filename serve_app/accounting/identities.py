@@ -25,7 +25,7 @@ def link_identity(transaction: Transaction, wanted: LinkIdentity, now: float) ->
     connection, identity = transaction.connection, wanted.identity
     person, owner = read_person(connection, wanted.user_id), owner_of(connection, identity)
     if owner not in (None, person.user_id):
-        raise Conflict("this identity belongs to somebody else")
+        raise Conflict("this identity is linked to another person")
     if owner is None:
         add_identity(connection, person.user_id, identity, now)
         detail = {"issuer": identity.issuer, "subject": identity.subject}
@@ -38,7 +38,7 @@ def unlink_identities(transaction: Transaction, wanted: UnlinkIdentities, now: f
     connection = transaction.connection
     person = read_person(connection, wanted.user_id)
     if not person.password:
-        raise InvalidValue("this is how you sign in: there is no password")
+        raise InvalidValue("this sign-in cannot be unlinked: you have no password, so it is your only way to sign in")
     mine = (identities.c.user_id == person.user_id, equals(identities.c.issuer, wanted.issuer))
     if connection.execute(delete(identities).where(*mine)).rowcount:
         detail = {"issuer": wanted.issuer}

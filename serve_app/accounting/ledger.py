@@ -153,7 +153,7 @@ class Ledger:
                 raise
             except Exception as error:
                 logger.exception("settlement %r is still stuck", settlement)
-                reason = f"the ledger failed on it: {type(error).__name__}"
+                reason = f"unexpected error in the ledger: {type(error).__name__}"
                 answer = SettlementRejected(settlement.request_id, Refusal.FAILED, reason)
             if isinstance(answer, SettlementRejected):
                 self.keep_stuck([(settlement, answer)])

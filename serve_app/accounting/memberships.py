@@ -40,9 +40,9 @@ def join_account(transaction: Transaction, wanted: JoinAccount, now: float) -> P
     invitation = find_invitation(connection, FindInvitation(wanted.digest), now)
     person = read_person(connection, wanted.user_id)
     if invitation is None or invitation.email != person.email:
-        raise InvalidValue("this invitation is used, revoked, over, or for somebody else: ask for a new one")
+        raise InvalidValue("this invitation is used, revoked, expired, or for another address: ask for a new one")
     if invitation.account_id in person.roles:
-        raise Conflict("you belong to this account already")
+        raise Conflict("you already belong to this account")
     member = {"user_id": person.user_id, "account_id": invitation.account_id, "role": invitation.role}
     connection.execute(insert(memberships).values(member))
     connection.execute(update(invitations).where(invitations.c.id == invitation.invitation_id).values(used_at=now))

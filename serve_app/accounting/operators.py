@@ -38,13 +38,13 @@ def set_operator_role(transaction: Transaction, wanted: SetOperatorRole, now: fl
     before = find_person(connection, FindPerson(wanted.email), now)
     if before is None:
         raise InvalidValue(
-            f"nobody has the address {wanted.email!r} yet: invite the person first; the invitation must be accepted"
+            f"no person has the address {wanted.email!r} yet: invite the person first; the invitation must be accepted"
         )
     if wanted.role is not None and wanted.account_id not in before.roles:
         raise InvalidValue(
-            f"{before.email} is no member of {wanted.account_id or 'an account that you name'}, and others may have "
-            "accepted an invitation of this address: invite the person to an account of your staff's, and name that "
-            "when they have joined it"
+            f"{before.email} is not a member of {wanted.account_id or 'an account that you name'}. Others may have "
+            "invited this address and accepted the invitation: invite the person to one of your staff accounts, and "
+            "name that account after they have joined it"
         )
     if before.operator_role != wanted.role:
         connection.execute(delete(operator_roles).where(operator_roles.c.user_id == before.user_id))
@@ -104,7 +104,7 @@ def decide_credit(transaction: Transaction, wanted: DecideCredit, now: float) ->
     if row is None or row.decided_at is not None:
         return False
     if wanted.approved and row.asked_by == audit.actor:
-        raise InvalidValue("who asked for a credit can't approve it: another operator does")
+        raise InvalidValue("the person who requested the credit cannot approve it: ask another operator")
     decided = {"decided_by": audit.actor, "decided_at": now, "approved": wanted.approved}
     connection.execute(update(pending_credits).where(pending_credits.c.id == row.id).values(**decided))
     detail = {"amount": row.amount, "kind": row.kind, "asked_by": row.asked_by, "approved": wanted.approved}

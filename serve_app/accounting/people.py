@@ -40,7 +40,7 @@ def invite_person(transaction: Transaction, wanted: InvitePerson, now: float) ->
     connection, email = transaction.connection, wanted.email.strip().lower()
     read_account(connection, wanted.account_id)
     if not is_text(email, 200) or not is_email(email):
-        raise InvalidValue(f"{wanted.email!r} is no e-mail address")
+        raise InvalidValue(f"{wanted.email!r} is not an e-mail address")
     if wanted.role not in ROLES:
         raise InvalidValue(f"role {wanted.role!r}: give one of {', '.join(ROLES)}")
     earlier = connection.execute(select(invitations).where(invitations.c.digest == wanted.digest)).one_or_none()
@@ -48,7 +48,7 @@ def invite_person(transaction: Transaction, wanted: InvitePerson, now: float) ->
         return _invitation(earlier)  # a repetition
     known = find_person(connection, FindPerson(email), now)
     if known is not None and wanted.account_id in known.roles:
-        raise Conflict(f"{email} belongs to this account already")
+        raise Conflict(f"{email} already belongs to this account")
     row = {"id": new_id("inv_"), "email": email, "account_id": wanted.account_id, "role": wanted.role}
     times = {"created_at": now, "expires_at": wanted.expires_at}
     connection.execute(insert(invitations).values(**row, **times, digest=wanted.digest))
@@ -70,7 +70,9 @@ def revoke_invitation(transaction: Transaction, wanted: RevokeInvitation, now: f
     query = select(invitations).where(equals(invitations.c.id, wanted.invitation_id))
     row = connection.execute(query).one_or_none()
     if row is None or row.used_at is not None:
-        raise InvalidValue(f"no open invitation {wanted.invitation_id!r}: list the account's people to see those")
+        raise InvalidValue(
+            f"no open invitation {wanted.invitation_id!r}: list the account's people to see its open invitations"
+        )
     if row.revoked_at is None:
         connection.execute(update(invitations).where(invitations.c.id == row.id).values(revoked_at=now))
         write_audit(transaction, wanted.audit, "revoke_invitation", row.account_id, {}, now, subject=row.id)
@@ -82,7 +84,7 @@ def accept_invitation(transaction: Transaction, wanted: AcceptInvitation, now: f
     connection = transaction.connection
     invitation = find_invitation(connection, FindInvitation(wanted.digest), now)
     if invitation is None:
-        raise InvalidValue("this invitation is used, revoked or over: ask for a new one")
+        raise InvalidValue("this invitation is used, revoked or expired: ask for a new one")
     check_name(wanted.name)
     _check_free(connection, invitation.email)
     user_id = new_id("user_")
@@ -127,7 +129,7 @@ def suspend_person(transaction: Transaction, wanted: SuspendPerson, now: float) 
     connection = transaction.connection
     before = find_person(connection, FindPerson(wanted.email), now)
     if before is None:
-        raise InvalidValue(f"nobody has the address {wanted.email!r}: list the account's people to see theirs")
+        raise InvalidValue(f"no person has the address {wanted.email!r}: list the account's people")
     if before.suspended != wanted.suspended:
         connection.execute(update(users).where(users.c.id == before.user_id).values(suspended=wanted.suspended))
         end_sessions(connection, before.user_id, "", now)
@@ -153,7 +155,7 @@ def add_identity(connection: Connection, user_id: str, identity: Identity, now: 
     if not (is_text(identity.issuer, _LONGEST) and is_text(identity.subject, _LONGEST)):
         raise InvalidValue("the provider's name for this person can't be kept")
     if owner_of(connection, identity) is not None:
-        raise Conflict("you can sign in here already: do, and open the invitation again")
+        raise Conflict("this identity is already linked to a person: sign in with it, then open the invitation again")
     row = {"issuer": identity.issuer, "subject": identity.subject, "user_id": user_id, "created_at": now}
     connection.execute(insert(identities).values(row))
 
@@ -195,7 +197,7 @@ def _person(connection: Connection, row: Row[Any]) -> Person:
 
 def _check_free(connection: Connection, email: str) -> None:
     if connection.execute(select(users.c.id).where(users.c.email == email)).one_or_none() is not None:
-        raise Conflict(f"{email} belongs to somebody already: sign in, and open the invitation again")
+        raise Conflict(f"{email} already belongs to a person: sign in, then open the invitation again")
 
 
 def _invitation(row: Row[Any]) -> Invitation:

@@ -40,7 +40,7 @@ from serve_app.contracts.recharges import (
 )
 
 #: In the past tense, because it remains the reason for the pause after the outcome is known.
-UNKNOWN: Final = "For a day it was not known whether a payment was made. If it was, it is credited."
+UNKNOWN: Final = "The payment's outcome was unknown for a day. If it was paid, the credit is added."
 ENDED: Final = "An operator saw that it was not paid."
 BATCH: Final = 200
 MAX_DUE: Final = 100
@@ -156,7 +156,7 @@ def end_attempt(transaction: Transaction, wanted: EndAttempt, now: float) -> Non
     if row is None or row.account_id != wanted.account_id:
         raise InvalidValue("the account has no such attempt")
     if row.state != "open":
-        raise Conflict("the attempt has ended already")
+        raise Conflict("the attempt has already ended")
     if now < row.created_at + ORDER_S:
         raise Conflict("the attempt may still be paid: it can be ended 23 hours after it began")
     record_outcome(transaction, RecordOutcome(row.id, "failed", ENDED, wanted.audit), now)
@@ -196,7 +196,7 @@ def _is_due(connection: Connection, row: Row[Any], now: float) -> bool:
 def _refusal(connection: Connection, row: Row[Any], now: float) -> str:
     """Returns the reason why a payment that does not exist yet must not be ordered; empty if it may be ordered."""
     if now >= row.created_at + ORDER_S:  # checked first: recharging is paused by then, but that is not the reason
-        return "The payment could not be ordered for a day."
+        return "The payment could not be started within a day."
     settings = read_row(connection, row.account_id)
     if settings is None or settings.state != "on":
         return "Recharging was turned off or paused."

@@ -83,7 +83,9 @@ def _finish(database: Database, manifest: Manifest, now: float, progress: Progre
         found = count_rows(connection)
     if found != manifest.rows:
         off = sorted(name for name in found | manifest.rows if found.get(name) != manifest.rows.get(name))
-        raise LedgerError(f"the restored ledger has other rows than the backup, in {', '.join(off)}: do not use it")
+        raise LedgerError(
+            f"the restored ledger does not have the same rows as the backup, in {', '.join(off)}: do not use it"
+        )
     with database.restored(manifest.revision) as connection:
         _part_from_the_lost(connection, now)
     differences: dict[Difference, None] = {}
@@ -119,7 +121,9 @@ def _part_from_the_lost(connection: Connection, now: float) -> None:
 def _expect_kind(manifest: Manifest, target: URL) -> None:
     kind = {"postgres": "postgresql"}.get(name := target.get_backend_name(), name)
     if kind != manifest.kind:
-        raise InvalidValue(f"the backup is of a ledger on {manifest.kind}, the database is {kind}: name another")
+        raise InvalidValue(
+            f"the backup is of a ledger on {manifest.kind}, the database is {kind}: choose a {manifest.kind} database"
+        )
 
 
 def _expect_release(manifest: Manifest) -> None:
@@ -141,7 +145,7 @@ def _expect_empty(database: Database, manifest: Manifest) -> None:
             "(createdb NAME) and restore into that; drop it first if a restore into it was cut off"
         )
     if postgres_tools.major(server) < postgres_tools.major(manifest.server):
-        raise Conflict(f"the backup is of PostgreSQL {manifest.server}, this server is {server}: name a newer one")
+        raise Conflict(f"the backup is of PostgreSQL {manifest.server}, this server is {server}: use a newer server")
     if schema != manifest.postgres_schema:
         raise Conflict(
             f"the backup's tables are in the schema {manifest.postgres_schema!r}, the database's is {schema!r}: "
@@ -154,7 +158,7 @@ def _new_file(path: Path) -> Iterator[Path]:
     """Yields a draft path for a SQLite ledger, which gets its name at the end. Raises Conflict, InvalidValue."""
     for suffix in ("", "-wal", "-shm", "-journal"):  # SQLite would apply an old log to the new file
         if (old := path.with_name(path.name + suffix)).exists():
-            raise Conflict(f"{old} exists: move {path.name}* away, or name a new file")
+            raise Conflict(f"{old} exists: move {path.name}* away, or choose a new file")
     try:
         with tempfile.TemporaryDirectory(prefix=".restore-", dir=path.parent) as folder:
             draft = Path(folder) / "ledger.db"
@@ -164,6 +168,6 @@ def _new_file(path: Path) -> Iterator[Path]:
             os.link(draft, path)  # a rename would replace a file that another process made meanwhile
             flush_folder(path.parent)
     except FileExistsError:
-        raise Conflict(f"{path} exists: move it away, or name a new file") from None
+        raise Conflict(f"{path} exists: move it away, or choose a new file") from None
     except OSError as error:
         raise InvalidValue(f"can't write {path}: {error.strerror or error}") from None

@@ -62,7 +62,7 @@ class Stuck(Reply):
     id: str = Field(validation_alias="stuck_id", description="Id of the request.")
     account_id: str
     refusal: str = Field(
-        description="`failed`: the ledger failed on it. Otherwise the reason why the ledger rejects it: "
+        description="`failed`: unexpected error in the ledger. Otherwise the reason why the ledger rejects it: "
         "`account_not_found`, `key_not_found`, `request_of_another_account`, `invalid`."
     )
     reason: str

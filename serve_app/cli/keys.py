@@ -128,7 +128,7 @@ def _fields_of(terms: dict[str, Any]) -> dict[str, Any]:
     for option, name, word in (("model", "models", "any"), ("tag", "tags", "none"), ("address", "addresses", "any")):
         if values := terms.get(option):
             if word in values and len(values) > 1:
-                raise UsageError(f"--{option} {word} and another --{option} contradict each other")
+                raise UsageError(f"--{option} {word} and another --{option} cannot be combined")
             fields[name] = None if values == [word] else values
     fields |= parse_limits({limit: terms[limit] for limit in KEY_LIMITS if limit in terms}, word="none")
     budget, per, expires = terms.get("budget"), terms.get("per"), terms.get("expires")
@@ -136,7 +136,7 @@ def _fields_of(terms: dict[str, Any]) -> dict[str, Any]:
         raise UsageError(f"--per {per}: must be {' or '.join(PERIODS)}")
     if budget == "none":
         if per is not None:
-            raise UsageError("--budget none and --per contradict each other")
+            raise UsageError("--budget none and --per cannot be combined")
         fields |= {"budget": None, "budget_period": None}
     elif budget is not None:
         fields["budget"] = plain_amount(budget)

@@ -76,7 +76,9 @@ async def come_back(visit: Visit) -> Response:
         command = people.AcceptInvitation(digest(invited), name, "", visit.address, identity)
         person = await run(command)
     elif purpose == ACCEPT:
-        raise Refused(409, "You can sign in here already: do, and open the invitation again.")
+        raise Refused(
+            409, "This identity is already linked to a person: sign in with it, then open the invitation again."
+        )
     if person is None:
         raise Refused(403, "Nobody here has this identity: link it on your profile, or accept an invitation with it.")
     try:

@@ -116,7 +116,7 @@ async def find_invitation(visit: Visit, token: str) -> people.Invitation:
     """Returns the invitation. Raises Refused."""
     found = await visit.console.books.run(people.FindInvitation(digest(token)))
     if found is None:
-        raise Refused(404, "This invitation is used, revoked or over: ask for a new one.")
+        raise Refused(404, "This invitation is used, revoked or expired: ask for a new one.")
     return found
 
 

@@ -37,7 +37,7 @@ class Hours(BaseModel):
     @classmethod
     def _local(cls, value: time) -> time:
         if value.tzinfo is not None:
-            raise ValueError("a time without an offset; the entry's timezone applies")
+            raise ValueError("must have no UTC offset: the entry's timezone applies")
         return value
 
     @model_validator(mode="after")

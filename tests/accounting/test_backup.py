@@ -204,5 +204,5 @@ def test_a_backup_needs_a_ledger(new_url: NewUrl, file: Path) -> None:
 def test_fewer_rows_than_the_backup_had_are_refused(books: Books, url: str, new_url: NewUrl, file: Path) -> None:
     back_up(url, file)
     change_manifest(file, rows=json.loads(zipfile.ZipFile(file).read("manifest.json"))["rows"] | {"usage": 1})
-    with pytest.raises(LedgerError, match="other rows than the backup, in usage"):
+    with pytest.raises(LedgerError, match="does not have the same rows as the backup, in usage"):
         restored(file, new_url())

@@ -70,14 +70,14 @@ def test_an_account_has_a_bounded_number_of_keys_that_work(
 
     monkeypatch.setattr(api_keys, "MAX_KEYS", 4)  # one is there
     first, *_ = create("a"), create("b"), create("for an hour", expires_at=clock.now + 3600)
-    with pytest.raises(Conflict, match="revoke some"):
+    with pytest.raises(Conflict, match="revoke unused keys"):
         create("c")
     assert create("a") == first  # a repetition
     timed.ledger.revoke_key(first.key_id)
     create("c")
     clock.now += 3600
     create("d")
-    with pytest.raises(Conflict, match="revoke some"):
+    with pytest.raises(Conflict, match="revoke unused keys"):
         create("e")
 
 

@@ -298,7 +298,7 @@ def test_an_attempt_not_known_for_a_day_stays_open_and_pauses_recharging(timed: 
     for _ in range(2):
         end(timed, attempt, "open", "no answer")
     assert (shown(timed)[0].state, shown(timed)[0].counted) == ("paused", 25)
-    assert "it was not known whether a payment was made" in shown(timed)[0].reason
+    assert "outcome was unknown for a day" in shown(timed)[0].reason
     assert [one.target for one in timed.ledger.run(ListNotices(timed.account_id))] == ["o@a.example"]
     end(timed, attempt, "succeeded")  # it was known late
     assert [one.state for one in shown(timed)[1]] == ["succeeded"]

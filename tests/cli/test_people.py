@@ -40,7 +40,7 @@ def test_a_person_gets_a_role_of_operators_and_loses_it(real: RealService, run: 
     wrong = run("people", "operator", "olga@example.org", "--role", "king", *account).error_line
     assert "must be one of admin" in wrong
     unknown = run("people", "operator", "no@example.org", "--role", "admin", *account).error_line
-    assert "nobody has the address" in unknown
+    assert "no person has the address" in unknown
 
 
 def test_an_invitation_is_revoked(real: RealService, run: Run) -> None:
@@ -56,5 +56,5 @@ def test_an_invitation_is_revoked(real: RealService, run: Run) -> None:
 def test_what_is_wrong_is_one_line(real: RealService, run: Run) -> None:
     account = real.world.account_id
     assert "--role king: must be one of owner" in run("people", "invite", "a@b", account, "--role", "king").error_line
-    assert "is no e-mail address" in run("people", "invite", "nobody", account).error_line
+    assert "is not an e-mail address" in run("people", "invite", "nobody", account).error_line
     assert "no open invitation" in run("people", "revoke", "inv_none").error_line

@@ -50,7 +50,7 @@ def test_without_an_answer_an_order_is_repeated_for_less_than_a_day(house: House
     turn(house)
     recharge, [attempt] = shown(house)
     assert (api.payments, attempt.state, recharge.state) == ({}, "failed", "paused")
-    assert attempt.error == "The payment could not be ordered for a day."
+    assert attempt.error == "The payment could not be started within a day."
     assert len(api.keys) == 1
 
 

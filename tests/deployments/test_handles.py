@@ -189,7 +189,7 @@ async def test_an_application_is_unavailable_until_it_is_deployed(monkeypatch: p
 
     monkeypatch.setattr(serve, "get_app_handle", missing)
     ports = BackendHandles()
-    with pytest.raises(BackendUnavailable, match="not there"):
+    with pytest.raises(BackendUnavailable, match="was not found"):
         await anext(ports.generate("b", CALL))
     monkeypatch.setattr(serve, "get_app_handle", lambda _: Handle(Started(1, 0)))
     assert await anext(ports.generate("b", CALL)) == Started(1, 0)

@@ -99,7 +99,7 @@ def test_adapters_of_a_backend_may_be_named_and_others_may_not() -> None:
     config["applications"][1]["args"] = {"model": "m", "engine": "vllm", "vllm": {"adapters": {"law": "/models/law"}}}
     del config["applications"][1]["deployments"][0]["ray_actor_options"]
     [problem] = strict_config.find_problems(config)
-    assert "svc-chat.backends.smollm2:medicine: no application of that name; there are" in problem
+    assert "svc-chat.backends.smollm2:medicine: no application of that name; available:" in problem
     assert "smollm2:law" in problem
 
 

@@ -100,7 +100,7 @@ async def test_when_the_database_rejects_one_settlement_the_others_are_posted(
 
     recorded.fail = fail
     r1, r2, cursed, r3 = await service.settle([books.settlement(name) for name in ("r1", "r2", "cursed", "r3")])
-    reason = "the ledger failed on it: DataError"
+    reason = "unexpected error in the ledger: DataError"
     assert cursed == SettlementRejected("cursed", Refusal.FAILED, reason, kept=True)
     assert [answer.charged for answer in (r1, r2, r3) if isinstance(answer, Settled)] == [COST] * 3
 

@@ -32,7 +32,7 @@ async def test_a_settlement_that_fails_unforeseen_is_kept_and_settled_on_command
         assert cursed.kept
     [stuck] = books.ledger.stuck()
     assert (stuck.stuck_id, stuck.account_id, stuck.refusal) == ("cursed", books.account_id, Refusal.FAILED)
-    assert (stuck.reason, stuck.tries) == ("the ledger failed on it: ZeroDivisionError", 2)
+    assert (stuck.reason, stuck.tries) == ("unexpected error in the ledger: ZeroDivisionError", 2)
     assert stuck.settlement["completion_tokens"] == 4
     assert books.account.balance == 10**12 - COST
 
