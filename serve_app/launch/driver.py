@@ -52,6 +52,8 @@ def driver_environment(
     defaults = {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        # The flag above delays log lines until there are 1,000, and a replica that ends loses them.
+        "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(HAPROXY_HARD_STOP_S),
         "RAY_SERVE_HAPROXY_MAXCONN": str(most_connections()),
         "RAY_SERVE_HAPROXY_RETRY_ON": HAPROXY_RETRY_ON,

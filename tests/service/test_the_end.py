@@ -7,6 +7,7 @@ import signal
 import psutil
 import pytest
 
+from serve_app import __version__
 from serve_app.launch.preflight import is_free
 from tests.service.harness import HELD, Service
 
@@ -29,4 +30,6 @@ def test_sigterm_ends_every_process_although_a_reply_never_ends(service: Service
         assert not alive
     assert is_free(int(service.base_url.rsplit(":", 1)[1]))
     assert not (service.home / "logs" / "ray").exists()
-    assert list((service.home / "logs").glob("ray-*"))
+    for deployment in ("Gateway", "Limiter", "Accounting", "Model"):
+        logs = (service.home / "logs").glob(f"ray-*/serve/replica_*_{deployment}_*.log")
+        assert f"serve-app {__version__}" in "".join(path.read_text(encoding="utf-8") for path in logs), deployment
