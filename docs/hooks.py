@@ -1,13 +1,16 @@
-"""Adds the command-line reference to the site, from the help of `serve-app` (mkdocs.yml)."""
+"""Adds pages to the site (mkdocs.yml): README.md as its home, CHANGELOG.md, and the help of `serve-app`."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -15,5 +18,8 @@ def on_files(files: Files, config: Any) -> Files:
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     # Examples are indented by two spaces in the help; four make them a code block.
     text = re.sub(r"^  (?=serve-app )", "    ", text.replace("# `serve-app`", "# Command line", 1), flags=re.MULTILINE)
-    files.append(File.generated(config, "cli.md", content=text))
+    home = re.sub(r"(\]\(|src=\")docs/", r"\1", (ROOT / "README.md").read_text(encoding="utf-8"))
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    for name, page in (("cli.md", text), ("index.md", home), ("CHANGELOG.md", changes)):
+        files.append(File.generated(config, name, content=page))
     return files
