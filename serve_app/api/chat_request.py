@@ -1,37 +1,36 @@
 """Declares each field of a chat request once, and checks a body against the declarations.
 
 `ChatRequest` has the JSON type, range, default and description of each field. The checks of a body (400, then 422), the
-values that the gateway reads and the OpenAPI schema (`chat_openapi`) come from these declarations. Functions and reply
-formats are in `tools_and_formats`.
+values that the gateway reads and the OpenAPI schema (`chat_openapi`) come from these declarations. Messages are in
+`messages`, functions and reply formats in `tools_and_formats`.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cached_property
-from math import ceil, inf
+from math import inf
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandler, Tag, model_validator
-from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic import AfterValidator, BeforeValidator, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from serve_app.api import errors
 from serve_app.api.codec import (
     MAX_ITEMS,
     FirstFault,
     Shape,
-    describe_value,
     either,
     keywords,
-    missing,
     parse_object,
     quote,
     typed,
     wrong_type,
 )
+from serve_app.api.field_checks import Check, OnlyWith, Range
+from serve_app.api.messages import Message, check_messages
+from serve_app.api.prompt_estimate import estimate_prompt_tokens
 from serve_app.api.structured_outputs import OTHER_FORMS, REFUSED, form_of, refuse_other_forms
 from serve_app.api.tools_and_formats import (
     MAX_TOOLS,
@@ -39,10 +38,7 @@ from serve_app.api.tools_and_formats import (
     NamedTool,
     ResponseFormat,
     Tool,
-    ToolCall,
-    check_arguments,
     check_response_format,
-    check_tool_calls,
     check_tool_choice,
     check_tools,
     invalid,
@@ -55,67 +51,12 @@ ServedModels = Mapping[str, tuple[int, int]]
 # 32768 tokens of human-written text are under 200 KB. Long runs of escaped spaces are under 4 MiB.
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 
-# The service's published ratios: 0.3 tokens per English character, 0.6 per Chinese character.
-TOKENS_PER_ASCII: Final = 0.3
-TOKENS_PER_OTHER: Final = 0.6
-TOKENS_PER_MESSAGE: Final = 6  # added around a message by a chat template: its role, and the begin and end markers
-TOKENS_PER_TOOLS: Final = 120  # a chat template's text about calling functions, for any functions
-TOKENS_PER_PROMPT: Final = 8  # the marker that begins the reply, and any text that a template adds in front
-MARGIN: Final = 1.1
-
-MESSAGES: Final = {
-    "SystemMessage": ("Instructions. `developer` counts as `system`.", ["system", "developer"], []),
-    "UserMessage": ("What the user says.", ["user"], []),
-    "AssistantMessage": (
-        "What the model said before, or the beginning of what it says next.",
-        ["assistant"],
-        ["tool_calls", "prefix"],
-    ),
-    "ToolMessage": ("The result of a call.", ["tool"], ["tool_call_id"]),
-}
-"""Kind of message to its description, roles and fields of its own, beside `content` and `name`."""
-
-_ROLES: Final = tuple(role for _, roles, _ in MESSAGES.values() for role in roles)
 _TOKEN_ID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
 _MAX_STOPS: Final = 16
 _MAX_BIASES: Final = 1024
 _CROWDS: Final = ("content", "tool_calls")  # lists of a message whose items are at least one token each
 _TOKENS_OF_A_MESSAGE: Final = 3  # minimum in every chat template: its role, its end marker and one token
 _GREATEST: Final = 10**300
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """The range of a number, from `low` to `high`. It is not part of the type: a value outside returns 422, not 400."""
-
-    low: int
-    high: int | None  # None: the model's maximum output in tokens
-    above: bool = False  # `low` itself is not allowed
-
-    def check_value(self, field: str, value: float, most_output: int = 0) -> None:
-        high = most_output if self.high is None else self.high
-        if self.low <= value <= high and not (self.above and value == self.low):
-            return
-        allowed = f"above {self.low} and at most {high}" if self.above else f"from {self.low} to {high}"
-        raise invalid(field, f"must be {allowed}, but it is {describe_value(value)}")
-
-    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        low = {"exclusiveMinimum" if self.above else "minimum": self.low}
-        return {**handler(core), **low, **({} if self.high is None else {"maximum": self.high})}
-
-
-@dataclass(frozen=True, slots=True)
-class OnlyWith:
-    """Allows the field only if the field `flag` is true."""
-
-    flag: str
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """An additional check of a field that was sent. The function gets the value and the request; it raises ApiError."""
-
-    function: Callable[[Any, ChatRequest], None]
 
 
 def _without_overflow(value: Any) -> Any:
@@ -139,27 +80,6 @@ def _check_numbers(bias: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, bool) or not isinstance(value, int | float):
             wrong_type("float_type", token, value)
     return bias
-
-
-def _check_messages(messages: list[Message], _: ChatRequest) -> None:
-    if not messages:
-        raise invalid("messages", "must have at least one message")
-    last = len(messages) - 1
-    for at, message in enumerate(messages):
-        field = f"messages[{at}]"
-        if message.role not in _ROLES:
-            raise invalid(f"{field}.role", f"must be one of {', '.join(_ROLES)}, but it is {quote(message.role)}")
-        if message.prefix and (at != last or message.role != "assistant"):
-            raise invalid(f"{field}.prefix", "is only possible on the last message, and only if the assistant's")
-        if isinstance(message.content, list):
-            for number, part in enumerate(message.content):
-                if part.type != "text":
-                    rule = f"must be text: only text is possible, not {quote(part.type)}"
-                    raise invalid(f"{field}.content[{number}].type", rule)
-        if message.tool_calls and message.role == "assistant":
-            check_tool_calls(f"{field}.tool_calls", message.tool_calls)
-    if calls := [call for message in messages for call in message.tool_calls or ()]:
-        check_arguments(calls)
 
 
 def _check_max_tokens_equal(newer: int, request: ChatRequest) -> None:
@@ -208,62 +128,6 @@ _Schema = Annotated[_Text | Annotated[dict[str, Any], Tag("<object>")], either("
 _BIAS: Final = Range(-100, 100)
 
 
-class TextPart(Shape):
-    """One part of a message's content."""
-
-    type: Annotated[str, keywords(const="text")]
-    text: str | None = None
-    """Text of the part. Parts are joined by line feeds."""
-
-    @model_validator(mode="after")
-    def _complete(self) -> TextPart:
-        if self.type == "text" and self.text is None:
-            missing("text")
-        return self
-
-
-_Content = Annotated[_Text | Annotated[list[TextPart], FirstFault(), Tag("<array>")], either("string_or_parts")]
-
-
-class Message(Shape):
-    """One message. The required fields depend on its role."""
-
-    role: str
-    content: _Content | None = None
-    """Text of the message. Optional only for an assistant message with `tool_calls`."""
-    name: str | None = None
-    """Name of the participant, to tell participants of one role apart."""
-    tool_calls: Annotated[list[ToolCall], FirstFault()] | None = None
-    """Tool calls of an earlier reply."""
-    tool_call_id: str | None = None
-    """The `id` of the tool call that this message answers."""
-    prefix: Annotated[bool | None, keywords(default=False)] = None
-    """Continue this message. Only for the last message, from the assistant."""
-
-    @model_validator(mode="after")
-    def _complete(self) -> Message:
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
-            missing("content")
-        if self.role == "tool" and self.tool_call_id is None:
-            missing("tool_call_id")
-        return self
-
-    def plain(self) -> dict[str, Any]:
-        """Returns the message as a chat template reads it."""
-        content = self.content or ""
-        plain: dict[str, Any] = {
-            "role": "system" if self.role == "developer" else self.role,
-            "content": content if isinstance(content, str) else "\n".join(part.text or "" for part in content),
-        }
-        if self.name is not None:
-            plain["name"] = self.name
-        if self.role == "assistant" and self.tool_calls:
-            plain["tool_calls"] = [call.model_dump() for call in self.tool_calls]
-        if self.role == "tool":
-            plain["tool_call_id"] = self.tool_call_id
-        return plain
-
-
 class StreamOptions(Shape):
     """Options of a streamed reply."""
 
@@ -282,7 +146,7 @@ class ChatRequest(Shape):
 
     model: str
     """A model identifier from `/models`."""
-    sent_messages: Annotated[list[Message], FirstFault(), Check(_check_messages), keywords(minItems=1)] = Field(
+    sent_messages: Annotated[list[Message], FirstFault(), Check(check_messages), keywords(minItems=1)] = Field(
         alias="messages"
     )
     """Messages of the conversation."""
@@ -524,31 +388,3 @@ def _checks() -> list[tuple[str, str, Range | OnlyWith | Check]]:
 
 
 _CHECKS: Final = _checks()
-
-
-def estimate_prompt_tokens(messages: Iterable[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> int:
-    """Estimates the tokens of a normalised conversation with its tools: at least 1, and rather high for everyday text.
-
-    Every character outside ASCII counts as a Chinese one, because accents, punctuation and other scripts are seldom
-    cheaper. The tokenizer's exact count replaces the estimate before anything is generated, so the estimate only has to
-    be close. The time is linear in the text, at the speed of an encoder: 1 MB takes about a millisecond.
-    """
-    tokens = float(TOKENS_PER_PROMPT)
-    for message in messages:
-        tokens += (
-            TOKENS_PER_MESSAGE
-            + _tokens_of_text(message.get("content") or "")
-            + _tokens_of_text(message.get("name") or "")
-        )
-        for call in message.get("tool_calls") or ():
-            function = call["function"]
-            tokens += TOKENS_PER_MESSAGE + _tokens_of_text(function["name"]) + _tokens_of_text(function["arguments"])
-    if tools:
-        tokens += TOKENS_PER_TOOLS + _tokens_of_text(json.dumps(tools, ensure_ascii=False))
-    return ceil(tokens * MARGIN)
-
-
-def _tokens_of_text(text: str) -> float:
-    # Encoding to ASCII and ignoring the rest counts both kinds without a Python loop over characters.
-    plain = len(text) if text.isascii() else len(text.encode("ascii", "ignore"))
-    return plain * TOKENS_PER_ASCII + (len(text) - plain) * TOKENS_PER_OTHER

@@ -8,7 +8,8 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from annotated_types import Ge, Gt, Le
 
-from serve_app.api.chat_request import ChatRequest, Range
+from serve_app.api.chat_request import ChatRequest
+from serve_app.api.field_checks import Range
 from serve_app.contracts.books import Audit
 from serve_app.contracts.errors import BackendNotFound, Conflict, InvalidValue, ModelNotFound
 from serve_app.contracts.money import Price

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.api.chat_request import estimate_prompt_tokens
+from serve_app.api.prompt_estimate import estimate_prompt_tokens
 
 
 def tokens(text: str) -> int:
