@@ -20,7 +20,7 @@ PARALLEL = OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
 # pytest's status for a folder without tests of one half.
 MAY_BE_EMPTY := || [ $$? = 5 ]
 
-.PHONY: help setup serve observe engine-vllm test test-affected test-fast test-slow test-long test-all test-vllm faults lint docs lock bench-ledger bench-engine bench-engine-peers bench-gateway bench-gateway-peer bench-quality bench-limits pictures bench-console bench-paint bench-pressure bench-overload bench-routing attack chaos drill clean bench-autoscaling healthy
+.PHONY: help setup serve observe engine-vllm test test-affected test-fast test-slow test-long test-all test-vllm faults lint docs lock bench-ledger bench-engine bench-engine-peers bench-gateway bench-gateway-peer bench-quality bench-limits pictures bench-console bench-paint bench-pressure bench-overload bench-routing attack chaos drill clean bench-autoscaling healthy fuzz
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -122,6 +122,9 @@ bench-overload: $(VENV)/.bench ## measure the service with the bundled model at 
 
 bench-routing: $(VENV)/.bench ## compare how calls are divided among two replicas, on conversations, 20 minutes; stop other programs first
 	@$(BIN)/python -m bench.routing --json .bench/routing.json $(ARGS)
+
+fuzz: $(VENV)/.bench ## send 20,000 random requests beside another account's streams, half an hour (ARGS='--requests 1000')
+	@$(BIN)/python -m bench.fuzz $(ARGS)
 
 healthy: $(VENV)/.test $(VENV)/.bench ## send ordinary traffic for ten minutes and fail if an alert fires (ARGS='--minutes 2 --pictures FOLDER'; needs prometheus)
 	@$(BIN)/python -m bench.healthy $(ARGS)

@@ -105,13 +105,13 @@ class Launched(Server):
             raise ServerError(f"{self.name} did not start: {tree.last_lines()}")
         self.key = json.loads(line)["api_key"]
 
-    def admin(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def admin(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """An operator's call: POST with a body, else GET. Raises urllib.error.URLError."""
         operator = secret_files.secret_file(self.home, "operator-key")
         head = {"authorization": f"Bearer {operator}", "content-type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
         with urllib.request.urlopen(urllib.request.Request(self.base_url + path, data, head), timeout=60) as answer:
-            return dict(json.load(answer))
+            return json.load(answer)
 
     def new_account(self, name: str, credit: str, **fields: Any) -> tuple[str, str]:
         """A new account's id and key. The first account's money would run out over many runs."""

@@ -1,0 +1,255 @@
+"""Sends random requests to a service that it starts itself, beside another account's streams: `make fuzz`.
+
+It fails if a request causes a 5xx or an error in its stream, if text that a client received has no bill, if a bill
+differs from the usage that the client was told, if the other account's stream stalls, or if its cached prompt is lost.
+Everything stays on this machine. Nothing else may run meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection
+from random import Random
+from typing import Any, Final
+from urllib.error import URLError
+
+import httpx
+
+from bench.attack.service import Attacked
+from bench.fuzz.requests import Drawn, draw
+from bench.harness.command import PEERS, completed, say
+from bench.harness.machine import describe
+from bench.harness.servers import ServerError
+
+STALL_S: Final = 0.3
+SETTLED_S: Final = 30.0  # after which every reply must be on the books
+KEPT: Final = 20  # examples of each finding
+
+
+@dataclass
+class Findings:
+    """Request ids or texts, by what is wrong with them."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[Any]] = field(default_factory=dict)
+
+    def add(self, what: str, example: object) -> None:
+        self.counts[what] += 1
+        if self.counts[what] <= KEPT:
+            self.examples.setdefault(what, []).append(example)
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What one client has of its reply."""
+
+    text: bool  # any content, call or reasoning
+    usage: tuple[int, int] | None  # prompt and completion tokens that it was told
+
+
+class Client:
+    """Sends drawn requests and records what came back."""
+
+    def __init__(self, base_url: str, key: str) -> None:
+        self.statuses: Counter[str] = Counter()
+        self.findings = Findings()
+        self.replies: dict[str, Received] = {}
+        self.slowest_s = 0.0
+        self._http = httpx.AsyncClient(base_url=base_url, timeout=180, trust_env=False)
+        self._head = {"authorization": f"Bearer {key}"}
+
+    async def run(self, seed: int, requests: int, at_once: int) -> None:
+        """Sends the requests of `seed`, `at_once` at a time."""
+        rng = Random(seed)
+        todo = iter(range(requests))
+
+        async def one() -> None:
+            for number in todo:
+                await self._send(draw(rng))
+                if number % 1000 == 999:
+                    say(f"{number + 1:,} of {requests:,} requests; {dict(self.findings.counts) or 'no finding'}")
+
+        async with self._http:
+            await asyncio.gather(*(one() for _ in range(at_once)))
+
+    async def _send(self, drawn: Drawn) -> None:
+        began = time.monotonic()
+        try:
+            async with self._http.stream("POST", "/v1/chat/completions", json=drawn.body, headers=self._head) as reply:
+                request_id = reply.headers.get("x-request-id", "")
+                self.statuses[str(reply.status_code)] += 1
+                if reply.status_code >= 500:
+                    self.findings.add("5xx", {"error": (await reply.aread()).decode(), "body": drawn.body})
+                elif reply.status_code == 200:
+                    streamed = drawn.body["stream"]
+                    parts = self._streamed(reply, drawn, began) if streamed else self._whole(reply)
+                    self.replies[request_id] = await _received(parts)
+        except httpx.HTTPError as error:
+            self.findings.add("broken connection", {"error": repr(error), "body": drawn.body})
+        self.slowest_s = max(self.slowest_s, time.monotonic() - began)
+
+    async def _whole(self, reply: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+        yield json.loads(await reply.aread())
+
+    async def _streamed(self, reply: httpx.Response, drawn: Drawn, began: float) -> AsyncIterator[dict[str, Any]]:
+        ended = False
+        async for line in reply.aiter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line[6:])
+                if "error" in event:
+                    self.findings.add("error in a stream", {"error": event, "body": drawn.body})
+                yield event
+            ended = ended or line == "data: [DONE]"
+            if drawn.hangs_up_s is not None and time.monotonic() - began > drawn.hangs_up_s:
+                self.statuses["hung up"] += 1
+                return
+        if not ended:
+            self.findings.add("stream without its end", drawn.body)
+
+
+async def _received(events: AsyncIterator[dict[str, Any]]) -> Received:
+    text, usage = False, None
+    async for event in events:
+        for choice in event.get("choices", ()):
+            said = choice.get("message") or choice.get("delta") or {}
+            text = text or any(said.get(name) for name in ("content", "tool_calls", "reasoning_content"))
+        if counts := event.get("usage"):
+            usage = (counts["prompt_tokens"], counts["completion_tokens"])
+    return Received(text, usage)
+
+
+def bystander(pipe: Connection, base_url: str, key: str) -> None:
+    """Streams replies and asks for a cached prompt in turn until told to stop; sends gaps and uncached tokens."""
+    gaps: list[float] = []
+    uncached: list[int] = []
+    head = {"authorization": f"Bearer {key}"}
+    stable = "You know these words by heart: " + " ".join(str(number) for number in range(400))
+    talk = {"stream": True, "max_tokens": 200, "ignore_eos": True, "messages": [{"role": "user", "content": "Talk."}]}
+    asked = [{"role": "system", "content": stable}, {"role": "user", "content": "Yes?"}]
+    with httpx.Client(base_url=base_url, timeout=180, trust_env=False, headers=head) as http:
+        pipe.send("ready")
+        while not pipe.poll():
+            body = {"model": "svc-chat", "messages": asked, "max_tokens": 1}
+            usage = http.post("/v1/chat/completions", json=body).json()["usage"]
+            uncached.append(usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"])
+            with http.stream("POST", "/v1/chat/completions", json={"model": "svc-chat", **talk}) as reply:
+                last = None
+                for line in reply.iter_lines():
+                    now = time.monotonic()
+                    if '"content"' in line:
+                        if last is not None:
+                            gaps.append(now - last)
+                        last = now
+    pipe.send((gaps, uncached))
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns what happened. All that was started has ended when this returns or raises."""
+    server = Attacked(PEERS)
+    began = time.time()
+    try:
+        server.start()
+        lifted = {"rpm": 10**6, "tpm": 10**9, "concurrency": 1000}
+        account, key = server.new_account("random", "100000", **lifted)
+        _, other_key = server.new_account("bystander", "100000", **lifted)
+        calm = _beside(server.base_url, other_key, lambda: time.sleep(options.calm_s))
+        client = Client(server.base_url, key)
+        busy = _beside(
+            server.base_url, other_key, lambda: asyncio.run(client.run(options.seed, options.requests, options.at_once))
+        )
+        _compare_with_books(server, account, client)
+    finally:
+        server.stop()
+    gaps, uncached = busy
+    for gap in gaps:
+        if gap > STALL_S:
+            client.findings.add("stall of another account's stream", round(gap, 3))
+    for tokens in uncached[1:]:
+        if tokens > max(calm[1][1:], default=0):
+            client.findings.add("another account's prompt left the cache", tokens)
+    return {
+        "machine": describe(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime(began)),
+        "seconds": round(time.time() - began),
+        "requests": options.requests,
+        "seed": options.seed,
+        "statuses": dict(sorted(client.statuses.items())),
+        "replies with text": sum(reply.text for reply in client.replies.values()),
+        "slowest request, s": round(client.slowest_s, 1),
+        "longest gap of the other stream, s": {"calm": _longest(calm[0]), "beside": _longest(gaps)},
+        "findings": asdict(client.findings),
+    }
+
+
+def _beside(base_url: str, key: str, work: Any) -> tuple[list[float], list[int]]:
+    """Runs `work` beside the other account, in a process of its own; returns its gaps and uncached tokens."""
+    context = multiprocessing.get_context("spawn")
+    pipe, theirs = context.Pipe()
+    process = context.Process(target=bystander, args=(theirs, base_url, key), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        pipe.recv()
+        work()
+        pipe.send("stop")
+        found: tuple[list[float], list[int]] = pipe.recv()
+        return found
+    except EOFError:
+        raise ServerError("the other account's client has ended; its error is above") from None
+    finally:
+        process.kill()
+        process.join(5)
+
+
+def _longest(gaps: list[float]) -> float:
+    return round(max(gaps, default=0.0), 3)
+
+
+def _compare_with_books(server: Attacked, account: str, client: Client) -> None:
+    """Finds text without a bill, and bills other than the client was told."""
+    until = time.monotonic() + SETTLED_S
+    while True:
+        rows = {row["request_id"]: row for row in server.admin(f"/admin/usage/export?format=json&account={account}")}
+        missing = [one for one, reply in client.replies.items() if reply.text and one not in rows]
+        if not missing or time.monotonic() > until:
+            break
+        time.sleep(1)
+    for request_id in missing:
+        client.findings.add("text without a bill", request_id)
+    for request_id, reply in client.replies.items():
+        row = rows.get(request_id)
+        if row is None:
+            continue
+        if reply.text and (row["completion_tokens"] == 0 or float(row["charged"]) == 0):
+            client.findings.add("text without a bill", request_id)
+        if reply.usage not in (None, (row["prompt_tokens"], row["completion_tokens"])):
+            client.findings.add("another bill than the client was told", request_id)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit status: 0 without findings, else 1. Raises SystemExit: 1, 130 for Ctrl-C."""
+    options = _options(arguments)
+    found = completed(lambda: run(options), (ServerError, URLError, httpx.HTTPError))
+    print(json.dumps(found, indent=1))
+    return 1 if found["findings"]["counts"] else 0
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.fuzz", description=__doc__)
+    parser.add_argument("--requests", type=int, default=20_000, help="default: 20,000, about half an hour")
+    parser.add_argument("--at-once", type=int, default=4, help="requests at a time; default: 4")
+    parser.add_argument("--calm-s", type=float, default=20.0, help="seconds of the other account alone; default: 20")
+    parser.add_argument("--seed", type=int, default=1, help="default: 1")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
