@@ -9,7 +9,7 @@ import json
 import logging
 import math
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from serve_app.api import errors
@@ -31,6 +31,8 @@ logger = logging.getLogger("ray.serve")
 USUAL_WEIGHT = 100  # account weight that counts as 1 in the engine's queue
 NOTHING: Final = Served(0)  # the ledger has changed nothing
 PLAIN: Final = SamplingDefaults()
+_UNCHANGED: Final = {one.name for one in fields(SamplingParams)} & ChatRequest.model_fields.keys() - {"logprobs"}
+"""Fields of a chat request that the engine reads under the same name and in the same form."""
 
 
 @dataclass(slots=True)
@@ -185,22 +187,12 @@ def call_for(
     """Builds the replica's call for an admitted request. `defaults` are the sampling defaults of its identifier."""
 
     def chosen(name: str) -> Any:
-        default = None if name in chat.model_fields_set else getattr(defaults, name)
+        default = None if name in chat.model_fields_set else getattr(defaults, name, None)
         return getattr(chat, name) if default is None else default
 
     sampling = SamplingParams(
         max_tokens=max(1, grant.max_tokens // chat.n),  # for each choice
-        temperature=chosen("temperature"),
-        top_p=chosen("top_p"),
-        top_k=max(0, chosen("top_k")),
-        min_p=chosen("min_p"),
-        repetition_penalty=chosen("repetition_penalty"),
-        frequency_penalty=chosen("frequency_penalty"),
-        presence_penalty=chosen("presence_penalty"),
-        stop=chat.stop,
-        seed=chat.seed,
-        min_tokens=chat.min_tokens,
-        ignore_eos=chat.ignore_eos,
+        **{name: chosen(name) for name in _UNCHANGED},
         logit_bias=tuple(chat.logit_bias.items()),
         logprobs=chat.top_logprobs if chat.logprobs else None,
         grammar=grammar_for(chat.response_format),
