@@ -10,13 +10,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import multiprocessing
 import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass, field
-from multiprocessing.connection import Connection
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 from urllib.error import URLError
@@ -24,6 +22,7 @@ from urllib.error import URLError
 import httpx
 
 from bench.attack.service import Attacked
+from bench.fuzz.bystander import beside
 from bench.fuzz.requests import Drawn, draw
 from bench.harness.command import PEERS, completed, say
 from bench.harness.machine import describe
@@ -126,31 +125,6 @@ async def _received(events: AsyncIterator[dict[str, Any]]) -> Received:
     return Received(text, usage)
 
 
-def bystander(pipe: Connection, base_url: str, key: str) -> None:
-    """Streams replies and asks for a cached prompt in turn until told to stop; sends gaps and uncached tokens."""
-    gaps: list[float] = []
-    uncached: list[int] = []
-    head = {"authorization": f"Bearer {key}"}
-    stable = "You know these words by heart: " + " ".join(str(number) for number in range(400))
-    talk = {"stream": True, "max_tokens": 200, "ignore_eos": True, "messages": [{"role": "user", "content": "Talk."}]}
-    asked = [{"role": "system", "content": stable}, {"role": "user", "content": "Yes?"}]
-    with httpx.Client(base_url=base_url, timeout=180, trust_env=False, headers=head) as http:
-        pipe.send("ready")
-        while not pipe.poll():
-            body = {"model": "svc-chat", "messages": asked, "max_tokens": 1}
-            usage = http.post("/v1/chat/completions", json=body).json()["usage"]
-            uncached.append(usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"])
-            with http.stream("POST", "/v1/chat/completions", json={"model": "svc-chat", **talk}) as reply:
-                last = None
-                for line in reply.iter_lines():
-                    now = time.monotonic()
-                    if '"content"' in line:
-                        if last is not None:
-                            gaps.append(now - last)
-                        last = now
-    pipe.send((gaps, uncached))
-
-
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Returns what happened. All that was started has ended when this returns or raises."""
     server = Attacked(PEERS)
@@ -160,9 +134,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         lifted = {"rpm": 10**6, "tpm": 10**9, "concurrency": 1000}
         account, key = server.new_account("random", "100000", **lifted)
         _, other_key = server.new_account("bystander", "100000", **lifted)
-        calm = _beside(server.base_url, other_key, lambda: time.sleep(options.calm_s))
+        calm = beside(server.base_url, other_key, lambda: time.sleep(options.calm_s))
         client = Client(server.base_url, key)
-        busy = _beside(
+        busy = beside(
             server.base_url, other_key, lambda: asyncio.run(client.run(options.seed, options.requests, options.at_once))
         )
         _compare_with_books(server, account, client)
@@ -185,28 +159,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "replies with text": sum(reply.text for reply in client.replies.values()),
         "slowest request, s": round(client.slowest_s, 1),
         "longest gap of the other stream, s": {"calm": _longest(calm[0]), "beside": _longest(gaps)},
-        "findings": asdict(client.findings),
+        "findings": {"counts": dict(client.findings.counts), "examples": client.findings.examples},
     }
-
-
-def _beside(base_url: str, key: str, work: Any) -> tuple[list[float], list[int]]:
-    """Runs `work` beside the other account, in a process of its own; returns its gaps and uncached tokens."""
-    context = multiprocessing.get_context("spawn")
-    pipe, theirs = context.Pipe()
-    process = context.Process(target=bystander, args=(theirs, base_url, key), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        pipe.recv()
-        work()
-        pipe.send("stop")
-        found: tuple[list[float], list[int]] = pipe.recv()
-        return found
-    except EOFError:
-        raise ServerError("the other account's client has ended; its error is above") from None
-    finally:
-        process.kill()
-        process.join(5)
 
 
 def _longest(gaps: list[float]) -> float:
