@@ -50,6 +50,7 @@ class Findings:
 class Received:
     """What one client has of its reply."""
 
+    request_id: str
     text: bool  # any content, call or reasoning
     usage: tuple[int, int] | None  # prompt and completion tokens that it was told
 
@@ -83,14 +84,14 @@ class Client:
         began = time.monotonic()
         try:
             async with self._http.stream("POST", "/v1/chat/completions", json=drawn.body, headers=self._head) as reply:
-                request_id = reply.headers.get("x-request-id", "")
                 self.statuses[str(reply.status_code)] += 1
                 if reply.status_code >= 500:
                     self.findings.add("5xx", {"error": (await reply.aread()).decode(), "body": drawn.body})
                 elif reply.status_code == 200:
                     streamed = drawn.body["stream"]
                     parts = self._streamed(reply, drawn, began) if streamed else self._whole(reply)
-                    self.replies[request_id] = await _received(parts)
+                    received = await _received(parts)
+                    self.replies[received.request_id] = received
         except httpx.HTTPError as error:
             self.findings.add("broken connection", {"error": repr(error), "body": drawn.body})
         self.slowest_s = max(self.slowest_s, time.monotonic() - began)
@@ -115,14 +116,15 @@ class Client:
 
 
 async def _received(events: AsyncIterator[dict[str, Any]]) -> Received:
-    text, usage = False, None
+    request_id, text, usage = "", False, None
     async for event in events:
+        request_id = event.get("id", request_id)
         for choice in event.get("choices", ()):
             said = choice.get("message") or choice.get("delta") or {}
             text = text or any(said.get(name) for name in ("content", "tool_calls", "reasoning_content"))
         if counts := event.get("usage"):
             usage = (counts["prompt_tokens"], counts["completion_tokens"])
-    return Received(text, usage)
+    return Received(request_id, text, usage)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
