@@ -1,4 +1,4 @@
-"""Tests for GPUs: the torch runner on CUDA devices, and the benchmark of it."""
+"""Tests for GPUs: the torch runner on CUDA devices, and the floor that its speed is compared with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from bench import engine_gpu
+from bench.gpu_check import engine as measured
+from bench.gpu_check import models
 from serve_app.contracts.generation import SamplingParams
 from serve_app.engine.engine import Engine
 from serve_app.engine.models.choose_runner import create_runner
@@ -126,33 +127,13 @@ def test_layers_and_their_cache_lie_on_their_own_devices() -> None:
     torch.testing.assert_close(got.cpu(), expected, atol=1e-3, rtol=1e-3)
 
 
-@needs_cuda
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.parametrize("shape", ["1b", "7b"])
-def test_the_benchmark_measures_engine_and_transformers_on_a_gpu(shape: str) -> None:
-    result = engine_gpu.measure(shape, torch.device("cuda:0"))
-    assert result.transformers_error is None
-    assert result.transformers_tokens_s is not None
-    assert result.ours_tokens_s > 0
-    assert 0 < result.floor_share <= 1, result
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_the_benchmark_runs_from_end_to_end_without_a_gpu() -> None:
-    result = engine_gpu.measure("tiny", torch.device("cpu"), length=8, sequences=4, peer=False)
-    assert result.floor_ms > 0
-    assert result.ours_tokens_s > 0
-
-
 def test_the_floor_counts_every_matrix_once() -> None:
     for shape, billions in (("1b", 1.24), ("7b", 6.61)):
         with torch.device("meta"):
-            model = engine_gpu.make_model(shape, torch.device("meta"), torch.bfloat16)
-        assert engine_gpu.bytes_of_step(model, 0) == pytest.approx(2e9 * billions, rel=0.01)
+            model = models.make_model(shape, torch.device("meta"), torch.bfloat16)
+        assert measured.bytes_of_step(model, 0) == pytest.approx(2e9 * billions, rel=0.01)
         per_token = 2 * 2 * model.config.num_hidden_layers * model.config.num_key_value_heads * model.config.head_dim
-        assert engine_gpu.bytes_of_step(model, 10) - engine_gpu.bytes_of_step(model, 0) == 10 * per_token
+        assert measured.bytes_of_step(model, 10) - measured.bytes_of_step(model, 0) == 10 * per_token
 
 
 def test_the_setting_cuda_graphs_is_still_accepted() -> None:

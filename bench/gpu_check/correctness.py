@@ -1,0 +1,118 @@
+"""Our engine against transformers: the tests for CUDA, greedy tokens in float32, log-probabilities in bfloat16."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from bench.gpu_check.part import Options, Report
+from bench.gpu_check.parts import ROOT
+
+LENGTHS = (1, 2, 15, 16, 17, 33, 64, 100, 160, 300)  # tokens; around the blocks' size too
+REPLY = 32
+MAX_GAP = 1e-3  # in float32, between the reference's best token and ours: a tie
+MAX_RATIO = 2.0  # of our error in bfloat16 to that of transformers in bfloat16
+
+
+def run(options: Options, report: Report) -> None:
+    """Runs all three."""
+    report.doing("tests/engine/test_cuda.py")
+    if find_spec("pytest") is None:
+        report.add(tests="skipped: pytest is not installed")
+    else:
+        limit = options.limit_s * 0.6
+        found = pytest_figures(sys.executable, ["tests/engine/test_cuda.py"], options.work, limit)
+        report.add(tests=found)
+        if found["failed"] or (options.on_gpu and not found["passed"]):
+            report.problem(f"tests/engine/test_cuda.py: {found['summary']}")
+    greedy(options, report)
+    bfloat16(options, report)
+
+
+def pytest_figures(python: str, tests: list[str], work: Path, limit_s: float) -> dict[str, Any]:
+    """Runs tests without the project's pytest settings, whose plugins may be absent. The output goes to the log."""
+    result = work / "junit.xml"
+    result.unlink(missing_ok=True)
+    command = [python, "-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider", "-m", "not long"]
+    try:
+        done = subprocess.run([*command, f"--junitxml={result}", *tests], cwd=ROOT, timeout=limit_s, check=False)
+        summary = f"pytest ended with status {done.returncode}"
+    except subprocess.TimeoutExpired:
+        summary = f"pytest was not finished after {limit_s:.0f} s"
+    counts = {"passed": 0, "failed": 0, "skipped": 0}
+    failures = {}
+    cases = ElementTree.parse(result).getroot().iter("testcase") if result.is_file() else ()
+    for case in cases:
+        wrong = case.find("failure") if case.find("failure") is not None else case.find("error")
+        kind = "failed" if wrong is not None else "skipped" if case.find("skipped") is not None else "passed"
+        counts[kind] += 1
+        if wrong is not None:
+            failures[str(case.get("name"))] = " ".join((wrong.get("message") or "").split())[:300]
+    if not sum(counts.values()):
+        counts["failed"] = 1
+        failures["collection"] = summary
+    else:
+        summary = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    return {**counts, "summary": summary, "failures": failures}
+
+
+def greedy(options: Options, report: Report) -> None:
+    """In float32 each token must be the reference's own choice, or tied with it."""
+    import torch
+
+    from bench.gpu_check import models
+
+    report.doing("greedy tokens in float32")
+    shape = "small" if options.on_gpu else "tiny"
+    reference = models.make_model(shape, torch.device(options.device), torch.float32)
+    asked = models.prompts(reference.config.vocab_size, LENGTHS)
+    ours = models.make_model(shape, torch.device(options.device), torch.float32)
+    engine = models.make_engine(ours, models.engine_settings("float32"))
+    try:
+        said = models.replies(engine, asked, REPLY)
+    finally:
+        engine.close()
+    found = models.score(reference, asked, said)
+    other, gap = int((found.gaps > 0).sum()), float(found.gaps.max())
+    report.add(greedy_float32={"tokens": len(found.gaps), "other_tokens": other, "largest_gap": gap})
+    report.add(greedy_float32={"logprob_error_max": float(models.errors(said, found).max())})
+    if not gap <= MAX_GAP:
+        report.problem(f"float32: {other} of {len(found.gaps)} tokens are not the reference's, by up to {gap:.2g}")
+
+
+def bfloat16(options: Options, report: Report) -> None:
+    """The error against float32 must be about that of transformers' own bfloat16."""
+    import torch
+
+    from bench.gpu_check import models
+
+    report.doing("log-probabilities in bfloat16")
+    device, shape = torch.device(options.device), options.shapes[0]
+    reference = models.make_model(shape, device, torch.bfloat16)
+    asked = models.prompts(reference.config.vocab_size, LENGTHS)
+    settings = models.engine_settings("bfloat16", kv_cache_memory="1GiB")
+    engine = models.make_engine(models.make_model(shape, device, torch.bfloat16), settings)
+    try:
+        said = models.replies(engine, asked, REPLY)
+    finally:
+        engine.close()
+    judge(report, "bfloat16", shape, reference, asked, said)
+
+
+def judge(report: Report, name: str, shape: str, reference: Any, asked: Any, said: Any) -> None:
+    """Compares replies of an engine in bfloat16 with a model of the same weights; changes the model to float32."""
+    from bench.gpu_check import models
+
+    theirs = models.score(reference, asked, said)
+    exact = models.score(reference.float(), asked, said)
+    ours, their = models.errors(said, exact), (theirs.logprobs - exact.logprobs).abs()
+    figures = {"shape": shape, "tokens": len(ours), "error_mean": float(ours.mean()), "error_max": float(ours.max())}
+    figures |= {"transformers_error_mean": float(their.mean()), "transformers_error_max": float(their.max())}
+    figures |= {"largest_gap": float(exact.gaps.max())}
+    report.add(**{name: figures})
+    if not ours.mean() <= MAX_RATIO * their.mean() + 1e-3:
+        report.problem(f"{name}: the mean error is {ours.mean():.2g}, that of transformers {their.mean():.2g}")

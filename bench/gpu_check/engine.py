@@ -1,0 +1,141 @@
+"""Our engine on one GPU: a step beside the memory-bandwidth floor, throughput of 64 sequences, and transformers.
+
+The floor of a step is the time that the card's memory takes to hand over all weights once and the K and V of the
+sequences, at the speed of a copy measured in the same run. The peer is `generate_batch` with CUDA graphs over the same
+weights, prompts and lengths; its start-up does not count, nor ours.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from bench.gpu_check import models
+from bench.gpu_check.machine import bandwidth
+from bench.gpu_check.models import PROMPT, generate
+from bench.gpu_check.part import Options, Report
+from bench.gpu_check.steps import measure_steps
+from serve_app.engine.models.choose_runner import create_runner
+
+SEQUENCES = 64
+LENGTH = 256  # tokens of a reply
+
+
+@dataclass(frozen=True)
+class Load:
+    """The number of sequences and the tokens of each reply."""
+
+    sequences: int = SEQUENCES
+    length: int = LENGTH
+
+
+@dataclass(frozen=True)
+class Result:
+    """One shape's figures."""
+
+    parameters: int
+    bandwidth_gb_s: float
+    floor_ms: float  # of a step at batch 1
+    step_ms: float  # as measured through the whole engine
+    floor_share: float
+    tokens_s: float  # all sequences, prompts included
+
+
+def run(options: Options, report: Report) -> None:
+    """Measures each shape; the peers come last, so that trouble with them costs nothing else."""
+    device = torch.device(options.device)
+    load = Load() if options.on_gpu else Load(4, 8)
+    report.add(sequences=load.sequences, reply_tokens=load.length, prompt_tokens=PROMPT, dtype=options.dtype)
+    for shape in options.shapes:
+        report.doing(f"{shape}: loading")
+        model = models.make_model(shape, device, getattr(torch, options.dtype))
+        settings = models.engine_settings(options.dtype, kv_cache_memory=models.kv_cache_memory(options))
+        figures, runner = measure(model, settings, load, lambda text, shape=shape: report.doing(f"{shape}: {text}"))
+        report.add(shapes={shape: asdict(figures)})
+        steps = {}
+        for count in (1, load.sequences):
+            report.doing(f"{shape}: the parts of a step with {count} sequences")
+            try:
+                steps[str(count)] = measure_steps(runner, settings, count, device)
+            except Exception as error:  # a profiler that does not work here must not hide the throughput
+                report.problem(f"{shape}: the parts of a step: {type(error).__name__}: {error}")
+            report.add(steps={shape: steps})
+        del model, runner
+        free(device)
+    for shape in options.shapes:
+        report.doing(f"{shape}: transformers")
+        report.add(transformers={shape: measure_transformers(shape, device, options.dtype, load)})
+        free(device)
+
+
+def free(device: torch.device) -> None:
+    """Returns unused memory to the device."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def measure(model: Any, settings: Any, load: Load, doing: Any = print) -> tuple[Result, Any]:
+    """The figures of a model, and the runner that has taken over its weights."""
+    asked = models.prompts(model.config.vocab_size, [PROMPT] * load.sequences)
+    parameters = sum(p.numel() for p in model.parameters())
+    copy = bandwidth(model.device)
+    floor = bytes_of_step(model, PROMPT + load.length // 2) / copy
+    runner = create_runner(model, settings)
+    engine = models.engine_over(runner, settings)
+    try:
+        doing("warming up")
+        generate(engine, asked, 8)
+        generate(engine, asked[:1], load.length)
+        doing("one sequence")
+        # The prompt's own time cancels out.
+        step = (generate(engine, asked[:1], load.length) - generate(engine, asked[:1], 1)) / (load.length - 1)
+        doing(f"{load.sequences} sequences")
+        tokens_s = load.sequences * load.length / generate(engine, asked, load.length)
+    finally:
+        engine.close()
+    return Result(parameters, copy / 1e9, floor * 1e3, step * 1e3, floor / step, tokens_s), runner
+
+
+def bytes_of_step(model: Any, tokens_cached: int) -> int:
+    """Returns the bytes that one decode step must read: each matrix once, one embedding row, and the cached K and V."""
+    config, size = model.config, next(model.parameters()).element_size()
+    weights = sum(p.numel() for p in model.parameters())
+    if not config.tie_word_embeddings:
+        weights -= config.vocab_size * config.hidden_size
+    cached = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * tokens_cached
+    return int((weights + cached) * size)
+
+
+def measure_transformers(shape: str, device: torch.device, dtype: str, load: Load) -> dict[str, Any]:
+    """Tokens per second of transformers on the same load, or the error."""
+    try:
+        model = models.make_model(shape, device, getattr(torch, dtype))
+        asked = models.prompts(model.config.vocab_size, [PROMPT] * load.sequences)
+        generate_by_transformers(model, asked, 8)
+        seconds = generate_by_transformers(model, asked, load.length)
+        return {"tokens_s": load.sequences * load.length / seconds}
+    except Exception as error:  # the peer's own troubles are no failure of ours
+        return {"error": f"{type(error).__name__}: {json.dumps(str(error))[:300]}"}
+
+
+def generate_by_transformers(model: Any, asked: list[list[int]], length: int) -> float:
+    """Seconds from the first request taken up to the last one finished; captures and warm-up come before."""
+    from transformers import GenerationConfig
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+    results = model.generate_batch(
+        asked,
+        generation_config=GenerationConfig(max_new_tokens=length, do_sample=False, eos_token_id=-1, pad_token_id=0),
+        continuous_batching_config=ContinuousBatchingConfig(
+            use_cuda_graph=model.device.type == "cuda", allow_block_sharing=False
+        ),
+    )
+    short = [r for r in results.values() if len(r.generated_tokens) != length]
+    if short or len(results) != len(asked):
+        raise RuntimeError(f"{len(asked) - len(results) + len(short)} requests did not finish: {short[:1]}")
+    return max(r.lifespan[1] for r in results.values()) - min(r.lifespan[0] for r in results.values())

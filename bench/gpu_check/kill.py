@@ -1,0 +1,175 @@
+"""Processes that hold the GPU are killed with SIGKILL while they generate; the time until their memory is free.
+
+First a process with an engine alone. Then a group of two: the leader is killed first, as a replica is whose engine
+lives in a child process, and then the whole group. `python -m bench.gpu_check.kill OPTIONS` is such a process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.gpu_check.part import Options, Report
+from bench.gpu_check.parts import ROOT
+
+SLACK = 64 * 2**20  # bytes of the device that may stay in use
+PATIENCE_S = 30.0
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def run(options: Options, report: Report) -> None:
+    """Both cases."""
+    shape = "1b" if "1b" in options.shapes else options.shapes[0]
+    memory = Memory(options)
+    report.add(shape=shape, measured="memory of the device" if options.on_gpu else "memory of the processes")
+    report.doing("one process: its start")
+    with started(options, shape, helper=False) as (process, ready_s):
+        held = memory.used(process)
+        report.add(one={"ready_s": ready_s, "held_gib": gib(held)})
+        report.doing("one process: killed")
+        report.add(one=kill(process, memory, lambda: os.kill(process.pid, signal.SIGKILL)))
+    report.add(one={"nvidia_smi_after": nvidia_smi()} if options.on_gpu else {})
+    report.doing("a group: its start")
+    with started(options, shape, helper=True) as (process, ready_s):
+        report.add(group={"ready_s": ready_s, "held_gib": gib(memory.used(process))})
+        report.doing("a group: its leader killed")
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        time.sleep(1)
+        report.add(group={"held_after_leader_gib": gib(memory.used(process)), "child_survives": alive(process)})
+        report.doing("a group: killed")
+        report.add(group=kill(process, memory, lambda: os.killpg(process.pid, signal.SIGKILL)))
+    report.add(group={"nvidia_smi_after": nvidia_smi()} if options.on_gpu else {})
+    for name in ("one", "group"):
+        if report.figures[name]["freed_s"] is None:
+            report.problem(f"{name}: {report.figures[name]['left_gib']} GiB still in use after {PATIENCE_S:.0f} s")
+
+
+class Memory:
+    """The device's memory in use beyond what was in use before; without a GPU, that of the processes."""
+
+    def __init__(self, options: Options) -> None:
+        self._on_gpu = options.on_gpu
+        self._before = 0
+        self._before = self.used(None)  # after this process has made its own context
+
+    def used(self, process: subprocess.Popen[str] | None) -> int:
+        """Bytes."""
+        if self._on_gpu:
+            import torch
+
+            free, total = torch.cuda.mem_get_info()
+            return total - free - self._before
+        if process is None:
+            return 0
+        return sum(_resident(pid) for pid in members(process.pid))
+
+
+@contextlib.contextmanager
+def started(options: Options, shape: str, *, helper: bool) -> Any:
+    """A process that holds the model and generates, leader of a group; with seconds until it has its first tokens."""
+    given = {"device": options.device, "shape": shape, "dtype": options.dtype, "helper": helper}
+    began = time.monotonic()
+    process = holder(given, start_new_session=True)
+    try:
+        await_ready(process)
+        yield process, round(time.monotonic() - began, 2)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def holder(given: dict[str, Any], **more: Any) -> subprocess.Popen[str]:
+    """Starts one process that holds a model."""
+    command = [sys.executable, "-m", "bench.gpu_check.kill", json.dumps(given)]
+    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, **more)
+
+
+def await_ready(process: subprocess.Popen[str]) -> None:
+    """Raises RuntimeError if the process ends first."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.strip() == "ready":
+            return
+    raise RuntimeError(f"the process that was to be killed ended by itself with status {process.wait()}; see the log")
+
+
+def kill(process: subprocess.Popen[str], memory: Memory, by: Any) -> dict[str, Any]:
+    """Seconds until the processes have ended, and until their memory is free (None: not in time)."""
+    began = time.monotonic()
+    by()
+    ended = freed = None
+    while time.monotonic() < began + PATIENCE_S and (ended is None or freed is None):
+        process.poll()
+        if ended is None and not alive(process):
+            ended = round(time.monotonic() - began, 3)
+        if freed is None and memory.used(process) <= SLACK * memory._on_gpu:
+            freed = round(time.monotonic() - began, 3)
+        time.sleep(0.005)
+    return {"ended_s": ended, "freed_s": freed, "left_gib": gib(memory.used(process))}
+
+
+def alive(process: subprocess.Popen[str]) -> bool:
+    """Whether a process of the group runs."""
+    return any(True for _ in members(process.pid))
+
+
+def members(group: int) -> Any:
+    """Process ids of a group, without those that have ended and were not reaped."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, pgrp = path.read_text().rpartition(")")[2].split()[:3]
+            if int(pgrp) == group and state not in "ZX":
+                yield int(path.parent.name)
+
+
+def nvidia_smi() -> str | None:
+    """Memory in use and processes, as nvidia-smi says; None without it."""
+    try:
+        query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader"]
+        return subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def gib(size: int) -> float:
+    """Rounded to MiB."""
+    return round(size / 2**30, 3)
+
+
+def _resident(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+    except OSError:
+        return 0
+
+
+def hold(device: str, shape: str, dtype: str, helper: bool) -> None:
+    """Generates until it is killed, with a child in the same group that does the same."""
+    child = holder({"device": device, "shape": shape, "dtype": dtype, "helper": False}) if helper else None
+    import torch
+
+    from bench.gpu_check import models
+
+    model = models.make_model(shape, torch.device(device), getattr(torch, dtype))
+    settings = models.engine_settings(dtype, kv_cache_memory="4GiB" if device != "cpu" else "64MiB")
+    asked = models.prompts(model.config.vocab_size, [models.PROMPT] * 4)
+    engine = models.make_engine(model, settings)
+    models.generate(engine, asked, 8)
+    if child is not None:
+        await_ready(child)
+    print("ready", flush=True)
+    while True:
+        models.generate(engine, asked, 64)
+
+
+if __name__ == "__main__":
+    hold(**json.loads(sys.argv[1]))
