@@ -20,7 +20,7 @@ from bench.gpu_check import page
 from bench.gpu_check.parts import PARTS, ROOT, limits, run_part
 
 SHAPES = ("tiny", "small", "1b", "7b")
-MEMORY_GIB = {"7b": 40, "1b": 10, "small": 0}  # of the card, for the shape
+MEMORY_GIB = {"1b": 10, "7b": 40}  # of the card, at least
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -29,7 +29,6 @@ def main(arguments: list[str] | None = None) -> int:
     if options.render:
         results = json.loads(options.render.read_text())
     else:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the part that runs
         results = check(options)
         if results["no_gpu"] and options.device != "cpu":
             print(f"gpu-check: there is no GPU to check: {results['no_gpu']}", file=sys.stderr)
@@ -48,7 +47,7 @@ def check(options: argparse.Namespace) -> dict[str, Any]:
     parts = [part for part in PARTS if part.name == "machine" or not options.only or part.name in options.only]
     results: dict[str, Any] = {"date": time.strftime("%Y-%m-%d", time.gmtime(began)), "commit": _commit()}
     results |= {"device": options.device, "budget_s": options.budget, "no_gpu": None, "parts": {}}
-    chosen = {"device": options.device, "shapes": options.shape or ["1b"]}
+    chosen = {"device": options.device, "shapes": options.shape or ["small"]}
     missing = {part.name: reason for part in parts if (reason := part.missing()) is not None}
     for name, reason in missing.items():
         results["parts"][name] = {"outcome": "skipped", "reason": reason, "seconds": 0.0, "figures": {}}
@@ -58,17 +57,19 @@ def check(options: argparse.Namespace) -> dict[str, Any]:
             record = run_part(part, limit_s, chosen, work)
             results["parts"][part.name] = record
             results["seconds"] = round(time.time() - began, 1)
+            if part.name == "machine":
+                found = record["figures"]
+                results["no_gpu"] = found.get("cuda", record["reason"])
+                fitting = [shape for shape, least in MEMORY_GIB.items() if found.get("memory_gib", 0) >= least]
+                chosen["shapes"] = options.shape or fitting or ["small"]
             if options.json:
                 options.json.parent.mkdir(parents=True, exist_ok=True)
                 options.json.write_text(json.dumps(results, indent=1) + "\n")
-            if part.name == "machine":
-                results["no_gpu"] = record["figures"].get("cuda", record["reason"])
-                if results["no_gpu"] and options.device != "cpu":
-                    break
-                memory = record["figures"].get("memory_gib", 0)
-                fitting = [shape for shape in SHAPES if MEMORY_GIB.get(shape, memory + 1) <= memory]
-                chosen["shapes"] = options.shape or [s for s in fitting if s != "small"] or ["small"]
-            _say(part.name, record)
+            absent = part.name == "machine" and results["no_gpu"] and options.device != "cpu"
+            if not absent or record["outcome"] != "passed":
+                _say(part.name, record)
+            if absent:
+                break
     finally:
         for folder in work.glob("model-*"):
             shutil.rmtree(folder, ignore_errors=True)
@@ -107,4 +108,5 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the part that runs
     sys.exit(main())

@@ -14,7 +14,8 @@ from bench.gpu_check.parts import ROOT
 
 LENGTHS = (1, 2, 15, 16, 17, 33, 64, 100, 160, 300)  # tokens; around the blocks' size too
 REPLY = 32
-MAX_GAP = 1e-3  # in float32, between the reference's best token and ours: a tie
+MAX_GAP = 1e-3  # in float32, between the log-probabilities of the reference's best token and ours: a tie
+MAX_ERROR = 1e-3  # in float32, of a log-probability
 MAX_RATIO = 2.0  # of our error in bfloat16 to that of transformers in bfloat16
 
 
@@ -25,7 +26,7 @@ def run(options: Options, report: Report) -> None:
         report.add(tests="skipped: pytest is not installed")
     else:
         limit = options.limit_s * 0.6
-        found = pytest_figures(sys.executable, ["tests/engine/test_cuda.py"], options.work, limit)
+        found = pytest_figures(sys.executable, ["--noconftest", "tests/engine/test_cuda.py"], options.work, limit)
         report.add(tests=found)
         if found["failed"] or (options.on_gpu and not found["passed"]):
             report.problem(f"tests/engine/test_cuda.py: {found['summary']}")
@@ -79,7 +80,10 @@ def greedy(options: Options, report: Report) -> None:
     found = models.score(reference, asked, said)
     other, gap = int((found.gaps > 0).sum()), float(found.gaps.max())
     report.add(greedy_float32={"tokens": len(found.gaps), "other_tokens": other, "largest_gap": gap})
-    report.add(greedy_float32={"logprob_error_max": float(models.errors(said, found).max())})
+    error = float(models.errors(said, found).max())
+    report.add(greedy_float32={"logprob_error_max": error})
+    if not error <= MAX_ERROR:
+        report.problem(f"float32: a log-probability differs from the reference's by {error:.2g}")
     if not gap <= MAX_GAP:
         report.problem(f"float32: {other} of {len(found.gaps)} tokens are not the reference's, by up to {gap:.2g}")
 

@@ -128,13 +128,12 @@ def generate_by_transformers(model: Any, asked: list[list[int]], length: int) ->
     from transformers import GenerationConfig
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-    results = model.generate_batch(
-        asked,
-        generation_config=GenerationConfig(max_new_tokens=length, do_sample=False, eos_token_id=-1, pad_token_id=0),
-        continuous_batching_config=ContinuousBatchingConfig(
-            use_cuda_graph=model.device.type == "cuda", allow_block_sharing=False
-        ),
-    )
+    on_gpu = model.device.type == "cuda"
+    batching = ContinuousBatchingConfig(use_cuda_graph=on_gpu, allow_block_sharing=False)
+    if not on_gpu:
+        batching.max_memory_percent = 0.02  # of the machine's memory, not of a card's
+    generation = GenerationConfig(max_new_tokens=length, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    results = model.generate_batch(asked, generation_config=generation, continuous_batching_config=batching)
     short = [r for r in results.values() if len(r.generated_tokens) != length]
     if short or len(results) != len(asked):
         raise RuntimeError(f"{len(asked) - len(results) + len(short)} requests did not finish: {short[:1]}")

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.gpu_check.machine import nvidia_smi
 from bench.gpu_check.part import Options, Report
 from bench.gpu_check.parts import ROOT
 
@@ -35,7 +36,7 @@ def run(options: Options, report: Report) -> None:
         report.add(one={"ready_s": ready_s, "held_gib": gib(held)})
         report.doing("one process: killed")
         report.add(one=kill(process, memory, lambda: os.kill(process.pid, signal.SIGKILL)))
-    report.add(one={"nvidia_smi_after": nvidia_smi()} if options.on_gpu else {})
+    report.add(one={"nvidia_smi_after": nvidia_smi("memory.used")} if options.on_gpu else {})
     report.doing("a group: its start")
     with started(options, shape, helper=True) as (process, ready_s):
         report.add(group={"ready_s": ready_s, "held_gib": gib(memory.used(process))})
@@ -46,7 +47,7 @@ def run(options: Options, report: Report) -> None:
         report.add(group={"held_after_leader_gib": gib(memory.used(process)), "child_survives": alive(process)})
         report.doing("a group: killed")
         report.add(group=kill(process, memory, lambda: os.killpg(process.pid, signal.SIGKILL)))
-    report.add(group={"nvidia_smi_after": nvidia_smi()} if options.on_gpu else {})
+    report.add(group={"nvidia_smi_after": nvidia_smi("memory.used")} if options.on_gpu else {})
     for name in ("one", "group"):
         if report.figures[name]["freed_s"] is None:
             report.problem(f"{name}: {report.figures[name]['left_gib']} GiB still in use after {PATIENCE_S:.0f} s")
@@ -57,6 +58,7 @@ class Memory:
 
     def __init__(self, options: Options) -> None:
         self._on_gpu = options.on_gpu
+        self.slack = SLACK if options.on_gpu else 0
         self._before = 0
         self._before = self.used(None)  # after this process has made its own context
 
@@ -111,7 +113,7 @@ def kill(process: subprocess.Popen[str], memory: Memory, by: Any) -> dict[str, A
         process.poll()
         if ended is None and not alive(process):
             ended = round(time.monotonic() - began, 3)
-        if freed is None and memory.used(process) <= SLACK * memory._on_gpu:
+        if freed is None and memory.used(process) <= memory.slack:
             freed = round(time.monotonic() - began, 3)
         time.sleep(0.005)
     return {"ended_s": ended, "freed_s": freed, "left_gib": gib(memory.used(process))}
@@ -129,15 +131,6 @@ def members(group: int) -> Any:
             state, _, pgrp = path.read_text().rpartition(")")[2].split()[:3]
             if int(pgrp) == group and state not in "ZX":
                 yield int(path.parent.name)
-
-
-def nvidia_smi() -> str | None:
-    """Memory in use and processes, as nvidia-smi says; None without it."""
-    try:
-        query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader"]
-        return subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
 
 
 def gib(size: int) -> float:

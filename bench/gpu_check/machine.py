@@ -26,7 +26,7 @@ def run(options: Options, report: Report) -> None:
         return
     report.add(python=platform.python_version(), torch=torch.__version__, cores=len(os.sched_getaffinity(0)))
     report.add(libraries={name: known for name in LIBRARIES if (known := _version(name))}, vllm_python=vllm_python())
-    report.add(nvcc=shutil.which("nvcc"), cuda_home=os.environ.get("CUDA_HOME"), driver=_nvidia_smi("driver_version"))
+    report.add(nvcc=shutil.which("nvcc"), cuda_home=os.environ.get("CUDA_HOME"), driver=nvidia_smi("driver_version"))
     if not torch.cuda.is_available():
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a build without CUDA"
         report.add(cuda=f"torch {torch.__version__} ({built}) finds no CUDA device")
@@ -104,7 +104,8 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _nvidia_smi(field: str) -> str | None:
+def nvidia_smi(field: str) -> str | None:
+    """A field of the first card as nvidia-smi says it; None without nvidia-smi."""
     try:
         command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)

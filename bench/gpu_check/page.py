@@ -10,7 +10,8 @@ from bench.gpu_check.parts import PARTS
 from bench.harness import document
 from bench.harness.tables import table
 
-BEGIN, END = "<!-- gpu-check -->", "<!-- end gpu-check -->"
+BEGIN = "<!-- measured: written by `python -m bench.gpu_check --page`, not by hand -->"
+END = "<!-- end of what bench.gpu_check measured -->"
 _STEP = {
     "plan_ms": "scheduling",
     "launch_ms": "the model's code on the host",

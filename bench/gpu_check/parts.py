@@ -94,10 +94,8 @@ def run_part(part: Part, limit_s: float, options: dict[str, Any], work: Path) ->
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        code: int | None = None
         try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = process.wait(limit_s)
+            code = _wait(process, limit_s)
         finally:
             _end(process, token)
     found = _read(result)
@@ -112,6 +110,14 @@ def run_part(part: Part, limit_s: float, options: dict[str, Any], work: Path) ->
     if outcome not in ("passed", "skipped"):
         record["log"] = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
     return record
+
+
+def _wait(process: subprocess.Popen[bytes], limit_s: float) -> int | None:
+    """The status; None after the limit."""
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def _read(path: Path) -> dict[str, Any]:

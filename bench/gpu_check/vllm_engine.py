@@ -22,13 +22,14 @@ def run(options: Options, report: Report) -> None:
     report.doing("loading vLLM")
     import torch
     import vllm
+    from vllm.platforms import current_platform
 
     from bench.gpu_check import models
     from bench.gpu_check.engine import Load
     from serve_app.engine.vllm_adapter.start import start
     from serve_app.engine.vllm_adapter.vllm_settings import VllmSettings
 
-    on_cpu = vllm.platforms.current_platform.is_cpu()
+    on_cpu = current_platform.is_cpu()
     if options.on_gpu and on_cpu:
         raise Skip(f"vLLM {vllm.__version__} is the CPU build: make engine-vllm ARGS='--device cuda'")
     if not options.on_gpu and not on_cpu:

@@ -32,6 +32,8 @@ def start_native(home: Path) -> EnginePort:
 
 
 def start_vllm(home: Path) -> EnginePort:
+    import torch
+
     from serve_app.engine.config import EngineSettings
     from serve_app.engine.vllm_adapter.start import start
     from serve_app.engine.vllm_adapter.vllm_settings import VllmSettings
@@ -45,7 +47,8 @@ def start_vllm(home: Path) -> EnginePort:
         max_waiting=MAX_WAITING,
     )
     # Compiling takes two minutes, and changes nothing of what is tested here.
-    return start(settings, VllmSettings(further={"enforce_eager": True}), progress=print)
+    options = VllmSettings(further={"enforce_eager": True})
+    return start(settings, options, gpus=int(torch.cuda.is_available()), progress=print)
 
 
 # vLLM has an environment of its own: `make test-vllm`.
