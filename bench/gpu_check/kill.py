@@ -36,7 +36,7 @@ def run(options: Options, report: Report) -> None:
         report.add(one={"ready_s": ready_s, "held_gib": gib(held)})
         report.doing("one process: killed")
         report.add(one=kill(process, memory, lambda: os.kill(process.pid, signal.SIGKILL)))
-    report.add(one={"nvidia_smi_after": nvidia_smi("memory.used")} if options.on_gpu else {})
+    report.add(one={"nvidia_smi_after": nvidia_smi("memory.used")})
     report.doing("a group: its start")
     with started(options, shape, helper=True) as (process, ready_s):
         report.add(group={"ready_s": ready_s, "held_gib": gib(memory.used(process))})
@@ -47,7 +47,7 @@ def run(options: Options, report: Report) -> None:
         report.add(group={"held_after_leader_gib": gib(memory.used(process)), "child_survives": alive(process)})
         report.doing("a group: killed")
         report.add(group=kill(process, memory, lambda: os.killpg(process.pid, signal.SIGKILL)))
-    report.add(group={"nvidia_smi_after": nvidia_smi("memory.used")} if options.on_gpu else {})
+    report.add(group={"nvidia_smi_after": nvidia_smi("memory.used")})
     for name in ("one", "group"):
         if report.figures[name]["freed_s"] is None:
             report.problem(f"{name}: {report.figures[name]['left_gib']} GiB still in use after {PATIENCE_S:.0f} s")
