@@ -48,19 +48,19 @@ async def pinned(target: str, *, private: bool) -> Address:
         url = httpx.URL(target)
         host = url.host
     except (httpx.InvalidURL, UnicodeError) as error:
-        raise BadAddress(f"{target!r} is no address: {error}") from None
+        raise BadAddress(f"{target!r} is not a valid URL: {error}") from None
     if url.scheme not in _PORTS or not host or url.userinfo:
-        raise BadAddress(f"{target!r}: give an https address without a user's name")
+        raise BadAddress(f"{target!r}: use an https URL without a user name")
     if url.scheme != "https" and not private:
-        raise BadAddress(f"{target!r}: give an https address")
+        raise BadAddress(f"{target!r}: use an https URL")
     port = url.port or _PORTS[url.scheme]
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise BadAddress(f"{host} can't be resolved: {error}") from None
+        raise BadAddress(f"cannot resolve {host}: {error}") from None
     addresses = [str(one[4][0]) for one in found]
     if not private and (hidden := [one for one in addresses if not _is_public(one)]):
-        raise BadAddress(f"{host} leads to {hidden[0]}, which is not public")
+        raise BadAddress(f"{host} resolves to {hidden[0]}, which is not a public address")
     return Address(url.copy_with(host=addresses[0]), {"host": url.netloc.decode()}, {"sni_hostname": host})
 
 

@@ -38,7 +38,7 @@ def _found_or_created(transaction: Transaction, wanted: OpenAccount, now: float)
     name, currency, key = wanted.name, wanted.currency, wanted.idempotency_key
     check_name(name)
     if not (len(currency) == 3 and currency.isascii() and currency.isalpha() and currency.isupper()):
-        raise InvalidValue(f"{currency!r} is no currency: give three capital letters such as 'USD' (ISO 4217)")
+        raise InvalidValue(f"{currency!r} is not a currency code: use three capital letters such as 'USD' (ISO 4217)")
     check_currency(connection, currency, "the new account")
     if key is not None:
         check_name(key, "an idempotency key", longest=200)

@@ -70,9 +70,9 @@ class BackupFile:
         try:
             self._archive = zipfile.ZipFile(path)
         except zipfile.BadZipFile:
-            raise InvalidValue(f"{path} is no backup of a ledger, or a part of one: name another") from None
+            raise InvalidValue(f"{path} is not a complete backup of a ledger: use another file") from None
         except OSError as error:
-            raise InvalidValue(f"can't read {path}: {error.strerror}") from None
+            raise InvalidValue(f"cannot read {path}: {error.strerror}") from None
         try:
             self.manifest = self._read_manifest()
         except BaseException:
@@ -115,9 +115,9 @@ class BackupFile:
                 raise InvalidValue(f"{self._path} was made by release {said['release']}: restore it with that release")
             return Manifest(**{field.name: said[field.name] for field in fields(Manifest)})
         except KeyError:
-            raise InvalidValue(f"{self._path} is no backup of a ledger: name another") from None
+            raise InvalidValue(f"{self._path} is not a backup of a ledger: use another file") from None
         except (zipfile.BadZipFile, zlib.error, EOFError, TypeError, json.JSONDecodeError, UnicodeDecodeError):
             raise self._damaged() from None
 
     def _damaged(self) -> InvalidValue:
-        return InvalidValue(f"{self._path} is damaged: its content is not what was written; take another backup")
+        return InvalidValue(f"{self._path} is damaged: its checksum does not match; use another backup")

@@ -122,7 +122,7 @@ def _parse(after: str) -> Place:
         checkpoint_id, entry, number, compared, account_id = after.split(":", 4)
         return Place(int(checkpoint_id), int(entry), int(number), int(compared), account_id)
     except ValueError:
-        raise InvalidValue(f"{after!r} is no place in a check: give the `next` of the answer before") from None
+        raise InvalidValue(f"invalid `after` {after!r}: pass the `next` of the previous response") from None
 
 
 def _step(database: Books, place: Place, found: list[Difference], now: float) -> Place | None:

@@ -35,7 +35,7 @@ Movement = AddCredit | CorrectBalance | TakeBackGrant
 def add_credit(transaction: Transaction, wanted: AddCredit, now: float) -> AccountSnapshot:
     connection, account_id, amount = transaction.connection, wanted.account_id, wanted.amount
     if type(amount) is not int or not 0 < amount <= MAX_AMOUNT:
-        raise InvalidAmount(f"{amount!r} nano-units: credit more than 0 and at most {MAX_AMOUNT} at once")
+        raise InvalidAmount(f"{amount!r} nano-units: must be more than 0 and at most {MAX_AMOUNT}")
     if wanted.kind not in ("top_up", "grant"):
         raise InvalidValue(f"{wanted.kind!r}: a credit is a 'top_up' or a 'grant'")
     is_grant = wanted.kind == "grant"
@@ -96,7 +96,7 @@ def list_grants(connection: Connection, wanted: ListGrants, _now: float) -> list
 def take_back_grant(transaction: Transaction, wanted: TakeBackGrant, now: float) -> AccountSnapshot:
     connection, account_id, grant_id = transaction.connection, wanted.account_id, wanted.grant_id
     if not wanted.memo:
-        raise InvalidValue("a grant is taken back without a memo: say which mistake this rights")
+        raise InvalidValue("taking back a grant needs a memo: say which mistake it corrects")
     account = read_account(connection, account_id)
     query = select(grants).where(grants.c.account_id == account_id, grants.c.entry_id == grant_id)
     grant = connection.execute(query).one_or_none()
@@ -123,7 +123,7 @@ def take_back_grant(transaction: Transaction, wanted: TakeBackGrant, now: float)
 def expire_grants(transaction: Transaction, wanted: ExpireGrants, now: float) -> int:
     limit = wanted.limit
     if type(limit) is not int or not 1 <= limit <= MAX_EXPIRED:
-        raise InvalidValue(f"limit {limit!r}: expire 1 to {MAX_EXPIRED} grants at once")
+        raise InvalidValue(f"limit {limit!r}: must be from 1 to {MAX_EXPIRED}")
     connection = transaction.connection
     query = (
         select(grants.c.entry_id, grants.c.account_id, grants.c.remaining)

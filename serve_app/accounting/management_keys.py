@@ -39,11 +39,11 @@ def create_management_key(transaction: Transaction, wanted: CreateManagementKey,
     earlier = connection.execute(by_digest).first()
     if earlier is not None:
         if (earlier.account_id, earlier.name) != (account_id, wanted.name):
-            raise Conflict("this management key exists already: make a new one")
+            raise Conflict("this management key already exists: create a new one")
         return _key(earlier)
     expires_at = None if wanted.expires_at is None else check_time(wanted.expires_at)
     if expires_at is not None and expires_at <= now:
-        raise InvalidValue(f"expires_at {expires_at!r} is past: give a time to come")
+        raise InvalidValue(f"expires_at {expires_at!r} has passed: use a time in the future")
     mine = (_COLUMNS.account_id == account_id, _COLUMNS.revoked_at.is_(None))
     if connection.execute(select(func.count()).select_from(management_keys).where(*mine)).scalar_one() >= MAX_KEYS:
         raise Conflict(f"an account has at most {MAX_KEYS} management keys: revoke one")

@@ -61,7 +61,7 @@ def ask_credit(transaction: Transaction, wanted: AskCredit, now: float) -> Pendi
     connection = transaction.connection
     read_account(connection, wanted.account_id)
     if type(wanted.amount) is not int or not 0 < wanted.amount <= MAX_AMOUNT:
-        raise InvalidAmount(f"{wanted.amount!r} nano-units: credit more than 0 and at most {MAX_AMOUNT} at once")
+        raise InvalidAmount(f"{wanted.amount!r} nano-units: must be more than 0 and at most {MAX_AMOUNT}")
     if wanted.kind not in ("top_up", "grant"):
         raise InvalidValue(f"{wanted.kind!r}: a credit is a 'top_up' or a 'grant'")
     if wanted.memo:

@@ -33,7 +33,7 @@ NOT_COVERED: Final = "return_not_covered"
 def return_payment(transaction: Transaction, wanted: ReturnPayment, now: float) -> int | None:
     connection, account_id, key = transaction.connection, wanted.account_id, wanted.idempotency_key
     if type(wanted.amount) is not int or not 0 < wanted.amount <= MAX_AMOUNT:
-        raise InvalidAmount(f"{wanted.amount!r} nano-units: return more than 0 and at most {MAX_AMOUNT} at once")
+        raise InvalidAmount(f"{wanted.amount!r} nano-units: must be more than 0 and at most {MAX_AMOUNT}")
     for name in (key, wanted.reverses):
         check_name(name, "an idempotency key", longest=200)
     account = read_account(connection, account_id)

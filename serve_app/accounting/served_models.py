@@ -44,7 +44,7 @@ def create_model(transaction: Transaction, wanted: CreateModel, now: float) -> S
         price = price_at(_prices(connection, identifier), now)
         if (found.spec, traffic and traffic.weights, price) == (wanted.spec, weights, wanted.price):
             return found
-        raise Conflict(f"{identifier} exists already: update it, or choose another name")
+        raise Conflict(f"{identifier} already exists: update it, or use a different id")
     check_not_retired(connection, weights)
     version = transaction.next_version()
     values = {"version": version, "since": version, "spec": _stored(wanted.spec), "created_at": now, "removed_at": None}
@@ -104,7 +104,7 @@ def schedule_price(transaction: Transaction, wanted: SchedulePrice, now: float) 
     if is_same_time and in_effect[-1].price == wanted.price:
         return in_effect[-1]
     if effective_at < now:
-        raise InvalidValue("effective_at has passed: give a time to come, or none for a price from now on")
+        raise InvalidValue("effective_at has passed: use a time in the future, or leave it out to change the price now")
     row = _insert_price(transaction, identifier, wanted.price, effective_at)
     was = asdict(in_effect[-1].price) if in_effect else {}
     detail: dict[str, Any] = {name: {"was": was.get(name), "is": value} for name, value in asdict(wanted.price).items()}

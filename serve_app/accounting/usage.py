@@ -57,7 +57,7 @@ def sum_usage(connection: Connection, wanted: SumUsage, _now: float) -> list[Usa
         query = query.limit(wanted.most + 1)
     found = connection.execute(query).all()
     if wanted.most is not None and len(found) > wanted.most:
-        raise InvalidValue(f"these are more than {wanted.most} groups: ask for fewer days, one key or fewer groups")
+        raise InvalidValue(f"more than {wanted.most} groups: request fewer days, a single key or fewer groupings")
     return [
         # PostgreSQL returns sums of 64-bit numbers as decimals.
         UsageRow(**dict(row._mapping) | {name: int(row._mapping[name]) for name in _SUMS})
@@ -164,4 +164,4 @@ def _cursor_place(cursor: str) -> tuple[str, float, str]:
             return account_id, float(finished_at), request_id
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         pass
-    raise InvalidValue(f"{cursor!r} is no place in an export: give the `next` of the page before")
+    raise InvalidValue(f"invalid `after` {cursor!r}: pass the `next` of the previous page")

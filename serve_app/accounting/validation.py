@@ -47,13 +47,13 @@ def check_limit(name: str, value: Any) -> None:
         _LIMITS[name].validate_python(value, strict=True)
     except ValidationError as error:
         reason = error.errors()[0]["msg"]
-        raise InvalidValue(f"{name} {value!r}: {reason}; None is no limit of its own") from None
+        raise InvalidValue(f"{name} {value!r}: {reason}; use None to remove the limit") from None
 
 
 def check_time(at: Any) -> float:
     """Returns the time in Unix seconds, up to the year 9999."""
     if type(at) not in (int, float) or not 0 <= at < _YEAR_10000:  # NaN compares false
-        raise InvalidValue(f"{at!r} is no time: give Unix seconds")
+        raise InvalidValue(f"{at!r} is not a valid time: use Unix seconds")
     return float(at)
 
 
@@ -63,10 +63,10 @@ def check_day(day: str) -> str:
             return day
     except ValueError:
         pass
-    raise InvalidValue(f"{day!r} is no day: give YYYY-MM-DD, in UTC")
+    raise InvalidValue(f"{day!r} is not a valid day: use YYYY-MM-DD, in UTC")
 
 
 def check_page(limit: int) -> int:
     if type(limit) is not int or not 1 <= limit <= MAX_PAGE:
-        raise InvalidValue(f"limit {limit!r}: ask for 1 to {MAX_PAGE} at once")
+        raise InvalidValue(f"limit {limit!r}: must be from 1 to {MAX_PAGE}")
     return limit

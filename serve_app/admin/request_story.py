@@ -199,16 +199,16 @@ def _note(line: _LogLine, price: str) -> str:
         case Outcome.COMPLETED if line.status == 200:
             return "Served."
         case Outcome.COMPLETED:
-            return "The reply was complete and is billed; the client went away before its end."
+            return "The reply was complete and is billed; the client disconnected before its end."
         case Outcome.CANCELLED:
-            return f"The client went away; {bill}."
+            return f"The client disconnected; {bill}."
         case Outcome.FAILED:
-            return f"The service failed on it: {answer}; nothing is billed."
+            return f"The service failed: {answer}; nothing is billed."
     if line.status == 200:
         return "Answered with the stored reply of an earlier request; nothing is billed."
     if line.status == 499:
-        return f"The client went away before a model had it; {bill}."
-    return f"The service failed on it: {answer}; {bill}." if line.status == 500 else f"Refused: {answer}."
+        return f"The client disconnected before a model received the request; {bill}."
+    return f"The service failed: {answer}; {bill}." if line.status == 500 else f"Refused: {answer}."
 
 
 def _waited_for(timings: RequestTimings) -> str | None:

@@ -106,7 +106,7 @@ def expiry_of(text: str | None, now: float) -> float | None:
         return None
     at = moment(text, "expires_at")
     if at <= now:
-        raise errors.invalid_parameters(f"expires_at: {text} has passed: give a time to come", param="expires_at")
+        raise errors.invalid_parameters(f"expires_at: {text} has passed: use a time in the future", param="expires_at")
     return at
 
 
@@ -115,7 +115,7 @@ def moment(text: str, param: str, *, day: Literal["its start", "its end"] | None
 
     With `day`, also accepts a day and returns its start or end in UTC.
     """
-    takes = "a time with its offset like 2026-11-30T12:00:00Z" + (", or a day like 2026-11-30" if day else "")
+    takes = "a time with a UTC offset like 2026-11-30T12:00:00Z" + (", or a day like 2026-11-30" if day else "")
     try:
         if day and len(text) == len("2026-11-30"):
             start = datetime.combine(date.fromisoformat(text), datetime.min.time(), UTC)
@@ -125,4 +125,4 @@ def moment(text: str, param: str, *, day: Literal["its start", "its end"] | None
             return at.timestamp()
     except (ValueError, OverflowError):
         pass
-    raise errors.invalid_parameters(f"{param}: {text[:60]!r} is no time: give {takes}", param=param)
+    raise errors.invalid_parameters(f"{param}: {text[:60]!r} is not a valid time: use {takes}", param=param)

@@ -140,7 +140,7 @@ def _hint(raw: bytes, complaint: str) -> str:
         line, column = int(place[1]), int(place[2])
         found = raw.split(b"\n", line)[line - 1][max(0, column - 2) : column + 9].lstrip()
         if found.lstrip(b":[,").startswith(_NO_NUMBERS):
-            return "NaN and Infinity are no JSON: send a number, or leave the field out."
+            return "NaN and Infinity are not valid JSON: send a number, or leave the field out."
         if found.startswith(b"'"):
             return "Names and strings are in double quotes."
     return "Expected one JSON object."

@@ -94,12 +94,12 @@ def _json(field: str, value: Any) -> Form:
     schema = value
     if isinstance(value, str):
         if len(value) > MAX_CHARACTERS:
-            rule = f"is a string of {len(value)} characters: at most {MAX_CHARACTERS} are possible"
+            rule = f"has {len(value)} characters: the maximum is {MAX_CHARACTERS}"
             raise errors.invalid_parameters(f"{field} {rule}.", field)
         try:
             schema = from_json(value, allow_inf_nan=False)
         except ValueError:
-            raise errors.invalid_parameters(f"{field} is a string that is no JSON: {quote(value)}.", field) from None
+            raise errors.invalid_parameters(f"{field} is a string but not valid JSON: {quote(value)}.", field) from None
     if not isinstance(schema, dict):
         raise _wrong_type(field, "an object", schema)
     check_schema(field, schema)

@@ -138,7 +138,7 @@ def certificates_check(nodes: Sequence[Facts], now: float) -> Check:
     for node in nodes:
         for name, ends in node["tls"]["ends"].items():
             if ends is None:
-                missing.append(f"{name} of {node['name']} is no certificate")
+                missing.append(f"{name} of {node['name']} is not a certificate")
                 continue
             days = (ends - now) / DAY_S
             least = days if least is None else min(least, days)

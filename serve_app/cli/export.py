@@ -59,7 +59,7 @@ def export_usage(
     if form not in FORMATS:
         raise UsageError(f"--format {form}: must be {' or '.join(FORMATS)}")
     if only_json and form != "json":
-        raise UsageError("--json and --format csv contradict each other on standard output: give --output FILE")
+        raise UsageError("--json and --format csv cannot be combined on standard output: add --output FILE")
     query = parse_filters(filters)
     if group_by is None:
         columns: tuple[str, ...] = REQUEST_COLUMNS

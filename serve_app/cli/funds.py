@@ -109,5 +109,5 @@ def take_back(
 
 def _checked_memo(memo: str) -> str:
     if not memo.strip():
-        raise UsageError("--memo is empty: say which mistake this rights")
+        raise UsageError("--memo is empty: say which mistake it corrects")
     return memo

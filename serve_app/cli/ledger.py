@@ -73,7 +73,7 @@ def check_ledger(
             report,
             ("kind", "subject", "problem"),
             [(problem["kind"], problem["subject"], problem["message"]) for problem in report["problems"]],
-            empty="The books do not add up; the service does not say where.",
+            empty="The books do not balance, but the service reported no differences.",
         )
     if not report["ok"]:
         raise typer.Exit(1)

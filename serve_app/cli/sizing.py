@@ -108,14 +108,14 @@ def read_model(name: str) -> tuple[str, Mapping[str, Any], Mapping[str, int]]:
     path = Path(name).expanduser()
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
-        raise ModelError(f"{name} is no file or folder, and none of {', '.join(MODELS)}.")
+        raise ModelError(f"{name} is not a file or folder, and not one of {', '.join(MODELS)}.")
     try:
         config = json.loads(file.read_text())
         if path.is_dir() and any(path.glob("*.safetensors")):
             return path.name, config, checkpoint.tensor_sizes(path)
         return file.parent.name or name, config, tensor_sizes(config)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"{file} can't be sized: {error!r}; name a folder that has the weights, too.") from None
+        raise ModelError(f"Cannot size {file}: {error!r}; use a folder that also contains the weights.") from None
 
 
 def tensor_sizes(config: Mapping[str, Any]) -> dict[str, int]:

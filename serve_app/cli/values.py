@@ -133,7 +133,7 @@ def parse_limits(given: Mapping[str, str], reset: Iterable[str] = (), *, word: s
         if limit not in ACCOUNT_LIMITS:
             raise UsageError(f"--default {limit}: must be one of {', '.join(ACCOUNT_LIMITS)}")
         if limit in changes:
-            raise UsageError(f"--{limit} and --default {limit} contradict each other")
+            raise UsageError(f"--{limit} and --default {limit} cannot be combined: use only one of them")
         changes[limit] = None
     return changes
 

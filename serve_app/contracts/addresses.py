@@ -41,7 +41,7 @@ def network_in(text: Any) -> Network:
         network = ip_network(text, strict=False)
     except ValueError:
         raise ValueError(
-            f"{text!r} is no address or network: write one like 203.0.113.7, 10.0.0.0/8 or 2001:db8::/48"
+            f"{text!r} is not a valid address or network: use one like 203.0.113.7, 10.0.0.0/8 or 2001:db8::/48"
         ) from None
     address = ip_interface(text).ip
     if address != network.network_address:

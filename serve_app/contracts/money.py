@@ -35,7 +35,7 @@ def parse_amount(text: str, *, negative: bool = False) -> int:
     if nano < 0 and not negative:
         raise InvalidAmount(f"{text!r} is negative: give an amount of at least 0")
     if abs(nano) > MAX_AMOUNT:
-        raise InvalidAmount(f"{text!r} is too large: at most {format_amount(MAX_AMOUNT)} at once")
+        raise InvalidAmount(f"{text!r} is too large: the maximum is {format_amount(MAX_AMOUNT)}")
     return nano
 
 
@@ -70,13 +70,13 @@ def format_price(nano_per_token: int) -> str:
 
 def _exact(text: str, scale: int, too_fine: str) -> int:
     if not isinstance(text, str):
-        raise InvalidAmount(f"{text!r} is no string: give money as a decimal string such as '12.50'")
+        raise InvalidAmount(f"{text!r} is not a string: write amounts as decimal strings such as '12.50'")
     if not _DECIMAL.fullmatch(text):
-        raise InvalidAmount(f"{text[:60]!r} is no amount: give a plain decimal such as '12.50'")
+        raise InvalidAmount(f"{text[:60]!r} is not a valid amount: use a plain decimal such as '12.50'")
     numerator, denominator = Decimal(text).as_integer_ratio()
     scaled, rest = divmod(numerator * scale, denominator)
     if rest:
-        raise InvalidAmount(f"{text!r} is too fine: {too_fine}")
+        raise InvalidAmount(f"{text!r} has too many decimal places: {too_fine}")
     return scaled
 
 

@@ -26,7 +26,7 @@ class Period:
 def month_named(name: str) -> Period:
     """Returns the month with a name such as "2026-11", up to the year 9998. Raises ValueError."""
     if len(name) != 7 or name > "9998-12":
-        raise ValueError(f"{name!r} is no month: give YYYY-MM")
+        raise ValueError(f"{name!r} is not a valid month: use YYYY-MM")
     return period_at("month", datetime.strptime(f"{name}-01", "%Y-%m-%d").replace(tzinfo=UTC).timestamp())
 
 

@@ -86,7 +86,7 @@ def driver_environment(
     try:
         ip_address(host)
     except ValueError:
-        raise LaunchError(f"SERVE_APP_HAPROXY_HOST: {host!r} is no IP address") from None
+        raise LaunchError(f"SERVE_APP_HAPROXY_HOST: {host!r} is not an IP address: use one such as 127.0.0.1") from None
     served = None
     if certificate is not None:
         if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY", "1") != "1":

@@ -117,7 +117,7 @@ def _verify(gguf: Path) -> None:
     except OSError as error:
         raise ModelError(f"Can't read {gguf} ({error.strerror}): check {GGUF_VARIABLE}.") from error
     if digest != GGUF_SHA256:
-        raise ModelError(f"{gguf} is not the bundled model (sha256 {digest[:12]}…): fetch it again.")
+        raise ModelError(f"{gguf} is not the bundled model (sha256 {digest[:12]}…): download it again.")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -116,7 +116,7 @@ def test_a_created_identifier_has_limits_weights_and_a_price(timed: Books) -> No
     assert (served.traffic["team-chat"].weights, served.traffic["team-chat"].actor) == ({"new": 100}, "ada")
     assert price_at(served.prices["team-chat"], NOON) == Price(3, 1, 5)
     assert timed.ledger.run(CREATE) == model
-    with pytest.raises(Conflict, match="exists already"):
+    with pytest.raises(Conflict, match="already exists"):
         timed.ledger.run(replace(CREATE, weights={"other": 1}))
 
 

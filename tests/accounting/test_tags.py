@@ -58,12 +58,12 @@ def test_a_bad_address_is_refused_with_what_to_write(books: Books) -> None:
         ([f"10.0.0.{number}" for number in range(51)], "give 1 to 50"),
         (["10.0.0.5/8"], "write 10.0.0.0/8 to allow all of it, or 10.0.0.5"),
         (["2001:db8::1/48"], "write 2001:db8::/48 to allow all of it, or 2001:db8::1"),
-        (["10.0.0.0/33"], "is no address or network"),
-        (["010.0.0.1"], "is no address or network"),
-        (["fe80::1%eth0"], "is no address or network"),
-        (["example.com"], "is no address or network"),
-        ([""], "is no address or network"),
-        ([167772160], "is no address or network"),
+        (["10.0.0.0/33"], "is not a valid address or network"),
+        (["010.0.0.1"], "is not a valid address or network"),
+        (["fe80::1%eth0"], "is not a valid address or network"),
+        (["example.com"], "is not a valid address or network"),
+        ([""], "is not a valid address or network"),
+        ([167772160], "is not a valid address or network"),
     ]
     for addresses, says in wrong:
         with pytest.raises(InvalidValue, match="addresses") as refused:

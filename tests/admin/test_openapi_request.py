@@ -43,7 +43,7 @@ UNTOLD = (
     "maximum context length",
     "both say the form of the reply",
     "is not possible beside tools that may be called",
-    "is a string that is no JSON",
+    "is a string but not valid JSON",
     r"^(guided_json|structured_outputs\.json) must be an object",  # a string that is JSON, and none
     "response_format.schema is only possible with json_object",
     "can't be enforced. (Send response_format|Leave it out)|is not a field here|is an older form",

@@ -176,7 +176,7 @@ async def test_a_cancelled_request_says_whether_it_is_billed(
     summary = (await show(admin, world.records[0].request_id))["summary"]
     assert (summary["status"], summary["outcome"], summary["completion_tokens"]) == (499, "cancelled", tokens)
     assert summary["price"] == (PRICE if tokens else "0.00")
-    assert summary["note"] == f"The client went away; {'what was produced is' if tokens else 'nothing is'} billed."
+    assert summary["note"] == f"The client disconnected; {'what was produced is' if tokens else 'nothing is'} billed."
 
 
 async def test_a_failed_request_is_not_billed(world: World, admin: httpx.AsyncClient, log: Path) -> None:
@@ -186,7 +186,7 @@ async def test_a_failed_request_is_not_billed(world: World, admin: httpx.AsyncCl
     keep(log, world)
     summary = (await show(admin, world.records[0].request_id))["summary"]
     assert (summary["status"], summary["outcome"], summary["price"]) == (500, "failed", "0.00")
-    assert summary["note"] == "The service failed on it: 500 server_error; nothing is billed."
+    assert summary["note"] == "The service failed: 500 server_error; nothing is billed."
 
 
 async def test_a_stored_reply_is_no_second_bill(world: World, admin: httpx.AsyncClient, log: Path) -> None:

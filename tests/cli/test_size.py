@@ -107,7 +107,7 @@ def test_a_config_file_and_another_card(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("nothing-here",), "nothing-here is no file or folder, and none of llama-3.2-1b"),
+        (("nothing-here",), "nothing-here is not a file or folder, and not one of llama-3.2-1b"),
         (("llama-3.1-8b", "--gpu", "abacus"), "--gpu abacus: must be one of l4"),
         (("llama-3.1-8b", "--memory", "lots"), "--memory: 'lots' is not a size"),
         (("llama-3.1-8b", "--memory", "96GiB"), "give --bandwidth or --replica-tokens"),
@@ -123,4 +123,4 @@ def test_a_wrong_option_is_one_line(run: Run, arguments: tuple[str, ...], messag
 
 def test_a_family_of_unknown_form_asks_for_its_weights(run: Run, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
-    assert "name a folder that has the weights" in run("size", tmp_path).error_line
+    assert "use a folder that also contains the weights" in run("size", tmp_path).error_line

@@ -102,7 +102,7 @@ def serve_problems(serve: Document) -> list[str]:
         if scaling:
             # Ray's schema takes any mapping here and looks into it only when the deployment is made.
             problems += pydantic_problems(AutoscalingConfig, scaling, f"{deployment['name']}.autoscaling_config")
-        # The service's own policy has delays of its own.
+        # The service's scaling policy replaces Serve's delays.
         if scaling and "policy" not in scaling and scaling["downscale_delay_s"] < scaling["look_back_period_s"]:
             problems.append(f"{deployment['name']}: scales down before the look-back has passed, so it flaps")
         options = deployment.get("ray_actor_options", {})

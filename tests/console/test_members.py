@@ -48,8 +48,8 @@ def test_a_person_joins_a_second_account_and_chooses_between_the_two(house: Hous
     token, expires_at = digest("second"), house.clock.now + 3600
     house.ledger.run(InvitePerson(other, "ada@example.org", "billing", token, expires_at))
     path = "/console/invitations/second"
-    assert "who may sign in here already" in house.browser().get(path).text
-    assert "who may sign in here already" in eve.get(path).text
+    assert "who is already a user of this console" in house.browser().get(path).text
+    assert "who is already a user of this console" in eve.get(path).text
     assert submit(eve, "/console/profile", f"{path}/join").status_code == 422
     assert submit(ada, path, f"{path}/join").status_code == 303
     page = ada.get("/console/").text

@@ -78,7 +78,7 @@ def test_an_invitation_is_accepted_with_it_and_makes_a_person_without_a_password
         answer = submit(house.browser(), "/console/sign-in", "/console/sign-in", **fields)
         assert answer.status_code == 403
     assert submit(browser, PROFILE, f"{PROFILE}/openid/off", password="").status_code == 403
-    assert "This is how you sign in" in browser.get(PROFILE).text
+    assert "You sign in with" in browser.get(PROFILE).text
     again = house.invite("carl@example.org")
     page = submit(house.browser(), again, f"{again}/openid")
     assert page.status_code == 200

@@ -115,9 +115,9 @@ BROKEN: dict[str, tuple[Callable[[Path], None], dict[str, Any], str]] = {
         {},
         r"name the file itself, model: .*q4\.gguf",
     ),
-    "config no JSON": (write("config.json", "{"), {}, r"config\.json can't be read .*: fetch it again"),
+    "config no JSON": (write("config.json", "{"), {}, r"Cannot read .*config\.json .*: download it again"),
     "config a list": (write("config.json", "[]"), {}, r"config\.json is not a JSON object"),
-    "config of something else": (write("config.json", "{}"), {}, r"names no model_type"),
+    "config of something else": (write("config.json", "{}"), {}, r"has no model_type"),
     "no weights": (remove("model.safetensors"), {}, r"has no weights: no \*\.safetensors file is there"),
     "pickled weights": (
         in_turn(remove("model.safetensors"), write("pytorch_model.bin", "")),
@@ -129,11 +129,11 @@ BROKEN: dict[str, tuple[Callable[[Path], None], dict[str, Any], str]] = {
         {},
         r"has weights\.safetensors, but neither .* nor .*: rename the file, or fetch the missing index",
     ),
-    "weights cut short": (truncate("model.safetensors"), {}, r"model\.safetensors is damaged or cut short .*fetch it"),
+    "weights cut short": (truncate("model.safetensors"), {}, r"model\.safetensors is damaged .*download it"),
     "weights empty": (write("model.safetensors", ""), {}, r"model\.safetensors is damaged or cut short"),
     "a shard missing": (in_turn(shard, remove(SHARD)), {}, rf"lacks {SHARD}.*1 of its 5 .*: fetch the model again"),
-    "a shard cut short": (in_turn(shard, truncate(SHARD)), {}, rf"{SHARD} is damaged or cut short .*: fetch it again"),
-    "index no JSON": (in_turn(shard, write("model.safetensors.index.json", "{")), {}, r"index\.json can't be read"),
+    "a shard cut short": (in_turn(shard, truncate(SHARD)), {}, rf"{SHARD} is damaged or cut .*: download it again"),
+    "index no JSON": (in_turn(shard, write("model.safetensors.index.json", "{")), {}, r"Cannot read .*index\.json"),
     "index empty": (in_turn(shard, write("model.safetensors.index.json", "{}")), {}, r"index\.json has no weight_map"),
     "no tokenizer": (remove("tokenizer.json"), {}, r"has no tokenizer: put the model's tokenizer\.json"),
     "tokenizer broken": (write("tokenizer.json", "{}"), {}, r"Can't load the tokenizer of"),
@@ -142,12 +142,12 @@ BROKEN: dict[str, tuple[Callable[[Path], None], dict[str, Any], str]] = {
     "no text model": (edit_config(model_type="vit"), {}, r"Can't load the model .*"),
     "weights of another shape": (edit_config(hidden_size=32), {}, r"not those that its config\.json .*\. Fetch"),
     "fewer weights than layers": (edit_config(num_hidden_layers=3), {}, r"model\.layers\.2.* is missing .*\. Fetch"),
-    "device misspelt": (void, {"device_map": "gpu"}, r"names 'gpu', which is no device: choose cpu, cuda:0 or disk"),
-    "device in a map misspelt": (void, {"device_map": {"": "cpux"}}, r"names 'cpux', which is no device"),
+    "device misspelt": (void, {"device_map": "gpu"}, r"contains 'gpu', which is not a device: use cpu, cuda:0 or disk"),
+    "device in a map misspelt": (void, {"device_map": {"": "cpux"}}, r"contains 'cpux', which is not a device"),
     "device misspelt in max_memory": (
         void,
         {"device_map": "auto", "max_memory": {"cpuu": 1}},
-        r"names 'cpuu', which is no device",
+        r"contains 'cpuu', which is not a device",
     ),
     # In float32: the settings refuse int8 on any GPU.
     "device not there": (
@@ -262,7 +262,7 @@ def test_a_hub_name_is_found_in_the_local_cache(offline: Path) -> None:
 def test_a_revision_of_a_hub_name_is_found_and_another_one_is_not(offline: Path) -> None:
     model_folders.save(offline / "models--someone--tiny" / "snapshots" / ("b" * 40))
     assert loader.load(settings("someone/tiny", revision="b" * 40)).model.config.model_type == "llama"
-    with pytest.raises(ModelError, match=r"which is not in the local cache .*HF_HUB_OFFLINE is set"):
+    with pytest.raises(ModelError, match=r"no cached model of that name, .*HF_HUB_OFFLINE is set"):
         loader.load(settings("someone/tiny", revision="c" * 40))
 
 
@@ -280,7 +280,7 @@ def test_weights_with_another_fingerprint_than_the_settings_name_are_refused(fol
 
 def test_a_hub_that_may_not_be_asked_is_named(offline: Path) -> None:
     with pytest.raises(
-        ModelError, match=r"no folder someone/tiny, .*HF_HUB_OFFLINE is set.*or name a folder"
+        ModelError, match=r"no folder someone/tiny, .*HF_HUB_OFFLINE is set.*or use a folder"
     ) as refusal:
         loader.load(settings("someone/tiny"))
     assert "\n" not in str(refusal.value)
@@ -291,13 +291,13 @@ def test_a_hub_that_can_not_be_reached_is_named(offline: Path, monkeypatch: pyte
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # the discard port: nothing listens
-    with pytest.raises(ModelError, match=r"the hub can't be reached .*check the network, or name a folder") as refusal:
+    with pytest.raises(ModelError, match=r"the hub is unreachable .*check the network, or use a folder") as refusal:
         loader.load(settings("someone/tiny"))
     assert "\n" not in str(refusal.value)
 
 
 def test_an_invalid_hub_name_is_reported_as_such(offline: Path) -> None:
-    with pytest.raises(ModelError, match="no name on the hub either"):
+    with pytest.raises(ModelError, match="nor a valid name on the hub"):
         loader.load(settings("some one"))
 
 

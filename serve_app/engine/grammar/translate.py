@@ -41,7 +41,7 @@ def to_lark(grammar: Grammar, special: Mapping[str, int]) -> str:
     except RecursionError:
         raise UnsupportedGrammar("the grammar is nested too deeply") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise UnsupportedGrammar(f"this is no {grammar.kind}: {error}") from error
+        raise UnsupportedGrammar(f"not a valid {grammar.kind}: {error}") from error
 
 
 def alternatives(grammar: Grammar) -> list[Grammar]:

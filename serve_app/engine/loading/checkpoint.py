@@ -41,7 +41,7 @@ def check(folder: Path) -> None:
         raise ModelError(_no_config(folder))
     config = _read_json(folder / "config.json")
     if not config.get("model_type"):
-        raise ModelError(f"{folder / 'config.json'} names no model_type: it is not a transformers model's.")
+        raise ModelError(f"{folder / 'config.json'} has no model_type: use the folder of a transformers model.")
     for path in weight_files(folder):
         _check_file(path)
     if not any((folder / name).is_file() for name in _TOKENIZERS):
@@ -60,7 +60,7 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / INDEX).is_file():
         weight_map = _read_json(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
-            raise ModelError(f"{folder / INDEX} has no weight_map: fetch it again.")
+            raise ModelError(f"{folder / INDEX} has no weight_map: download it again.")
         names = sorted({str(name) for name in weight_map.values()})
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
@@ -150,14 +150,14 @@ def _check_file(path: Path) -> None:
         with safe_open(path, framework="np"):  # compares the header with the file's length
             pass
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path} is damaged or cut short ({error}): fetch it again.") from error
+        raise ModelError(f"{path} is damaged or cut short ({error}): download it again.") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path} can't be read ({' '.join(str(error).split())}): fetch it again.") from error
+        raise ModelError(f"Cannot read {path} ({' '.join(str(error).split())}): download it again.") from error
     if not isinstance(content, dict):
-        raise ModelError(f"{path} is not a JSON object: fetch it again.")
+        raise ModelError(f"{path} is not a JSON object: download it again.")
     return content

@@ -135,5 +135,5 @@ def _describe(gguf_path: Path) -> tuple[str, int]:
         field = reader.get_field("general.architecture")
         size = 4 * sum(int(tensor.n_elements) for tensor in reader.tensors)
     except Exception as error:  # errors of numpy, struct and the reader
-        raise ModelError(f"{gguf_path} is no GGUF file, or damaged ({first_line(error)}): fetch it again.") from error
+        raise ModelError(f"{gguf_path} is damaged or not GGUF ({first_line(error)}): download it again.") from error
     return ("unknown" if field is None else str(field.contents())), size

@@ -41,7 +41,7 @@ def fetch(name: str, say: Say, revision: str | None = None) -> Path:
         )
         return Path(folder)
     except HFValidationError as error:
-        raise ModelError(f"There is no model at {name}, and it is no name on the hub either: check 'model'.") from error
+        raise ModelError(f"{name} is neither a model's folder nor a valid name on the hub: check 'model'.") from error
     except GatedRepoError as error:
         raise ModelError(
             f"The model {name} is gated: accept its terms on the hub, then set HF_TOKEN to a token of that account."
@@ -55,8 +55,8 @@ def fetch(name: str, say: Say, revision: str | None = None) -> Path:
         ) from error
     except LocalEntryNotFoundError as error:  # also raised for an incomplete cached snapshot
         raise ModelError(
-            f"There is no folder {name}, and the hub can't be reached for the model of that name, "
-            f"which is not in the local cache ({_reason(error)}): check the network, or name a folder."
+            f"There is no folder {name}, no cached model of that name, and the hub is unreachable "
+            f"({_reason(error)}): check the network, or use a folder."
         ) from error
     except HfHubHTTPError as error:
         raise ModelError(f"The hub refuses to hand out {name}: {first_line(error)}.") from error

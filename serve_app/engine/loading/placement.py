@@ -130,8 +130,8 @@ def _check_device(wanted: int | str) -> None:
         device = torch.device(wanted if isinstance(wanted, str) else f"cuda:{wanted}")
     except RuntimeError as error:
         raise ModelError(
-            f"device_map or max_memory names {wanted!r}, which is no device: "
-            f"choose cpu, cuda:0 or disk, or for all layers {', '.join(_SPREAD)}."
+            f"device_map or max_memory contains {wanted!r}, which is not a device: "
+            f"use cpu, cuda:0 or disk, or for all layers {', '.join(_SPREAD)}."
         ) from error
     if device.type == "cpu":
         return

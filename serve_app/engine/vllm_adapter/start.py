@@ -127,7 +127,7 @@ def rank_of(folder: Path) -> int:
         return int(json.loads((folder / "adapter_config.json").read_text())["r"])
     except (OSError, ValueError, KeyError, TypeError):
         raise ModelError(
-            f"{folder} is no LoRA adapter: an adapter_config.json with its rank `r` is missing; see vllm.adapters."
+            f"{folder} is not a LoRA adapter: it has no adapter_config.json with the rank `r`; check vllm.adapters."
         ) from None
 
 
