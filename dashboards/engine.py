@@ -64,7 +64,7 @@ NOW_ROW = [
         "How long did the slowest replica load?", most(metrics.LOAD_SECONDS), "s", high_is_bad(120, 600),
         empty="no replica",
         good="Below two minutes: the autoscaler can follow the load.",
-        otherwise="Fetch models ahead, and keep prepared weights on a shared volume (docs/operating.md, Models).",
+        otherwise="Fetch models ahead, and keep prepared weights on a shared volume (docs/guides/add-a-model.md).",
         then=Board.CAPACITY,
     ),
 ]  # fmt: skip

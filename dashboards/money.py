@@ -177,7 +177,7 @@ LIMITS = [
         "How hard are backends pressed?", {"{{backend}} shard {{shard}}": most(metrics.PRESSURE, "shard, backend")},
         "short",
         good="0: nothing waits. It is the queueing delay over its target.",
-        otherwise="Around 1 for minutes: limits fall to keep it there. Add replicas (docs/operating.md, Pressure).",
+        otherwise="Around 1 for minutes: limits fall to keep it there. Add replicas (docs/guides/pressure.md).",
         then=Board.CAPACITY,
     ),
     graph(

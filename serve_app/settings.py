@@ -31,19 +31,24 @@ class SettingsError(ValueError):
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 Seconds = Annotated[float, Field(gt=0)]
-PerMillion = Annotated[str, Field(description="price per million tokens, at most three decimals")]
 
 
 class PriceSettings(_Strict):
-    """Prices in the service's currency, as decimal strings."""
+    """Prices in the service's currency, as decimal strings with at most three decimals.
 
-    input: PerMillion
-    cached_input: PerMillion
-    output: PerMillion
+    Every charge is then a whole number of nano-units.
+    """
+
+    input: str
+    """Price per million prompt tokens that are not cached."""
+    cached_input: str
+    """Price per million prompt tokens that are cached."""
+    output: str
+    """Price per million generated tokens."""
 
     @field_validator("input", "cached_input", "output", mode="before")
     @classmethod
@@ -69,15 +74,24 @@ class PriceSettings(_Strict):
 class IdentifierSettings(_Strict):
     """One model identifier that clients see, and its backends."""
 
-    backends: dict[str, Annotated[int, Field(ge=0)]]  # application name -> weight
+    backends: dict[str, Annotated[int, Field(ge=0)]]
+    """Application name → weight. Several backends share the traffic; weight 0 gets none. `application:adapter` is an
+    adapter of a vLLM backend."""
     price: PriceSettings
-    # Latency targets. Replies within both count as goodput; alerts watch the share of the rest (docs/runbooks.md).
+    """The identifier's price."""
     first_token_target_s: Seconds = 5.0
-    output_token_target_s: Seconds = 0.2  # mean of a reply
+    """Target for the time to the first token, in seconds. Replies that meet both targets count as goodput; alerts watch
+    the share of the others."""
+    output_token_target_s: Seconds = 0.2
+    """Target for the mean time per output token of a reply, in seconds."""
     context_length: Annotated[int, Field(ge=1)] = 32768
+    """Maximum tokens of prompt and reply together."""
     max_output: Annotated[int, Field(ge=1)] = 4096
-    recommended_temperatures: dict[str, Annotated[float, Field(ge=0, le=2)]] = {}  # by use, as /models recommends
-    fallback: str | None = None  # the backend that replies while the weighted backends have no capacity
+    """Maximum tokens of a reply."""
+    recommended_temperatures: dict[str, Annotated[float, Field(ge=0, le=2)]] = {}
+    """Use → temperature, shown in `/models` as a recommendation."""
+    fallback: str | None = None
+    """Backend that replies while the weighted backends have no capacity."""
 
     @model_validator(mode="after")
     def _some_backend(self) -> IdentifierSettings:
@@ -87,68 +101,102 @@ class IdentifierSettings(_Strict):
 
 
 class GatewaySettings(_Strict):
-    """`user_config` of the Gateway deployment."""
+    """`user_config` of the deployment Gateway."""
 
     models: Annotated[dict[str, IdentifierSettings], Field(min_length=1)]
-    # Maximum wait for a limiter. On another machine, a new limiter starts 3 s after `limiter_lease_s`.
+    """Identifier that clients use → its backends, price and limits."""
     admit_timeout_s: Seconds = 30.0
-    settle_timeout_s: Seconds = 0.5  # the last chunk's maximum wait for the ledger; then its settlement is spooled
-    queue_timeout_s: Seconds = 120.0  # from admission to the first token's prefill
+    """Maximum wait for the limiter, in seconds. It covers a restart on another machine, 3 s after `limiter_lease_s`."""
+    settle_timeout_s: Seconds = 0.5
+    """Maximum time that the last chunk waits for the ledger, in seconds. Then the settlement goes to the spool."""
+    queue_timeout_s: Seconds = 120.0
+    """Maximum time from admission to the start of the prompt's computation, in seconds. Then the request gets 503."""
     keep_alive_s: Seconds = 10.0
-    early_reply_s: Seconds = 3.0  # a non-streamed reply begins after this time
-    line_feed_s: Seconds = 1.0  # after that, the reply sends a line feed at this interval until it is complete
+    """Interval of the comments that a stream sends while it waits for the next token, in seconds."""
+    early_reply_s: Seconds = 3.0
+    """Seconds after which the gateway starts the response of a reply that is not streamed."""
+    line_feed_s: Seconds = 1.0
+    """Interval of the line feeds that such a response sends until the reply is complete, in seconds."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 4 * 1024 * 1024
-    max_body_items: Annotated[int, Field(ge=1000)] = 100_000  # values in one body
-    body_timeout_s: Seconds = 30.0  # a request whose body is not complete by then is rejected
-    # Total bytes of the bodies being read and parsed. One key may use an eighth, or one body of maximum size.
+    """Maximum bytes of a request's body."""
+    max_body_items: Annotated[int, Field(ge=1000)] = 100_000
+    """Maximum number of values in a body, counted by brackets and commas outside of strings. A message has three:
+    raise it together with `context_length`."""
+    body_timeout_s: Seconds = 30.0
+    """Maximum time until a body is complete, in seconds. Then the request gets 408. After 5 s, so does a body that
+    arrives at less than 2 KiB/s."""
     bodies_max_bytes: Annotated[int, Field(ge=1024 * 1024)] = 128 * 1024 * 1024
+    """Maximum total bytes of the bodies that a gateway reads and parses at the same time, not counting the first 64 KiB
+    of each. A key that exceeds an eighth (or `max_body_bytes`, if larger) gets 429. Above the total, requests get
+    503."""
     spool_max_bytes: Annotated[int, Field(ge=4096)] = 64 * 1024 * 1024
-    # Requests to /models, /user and /account per key and gateway; four times as many per account.
+    """Maximum bytes of the spool, 400 per settlement. Requests get 503 while it is full."""
     queries_per_minute: Annotated[int, Field(ge=1)] = 60
-    # The share of traces to keep, and the duration from which a request is slow and its trace is always kept.
+    """Maximum requests to `/models` and `/user/*` per API key, and to `/account` per management key. An account may
+    send four times as many. Each gateway counts separately. Chat requests are not counted."""
     trace_share: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Share of traces to keep."""
     trace_slow_s: Seconds = 30.0
-    request_log: bool = True  # one line per request in `logs` of the state folder
-    # Accounts whose prompts and replies are logged, for temporary use by an operator.
+    """Duration from which a request is slow and its trace is always kept, in seconds."""
+    request_log: bool = True
+    """Whether the gateway logs one line per request in `logs` of the state folder."""
     logged_texts: Annotated[list[str], Field(max_length=100)] = []
-    # Proxies in front that append to x-forwarded-for: 0 for Ray Serve's HAProxy, 1 for a Kubernetes ingress.
+    """Ids of accounts whose prompts and replies are logged. Use it temporarily."""
     trusted_proxies: Annotated[int, Field(ge=0, le=16)] = 0
+    """Number of proxies in front that append to `x-forwarded-for`: 0 for Ray Serve's HAProxy, 1 for a Kubernetes
+    ingress."""
 
 
 class LimiterSettings(_Strict):
-    """`user_config` of the Limiter deployment and of each of its shards."""
+    """`user_config` of the deployment Limiter and of each of its shards."""
 
-    contract: Contract = Contract()  # default for accounts without individual limits
-    pressure: Tuning = Tuning()  # how limits follow the load of the replicas
+    contract: Contract = Contract()
+    """Default limits of an account."""
+    pressure: Tuning = Tuning()
+    """Control of limits by the load of the replicas."""
 
 
 class GatewayArgs(_Strict):
     """`args` of the gateway application."""
 
-    home: Path | None = None  # state folder; default: SERVE_APP_HOME, else .serve-app in the working directory
-    # Default: SERVE_APP_DATABASE_URL, else (on one machine: `keeps_local_state`) SQLite in the state folder.
+    home: Path | None = None
+    """State folder. Default: `SERVE_APP_HOME`, else `.serve-app` in the working directory."""
     database_url: str | None = None
-    # Timeout of an operation on PostgreSQL; its connection is then closed. Shorter than the maximum for a commit.
+    """The ledger's SQLAlchemy URL. Default: `SERVE_APP_DATABASE_URL`, else (on one machine) SQLite in the state
+    folder."""
     database_timeout_s: Annotated[float, Field(ge=2, le=20)] = 10.0
+    """Timeout of a call to PostgreSQL, in seconds. The service then closes the connection."""
     currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = "USD"
-    lease_s: Annotated[float, Field(gt=1)] = 10.0  # a gateway that is silent for this time loses its holds
-    # Time that a successor waits for a silent limiter. Gateways need half of this time to post their holds. While the
-    # ledger is unavailable, the holder of the lease continues for `outage_grace_s` longer.
+    """Currency of the ledger, its accounts and prices (ISO 4217). It is fixed when the ledger is created, because
+    amounts cannot be converted; the service does not start with a different value."""
+    lease_s: Annotated[float, Field(gt=1)] = 10.0
+    """Seconds of silence after which a gateway loses its holds."""
     limiter_lease_s: Annotated[float, Field(ge=10)] = 20.0
+    """Seconds that a new limiter waits for a silent one. Gateways need half of this time to post their holds."""
     outage_grace_s: Annotated[float, Field(ge=0)] = 0.0
-    key_staleness_s: Annotated[float, Field(ge=1)] = 5.0  # keys get 503 if no change could be read for this time
-    orphan_delay_s: Seconds = 2.0  # a replica settles for a dead gateway after this time
-    # Number of processes that share the accounts. Change limiter_shards only while the service is stopped.
+    """Additional seconds during which the limiter admits requests while the ledger is unavailable. A new limiter waits
+    longer by the same time."""
+    key_staleness_s: Annotated[float, Field(ge=1)] = 5.0
+    """Seconds without reading changes of keys and accounts after which keys get 503. To continue during ledger outages,
+    raise it together with `outage_grace_s`; a key that is revoked during the outage then works until it ends."""
+    orphan_delay_s: Seconds = 2.0
+    """Seconds after which a replica settles for a dead gateway."""
     limiter_shards: Annotated[int, Field(ge=1, le=64)] = 1
+    """Number of limiter processes that share the accounts. Change it only while the service is stopped."""
     accounting_shards: Annotated[int, Field(ge=1, le=64)] = 1
-    # Interval between checks of the books. Each continues from the previous one. A missing check triggers an alert.
+    """Number of accounting processes that share the accounts."""
     books_check_s: Annotated[float, Field(ge=60, le=1800)] = 900.0
-    # Replies that one account keeps for retries with idempotency keys, for at most a day. The oldest are evicted first.
+    """Interval between checks of the books, in seconds. Each check continues from the last one. Its result is a metric;
+    an alert fires for problems and for a missing check."""
     stored_replies: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    """Maximum stored replies per account for retries with idempotency keys. Replies are kept for at most a day; the
+    oldest are evicted first."""
     stored_reply_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024
-    # For `/account/alerts`; must match the console: whether it has `mail`, and its `private_webhooks`.
+    """Maximum bytes of the stored replies per account."""
     alert_mail: bool = False
+    """Whether `/account/alerts` accepts e-mail addresses. True if the console has `mail`."""
     private_webhooks: bool = False
+    """Whether `/account/alerts` accepts addresses that are not public. Must equal the console's setting."""
 
     @model_validator(mode="after")
     def _lease_outlives_orphans(self) -> GatewayArgs:
@@ -189,31 +237,46 @@ class MailSettings(_Strict):
     """The server that sends the console's e-mail. A password is in SERVE_APP_SMTP_PASSWORD."""
 
     host: str
+    """Host name of the SMTP server."""
     port: Annotated[int, Field(ge=1, le=65535)] = 587
-    sender: Annotated[str, Field(pattern=r"^[^@\s<>]+@[^@\s<>]+$")]  # the sender's address
-    starttls: bool = True  # the certificate must be trusted by this machine or be in SSL_CERT_FILE
-    user: str = ""  # empty: no login
+    """Port of the SMTP server."""
+    sender: Annotated[str, Field(pattern=r"^[^@\s<>]+@[^@\s<>]+$")]
+    """The sender's address."""
+    starttls: bool = True
+    """Whether to use STARTTLS. The server's certificate must be trusted by this machine or be in `SSL_CERT_FILE`."""
+    user: str = ""
+    """User name for the login; empty: no login."""
 
 
 class OpenIdSettings(_Strict):
     """An OpenID Connect provider for signing in to the console. Its secret is in SERVE_APP_OIDC_SECRET."""
 
     issuer: Annotated[str, Field(pattern=r"^(https://[^\s?#]+|http://127\.0\.0\.1(:\d+)?[^\s?#]*)$")]
+    """The provider's https address; its configuration is at `/.well-known/openid-configuration` below it."""
     client_id: Annotated[str, Field(min_length=1)]
-    name: Annotated[str, Field(min_length=1, max_length=60)] = "single sign-on"  # its name on the pages
+    """The console's id at the provider."""
+    name: Annotated[str, Field(min_length=1, max_length=60)] = "single sign-on"
+    """The provider's name on the pages."""
 
 
 class ConsoleArgs(_Strict):
-    """`args` of the console's application. `home` and `accounting_shards` must equal the gateway's."""
+    """`args` of the console application. `home` and `accounting_shards` must equal the gateway's."""
 
     home: Path | None = None
+    """State folder, as in the gateway's `args`."""
     accounting_shards: Annotated[int, Field(ge=1, le=64)] = 1
-    trusted_proxies: Annotated[int, Field(ge=0, le=16)] = 0  # as in the gateway's settings
-    mail: MailSettings | None = None  # None: alerts go only to webhooks
-    # Maximum credit that one operator may grant alone, in units of the currency. More needs a second operator.
+    """Number of accounting processes, as in the gateway's `args`."""
+    trusted_proxies: Annotated[int, Field(ge=0, le=16)] = 0
+    """Number of proxies in front, as in the gateway's `user_config`."""
+    mail: MailSettings | None = None
+    """Server for e-mail. Without it, alerts go only to webhooks."""
     credit_alone: str = "100.00"
-    private_webhooks: bool = False  # alerts may go to http and to addresses that are not public
-    openid: OpenIdSettings | None = None  # None: people sign in only with passwords
+    """Maximum credit that one operator may grant alone in 24 hours, in units of the currency. More needs a second
+    operator."""
+    private_webhooks: bool = False
+    """Whether webhooks may use http and addresses that are not public. Allow it only if all accounts are yours."""
+    openid: OpenIdSettings | None = None
+    """OpenID Connect provider. Without it, users sign in only with passwords."""
 
     @field_validator("credit_alone")
     @classmethod
@@ -229,17 +292,25 @@ class ConsoleArgs(_Strict):
 
 
 class ModelArgs(EngineSettings):
-    """`args` of a model application: the engine's settings. `model: bundled` is the model shipped with the service."""
+    """`args` of a model application: the engine's settings, and those that every engine needs."""
 
-    engine: str = "native"  # a name in ENGINES
-    vllm: VllmSettings = VllmSettings()  # options of engine vllm; each engine's options have its name
-    # The replicas' Python. Default of engine vllm: SERVE_APP_VLLM_PYTHON, else the Python of `make engine-vllm`.
+    engine: str = "native"
+    """Engine that computes replies: `native`, or `vllm` for GPUs."""
+    vllm: VllmSettings = VllmSettings()  # each engine's options have its name
+    """Options of `engine: vllm`. Any other key is an engine argument of vLLM under its own name."""
     interpreter: Path | None = None
-    tool_format: str = "auto"  # the model's tool-call format, a name in TOOL_FORMATS; auto: by its template
-    cost_per_hour: Annotated[float, Field(ge=0)] = 0.0  # of one replica, in units of the currency; only for dashboards
-    reasoning: Literal["auto", "none"] = "auto"  # whether to separate reasoning from the text; auto: by its template
-    # Replica that gets a call: the less busy of two, or the replica that knows its conversation, if it has room.
+    """Python that runs the replicas. Default for `engine: vllm`: `SERVE_APP_VLLM_PYTHON`, else the Python that
+    `make engine-vllm` installs."""
+    tool_format: str = "auto"
+    """How the model writes tool calls: `auto` (from its chat template), or `hermes` (Qwen), `llama3`, `deepseek_v3`,
+    `deepseek_v31`, `mistral`, `mistral_named`, `plain`."""
+    cost_per_hour: Annotated[float, Field(ge=0)] = 0.0
+    """Cost of one replica in units of the currency, for dashboards only."""
+    reasoning: Literal["auto", "none"] = "auto"
+    """Whether reasoning is separated from the text: `auto` (from the chat template) or `none`."""
     routing: Literal["balanced", "conversation"] = "balanced"
+    """How a replica is chosen: `balanced` selects the less busy of two. `conversation` selects the replica that has
+    computed the conversation, unless it is much busier than the others."""
 
     @field_validator("tool_format")
     @classmethod

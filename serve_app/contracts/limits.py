@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from annotated_types import Ge, Le
 
@@ -33,12 +33,16 @@ class Contract:
     Metadata of a field: `rate` for limits over time; `of_keys` is False if a key cannot have the limit.
     """
 
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "use_attribute_docstrings": True}
 
     rpm: Amount = field(default=600, metadata={"rate": Rate("requests", "minute", 60.0)})
+    """Requests per minute."""
     tpm: Amount = field(default=1_000_000, metadata={"rate": Rate("tokens", "minute", 60.0)})
-    concurrency: Amount = 64  # concurrent requests
-    weight: Weight = field(default=100, metadata={"of_keys": False})  # the share of a backend under pressure
+    """Tokens per minute, of prompts and replies."""
+    concurrency: Amount = 64
+    """Concurrent requests."""
+    weight: Weight = field(default=100, metadata={"of_keys": False})
+    """Share of a backend's capacity, relative to other accounts, while demand exceeds it."""
 
     def with_own(self, own: Mapping[str, int]) -> Contract:
         """Returns these limits with the account's specific limits in their place."""

@@ -41,66 +41,59 @@ SizeOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_parse_size_or_aut
 class EngineSettings(BaseModel):
     """Immutable; a change requires a new engine."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    model: str = Field(min_length=1, description="A folder with safetensors, a GGUF file, or a name on the hub.")
-    revision: str | None = Field(
-        default=None, min_length=1, description="Of a model on the hub: a commit, tag or branch; None: the main branch."
-    )
-    fingerprint: str | None = Field(
-        default=None,
-        pattern=r"^[0-9a-f]{12}$",
-        description="What replies' system_fingerprint ends with: files with another one are refused.",
-    )
-    dtype: Literal["float32", "bfloat16", "int8"] = Field(
-        default="float32", description="Of the matrices; int8, on the CPU alone, computes between them in float32."
-    )
-    fused: bool = Field(default=True, description="Run llama-like models through the engine's own forward pass.")
-    native: bool = Field(default=True, description="Run int8 on the CPU in C++, compiled once on each machine.")
-    cuda_graphs: bool = Field(default=True, description="Accepted, without effect: there are no CUDA graphs any more.")
-    device_map: str | dict[str, int | str] = Field(
-        default="cpu", description="What accelerate takes: cpu, cuda:0, auto, balanced, or module → device."
-    )
-    max_memory: dict[int | str, ByteSize] | None = Field(
-        default=None, description="Most bytes of weights per device (0, 1, cpu), for device_map auto and its like."
-    )
-    offload_folder: str | None = Field(
-        default=None, description="Folder for weights that are offloaded to disk; None: below cache_dir."
-    )
-    cache_dir: str | None = Field(
-        default=None, description="Folder for prepared files; None: SERVE_APP_HOME/cache, else the user's cache folder."
-    )
-    kv_cache_memory: SizeOrAuto = Field(
-        default=2 * 2**30,
-        description="Bytes for K and V, all devices together; auto: what the weights and a step leave free.",
-    )
-    block_size: int = Field(default=16, ge=1, le=256, description="Tokens per KV block.")
-    max_running: int = Field(default=32, ge=1, description="Sequences decoded together.")
-    max_waiting: int = Field(default=96, ge=0, description="Requests queued beyond the running ones.")
-    max_context: int = Field(default=32768, ge=2, description="Tokens of prompt and reply together.")
-    max_output: int = Field(default=4096, ge=1, description="Tokens of one reply, whatever the request asks for.")
-    prefill_chunk: int = Field(default=512, ge=1, description="Most prompt tokens per step.")
-    prefill_chunk_busy: int | None = Field(
-        default=None,
-        ge=1,
-        description="Prompt tokens per step while others stream; None: as many as keep a step within twice its "
-        "time without them, and a step of long prompts alone at about 40 ms, as measured.",
-    )
-    speculation_rows: int = Field(
-        default=8,
-        ge=0,
-        description="Guessed tokens verified per step beside one stream, one less for each further one; 0: none.",
-    )
-    prefix_reuse: bool = Field(default=True, description="Reuse a tenant's KV blocks for prompts with the same start.")
-    fair_prompt_weight: float = Field(
-        default=1.0, gt=0, description="Cost of a computed prompt token in its tenant's fair share."
-    )
-    fair_output_weight: float = Field(default=2.0, gt=0, description="Cost of a token of output in it.")
-    num_threads: int | None = Field(
-        default=None,
-        ge=1,
-        description="CPU threads; None: torch's own number, which Ray sets to the replica's num_cpus.",
-    )
+    model: str = Field(min_length=1)
+    """Model to serve: `bundled`, a folder with safetensors, a `.gguf` file, or a name on the Hugging Face hub."""
+    revision: str | None = Field(default=None, min_length=1)
+    """Commit, tag or branch of a model on the hub. Default: its main branch."""
+    fingerprint: str | None = Field(default=None, pattern=r"^[0-9a-f]{12}$")
+    """Twelve digits, as at the end of `system_fingerprint`. A replica that finds other files does not start, so all
+    replicas serve the same weights. It also depends on the release and on `dtype`."""
+    dtype: Literal["float32", "bfloat16", "int8"] = "float32"
+    """Number type of the weights. `int8` is for the CPU, and computes between matrices in float32."""
+    fused: bool = True
+    """Whether llama-like models run through the engine's own forward pass."""
+    native: bool = True
+    """Whether int8 on the CPU runs in C++, compiled once on each machine."""
+    device_map: str | dict[str, int | str] = "cpu"
+    """`cpu`, `cuda:0`, `auto`, `balanced`, `balanced_low_0`, `sequential`, or a mapping of modules to devices."""
+    max_memory: dict[int | str, ByteSize] | None = None
+    """Maximum bytes of weights per device when weights are spread over devices: `{0: 70GiB, cpu: 100GiB}`."""
+    offload_folder: str | None = None
+    """Folder for weights that are offloaded to disk. Default: below `cache_dir`."""
+    cache_dir: str | None = None
+    """Folder for prepared files. Default: `cache` in `SERVE_APP_HOME`, else the user's cache folder."""
+    kv_cache_memory: SizeOrAuto = 2 * 2**30
+    """Bytes of the KV cache, all devices together, for example `2GiB`; on a CPU they are allocated as needed. `auto`:
+    the memory that weights and activations leave free, up to the need of `max_running` contexts."""
+    block_size: int = Field(default=16, ge=1, le=256)
+    """Tokens per KV block."""
+    max_running: int = Field(default=32, ge=1)
+    """Maximum number of running requests."""
+    max_waiting: int = Field(default=96, ge=0)
+    """Maximum number of waiting requests. Then a request gets 503. An account below its even share of the queue is
+    still admitted, up to twice `max_waiting` in total."""
+    max_context: int = Field(default=32768, ge=2)
+    """Maximum tokens of prompt and reply together."""
+    max_output: int = Field(default=4096, ge=1)
+    """Maximum tokens of a reply."""
+    prefill_chunk: int = Field(default=512, ge=1)
+    """Maximum prompt tokens per step."""
+    prefill_chunk_busy: int | None = Field(default=None, ge=1)
+    """Maximum prompt tokens per step while other requests stream. By default it is measured: such a step takes at most
+    twice the time of a step without prompt tokens, and a step of long prompts alone about 40 ms."""
+    speculation_rows: int = Field(default=8, ge=0)
+    """Guessed tokens that are verified per step for a single stream; one less for each further stream. 0 disables
+    guessing."""
+    prefix_reuse: bool = True
+    """Whether prompts reuse the computed prefixes of earlier requests from the same account."""
+    fair_prompt_weight: float = Field(default=1.0, gt=0)
+    """Cost of a computed prompt token in the fair queue."""
+    fair_output_weight: float = Field(default=2.0, gt=0)
+    """Cost of an output token in the fair queue."""
+    num_threads: int | None = Field(default=None, ge=1)
+    """CPU threads. Default: torch's number, which Ray sets to the replica's `num_cpus`."""
 
     @property
     def kv_cache_bytes(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import exp, inf, isfinite, log
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from annotated_types import Ge, Gt, Le
 
@@ -30,17 +30,24 @@ Share = Annotated[float, Gt(0), Le(1)]
 class Tuning:
     """The controllers' settings: `pressure` in the Limiter's `user_config`. Times are seconds, shares are 0 to 1."""
 
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "use_attribute_docstrings": True}
     gain: ClassVar[float] = 0.1  # per second, of the slow reaction to pressure
     damping: ClassVar[float] = 0.4  # of the immediate reaction
 
-    target_s: Annotated[float, Gt(0), Le(60)] = 0.75  # queueing delay to keep
-    prefill_target_s: Annotated[float, Gt(0), Le(600)] = 3.0  # work in queued prompts to keep
-    kv_target: Share = 0.95  # KV use from which the level does not rise while requests wait
-    floor: Share = 0.001  # part of its contract that every account keeps
-    burst_s: Annotated[float, Gt(0), Le(60)] = 6.0  # maximum time by which an account may be ahead of its share
-    deadline_s: Annotated[float, Gt(0)] = 120.0  # a request that would wait longer than a third of it is refused
-    silent_s: Annotated[float, Ge(1)] = 3.0  # a replica without a report for this time is forgotten
+    target_s: Annotated[float, Gt(0), Le(60)] = 0.75
+    """Target for the queueing delay, in seconds."""
+    prefill_target_s: Annotated[float, Gt(0), Le(600)] = 3.0
+    """Target for the work in queued prompts, in seconds."""
+    kv_target: Share = 0.95
+    """Share of the KV cache in use above which limits do not rise while requests wait."""
+    floor: Share = 0.001
+    """Minimum share of its contract that every account keeps."""
+    burst_s: Annotated[float, Gt(0), Le(60)] = 6.0
+    """Maximum time by which an account may be ahead of its share, in seconds."""
+    deadline_s: Annotated[float, Gt(0)] = 120.0
+    """A request that would wait longer than a third of this many seconds gets 503. Set it to `queue_timeout_s`."""
+    silent_s: Annotated[float, Ge(1)] = 3.0
+    """Seconds without a report after which a replica is ignored."""
 
 
 class Controller:

@@ -17,15 +17,24 @@ class ScalingSettings(BaseModel):
     Serve's `min_replicas` and `max_replicas` are the minimum and maximum for all hours.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    fill: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of a replica that may be in use when nothing waits
-    # Room for random demand: this factor times the square root of the running sequences.
+    fill: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the replicas' capacity that may be in use when nothing waits. Lower it if bursts are shorter than the
+    time to start a replica."""
     spare: Annotated[float, Field(ge=0, le=10)] = 0.5
-    queue_age_s: Annotated[float, Field(gt=0, le=600)] = 1.0  # a queue of this age adds one replica
-    prefill_s: Annotated[float, Field(gt=0, le=600)] = 3.0  # a replica with this much prompt work is full
-    # Smoothing time of the load. Old queues and refusals take effect at once.
+    """Spare capacity for random demand: this factor times the square root of the number of running sequences."""
+    queue_age_s: Annotated[float, Field(gt=0, le=600)] = 1.0
+    """Queue age in seconds (the lower median of the replicas) that adds one replica."""
+    prefill_s: Annotated[float, Field(gt=0, le=600)] = 3.0
+    """Seconds of queued prompt work with which a replica counts as full."""
     smooth_s: Annotated[float, Field(gt=0, le=600)] = 30.0
-    down_after_s: Seconds = 150.0  # replicas stay for the highest need within this time
-    zero_after_s: Seconds = 600.0  # idle time before the last replica stops, if the minimum is 0
-    schedule: tuple[Hours, ...] = ()  # the first entry that contains the current time sets the bounds
+    """Smoothing time of the load, in seconds. Old queues and refused requests take effect immediately."""
+    down_after_s: Seconds = 150.0
+    """Seconds for which enough replicas for the highest need are kept. Raise it if bursts return, or if a replica takes
+    minutes to start."""
+    zero_after_s: Seconds = 600.0
+    """Idle seconds before the last replica stops; only with `min_replicas` 0."""
+    schedule: tuple[Hours, ...] = ()
+    """Limits by time of day. The first entry that matches the current time applies, within Serve's `min_replicas` and
+    `max_replicas`."""

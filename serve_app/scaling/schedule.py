@@ -15,14 +15,20 @@ DAYS: Final[tuple[Day, ...]] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 class Hours(BaseModel):
     """Hours on some days. `until` before `since` means the next morning; equal values mean the whole day."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    days: tuple[Day, ...] = DAYS  # days on which the hours begin
+    days: tuple[Day, ...] = DAYS
+    """Days on which the hours begin."""
     since: time = time(0)
+    """Local time at which the hours begin."""
     until: time = time(0)
+    """Local time at which the hours end; before `since`: on the next day."""
     timezone: str = "UTC"
-    min_replicas: Annotated[int | None, Field(ge=0)] = None  # None: the bound for all hours
+    """IANA time zone, such as Europe/Berlin."""
+    min_replicas: Annotated[int | None, Field(ge=0)] = None
+    """Minimum number of replicas in these hours. Default: Serve's `min_replicas`."""
     max_replicas: Annotated[int | None, Field(ge=1)] = None
+    """Maximum number of replicas in these hours. Default: Serve's `max_replicas`."""
 
     @field_validator("timezone")
     @classmethod

@@ -1,4 +1,4 @@
-"""Two log-ins in turns, by the commands of "Rotating secrets" in docs/operating.md: no settlement fails meanwhile."""
+"""Two logins in turns, by the commands of docs/guides/rotate-secrets.md: no settlement fails meanwhile."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from serve_app.contracts.errors import LedgerUnavailable
 
 from .books import COST, Books, Ledger
 
-SECTION = (
-    (Path(__file__).parents[2] / "docs/operating.md").read_text().split("## Rotating secrets")[1].split("\n## ")[0]
-)
-[ADD_LOGIN, CLOSE] = re.findall(r"```sql\n(.*?)```", SECTION, re.DOTALL)
+GUIDE = (Path(__file__).parents[2] / "docs/guides/rotate-secrets.md").read_text()
+[ADD_LOGIN, CLOSE] = re.findall(r"```sql\n(.*?)```", GUIDE, re.DOTALL)
 LOGINS = ("ledger_a", "ledger_b")
 
 

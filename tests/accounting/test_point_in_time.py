@@ -1,4 +1,4 @@
-"""PostgreSQL restored to a moment: the commands of "To a moment" in docs/operating.md, on a server of its own."""
+"""PostgreSQL restored to a point in time, by the commands of docs/guides/back-up.md, on a separate server."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ import pytest
 from .books import COST, Books, Ledger
 from .conftest import _named
 
-SECTION = (Path(__file__).parents[2] / "docs/operating.md").read_text().split("### To a moment")[1].split("\n#")[0]
-[SETTINGS, BASE, RECOVERY, *_] = re.findall(r"```\w*\n(.*?)```", SECTION, re.DOTALL)
+GUIDE = (Path(__file__).parents[2] / "docs/guides/back-up.md").read_text()
+[SETTINGS, BASE, RECOVERY, *_] = re.findall(r"```\w*\n(.*?)```", GUIDE.split("## Restore PostgreSQL")[1], re.DOTALL)
 
 
 @pytest.fixture

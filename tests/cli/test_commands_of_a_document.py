@@ -1,4 +1,4 @@
-"""No command of a document that is run escapes: tests/service/test_operating_document.py counts on it."""
+"""No command of a document that is run escapes: tests/service/test_guides.py counts on it."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ def page(tmp_path: Path) -> Path:
 def test_each_command_is_found_in_its_section_and_in_order(page: Path) -> None:
     found = sections(page)
     assert {title: [(one.language, one.name) for one in part] for title, part in found.items()} == {
+        "Page": [],
         "First": [
             (INLINE, "serve-app top"),
             (INLINE, "make serve"),

@@ -134,8 +134,3 @@ def test_the_floor_counts_every_matrix_once() -> None:
         assert measured.bytes_of_step(model, 0) == pytest.approx(2e9 * billions, rel=0.01)
         per_token = 2 * 2 * model.config.num_hidden_layers * model.config.num_key_value_heads * model.config.head_dim
         assert measured.bytes_of_step(model, 10) - measured.bytes_of_step(model, 0) == 10 * per_token
-
-
-def test_the_setting_cuda_graphs_is_still_accepted() -> None:
-    for value in (True, False):
-        assert settings(cuda_graphs=value).cuda_graphs is value

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from serve_app.engine.config import EngineSettings
 
@@ -28,22 +29,25 @@ FIXED = {
 }  # fmt: skip
 #: Settings of the native engine that have no meaning for vLLM.
 NATIVE_ONLY = {
-    "fused", "native", "cuda_graphs", "device_map", "max_memory", "offload_folder", "block_size", "prefill_chunk",
+    "fused", "native", "device_map", "max_memory", "offload_folder", "block_size", "prefill_chunk",
     "prefill_chunk_busy", "speculation_rows", "num_threads",
 }  # fmt: skip
 
 
 class VllmSettings(BaseModel):
-    """Settings of vLLM. Other keys are arguments of vLLM's AsyncEngineArgs, checked when the replica starts."""
+    """Options of vLLM. Any other key is an argument of vLLM's AsyncEngineArgs, checked when the replica starts."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    tensor_parallel_size: int = Field(default=1, ge=1, description="GPUs that share each layer.")
-    pipeline_parallel_size: int = Field(default=1, ge=1, description="Groups of GPUs that share the layers.")
-    quantization: str | None = Field(default=None, description="vLLM's name of a method, such as fp8 or awq.")
-    adapters: dict[str, str] = Field(default={}, description="LoRA adapters: name → folder, or name on the hub.")
-
-    further: dict[str, Any] = Field(default={}, description="All other keys, as vLLM takes them.")
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """GPUs that share each layer."""
+    pipeline_parallel_size: int = Field(default=1, ge=1)
+    """Groups of GPUs that share the layers. `num_gpus` is the product of both sizes."""
+    quantization: str | None = None
+    """vLLM's name of a method, such as fp8 or awq."""
+    adapters: dict[str, str] = {}
+    """LoRA adapters: name → folder, or name on the hub. Each is a separate backend, `application:adapter`."""
+    further: SkipJsonSchema[dict[str, Any]] = {}  # all other keys
 
     @property
     def gpus(self) -> int:
@@ -62,7 +66,7 @@ class VllmSettings(BaseModel):
     @classmethod
     def _names_of_adapters(cls, value: dict[str, str]) -> dict[str, str]:
         if (bad := next((name for name in value if not re.fullmatch(r"[\w.-]+", name)), None)) is not None:
-            raise ValueError(f"{bad!r} is no name of an adapter: letters, digits, ., - and _")
+            raise ValueError(f"{bad!r} is not a valid adapter name: use letters, digits, ., - and _")
         return value
 
 

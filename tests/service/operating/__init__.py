@@ -1,1 +1,1 @@
-"""docs/operating.md, run: its commands (`document.py`) in a folder of its own (`stage.py`)."""
+"""The commands of docs/guides (`document.py`), run in an empty folder (`stage.py`)."""

@@ -16,7 +16,7 @@ PROGRAMS: Final = SQL | {
     "pg_restore", "kubectl", "ray", "systemctl", "docker",
 }  # fmt: skip
 _PIECES = re.compile(r"^```(\w*)\n(.*?)^```|`([^`\n]+)`", re.DOTALL | re.MULTILINE)
-_HEADING = re.compile(r"^##+ (.*)$", re.MULTILINE)
+_HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The sections of docs/operating.md for which the ledger, the database or the secrets are replaced."""
+"""The guides for which the ledger, the database or the secrets are replaced."""
 
 from __future__ import annotations
 

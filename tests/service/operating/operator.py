@@ -1,4 +1,4 @@
-"""The operator of docs/operating.md: what the document's words stand for here, and what was made so far."""
+"""The operator of docs/guides: what the guides' words stand for here, and what was made so far."""
 
 from __future__ import annotations
 
@@ -106,15 +106,11 @@ def _furnish(it: Operator) -> None:
         r"\bNAME\b": "Ada",
         r"\bBACKEND\b": "smollm2",
         r"\bN\b": "1000",
-        r"\bNEW_URL\b": f"sqlite:///{folder / 'again.db'}",
         r"\bURL\b": lambda: it.ledger_url,
-        r"\bFILE\b": "ledger.backup",
         r"\bDIR\b": "archive",
         r"--from 2026-11-01 --to 2026-11-30": f"--from {PAST:%Y-%m}-01 --to {PAST:%Y-%m-%d}",
         r"--before 2026-10\b": f"--before {OPEN:%Y-%m}",
         r"--from 2026-01-01": f"--from {PAST:%Y-%m-%d}",
-        # The simulation of all days since then takes minutes.
-        r"--from usage": f"--from usage --since {NOW - timedelta(days=1):%Y-%m-%d}",
         r"203\.0\.113\.7": "127.0.0.1",
         r"2026-12-31": f"{NOW + timedelta(days=90):%Y-%m-%d}",
         r"/srv/backups": str(folder / "backups"),

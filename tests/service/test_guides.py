@@ -1,4 +1,4 @@
-"""docs/operating.md, run: each section's commands in the document's order, and what it says comes of them.
+"""The commands of docs/guides, run in the order of this file, and the results that the guides promise.
 
 The tests of this file go on where the one before them ended.
 """
@@ -22,14 +22,15 @@ from serve_app.contracts.books import Refusal, SettlementRejected
 from serve_app.storage.spool import Spool
 from tests.accounting.books import COST, Books, Clock, Ledger, settlement
 from tests.service.harness import nano, until
-from tests.service.operating.document import left_over, sections
+from tests.service.operating.document import Command, left_over, sections
 from tests.service.operating.ledgers import lose_and_restore, restore_to_a_moment, rotate
 from tests.service.operating.operator import PAST, Operator, at_work
 from tests.service.operating.stage import ROOT, Done, Step
 
 pytestmark = [pytest.mark.service, pytest.mark.slow, pytest.mark.long]
 
-DOCUMENT = sections(ROOT / "docs/operating.md")
+#: The commands by guide and section.
+GUIDES = {path.stem: sections(path) for path in sorted((ROOT / "docs/guides").glob("*.md"))}
 ROLL_OUT = sections(ROOT / "docs/lifecycle.md")["A roll-out"]
 #: What can't run here, or is no command of the reader's.
 NOT_RUN = {
@@ -40,10 +41,12 @@ NOT_RUN = {
     "ray start": "named; `start-ray` and the launcher's files run it",
     "VACUUM FULL": "named: what PostgreSQL does",
     "ALTER ROLE … PASSWORD": "named: the whole command stands below it",
+    "serve-app people invite ada@example.org STAFF_ID --role member": "needs a console; tests/cli/test_people.py",
+    "serve-app people operator ada@example.org --role finance --account STAFF_ID": "needs a person who has joined",
 }
 #: Named in a table at the beginning; the service is started so when it was restored.
-START_WITH_TLS = next(command for command in DOCUMENT["State"] if command.text == "make serve TLS=1")
-RAN: list[str] = []  # sections
+START_WITH_TLS = next(one for one in GUIDES["start"]["The state folder"] if one.text == "make serve TLS=1")
+RAN: set[tuple[str, str]] = set()  # guides and sections
 PAST_REQUESTS = 3
 
 
@@ -53,18 +56,36 @@ def operator(model_path: Path) -> Iterator[Operator]:
         yield working
 
 
-def run(operator: Operator, section: str, steps: dict[str, Any] | None = None) -> None:
-    RAN.append(section)
-    operator.run(DOCUMENT[section], steps or {})
+def commands_of(guide: str, *titles: str) -> list[Command]:
+    """The commands of the sections with these titles, else of the whole guide."""
+    RAN.update((guide, title) for title in titles or GUIDES[guide])
+    return [command for title in titles or GUIDES[guide] for command in GUIDES[guide][title]]
 
 
-def test_state(operator: Operator) -> None:
+def run(operator: Operator, guide: str, steps: dict[str, Any] | None = None, *titles: str) -> None:
+    operator.run(commands_of(guide, *titles), steps or {})
+
+
+def test_start_and_size_the_service(operator: Operator) -> None:
     """The service has had requests some months ago."""
     then = PAST.timestamp()
     with contextlib.closing(Ledger(operator.ledger_url, now=Clock(then), currency="USD")) as ledger:
         books = operator.past = Books(ledger)
         ledger.settle([books.settlement(f"past-{n}", finished_at=then, started_at=then) for n in range(PAST_REQUESTS)])
-    run(operator, "State", {"make serve": Step(), "make serve TLS=1": None})
+
+    def looks_well(done: Done) -> None:
+        assert {line.split()[0] for line in done.out.splitlines()} == {"ok"}
+
+    run(
+        operator,
+        "start",
+        {
+            "make serve": Step(),
+            "make serve TLS=1": None,
+            "serve-app doctor": looks_well,
+            "serve-app size": lambda done: "replicas" in done.out,
+        },
+    )
     secrets = operator.home / "secrets"
     assert {path.name for path in secrets.iterdir()} >= {"operator-key", "secret-key", "ray-token", "first-api-key"}
     assert {stat.S_IMODE(path.stat().st_mode) for path in secrets.iterdir()} == {0o600}
@@ -73,21 +94,7 @@ def test_state(operator: Operator) -> None:
     assert reply.is_success, reply.text
 
 
-def test_deploy_and_size(operator: Operator) -> None:
-    def looks_well(done: Done) -> None:
-        assert {line.split()[0] for line in done.out.splitlines()} == {"ok"}
-
-    run(
-        operator,
-        "Deploy and size",
-        {
-            "serve-app doctor": looks_well,
-            "serve-app size": lambda done: "replicas" in done.out,
-        },
-    )
-
-
-def test_settings(operator: Operator) -> None:
+def test_configure_the_service(operator: Operator) -> None:
     def lower_limit() -> None:
         config = operator.config
         limiter = next(one for one in config["applications"][0]["deployments"] if one["name"] == "Limiter")
@@ -99,16 +106,16 @@ def test_settings(operator: Operator) -> None:
         until(lambda: operator.chat(first).headers["x-ratelimit-limit-requests"] == "599")
 
     before = operator.service.pids("gateway:Gateway")
-    run(operator, "Settings", {"serve deploy config.yaml": Step(applies, lower_limit)})
+    run(operator, "configure", {"serve deploy config.yaml": Step(applies, lower_limit)})
     assert operator.service.pids("gateway:Gateway") == before
 
 
-def test_models(operator: Operator) -> None:
-    run(operator, "Models", {"serve-app models fetch": lambda done: "no model of the hub" in done.out})
-    run(operator, "vLLM")
+def test_add_a_model(operator: Operator) -> None:
+    run(operator, "add-a-model", {"serve-app models fetch": lambda done: "no model of the hub" in done.out})
+    run(operator, "vllm")
 
 
-def test_accounts_keys_and_money(operator: Operator) -> None:
+def test_add_accounts_and_keys(operator: Operator) -> None:
     service = operator.service
 
     def created(done: Done) -> None:
@@ -124,18 +131,6 @@ def test_accounts_keys_and_money(operator: Operator) -> None:
     def suspended(done: Done) -> None:
         assert operator.account()["status"] == ("active" if "--resume" in done.text else "suspended")
 
-    def credited(done: Done) -> None:
-        view = operator.account()
-        assert (nano(view["topped_up"]), nano(view["granted"])) == (
-            nano("15"),
-            nano("10") if "--grant" in done.text else 0,
-        )
-
-    def granted(done: Done) -> None:
-        [grant] = service.admin("GET", f"/admin/accounts/{operator.account_id}/grants")["data"]
-        operator.grant_id = str(grant["id"])
-        assert operator.grant_id in done.out
-
     def works(done: Done) -> None:
         operator.key, operator.key_id = done.json["key"], done.json["id"]
         assert operator.chat().status_code == 200
@@ -150,52 +145,83 @@ def test_accounts_keys_and_money(operator: Operator) -> None:
         assert (key["tags"], key["addresses"]) == (["team-a", "batch"], ["127.0.0.1/32", "10.0.0.0/8"])
         assert operator.chat().status_code == 200
 
-    def archived(_: Done) -> None:
-        assert list((operator.folder / "archive").iterdir())
-        assert operator.requests_in_all() >= PAST_REQUESTS
-        assert operator.ledger_url.endswith("ledger.db")
-
-    def exported(_: Done) -> None:
-        with (operator.folder / "november.csv").open(newline="") as file:
-            assert len(list(csv.DictReader(file))) == PAST_REQUESTS
-
-    def restored(_: Done) -> None:
-        assert (operator.folder / "again.db").is_file()
-
     run(
         operator,
-        "Accounts, keys, money",
+        "accounts-and-keys",
         {
             "serve-app accounts create": created,
             "serve-app accounts show": lambda done: done.json["effective"],
             "serve-app accounts limits": limited,
             "serve-app accounts suspend": suspended,
-            "serve-app accounts credit": credited,
-            "serve-app accounts grants": granted,
-            "serve-app accounts correct": lambda _: nano(operator.account()["topped_up"]) == nano("10"),
-            "serve-app accounts take-back": lambda _: nano(operator.account()["granted"]) == 0,
             "serve-app keys create": works,
             "serve-app keys update KEY_ID --model": narrowed,
             "serve-app keys update KEY_ID --tag": bounded,
             "serve-app keys revoke": lambda _: until(lambda: operator.chat().status_code == 401),
-            "serve-app usage --group-by": lambda done: "svc-chat" in done.out,
-            "serve-app usage export": exported,
-            "serve-app audit list": lambda done: "revoke_key" in done.out,
-            "serve-app ledger check": lambda done: done.out.startswith("ok"),
-            "serve-app ledger archive": archived,
-            "serve-app ledger check --archive": lambda _: None,
-            "serve-app ledger backup": lambda _: (operator.folder / "ledger.backup").is_file(),
-            "serve-app ledger restore": restored,
-            "serve-app ledger stuck": lambda done: done.out == "Nothing is stuck.\n",
-            "serve-app doctor": lambda _: None,
-            "serve-app doctor --cluster": lambda done: "FAIL" not in done.out,
         },
     )
     operator.new_key()
 
 
+def test_give_credit_and_correct_charges(operator: Operator) -> None:
+    def credited(done: Done) -> None:
+        view = operator.account()
+        assert (nano(view["topped_up"]), nano(view["granted"])) == (
+            nano("15"),
+            nano("10") if "--grant" in done.text else 0,
+        )
+
+    def granted(done: Done) -> None:
+        [grant] = operator.service.admin("GET", f"/admin/accounts/{operator.account_id}/grants")["data"]
+        operator.grant_id = str(grant["id"])
+        assert operator.grant_id in done.out
+
+    run(
+        operator,
+        "credit",
+        {
+            "serve-app accounts credit": credited,
+            "serve-app accounts grants": granted,
+            "serve-app accounts correct": lambda _: nano(operator.account()["topped_up"]) == nano("10"),
+            "serve-app accounts take-back": lambda _: nano(operator.account()["granted"]) == 0,
+        },
+    )
+
+
+def test_report_and_export_usage(operator: Operator) -> None:
+    def exported(_: Done) -> None:
+        with (operator.folder / "november.csv").open(newline="") as file:
+            assert len(list(csv.DictReader(file))) == PAST_REQUESTS
+
+    run(
+        operator,
+        "usage",
+        {"serve-app usage --group-by": lambda done: "svc-chat" in done.out, "serve-app usage export": exported},
+    )
+
+
+def test_operators(operator: Operator) -> None:
+    run(operator, "operators", {"serve-app audit list": lambda done: "revoke_key" in done.out})
+
+
+def test_check_and_archive_the_books(operator: Operator) -> None:
+    def archived(_: Done) -> None:
+        assert list((operator.folder / "archive").iterdir())
+        assert operator.requests_in_all() >= PAST_REQUESTS
+        assert operator.ledger_url.endswith("ledger.db")
+
+    run(
+        operator,
+        "check-the-books",
+        {
+            "serve-app ledger check": lambda done: done.out.startswith("ok"),
+            "serve-app ledger archive": archived,
+            "serve-app ledger check --archive": lambda _: None,
+        },
+    )
+
+
 def test_a_new_backend(operator: Operator) -> None:
-    """The section names the commands of lifecycle.md, so these run. `chat-v1` was there before, without a replica."""
+    """The commands of lifecycle.md. `chat-v1` was there before, without a replica."""
     service, shipped = operator.service, operator.config["applications"][1]
     scaling = shipped["deployments"][0]["autoscaling_config"] | {"min_replicas": 0, "initial_replicas": 0}
     body = {"name": "chat-v1", "args": shipped["args"], "options": {"autoscaling_config": scaling}}
@@ -223,8 +249,8 @@ def test_a_new_backend(operator: Operator) -> None:
             "serve-app models weights": lambda _: share("smollm2") == 1,
         },
     )
-    for section in ("A new backend behind a fixed identifier", "Shards", "Pressure"):
-        run(operator, section)
+    run(operator, "shards")
+    run(operator, "pressure")
 
 
 def test_when_something_dies(operator: Operator) -> None:
@@ -256,7 +282,7 @@ def test_when_something_dies(operator: Operator) -> None:
 
     run(
         operator,
-        "When something dies",
+        "recover",
         {
             "serve-app ledger check": Step(lambda done: done.out.startswith("ok"), kill),
             "serve-app ledger stuck": lambda done: done.out == "Nothing is stuck.\n",
@@ -270,6 +296,7 @@ def test_when_something_dies(operator: Operator) -> None:
             "serve-app keys create": lambda done: bool(re.search(r"sk-\S+", done.out)),
             "serve-app models rollback": Step(lambda _: until(lambda: operator.backend() == "smollm2"), bad_backend),
         },
+        "Recover from a failure",
     )
 
 
@@ -281,8 +308,9 @@ def test_what_a_lost_machine_leaves(operator: Operator) -> None:
     before = operator.account()["usage"]["requests"]
     run(
         operator,
-        "What a lost machine leaves",
+        "recover",
         {"mv": lambda _: until(lambda: operator.account()["usage"]["requests"] == before + 2)},
+        "Spool of a lost machine",
     )
     until(lambda: not list((operator.home / "spool").glob("gateway-gone*")))
 
@@ -294,11 +322,12 @@ def test_what_could_not_be_settled(operator: Operator) -> None:
     balance = nano(operator.account()["balance"])
     run(
         operator,
-        "What could not be settled",
+        "recover",
         {
             "serve-app ledger stuck --retry": lambda _: nano(operator.account()["balance"]) == balance - COST,
             "serve-app ledger stuck --all": lambda _: nano(operator.account()["balance"]) == balance - 2 * COST,
         },
+        "Stuck settlements",
     )
 
 
@@ -322,7 +351,7 @@ def test_drain(operator: Operator) -> None:
 
     run(
         operator,
-        "Drain",
+        "drain",
         {
             "serve-app models promote": lambda _: operator.backend() == "smollm2",
             "serve-app accounts suspend": Step(finished, begin),
@@ -333,41 +362,45 @@ def test_drain(operator: Operator) -> None:
 def test_upgrade(operator: Operator) -> None:
     run(
         operator,
-        "Upgrade",
+        "upgrade",
         {"serve-app ledger backup": lambda done: "journal entries" in done.out, "serve-app doctor": Step()},
     )
 
 
-def test_backup_and_restore(operator: Operator) -> None:
-    RAN.append("Backup and restore")
-    lose_and_restore(operator, DOCUMENT["Backup and restore"], START_WITH_TLS)
+def test_back_up_and_restore(operator: Operator) -> None:
+    *titles, _ = GUIDES["back-up"]
+    lose_and_restore(operator, commands_of("back-up", *titles), START_WITH_TLS)
 
 
-def test_to_a_moment(operator: Operator) -> None:
-    RAN.append("To a moment")
-    restore_to_a_moment(operator, DOCUMENT["To a moment"])
+def test_restore_postgresql_to_a_point_in_time(operator: Operator) -> None:
+    restore_to_a_moment(operator, commands_of("back-up", "Restore PostgreSQL to a point in time"))
 
 
-def test_rotating_secrets(operator: Operator) -> None:
-    RAN.append("Rotating secrets")
-    rotate(operator, DOCUMENT["Rotating secrets"])
+def test_rotate_keys_and_secrets(operator: Operator) -> None:
+    rotate(operator, commands_of("rotate-secrets"))
 
 
-def test_one_request_and_what_goes_on(operator: Operator) -> None:
+def test_investigate_a_request(operator: Operator) -> None:
     def told(done: Done) -> None:
         assert operator.chat_id in done.out
         assert operator.account_id in done.out
 
-    run(operator, "One request", {"serve-app requests show": told})
-    run(operator, "Watching it live", {"serve-app top": lambda done: "limiters 1/1" in done.out})
-    run(operator, "Metrics")
-    run(operator, "A look at every node", {"serve-app doctor --cluster": lambda done: "FAIL" not in done.out})
+    run(
+        operator,
+        "investigate",
+        {"serve-app requests show": told, "serve-app top": lambda done: "limiters 1/1" in done.out},
+    )
+
+
+def test_check_every_node(operator: Operator) -> None:
+    run(operator, "check-a-cluster", {"serve-app doctor --cluster": lambda done: "FAIL" not in done.out})
 
 
 def test_every_command_has_run_or_is_listed_with_a_reason(operator: Operator) -> None:
     """After all others of this file."""
-    assert list(DOCUMENT) == RAN
-    not_run, stale = left_over(DOCUMENT, operator.ran, NOT_RUN)
-    assert not not_run, "commands of docs/operating.md that no test runs: run them, or list them with the reason"
-    assert not stale, "listed, and not in the document any more"
-    assert set(operator.places) - operator.used_places == set(), "places of words that the document does not have"
+    assert {(guide, title) for guide, parts in GUIDES.items() for title in parts} == RAN
+    parts = {f"{guide}: {title}": part for guide, parts in GUIDES.items() for title, part in parts.items()}
+    not_run, stale = left_over(parts, operator.ran, NOT_RUN)
+    assert not not_run, "commands of docs/guides that no test runs: run them, or list them with the reason"
+    assert not stale, "listed, and in no guide any more"
+    assert set(operator.places) - operator.used_places == set(), "places of words that no guide has"
