@@ -23,7 +23,7 @@ INTRODUCTION = (
 NOTES = (
     "Names are as in Prometheus. A histogram has `_bucket`, `_sum` and `_count` after its name, and is exported as "
     "gauges, because sums of Ray's own histograms are estimates.",
-    "Ray adds `application`, `deployment`, `replica` and labels of its own; the scrape adds `cluster` and `namespace`. "
+    "Ray adds `application`, `deployment`, `replica` and its own labels; the scrape adds `cluster` and `namespace`. "
     "`model` is the identifier that clients name, `backend` the application that serves it; both are `none` for a "
     "request that is refused before they are known. No label is an account or a key.",
     "A counter or histogram is exported as 0 for each value of its labels from the start, so that `increase` sees its "

@@ -52,7 +52,7 @@ NOW_ROW = [
     single(
         "How old is the oldest usage in a spool?", most(metrics.SPOOL_AGE), "s", high_is_bad(15, 60), empty=NOT_ASKED,
         good="A few seconds, in replicas.",
-        otherwise="The ledger is away or slow: restore the database. Do not delete pods of gateways or models until "
+        otherwise="The ledger is unavailable or slow: restore the database. Keep pods of gateways and models until "
         "the spools are empty.",
         then=Board.CLUSTER,
     ),
@@ -141,14 +141,14 @@ BOOKS = [
     graph(
         "How much usage waits in spools?", {"{{holder}}": total(metrics.SPOOL_SETTLEMENTS, "holder")}, "short",
         good="0 in gateways, a few in replicas: those of their last seconds.",
-        otherwise="It grows while the ledger is away, and falls once it is back. If it does not fall, see how long "
+        otherwise="It grows while the ledger is unavailable, then falls. If it does not fall, see how long "
         "settlements take.",
         then=Board.CLUSTER,
     ),
     graph(
         "How long has usage waited?", {"{{holder}}": most(metrics.SPOOL_AGE, "holder")}, "s",
         good="Seconds.",
-        otherwise="It rises for as long as the ledger is away.",
+        otherwise="It rises for as long as the ledger is unavailable.",
         then=Board.CLUSTER,
     ),
     graph(

@@ -106,7 +106,7 @@ ANSWERS = [
         "Which errors do users get?",
         {"{{status}} {{model}} {{backend}}": rate_of(metrics.REQUESTS, "status, model, backend", ERRORS)}, "reqps",
         good="None.",
-        otherwise="503: no capacity, a lost replica, or a ledger that is away. 500: a fault, search the log for its "
+        otherwise="503: no capacity, a lost replica, or an unavailable ledger. 500: a fault, search the log for its "
         "request id. One backend alone: look at its replicas.",
         then=Board.CLUSTER,
     ),

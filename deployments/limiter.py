@@ -85,7 +85,7 @@ class Limiter:
     def check_health(self) -> None:
         """Fails if the limiter's tasks are stuck, so that Serve replaces it. Waiting for the ledger is healthy."""
         if not self._service.is_alive:
-            raise RuntimeError("a background task of the limiter has ended or stands still")
+            raise RuntimeError("a background task of the limiter has ended or hangs")
 
     async def answer(self, asks: Sequence[Any]) -> list[Any]:
         return await self._service.ask(asks)

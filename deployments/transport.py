@@ -30,7 +30,7 @@ logger = logging.getLogger("ray.serve")
 MAX_BYTES: Final = 256 * 1024 * 1024  # maximum size of one frame
 CONFIRM_S: Final = 0.4
 TRUST_S: Final = 1.2  # after a confirmation; this plus a heartbeat is less than a new limiter waits for open holds
-TIMEOUT_S: Final = 1.0  # of a confirmation
+TIMEOUT_S: Final = 1.0  # timeout of a confirmation
 _LENGTH: Final = struct.Struct("!I")
 _CREDENTIALS: Final = struct.Struct("3i")  # process, user, group
 

@@ -57,7 +57,7 @@ def load_secrets(home: Path) -> Secrets:
     former = _previous("SERVE_APP_SECRET_KEY_PREVIOUS", home, "secret-key.previous")
     if former == secret_key:
         raise SettingsError(
-            "SERVE_APP_SECRET_KEY_PREVIOUS, or secrets/secret-key.previous: the same as the present secret; give "
+            "SERVE_APP_SECRET_KEY_PREVIOUS, or secrets/secret-key.previous: the same as the current secret; give "
             "SERVE_APP_SECRET_KEY, or secrets/secret-key, a new one, or remove the previous"
         )
     return Secrets(

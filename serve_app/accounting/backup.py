@@ -26,7 +26,7 @@ from serve_app.accounting.schema import accounts, head, usage, usage_daily
 from serve_app.contracts.units import DAY_S
 
 LONGEST_S: Final = DAY_S  # maximum time that the snapshot is kept for pg_dump
-PAGES: Final = 4096  # of a SQLite file, copied between two checks for Ctrl-C
+PAGES: Final = 4096  # SQLite pages copied between two checks for Ctrl-C
 REVISION: Final = "alembic_version"  # the table with the schema's revision
 
 Progress = Callable[[str], None]

@@ -26,14 +26,14 @@ CHUNK = 2**20
 class Manifest:
     """Contents of a backup. Amounts of money are nano-units of `currency`."""
 
-    kind: str  # of the database: "sqlite" or "postgresql"
+    kind: str  # "sqlite" or "postgresql"
     taken_at: float  # Unix seconds
     release: str  # that made the backup
-    revision: str  # of the schema
+    revision: str  # schema revision
     runs_from: str  # the oldest release that runs on the schema, by its last revision
     rows: dict[str, int]  # by table
     currency: str | None
-    balance: int  # of all accounts
+    balance: int  # sum over all accounts
     charged: int  # by all requests, including archived months
     last_settled: str | None  # request id
     last_settled_at: float | None

@@ -19,7 +19,7 @@ STEP_S = 0.5  # per step; operators' reads and other checks run in between
 
 
 class BooksWatch:
-    """Runs a check from the last checkpoint every `every_s` seconds, the first at once. `run` executes commands.
+    """Runs a check from the last checkpoint every `every_s` seconds, the first immediately. `run` executes commands.
 
     A difference stays in its checkpoint until an operator's full check, so the count does not fall by itself.
     """

@@ -52,7 +52,7 @@ from serve_app.accounting.schema import (
 )
 from serve_app.contracts.books import Difference, Outcome
 
-MAX_DIFFERENCES = 100  # of one kind: enough to see the pattern
+MAX_DIFFERENCES = 100  # per kind: enough to see the pattern
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ users = Table(
     Column("name", Text, nullable=False),
     Column("password", Text, nullable=False),  # argon2; empty: the person signs in with an identity
     Column("totp_secret", Text),
-    Column("totp_step", BigInteger, nullable=False),  # of the last accepted code
+    Column("totp_step", BigInteger, nullable=False),  # step of the last accepted code
     Column("suspended", Boolean, nullable=False),
     Column("created_at", Double, nullable=False),
 )
@@ -104,7 +104,7 @@ notices = Table(
     metadata,
     Column("id", Text, primary_key=True),
     Column("account_id", Text, ForeignKey("accounts.id"), nullable=False),
-    Column("kind", Text, nullable=False),  # of the alert, which may be removed; likewise the next four
+    Column("kind", Text, nullable=False),  # copied from the alert, which may be removed; likewise the next four
     Column("threshold", BigInteger, nullable=False),
     Column("value", BigInteger, nullable=False),
     Column("target", Text, nullable=False),
@@ -113,7 +113,7 @@ notices = Table(
     Column("attempts", Integer, nullable=False),
     Column("next_at", Double),  # null: delivered or given up
     Column("delivered_at", Double),
-    Column("error", Text, nullable=False),  # of the last attempt
+    Column("error", Text, nullable=False),  # error of the last attempt
     Column("detail", Text, nullable=False, server_default=text("''")),  # reason why recharging is paused
     Index("ix_notices_account_id_created_at", "account_id", "created_at"),
 )
@@ -161,10 +161,10 @@ recharges = Table(
     Column("monthly_cap", BigInteger, nullable=False),
     Column("state", Text, nullable=False),
     Column("reason", Text, nullable=False),  # why it is paused
-    Column("provider", Text, nullable=False),  # of customer and method; empty before the first method
+    Column("provider", Text, nullable=False),  # provider of customer and method; empty before the first method
     Column("customer", Text),
     Column("method", Text),  # never null while it is on
-    Column("setup_id", Text),  # of a method that is about to be saved
+    Column("setup_id", Text),  # set while a method is being saved
     Column("next_at", Double, nullable=False),  # earliest start of the next attempt
     CheckConstraint("state IN ('off', 'on', 'paused')", name="state"),
     CheckConstraint("threshold >= 0", name="threshold_not_negative"),

@@ -4,9 +4,9 @@ A lease is a row with an epoch and a count of renewals. Times of different clock
 each side measures them:
 - The holder may admit for `lasts_s` from the moment before it sent the renewal that succeeded.
 - A successor takes over if the lease was released, or if the holder's process is known to have ended. It also takes
-  over if `LeaseWatch` has seen the same epoch and renewals for `lasts_s`. It saw them after they were committed, so
-  later than the holder began to count. Taking over compares both once more and raises the epoch in one transaction.
-  After that, no renewal of the old epoch succeeds.
+  over if `LeaseWatch` has seen the same epoch and renewals for `lasts_s`. It sees a renewal
+  after it was committed, so it starts counting later than the holder. Taking over compares both once more and raises
+  the epoch in one transaction. After that, no renewal of the old epoch succeeds.
 
 The holder has therefore stopped before a successor begins. A lease for a different number of shards covers accounts of
 every shard, so it also blocks. A takeover removes it.
@@ -32,8 +32,8 @@ from serve_app.contracts.calls import boottime
 from serve_app.contracts.commands import Blocker, HoldLease, LeaseState, PostHolds, ReleaseLease
 from serve_app.contracts.limiting import OpenHold
 
-KEPT_S: Final = 3600.0  # for a row whose gateway has ended and whose request is never settled
-LOOK_S: Final = 2.0  # between two looks at another holder's lease; a longer time counts only up to this
+KEPT_S: Final = 3600.0  # retention of a hold whose gateway has ended and whose request is never settled
+LOOK_S: Final = 2.0  # maximum time that counts between two observations of another holder's lease
 
 MAX_SEEN: Final = 200  # leases
 

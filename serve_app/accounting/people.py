@@ -31,7 +31,7 @@ from serve_app.contracts.people import (
     SuspendPerson,
 )
 
-_LONGEST = 500  # of an issuer or a subject; OpenID Connect limits the latter to 255
+_LONGEST = 500  # characters of an issuer or a subject; OpenID Connect limits subjects to 255
 _OPEN = (invitations.c.used_at.is_(None), invitations.c.revoked_at.is_(None))
 
 

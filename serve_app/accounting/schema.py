@@ -51,7 +51,7 @@ head = Table(
     Column("version", BigInteger, nullable=False),  # the last change of an account or key
     Column("entry", BigInteger, nullable=False),  # the last journal entry; numbers have no gaps
     Column("audit", BigInteger, nullable=False, server_default=text("0")),  # the last audit record; likewise no gaps
-    Column("currency", Text),  # of all accounts and prices; null: no service has set it yet
+    Column("currency", Text),  # currency of all accounts and prices; null: not set yet
     # The oldest release that runs on this schema, by the last revision that it knows.
     Column("runs_from", Text, nullable=False, server_default=text("'0001'")),
     CheckConstraint("id = 1", name="one_row"),
@@ -182,7 +182,7 @@ usage = Table(  # append-only
     Column("model", Text, nullable=False),
     Column("backend", Text, nullable=False),
     Column("price_version", BigInteger, ForeignKey("price_versions.id"), nullable=False),
-    Column("day", Text, nullable=False),  # of finished_at
+    Column("day", Text, nullable=False),  # UTC day of finished_at
     *(Column(count, BigInteger, nullable=False) for count in COUNTS),
     Column("outcome", Text, nullable=False),
     Column("started_at", Double, nullable=False),
@@ -259,7 +259,7 @@ audit_log = Table(  # append-only
 limiter_leases = Table(
     "limiter_leases",
     metadata,
-    Column("shards", Integer, primary_key=True, autoincrement=False),  # of the service to which it belongs
+    Column("shards", Integer, primary_key=True, autoincrement=False),  # number of shards of its service
     Column("shard", Integer, primary_key=True, autoincrement=False),
     Column("epoch", BigInteger, nullable=False),  # each new epoch is the highest over all rows
     Column("holder", Text, nullable=False),

@@ -74,7 +74,7 @@ class _Account:
     granted: int
     topped_up: int
     version: int
-    lots: list[Lot]  # of the grants, in spending order
+    lots: list[Lot]  # grants in spending order
     is_foreign: bool = False  # its currency differs from that of prices
     touched: bool = False
 
@@ -84,7 +84,7 @@ class _Key:
     """An API key while a batch is computed."""
 
     account_id: str
-    period: BudgetPeriod | None  # of its budget
+    period: BudgetPeriod | None  # budget period
     touched: bool = False
 
 

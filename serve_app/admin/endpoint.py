@@ -76,7 +76,7 @@ class AdminServices:
     backends: BackendPort
     # Like BackendPort.status. This gateway routes requests by the same answer, so /ready agrees with its routing.
     status: Callable[[], Awaitable[dict[str, dict[str, Any]]]]
-    catalogue: Callable[[], Catalogue]  # of the current configuration
+    catalogue: Callable[[], Catalogue]  # returns the current configuration
     secret_keys: SecretKeys
     currency: str = "USD"
     queries: QueryRates = field(default_factory=QueryRates)
@@ -107,7 +107,7 @@ class AdminServices:
                     except LedgerError as error:
                         raise errors.invalid_parameters(str(error)) from None
         except TimeoutError:
-            raise errors.overloaded("the ledger is away: try again", retry_after_s=5) from None
+            raise errors.overloaded("the ledger is unavailable: try again", retry_after_s=5) from None
 
     async def backend_status(self) -> dict[str, dict[str, Any]]:
         """Returns status and number of replicas by backend. Raises 503 while Serve can't be reached."""

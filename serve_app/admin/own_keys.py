@@ -63,7 +63,7 @@ async def revoke_own_key(admin: AdminServices, key_id: str, identity: Identity, 
     return Key.from_snapshot(admin.now(), await admin.run(commands.RevokeKey(key_id, audit)))
 
 
-@endpoint("POST", f"{ONE}/rotate", "Replace an API key by one of the same terms", status=201)
+@endpoint("POST", f"{ONE}/rotate", "Replace an API key with a new one that has the same limits", status=201)
 async def rotate_own_key(
     admin: AdminServices, key_id: str, body: RotateKey, identity: Identity, audit: Audit, once: Once
 ) -> NewKey:

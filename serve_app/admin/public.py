@@ -165,7 +165,7 @@ async def get_health(admin: AdminServices) -> Health:
 @of_service("GET", "/ready", "Whether the service can answer chat requests", success="It can.", more_errors=(503,))
 async def get_ready(admin: AdminServices) -> Ready:
     if (disagreement := admin.limiter.disagreement) is not None:
-        raise errors.overloaded(f"nothing is let in: {disagreement}", retry_after_s=2)
+        raise errors.overloaded(f"no requests are admitted: {disagreement}", retry_after_s=2)
     status = await admin.backend_status()
     catalogue = admin.catalogue()
     ready = [name for name in catalogue.backends() if is_ready(status.get(application_of(name)))]

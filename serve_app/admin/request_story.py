@@ -23,10 +23,10 @@ _ID_PREFIXES: Final = tuple(door.id_prefix for door in DOORS)
 _TRACE_ID: Final = re.compile("[0-9a-f]{32}")
 
 _GATEWAY_DIED: Final = "Its gateway died; a replica settled what was produced."
-_ONLY_LEDGER: Final = "Only the ledger knows it: its log lines are on another node or were removed."
-_SEARCH_ENDED: Final = "Only the ledger knows it: the search in the log ended before it had read all files."
+_ONLY_LEDGER: Final = "Found only in the ledger: its log lines are on another node or were removed."
+_SEARCH_ENDED: Final = "Found only in the ledger: the search in the log ended before it had read all files."
 _NOT_IN_LEDGER: Final = (
-    " The ledger does not have it: it waits in a spool, is stuck (`serve-app ledger stuck`), or its month is archived."
+    " Not in the ledger: it waits in a spool, is stuck (`serve-app ledger stuck`), or its month is archived."
 )
 _REPLICA_FIRST: Final = " A replica settled it before its gateway did."
 

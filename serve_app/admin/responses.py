@@ -90,7 +90,7 @@ def _rate_limit(what: str, of: str) -> Schema:
 
 HEADERS: Final[Mapping[str, Schema]] = {
     "x-request-id": {
-        "description": "Names the request in the service's logs: what was sent under this name, or a new one.",
+        "description": "Identifies the request in the service's logs: the id that the client sent, or a new one.",
         "required": True,
         "schema": {"type": "string", "minLength": 1, "maxLength": 128},
     },
@@ -100,14 +100,14 @@ HEADERS: Final[Mapping[str, Schema]] = {
         "schema": {"type": "integer", "minimum": 1, "maximum": int(MAX_RETRY_AFTER_S)},
     },
     "retry-after-ms": {
-        "description": "The same in milliseconds.",
+        "description": "Milliseconds to wait.",
         "required": True,
         "schema": {"type": "integer", "minimum": 1, "maximum": int(MAX_RETRY_AFTER_S * 1000)},
     },
     "www-authenticate": {"required": True, "schema": {"type": "string", "const": "Bearer"}},
-    "allow": {"description": "The methods that the path has.", "schema": {"type": "string"}},
+    "allow": {"description": "The methods that the path supports.", "schema": {"type": "string"}},
     "x-trace-id": {
-        "description": "The trace of the request: that of its `traceparent`, or its own.",
+        "description": "The request's trace id: from its `traceparent`, or a new one.",
         "required": True,
         "schema": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
     },
@@ -143,10 +143,10 @@ PARAMETERS: Final[Mapping[str, Schema]] = {
     ),
     "ChangeKey": _header_parameter(
         "idempotency-key",
-        "A change that is sent again under the same key happens once.",
+        "A change that is repeated with the same key is applied once.",
         "^[!-~]([ -~]{0,126}[!-~])?$",
     ),
-    "Operator": _header_parameter("x-operator", "Who you are, for the audit log.", "^([!-~]([ -~]{0,98}[!-~])?)?$"),
+    "Operator": _header_parameter("x-operator", "Your name in the audit log.", "^([!-~]([ -~]{0,98}[!-~])?)?$"),
 }
 
 
@@ -168,7 +168,7 @@ def _error_schema(types: list[str], codes: list[str], description: str) -> Schem
     fields: Schema = {
         "message": {"type": "string", "minLength": 1, "description": "What to change."},
         "type": {"type": "string", "enum": types},
-        "param": {"type": ["string", "null"], "description": "The field or header at fault."},
+        "param": {"type": ["string", "null"], "description": "The field or header that caused the error."},
         "code": {"type": "string", "enum": codes},
     }
     error = {"type": "object", "properties": fields, "required": list(fields)}

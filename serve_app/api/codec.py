@@ -36,7 +36,7 @@ _NOT_UTF8: Final = (
 _HINTS: Final = (
     ("recursion limit", "Arrays and objects may be nested 200 deep."),
     ("out of range", "A number may have 4300 digits."),
-    ("EOF while parsing", "It ends too early: was it cut on its way?"),
+    ("EOF while parsing", "It ends too early: it may have been truncated on the way."),
     ("trailing characters", "There is something after the object: send one object alone."),
     ("trailing comma", "Leave out the comma before the closing bracket."),
     ("control character", "In strings, line ends and other control characters are escaped, as in \\n."),

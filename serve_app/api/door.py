@@ -44,7 +44,7 @@ class Door(Protocol):
     """Reads requests and writes replies."""
 
     path: str  # relative to the base URL
-    id_prefix: str  # of request ids
+    id_prefix: str  # prefix of request ids
     keep_alive: bytes  # sent in a stream while there is no event
     resumed: bytes  # sent in a stream when another replica continues the reply
 

@@ -64,7 +64,7 @@ def body_too_large(max_bytes: int) -> ApiError:
 def body_encoded(encoding: str) -> ApiError:
     """Status 400: the body is compressed."""
     name = _short(encoding, 40)
-    message = f"The body's content-encoding is {name}, and only plain bodies are read: send it without compression."
+    message = f"The body's content-encoding is {name}, which is not supported: send the body without compression."
     return invalid_format(message, "content-encoding")
 
 
@@ -161,11 +161,11 @@ def overloaded(message: str, *, retry_after_s: float) -> ApiError:
 
 def replica_lost(*, stream: bool) -> ApiError:
     """Status 503: the replica of this request was lost, and no other replica has taken over the request."""
-    message = "The model lost this request, and nothing of it is billed: send it again."
+    message = "The replica of this request was lost, and nothing is billed: send it again."
     if stream:
         message += (
-            " With stream_options.resume: true, a stream is continued when that happens. A reply that is not streamed"
-            " runs again by itself, and with an idempotency-key it is billed once, however often it is sent."
+            " With stream_options.resume: true, the stream continues after such a loss. A reply that is not streamed"
+            " runs again automatically, and with an idempotency-key it is billed once, however often it is sent."
         )
     else:
         message += " With an idempotency-key it is billed once, however often it is sent."

@@ -18,12 +18,12 @@ from serve_app.api import errors
 from serve_app.api.codec import encode_json, quote
 
 MAX_BYTES: Final = 64 * 1024  # per schema, as JSON without spaces
-MAX_BYTES_OF_TOOLS: Final = 128 * 1024  # of the parameters of all tools together
+MAX_BYTES_OF_TOOLS: Final = 128 * 1024  # parameters of all tools together
 MAX_LEVELS: Final = 64  # nesting of arrays and objects
 MAX_PROPERTIES: Final = 400  # per object, because each optional property multiplies the possible continuations
 MAX_CHARACTERS: Final = 10_000  # per string: a constant, a pattern, a name
 MAX_REPEATED: Final = 10_000  # characters of a pattern with all repetitions written out
-MAX_MINIMUM: Final = 10**9  # of minLength, minItems, minProperties
+MAX_MINIMUM: Final = 10**9  # maximum for minLength, minItems, minProperties
 # A grammar counts remainders. If several divisors apply at once, it counts those of their least common multiple.
 MAX_REMAINDERS: Final = 10_000
 _GREATEST: Final = sys.float_info.max

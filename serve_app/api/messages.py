@@ -19,7 +19,7 @@ MESSAGES: Final = {
     ),
     "ToolMessage": ("The result of a call.", ["tool"], ["tool_call_id"]),
 }
-"""Kind of message to its description, roles and fields of its own, beside `content` and `name`."""
+"""Kind of message to its description, roles and specific fields, in addition to `content` and `name`."""
 
 _ROLES: Final = tuple(role for _, roles, _ in MESSAGES.values() for role in roles)
 

@@ -20,7 +20,7 @@ Form = dict[str, Any]
 """A `response_format`, or `{"type": "regex", "pattern"}` for a reply that is a text of this regular expression."""
 
 OTHER_FORMS: Final = frozenset({"guided_json", "guided_regex", "guided_choice", "structured_outputs"})
-MAX_CHARACTERS: Final = 4 * MAX_BYTES  # of a schema that is sent as text, including line breaks
+MAX_CHARACTERS: Final = 4 * MAX_BYTES  # maximum length of a schema sent as text, including line breaks
 _INSTEAD: Final = "Send response_format with json_schema, guided_regex or guided_choice"
 _TOOLS: Final = "is an older form that is not served. Send tools and tool_choice; the reply then has tool_calls"
 REFUSED: Final[Mapping[str, str]] = {
@@ -85,7 +85,7 @@ def form_of(sent: Sent) -> Form | None:
         raise errors.invalid_parameters(f"{second} and {first} both say the form of the reply: send one.", second)
     for field, form in found.items():
         if form["type"] == "regex" and sent.may_call:
-            rule = "is not possible beside tools that may be called. Leave one of them out, or send tool_choice: none"
+            rule = "cannot be combined with tools that may be called. Leave one of them out, or send tool_choice: none"
             raise errors.invalid_parameters(f"{field} {rule}.", field)
     return next(iter(found.values()), None)
 

@@ -177,4 +177,4 @@ def _limit_text(account: dict[str, Any], limit: str) -> str:
     value = account["limits"].get(limit, account.get(limit))  # the API has the weight outside `limits`
     effective = account.get("effective", {}).get(limit, value)
     text = f"{value:,}" + ("" if account["contract"].get(limit) is not None else " (default)")
-    return text if effective >= value else f"{text}, {effective:,} under the present load"
+    return text if effective >= value else f"{text}, {effective:,} under the current load"

@@ -31,7 +31,7 @@ def list_audit(
             (r["at"], r["actor"], r["action"], r["subject"], _detail_text(r["detail"]), r["request_id"], r["address"])
             for r in records
         ],
-        empty="Nothing was changed yet.",
+        empty="There are no records yet.",
     )
 
 

@@ -152,9 +152,9 @@ def _transport_error(error: httpx.TransportError, request: httpx.Request, url: s
     advice = "try again"
     key = request.headers.get("idempotency-key")
     if key is not None:
-        advice = f"it may or may not have been done: repeat with --idempotency-key {key}, which can't do it twice"
+        advice = f"the outcome is unknown: repeat the command with --idempotency-key {key}; it is applied only once"
     elif request.method == "POST":
-        advice = "it may or may not have been done: look before you repeat it"
+        advice = "the outcome is unknown: check before you repeat the command"
     return CommandError(f"{url} {what}: {advice}", code="connection_lost")
 
 

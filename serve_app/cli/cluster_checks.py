@@ -64,7 +64,7 @@ def judge(facts: Facts, known: Known) -> list[Check]:
 
 def nodes_check(nodes: Sequence[Facts]) -> Check:
     if silent := [f"{node['name']}: {node['error']}" for node in nodes if "error" in node]:
-        return Check("nodes", "fail", "; ".join(silent), "the node must run this release; look at its raylet's log")
+        return Check("nodes", "fail", "; ".join(silent), "the node must run this release; check its raylet's log")
     return Check("nodes", "ok", f"{len(nodes)} answer")
 
 
@@ -169,7 +169,7 @@ def limiter_check(limiters: Mapping[str, str]) -> Check:
     if not limiters:
         return Check("limiter", "warn", "none is deployed", "deploy the service (`serve deploy`)")
     if away := [f"{name}: {error}" for name, error in limiters.items() if error]:
-        return Check("limiter", "fail", "; ".join(away), "look at its log on the node of accounting")
+        return Check("limiter", "fail", "; ".join(away), "check its log on the node of accounting")
     return Check("limiter", "ok", f"{', '.join(limiters)} answers")
 
 
@@ -188,7 +188,7 @@ def weights_check(nodes: Sequence[Facts]) -> Check:
     """A node that may download missing weights only warns; a node with HF_HUB_OFFLINE can't start a replica."""
     hosts = [node for node in nodes if node["gpus"] or node["model_replicas"]]
     if not hosts:
-        return Check("weights", "warn", "no node has GPUs or runs model replicas: nothing to look at")
+        return Check("weights", "warn", "no node has GPUs or runs model replicas: nothing to check")
     bad: dict[str, list[str]] = {"warn": [], "fail": []}
     for node in hosts:
         for one in node["weights"]:

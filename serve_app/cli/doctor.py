@@ -22,7 +22,7 @@ MIN_PYTHON = (3, 11)
 MIN_MEMORY_GIB = 2.0
 MIN_DISK_GIB = 2.0
 FLAGS = Path("cluster/flags.env")
-LOG = "look at the service's log"
+LOG = "check the service's log"
 
 T = TypeVar("T")
 
@@ -142,7 +142,7 @@ def service_checks(client: AdminClient, connection: Connection) -> Iterator[Chec
         hint = f"no replica is ready yet: wait, then {LOG}"
         ready = _judge("ready", ready[0] == 200, str(ready[0]), hint)
     yield ready
-    models = _attempt("operator key", lambda: client.api_get("models"), "pass the right key with --operator-key-file")
+    models = _attempt("operator key", lambda: client.api_get("models"), "pass the correct key with --operator-key-file")
     if isinstance(models, Check):
         yield models
         yield from _skipped("the operator key is not accepted", "models", "ledger")
@@ -166,7 +166,7 @@ def model_checks(models: Json) -> Iterator[Check]:
     for model in models["data"]:
         states = ", ".join(f"{b['name']} {b['status']} × {b['replicas']}" for b in model["backends"])
         served = any(b["weight"] > 0 and (b["replicas"] or 0) > 0 for b in model["backends"])
-        hint = "look at the backend's log; a replica needs up to a minute to load"
+        hint = "check the backend's log; a replica needs up to a minute to load"
         yield _judge(f"model {model['id']}", served, states or "no backend", hint)
 
 

@@ -21,7 +21,7 @@ Reason = Annotated[str, typer.Option(help="Reason, for the history.")]
     "canary",
     examples=(
         "serve-app models canary chat-v2 --for svc-chat --share 5",
-        "serve-app models canary chat-v2 --for svc-chat --share 0      takes its share away",
+        "serve-app models canary chat-v2 --for svc-chat --share 0      removes its share",
     ),
 )
 def set_canary(
@@ -49,9 +49,7 @@ def roll_back(
     session: Session,
     identifiers: For,
     reason: Reason = "",
-    again: Annotated[
-        bool, typer.Option("--again", help="Go back one roll-out further than the last rollback.")
-    ] = False,
+    again: Annotated[bool, typer.Option("--again", help="Undo one more roll-out than the last rollback.")] = False,
 ) -> None:
     """Restore the weights from before the roll-out. One rollback undoes all its steps."""
     for identifier in identifiers:
@@ -59,7 +57,7 @@ def roll_back(
         if traffic is not None and traffic["undoes"] is not None and not again:
             raise UsageError(
                 f"{identifier} is rolled back already, by {traffic['actor']} at {traffic['changed_at']}; "
-                "give --again to go one roll-out further"
+                "use --again to undo one more roll-out"
             )
     _change(session, identifiers, "rollback", {"reason": reason})
 

@@ -19,7 +19,7 @@ from serve_app.engine.loading import checkpoint, memory_plan, placement
 from serve_app.engine.loading.memory_plan import GIB, Demand, Device, MemoryPlan
 
 SHARE_OF_BANDWIDTH = 0.5  # share of the card's stated bandwidth that a step reaches
-GPUS = (1, 2, 4, 8)  # of one replica, as machines have them
+GPUS = (1, 2, 4, 8)  # common numbers of GPUs per replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,8 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    plan: MemoryPlan  # of one replica
-    gpus: int  # of one replica
+    plan: MemoryPlan  # per replica
+    gpus: int  # per replica
     sequences: int  # concurrent, of one replica
     replica_tokens_s: float
     for_users: int  # replicas

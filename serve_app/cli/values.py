@@ -108,7 +108,7 @@ HIGHEST: dict[str, Any] = {
 def _account_limit(limit: str) -> Any:
     help = "Whole number, or `default`."
     if limit == "weight":
-        help = f"Share under pressure, beside other accounts': 1 to {HIGHEST[limit]:,}."
+        help = f"Share under pressure, relative to other accounts': 1 to {HIGHEST[limit]:,}."
     return Annotated[str | None, typer.Option(metavar="N|default", help=help)]
 
 

@@ -22,7 +22,7 @@ from serve_app.contracts.units import DAY_S
 _BURN_DAYS: Final = 7
 STATUS_S: Final = 2.0
 #: Seconds for which a replaced key keeps working, by choice.
-OVERLAPS: Final = {"1 day": DAY_S, "1 hour": 3600.0, "7 days": 7 * DAY_S, "no time": 0.0}
+OVERLAPS: Final = {"1 day": DAY_S, "1 hour": 3600.0, "7 days": 7 * DAY_S, "0 minutes": 0.0}
 
 
 async def home(visit: Visit) -> Response:

@@ -16,7 +16,7 @@ class Attempts:
     """Counts password attempts. `clock` returns seconds.
 
     An attempt counts when it begins, so concurrent attempts count too. Only the latest allowed attempts are kept. Each
-    takes the time of a password check, so thousands of others can't evict a name within its window.
+    takes the time of a password check, so an attacker cannot make enough attempts within the window to evict a name.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

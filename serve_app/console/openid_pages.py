@@ -84,7 +84,7 @@ async def come_back(visit: Visit) -> Response:
     try:
         return await open_session(visit, person)
     except InvalidValue:
-        raise Refused(403, "You can't sign in here any more: ask the operator of this service.") from None
+        raise Refused(403, "You can no longer sign in here: ask the operator of this service.") from None
 
 
 async def _leave(visit: Visit, purpose: str, invited: str = "") -> Response:
@@ -108,7 +108,7 @@ def _opened(visit: Visit, state: str) -> tuple[str, str, SecretKeys]:
             purpose, invited, at, _ = json.loads(unseal(state, keys, f"openid {visit.token}"))
             break
     else:
-        raise Refused(403, "This sign-in was not begun here: begin again.")
+        raise Refused(403, "This sign-in was not started in this browser: start again.")
     if not 0 <= visit.console.now() - at <= TRY_S:
         raise Refused(403, "This sign-in took too long: begin again.")
     return purpose, invited, keys

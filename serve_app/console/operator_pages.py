@@ -67,7 +67,7 @@ async def credit(visit: Visit) -> Response:
     console, wanted, kind = visit.console, visit.request.path_params["id"], visit.form.get("kind", "")
     amount, memo = parse_amount(visit.form.get("amount", "").strip()), visit.form.get("memo", "").strip()
     if kind not in CREDITS or not memo:
-        raise Refused(422, "Choose a kind, and say what the credit is for.")
+        raise Refused(422, "Choose a kind, and enter the reason for the credit.")
     once = visit.form.get("once", "") or secrets.token_hex(16)  # a form that is sent twice credits once
     command = operators.AskCredit(wanted, amount, kind, memo, visit.audit, console.credit_alone, once)  # type: ignore[arg-type]
     asked = await console.books.run(command)
@@ -97,7 +97,7 @@ async def reject(visit: Visit) -> Response:
 async def _decide(visit: Visit, *, approved: bool) -> Response:
     command = operators.DecideCredit(visit.request.path_params["pending_id"], approved, visit.audit)
     if not await visit.console.books.run(command):
-        raise Refused(409, "This credit is decided already.")
+        raise Refused(409, "This credit has already been approved or rejected.")
     return visit.go("/operator/credits")
 
 
@@ -113,7 +113,7 @@ async def audit(visit: Visit) -> Response:
 
 
 async def books(visit: Visit) -> Response:
-    """Checks what changed since the last full proof, not the whole ledger, and lists what is not booked yet."""
+    """Checks the changes since the last full check, and lists settlements that are not booked yet."""
     report = await visit.console.books.run(commands.CheckBooks())
     stuck = await visit.console.books.run(commands.ListStuck())
     try:

@@ -43,7 +43,7 @@ async def accept(visit: Visit) -> Response:
 
 
 async def join(visit: Visit) -> Response:
-    """Accepts an invitation to a further account, for a person who already has one."""
+    """Accepts an invitation to another account, for a person who already has a login."""
     console, token = visit.console, visit.request.path_params["token"]
     await console.books.run(people.JoinAccount(digest(token), visit.me.user_id, visit.address))
     return visit.go("/")

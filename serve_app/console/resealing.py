@@ -38,7 +38,7 @@ class Resealing:
                 logger.warning("sealed secrets wait for the ledger: %s", error)
                 wait_s = RETRY_S
             except Exception:
-                logger.exception("sealing secrets anew failed")
+                logger.exception("encrypting the secrets with the new key failed")
             await asyncio.sleep(wait_s)
 
     async def turn(self) -> int:

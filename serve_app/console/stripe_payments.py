@@ -236,7 +236,7 @@ class Stripe:
 
 
 def _charge(payment: Any) -> Charge:
-    """Returns the state of an attempt's payment. It has failed if it needs its customer, who is not present."""
+    """Returns the state of an attempt's payment. It has failed if it needs an action of the customer."""
     status = payment["status"]
     if status == "succeeded":
         return Charge("succeeded", paid=_paid(payment))

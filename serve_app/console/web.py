@@ -102,7 +102,7 @@ class Visit:
 
     console: Console
     request: Request
-    token: str  # of the session, or of the visit before it
+    token: str  # token of the session, or of the visit before sign-in
     session: SignedIn | None = None
     person: Person | None = None
     body: bytes = field(default=b"", repr=False)

@@ -27,7 +27,7 @@ class StoredReply:
     """A complete reply, kept for 24 hours for the account's retries with the same idempotency key."""
 
     idempotency_key: str
-    fingerprint: str  # of the request; detects a different request with the same key
+    fingerprint: str  # detects a different request with the same key
     body: bytes = field(repr=False)
 
 
@@ -54,7 +54,7 @@ class Settlement(RequestUsage):
     """A request to be billed. Settling the same `request_id` again changes nothing and returns the first result."""
 
     reply: StoredReply | None = None  # stored in the same transaction; the first reply of an idempotency key is kept
-    epoch: int = 0  # of the limiter's lease that admitted the request; 0: unknown
+    epoch: int = 0  # epoch of the limiter's lease that admitted the request; 0: unknown
 
     @property
     def cost(self) -> int:
@@ -69,7 +69,7 @@ class Settled:
     request_id: str
     charged: int  # nano-units taken from the balance
     balance: int  # the account's committed balance
-    version: int  # of the account; higher is newer
+    version: int  # account version; higher is newer
     duplicate: bool = False
     # For a key with a budget: its charges in the current period of the ledger's clock, after the whole batch.
     key_spent: int | None = None

@@ -124,8 +124,8 @@ class Started:
     """The sequence has left the queue and its first prefill chunk runs."""
 
     prompt_tokens: int
-    cached_tokens: int  # of the prompt, not computed again
-    fingerprint: str = ""  # of the weights and everything else that determines replies; set by the replica
+    cached_tokens: int  # prompt tokens that were not computed again
+    fingerprint: str = ""  # identifies the weights and everything else that determines replies; set by the replica
     replica: str = ""  # name of the replica; set by the replica
     said: int = 0  # tokens of an earlier reply in the request, which this replica continues
     said_text: str = ""  # text of these tokens, as far as it is certain; stays in the replica
@@ -255,7 +255,7 @@ class GenerateCall:
     bill: Bill
     continue_final: bool = False
     settle_after_s: float = 2.0  # seconds that a replica waits after a disconnect before it settles for a dead gateway
-    weight: float = 1.0  # of the account in the engine's fair queue
+    weight: float = 1.0  # the account's weight in the engine's fair queue
     # Seconds after the call, because clocks differ between machines. It does not cut a reply that has begun.
     first_token_within_s: float | None = None
     n: int = 1
@@ -316,4 +316,4 @@ class ChoiceEnded:
 
 
 BackendEvent = Event | Rejected | ReplyParts | ChoiceEnded
-"""Of a reply with several choices, Finished counts them all; its `marked_tokens` are those of reasoning."""
+"""With several choices, Finished counts all of them; its `marked_tokens` are those of reasoning."""

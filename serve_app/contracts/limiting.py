@@ -45,7 +45,7 @@ class Admit:
     backend: str = ""  # the application that will run it
     idempotency_key: str | None = None
     look_up: bool = True  # False: UnknownKey for a key that is not known yet, without a ledger query
-    address: str = ""  # of the client, not parsed yet; required for a key with allowed addresses
+    address: str = ""  # the client's address, not parsed yet; required for a key with allowed addresses
 
     __setstate__ = set_state
 
@@ -67,7 +67,7 @@ class Window:
 
     limit: int
     remaining: int
-    reset_s: float  # until the bucket is full again
+    reset_s: float  # time until the bucket is full again
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ class Grant:
     # The estimated prompt and one token cost more than the free balance. `hold` is the whole free balance and does not
     # pay for `max_tokens`. Before `Adjust` is granted, the gateway may generate only what the hold pays for.
     tentative: bool = False
-    weight: int = 100  # of the account in the model's queue
-    epoch: int = 0  # of the limiter's lease; 0: no lease is needed
+    weight: int = 100  # the account's weight in the model's queue
+    epoch: int = 0  # epoch of the limiter's lease; 0: no lease is needed
     from_anywhere: bool = True  # False: the key has allowed addresses, so each request must be checked
 
     __setstate__ = set_state
@@ -177,7 +177,7 @@ class SpoolState:
 
     settlements: int
     bytes: int
-    age_s: float  # since the end of the request that has waited longest; 0: none waits
+    age_s: float  # time since the end of the longest-waiting request; 0: none waits
     ledger_away: bool  # the ledger is unavailable: settlements go to the spool at once
 
 
@@ -191,7 +191,7 @@ class Renew:
     holder: str
     request_ids: tuple[str, ...]
     shards: int = 1  # limiter shards in the gateway's configuration
-    open_requests: int = 0  # of the gateway, in all shards
+    open_requests: int = 0  # the gateway's open requests, in all shards
     spool: SpoolState | None = None  # None: not measured yet
 
     __setstate__ = set_state
@@ -284,7 +284,7 @@ class Heard:
     """Answer to a report: the number of shards to report to, and the refused demand of the backend's accounts."""
 
     shards: int  # limiter shards; each of them expects the reports
-    refused_tokens_per_s: float  # of this shard's accounts; each request counts once, with its retries
+    refused_tokens_per_s: float  # demand of this shard's accounts; a request and its retries count once
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +318,7 @@ class BusyAccount:
     name: str  # empty while only its holds are known
     open_requests: int
     held: int  # nano-units
-    tokens: Window  # of its tightest token limit
+    tokens: Window  # its tightest token limit
     effective_share: float  # remaining share of its contract, on the most limited backend that it uses; 0 to 1
 
 

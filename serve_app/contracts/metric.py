@@ -20,8 +20,8 @@ class Metric:
     description: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = SECONDS  # upper bounds; histograms only
-    # All values of these labels. A counter is exported as 0 for each of them from the start: `increase` does not see
-    # the first event of a counter that begins with it.
+    # All values of these labels. A counter is exported as 0 for each of them from the start. Otherwise Prometheus's
+    # `increase` would miss the first event.
     known: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __hash__(self) -> int:

@@ -17,7 +17,7 @@ class Paid:
     amount: int
     currency: str
     reference: str
-    attempt_id: str = ""  # of recharging; empty: a person paid
+    attempt_id: str = ""  # recharge attempt; empty: a person paid
     created_at: float = 0.0  # when a payment of recharging was ordered
 
 
@@ -42,7 +42,7 @@ class Returned:
 
     account_id: str
     amount: int
-    reference: str  # of this return
+    reference: str  # id of this return
     reverses: str  # reference of the payment, or of the chargeback that is reinstated
     kind: ReturnKind = "refund"
 

@@ -38,7 +38,7 @@ class Person:
     operator_role: str | None = None
     password: str = field(default="", repr=False)  # an argon2 hash; empty: none
     totp_secret: str | None = field(default=None, repr=False)
-    totp_step: int = 0  # of the last accepted code: no code is accepted twice
+    totp_step: int = 0  # step of the last accepted code: no code is accepted twice
     issuers: tuple[str, ...] = ()  # issuers of the person's identities
 
 

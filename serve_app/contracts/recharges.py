@@ -37,7 +37,7 @@ class Recharge:
     provider: str  # the company that issued `customer` and `method`
     customer: str | None
     method: str | None
-    setup_id: str | None  # of a method that is about to be saved
+    setup_id: str | None  # set while a method is being saved
     next_at: float  # earliest start of the next attempt
     counted: int  # nano-units of this month's attempts that are not known to have failed
 
@@ -202,4 +202,4 @@ class RecordOutcome(Command[None]):
     error: str
     audit: Audit | None = None
     paid: Paid | None = None
-    provider: str = ""  # of `paid`
+    provider: str = ""  # provider of `paid`

@@ -35,13 +35,13 @@ class Traffic:
     """Weights of one identifier's backends, all above 0, since `changed_at`. Rows are never changed."""
 
     identifier: str
-    version: int  # of the ledger: increases over all identifiers
+    version: int  # ledger version, which increases over all identifiers
     weights: Mapping[str, int]
     changed_at: float
     actor: str
     reason: str
     before: int | None = None  # version of the row that a rollback restores: the row before this roll-out began
-    undoes: int | None = None  # of a rollback: the version that it took back
+    undoes: int | None = None  # for a rollback: the version that it undid
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ class ModelSpec:
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
-    context_length: Tokens  # of prompt and reply together
-    max_output: Tokens  # of one choice
+    context_length: Tokens  # prompt and reply together
+    max_output: Tokens  # per choice
     first_token_target_s: Seconds = 5.0
     output_token_target_s: Seconds = 0.2  # the mean of a reply
     recommended_temperatures: Mapping[str, Temperature] = field(default_factory=dict)  # by use
@@ -98,10 +98,10 @@ class PriceVersion:
 class Backend:
     """A backend deployed by command. Its name permanently stands for these args and options."""
 
-    name: str  # of the Serve application, without adapter
+    name: str  # the Serve application, without adapter
     version: int
-    args: Mapping[str, Any]  # of the application, as in `config.yaml`
-    options: Mapping[str, Any]  # of its deployment: BACKEND_OPTIONS
+    args: Mapping[str, Any]  # the application's `args`, as in `config.yaml`
+    options: Mapping[str, Any]  # options of its deployment: BACKEND_OPTIONS
     created_at: float
     retired_at: float | None = None  # no identifier names it any more; it is deleted once it has drained
 
@@ -110,7 +110,7 @@ class Backend:
 class Served:
     """Traffic, identifiers, prices and backends in one snapshot."""
 
-    version: int  # of the last change; 0: no change yet
+    version: int  # version of the last change; 0: no change yet
     #: By identifier, including those in `config.yaml`. Without an entry, the weights in `config.yaml` apply.
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
     before: Mapping[str, Traffic] = field(default_factory=dict)  # traffic that a rollback would restore, if any

@@ -1,4 +1,4 @@
-"""Runs long work beside the engine, on a few low-priority threads, with one job of a tenant at a time."""
+"""Runs long work next to the engine, on a few low-priority threads, with one job of a tenant at a time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Aside:
     async def run(self, tenant: str, job: Callable[[], Result]) -> Result:
         """Run a job and return its result, or raise its exception.
 
-        The tenant's turn lasts until the job ends, even if its caller goes away.
+        The tenant's turn lasts until the job ends, even if its caller is cancelled.
         """
         loop = asyncio.get_running_loop()
         turn = self._turns.setdefault(tenant, asyncio.Lock())
@@ -60,7 +60,7 @@ class Aside:
             turn.release()
             raise
         running.add_done_callback(ended)
-        # Cancelling the caller cancels a job that has not begun; a running job cannot be cancelled.
+        # Cancelling the caller cancels a job that has not started; a running job cannot be cancelled.
         return await asyncio.wrap_future(running)
 
     def close(self) -> None:

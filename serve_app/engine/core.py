@@ -28,7 +28,7 @@ from serve_app.engine.scheduling.sequence import Chunk, SequenceStatus, StepPlan
 
 logger = logging.getLogger(__name__)
 
-_MIN_CHUNK = 16  # prompt tokens beside streams; deep in a long context a smaller chunk costs hardly less
+_MIN_CHUNK = 16  # minimum prompt tokens per step while streams run: in a long context smaller chunks save little
 
 
 class Runner(Protocol):
@@ -55,7 +55,7 @@ class Runner(Protocol):
 class EngineCore:
     """The live requests and the scheduling of their steps. Events go to `outbox`; the caller delivers them.
 
-    Calls must not overlap, except that `compute` may run beside any other call: it shares no state with them.
+    Calls must not overlap, except that `compute` may overlap with any other call: they share no state.
     """
 
     def __init__(self, runner: Runner, settings: EngineSettings, outbox: Outbox) -> None:

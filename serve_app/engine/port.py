@@ -15,7 +15,7 @@ from serve_app.engine.request import GenerationRequest
 class Promise(StrEnum):
     """A guarantee that an engine may be unable to give; docs/models.md lists the consequences for users."""
 
-    SAME_IN_ANY_BATCH = "a greedy or seeded reply has the same tokens alone and beside others"
+    SAME_IN_ANY_BATCH = "a greedy or seeded reply has the same tokens alone and in a batch"
     STEPS_FAIL_ALONE = "a step that fails, or lacks memory, ends only the requests that were in it"
     CONTINUES = "a reply continues given tokens exactly as if it had made them, at any temperature and with penalties"
     EXACT_MINIMUM = "no reply by a grammar is shorter than its least number of tokens"
@@ -29,7 +29,7 @@ class EngineStats:
     waiting: int
     kv_blocks_total: int
     kv_blocks_used: int
-    oldest_wait_s: float  # of the requests that wait for their first turn; 0 if none waits
+    oldest_wait_s: float  # age of the oldest request that waits for its first turn; 0 if none waits
     queued_prefill_tokens: int
     steps: int
     tokens_produced: int

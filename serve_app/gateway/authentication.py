@@ -28,7 +28,7 @@ TOO_MANY: Final = "wrong_keys"
 CONFIRMED_S: Final = 10.0
 MAX_CONFIRMED: Final = 10_000
 NEVER: Final = (0.0, "")
-MAX_WAITING: Final = 500  # requests whose key is being looked up; reached only while the ledger is away
+MAX_WAITING: Final = 500  # requests whose key is being looked up; reached only while the ledger is unavailable
 _KEY: Final = re.compile(r"[!-~]{1,512}")
 _EXPECTED: Final = 'Send the header "Authorization: Bearer <your API key>".'
 
@@ -71,7 +71,7 @@ class Caller:
         return self._authenticator.account_of(self.digest)
 
     async def admit(self, ask: Admit) -> Grant | Refusal:
-        """Asks the limiter. Pass `ask` without `look_up`. Raises Unavailable while the limiter is away."""
+        """Asks the limiter. Pass `ask` without `look_up`. Raises Unavailable while the limiter is unavailable."""
         answer: Grant | Refusal = await self._authenticator.ask(ask, self._request)
         return answer
 
@@ -137,8 +137,8 @@ class Authenticator:
     async def ask(self, ask: Admit | Identify, request: Request) -> Any:
         """Returns the limiter's answer. Pass `ask` without `look_up`: nearly every key is known, and costs one call.
 
-        Raises Unavailable while the limiter is away. For a key that the limiter does not know, it also raises
-        Unavailable while the ledger is away.
+        Raises Unavailable while the limiter is unavailable. For a key that the limiter does not know, it also raises
+        Unavailable while the ledger is unavailable.
         """
         answer = await self._limiter.ask(ask)
         if isinstance(answer, UnknownKey):

@@ -17,8 +17,8 @@ from hashlib import blake2b
 from itertools import takewhile
 from typing import Any
 
-MIN_BOUND = 8  # requests; with fewer a replica is never passed over: small numbers differ by chance
-BOUND = 1.25  # times the mean number of requests
+MIN_BOUND = 8  # a replica with fewer requests is never passed over: small numbers differ by chance
+BOUND = 1.25  # limit per replica, as a multiple of the mean number of requests
 
 
 def conversation_key(account_id: str, messages: Sequence[Mapping[str, Any]]) -> bytes:
@@ -39,5 +39,5 @@ def replicas_for(conversation: bytes, running: Mapping[str, int]) -> list[str]:
 
 
 def load_bound(requests: int, replicas: int) -> int:
-    """Returns the maximum requests on one of `replicas`, of `requests` in total, while another replica has fewer."""
+    """Returns the number of requests at which a replica is passed over, for `requests` on `replicas` in total."""
     return max(MIN_BOUND, math.ceil(BOUND * requests / max(1, replicas)))

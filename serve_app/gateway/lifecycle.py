@@ -1,7 +1,7 @@
 """Runs a gateway's background work: follows what is served, and takes failing backends out of the traffic.
 
 Each gateway decides by itself which backends it uses. A change for all gateways, a rollback, goes through the ledger:
-the first gateway wins, and the others find it done.
+the first gateway makes it, and the others find it already made.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ READ_S: Final = 0.5
 LOOK_S: Final = 0.25
 STATUS_S: Final = 1.0
 FIRST_READ_S: Final = 10.0  # maximum wait for the ledger's weights at startup
-TIMEOUT_S: Final = 5.0  # of one call to the ledger or to Serve
+TIMEOUT_S: Final = 5.0  # per call to the ledger or to Serve
 
 
 class Lifecycle:
@@ -93,7 +93,7 @@ class Lifecycle:
         self._changed(catalogue)
 
     async def read(self) -> bool:
-        """Reads the ledger's changes. Returns False while it is away; the known state then stays in use."""
+        """Reads the ledger's changes. Returns False while it is unavailable; the known state then stays in use."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 served = await self._books.run(ReadServed(self._served.version if self._has_read else -1))
@@ -199,7 +199,7 @@ class Lifecycle:
     async def _roll_back(self, ejection: Ejection) -> None:
         """Undoes, for all gateways, the roll-out that gave the backend its share.
 
-        Retries while the ledger is away, as long as the backend is out.
+        Retries while the ledger is unavailable, as long as the backend is out.
         """
         await _until(lambda: self._rolls_back(ejection))
 

@@ -46,7 +46,7 @@ RETRY_S = 0.1
 POST_AGAIN_S: Final = 600.0  # for holds that stay open: less than the hour after which posted holds are removed
 MAX_KEYS: Final = 100_000  # keys whose account a gateway remembers: about 20 MB
 KEYS_PER_QUERY: Final = 1000
-LOOK_UP_TIMEOUT_S: Final = 5.0  # of one query to the ledger
+LOOK_UP_TIMEOUT_S: Final = 5.0  # per query to the ledger
 LIVE_TIMEOUT_S: Final = 2.0  # a live view shows what has arrived, and asks again
 
 
@@ -186,12 +186,12 @@ class LimiterClient:
         return self._shard_of(account_id)
 
     async def _account_of(self, digest: str) -> str | None:
-        """Returns None for a key that the ledger does not know. Raises Unavailable while the ledger is away."""
+        """Returns None for a key that the ledger does not know. Raises Unavailable while the ledger is unavailable."""
         try:
             async with asyncio.timeout(self.admit_timeout_s):
                 return await self._look_ups.submit(digest)
         except TimeoutError:
-            raise Unavailable("the ledger is away") from None
+            raise Unavailable("the ledger is unavailable") from None
 
     async def _find_accounts(self, digests: list[str]) -> list[str | None]:
         found = await self.accounting.run(FindKeys(tuple(digests)))
@@ -249,7 +249,7 @@ class _Shard:
     async def agree(self) -> None:
         """Returns when the limiter has confirmed that its number of shards is this gateway's.
 
-        Raises Unavailable when the numbers differ (`disagreement` has the details), or when the limiter is away for too
+        Raises Unavailable when the numbers differ (`disagreement` has the details), or when the limiter is silent for too
         long.
         """
         deadline = time.monotonic() + self._client.admit_timeout_s

@@ -25,7 +25,7 @@ class RequestRecord:
     trace: TraceContext
     sink: Callable[[RequestRecord], None]
     phases: Phases
-    path: str = ""  # of its door
+    path: str = ""  # the door's path
     arrived_at: float = field(default_factory=time.time)  # Unix seconds
     stream: bool = False
     model: str = metrics.NONE
@@ -35,7 +35,7 @@ class RequestRecord:
     account_id: str = ""
     key_id: str = ""
     status: int = 500
-    code: str = ""  # of an error
+    code: str = ""  # error code
     wanted_tokens: int = 0  # prompt plus maximum output
     outcome: Outcome | None = None  # None: nothing was settled
     finish: str = ""

@@ -50,7 +50,7 @@ logger = logging.getLogger("ray.serve")
 
 LINE_FEED: Final = b"\n"  # before a whole reply: JSON may begin with whitespace (RFC 8259, section 2)
 
-# One at a time: parsing holds the interpreter, and the event loop must get its turns.
+# One body at a time: parsing holds the interpreter lock, and the event loop must keep running.
 _PARSING: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parse")
 
 
@@ -175,9 +175,9 @@ class ReplyToRequest:
                 )
             else:
                 # The status is already sent. If the application does not send the last chunk, the server closes the
-                # connection, so no client takes a partial reply for a whole one.
+                # connection, so no client mistakes a partial reply for a complete one.
                 logger.error(
-                    "the reply %s had begun and is cut: %d %s", self._record.request_id, error.status, error.message
+                    "the reply %s failed after its start: %d %s", self._record.request_id, error.status, error.message
                 )
 
     async def _reply(

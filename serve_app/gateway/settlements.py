@@ -9,7 +9,7 @@ therefore gets only the replay. After that, replayed and live settlements take t
 flight at a time. A hold ends when its settlement has been replayed.
 
 The gateway that takes over a dead gateway's spool also takes over the holds of its settlements, before their leases
-expire. Usage thus stays protected from being spent again, however long the ledger is away. A retry under the request's
+expire. Usage thus stays protected from being spent again, however long the outage is. A retry under the request's
 idempotency key is not admitted before its reply can be found.
 """
 
@@ -42,7 +42,7 @@ ADOPT_S = 1.0  # maximum time until a dead gateway's spool is found: less than t
 REPLAY_BATCH = 256  # what accounting commits at once: live and replayed settlements take turns
 FIND_TIMEOUT_S = 10.0  # to find a stored reply: its request waits, before it has cost anything
 DISK_TIMEOUT_S = 60.0  # after this time without a flush the disk counts as broken
-FULL = 0.9  # of the spool's limit: the rest is for requests that already run
+FULL = 0.9  # share of the spool's limit; the rest is for requests that already run
 
 
 class Settlements:
@@ -65,7 +65,7 @@ class Settlements:
         self._spooled = spool.size
         self._metrics = metrics
         self._limiter = limiter
-        self._is_away = False  # whether the ledger is away: until it has answered a replay
+        self._is_away = False  # whether the ledger is unavailable: until it has answered a replay
         self._unkept: dict[str, Settlement] = {}  # by request id: settlements that neither ledger nor spool has
         self._refused: set[str] = set()  # requests that were not served, with a settlement to replay
         self._calls: list[Coalescer[Settlement, SettleAnswer]] = [
@@ -87,7 +87,7 @@ class Settlements:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing may be admitted, because new usage could not be kept while the ledger is away."""
+        """Whether nothing may be admitted, because new usage could not be kept while the ledger is unavailable."""
         return bool(self._unkept) or self._spooled > FULL * self.spool.max_bytes
 
     def start(self) -> None:
@@ -151,7 +151,7 @@ class Settlements:
     async def find_reply(self, account_id: str, idempotency_key: str) -> StoredReply | None:
         """Returns the reply that a settlement of the last 24 hours has stored, or None.
 
-        Raises Unavailable while the ledger is away, because it is then unknown whether there is one.
+        Raises Unavailable while the ledger is unavailable, because it is then unknown whether there is one.
         """
         try:
             async with asyncio.timeout(FIND_TIMEOUT_S):
@@ -173,7 +173,7 @@ class Settlements:
             except (Unavailable, TimeoutError) as error:
                 failure = error
             if self._is_away or time.monotonic() + RETRY_S >= deadline:
-                logger.warning("ledger away (%s): settlement %s goes to the spool", failure, settlement.request_id)
+                logger.warning("ledger unavailable (%s): spooled settlement %s", failure, settlement.request_id)
                 return None
             await asyncio.sleep(RETRY_S)
 

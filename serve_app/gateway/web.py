@@ -117,7 +117,7 @@ class RequestContext:
                 return
             await self._app(scope, receive, send_tagged)
         except ClientGone:
-            logger.info("the client of request %s is gone", json.dumps(request_id))
+            logger.info("the client of request %s disconnected", json.dumps(request_id))
         except Exception:
             logger.exception("request %s failed", json.dumps(request_id))
             if not started:

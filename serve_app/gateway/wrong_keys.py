@@ -1,7 +1,7 @@
 """Decides when a key that the limiter does not know is looked up, and what its sender is answered.
 
-Every well-formed key is looked up, whatever other senders at its address have sent. A right key is therefore never
-refused for what a neighbour does: where no proxy records addresses, many clients share one. Look-ups cannot be used up,
+Every well-formed key is looked up, whatever other senders at its address have sent. A valid key is therefore never
+refused because of other clients: where no proxy records addresses, many clients share one. Look-ups cannot be used up,
 because one query to the ledger answers for all keys that wait. An address that has sent too many wrong keys has its
 next unknown keys looked up at the next beat, all in one query. So it cannot choose the number of queries.
 """
@@ -20,9 +20,9 @@ FREE: Final = 20  # wrong keys per address and minute that are answered with 401
 BEAT_S: Final = 0.02
 WRONG_FOR_S: Final = 60.0  # time during which a key unknown to the ledger is not looked up again
 MAX_ADDRESSES: Final = 10_000
-MAX_KEYS: Final = 20_000  # of each kind: about 4 MB
+MAX_KEYS: Final = 20_000  # per kind, about 4 MB
 FORWARDED: Final = "forwarded"  # replaces an address that the client may have written itself
-_ROUNDING: Final = 1e-6  # of a key
+_ROUNDING: Final = 1e-6  # in keys
 
 
 class Verdict(Enum):
@@ -53,13 +53,13 @@ class WrongKeys:
         """Returns how to handle a key that the limiter does not know."""
         if self._wrong.get(digest, 0.0) > self._clock():
             return Verdict.WRONG
-        # The limiter forgets right keys in a restart. That must not cost their owners anything.
+        # The limiter forgets valid keys in a restart. That must not cost their owners anything.
         if digest in self.right_keys or self._room(address) > 0:
             return Verdict.LOOK_UP
         return Verdict.LOOK_UP_AT_BEAT
 
     def looked_up(self, digest: str, wrong: bool) -> None:
-        """Records the result of a look-up: the key is wrong, or it is right or could not be looked up."""
+        """Records the result of a look-up: the key is wrong, or it is valid or could not be looked up."""
         if wrong:
             self.right_keys.pop(digest, None)
             _remember_bounded(self._wrong, digest, self._clock() + WRONG_FOR_S, self._most_keys)

@@ -97,7 +97,7 @@ def driver_environment(
     if write_haproxy_wrapper(haproxy / "haproxy", host, served):
         own["RAY_SERVE_HAPROXY_BINARY_PATH"] = str(haproxy / "haproxy")
     elif certificate is not None:
-        raise LaunchError("TLS=1 needs HAProxy, and there is none: install it, or use a proxy of your own")
+        raise LaunchError("TLS=1 needs HAProxy, which is not installed: install it, or use your own proxy")
     # Code of the working directory takes precedence, as with `serve run`.
     path = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
     return {**defaults, **os.environ, **own, "PYTHONPATH": path}

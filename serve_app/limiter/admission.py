@@ -82,7 +82,7 @@ class Admission:
         self._open_holds = OpenHolds(lease_s)
         self._gateways = Gateways(clock, lease_s)
         self._recovery_s = recovery_s
-        self.epoch = 0  # of the lease that this limiter holds, if it needs one
+        self.epoch = 0  # epoch of the lease that this limiter holds, if it needs one
         self.admits_until = inf  # on `clock`
         self._posted: set[str] = set()  # requests of holds that are known from the ledger
         self.recover()
@@ -194,7 +194,7 @@ class Admission:
         return hold.grant
 
     def release(self, end: Release) -> None:
-        """Ends a request. Repeating it is harmless. It takes over newer figures even if the hold is gone."""
+        """Ends a request. Repeating it is harmless. It applies newer figures even if the hold no longer exists."""
         hold = self._open_holds.get(end.request_id)
         now = self._clock()
         # Freeing the hold and taking over the figures must be one step: Account and Key explain why.
@@ -221,7 +221,7 @@ class Admission:
         self._close(hold, now)
 
     def _update(self, end: Release, now: float) -> None:
-        """Takes over the balance and what the key has spent, although the hold is gone.
+        """Applies the balance and the key's spending, although the hold no longer exists.
 
         This includes accounts and keys that are not known here. A look-up that was read before this settlement is then
         recognised as old.

@@ -19,7 +19,7 @@ class Offer(NamedTuple):
     """The resources that a request may have."""
 
     hold: int  # nano-units to set aside
-    max_tokens: int  # of output
+    max_tokens: int  # maximum output tokens
     charge: int  # tokens to charge the token buckets
     tentative: bool  # see Grant
 

@@ -43,23 +43,23 @@ from serve_app.limiter.tenure import Tenure
 logger = logging.getLogger("ray.serve")
 
 POLL_S = 0.25  # maximum delay of a revocation or a top-up
-CALL_TIMEOUT_S = 5.0  # of one call to the ledger
-FEED_TIMEOUT_S = 2.5  # of one read of the feed: a lost answer must neither stop it nor make keys stale
+CALL_TIMEOUT_S = 5.0  # per call to the ledger
+FEED_TIMEOUT_S = 2.5  # per read of the feed: a lost answer must not make keys stale
 LOOKUP_WAIT_S = 0.5  # maximum delay that an unknown key causes to asks of the same list
 EXPIRE_S = 1.0
-STALLED_S = 3.0  # if two rounds of EXPIRE_S are this far apart, the process stood still and renewals wait unread
-STUCK_S = 30.0  # without a turn of a task whose turns take seconds at most
+STALLED_S = 3.0  # if two rounds of EXPIRE_S are this far apart, the process was paused and renewals wait unread
+STUCK_S = 30.0  # a task without a turn for this time is stuck; turns take a few seconds at most
 LEASE_RETRY_S = 0.5
-MAX_WAIT_S = 10.0  # between two renewals
+MAX_WAIT_S = 10.0  # maximum time between two renewals
 DEMAND_S = 2.5  # window of the demand
 ASKED_AGAIN_S = 30.0  # time during which a gateway may ask again for one request
 MAX_ASKED = 50_000
 UNREAD_S = 3.0  # time to read renewals that wait: nothing expires meanwhile
 IDLE_S = 600.0  # keys and accounts without a request for this time are forgotten; far above CALL_TIMEOUT_S
 MAX_FORGOTTEN = 2000  # in one round of EXPIRE_S
-MAX_LOOKUPS = 4000  # at a time; asks with further unknown keys must be repeated
+MAX_LOOKUPS = 4000  # keys looked up at a time; asks with more unknown keys must be repeated
 KEYS_PER_QUERY = 1000
-FROM_NOW = 2**62  # beyond any version: the answer is only the ledger's present version
+FROM_NOW = 2**62  # above every version, so the answer has only the ledger's current version
 
 
 class LimiterService:
@@ -97,7 +97,7 @@ class LimiterService:
         self._spared_until = 0.0
         self._lookups: dict[str, asyncio.Future[bool]] = {}
         # One query at a time, for all unknown keys. Keys that clients make up then cost the ledger no more queries than
-        # it can answer, and a right key waits for two queries at most.
+        # it can answer, and a valid key waits for two queries at most.
         self._queries: Coalescer[str, bool] = Coalescer(self._find, timeout_s=CALL_TIMEOUT_S, most=KEYS_PER_QUERY)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -126,7 +126,7 @@ class LimiterService:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the tasks of `start` make progress. Retries while the ledger is away count as progress."""
+        """Whether the tasks of `start` make progress. Retries while the ledger is unavailable count as progress."""
         now = self._clock()
         turned = (self._followed_at, self._tidied_at, self._held_at)[: len(self._tasks)]
         return not any(task.done() for task in self._tasks) and all(now - at < STUCK_S for at in turned)
@@ -169,14 +169,14 @@ class LimiterService:
         return {
             digest: lookup.result()
             for digest, lookup in lookups.items()
-            if lookup.done() and lookup.exception() is None  # else the ledger is away
+            if lookup.done() and lookup.exception() is None  # else the ledger is unavailable
         }
 
     def _end_lookup(self, digest: str, _: asyncio.Future[bool]) -> None:
         del self._lookups[digest]
 
     async def _find(self, digests: list[str]) -> list[bool]:
-        """Returns whether the ledger knows each of these keys. Raises when the ledger is away."""
+        """Returns whether the ledger knows each of these keys. Raises when the ledger is unavailable."""
         try:
             found = await self._accounting.run(FindKeys(tuple(digests)))
         except Exception as error:
@@ -288,7 +288,7 @@ class LimiterService:
         if now >= self._spared_until:
             for request_id in self.admission.expire():
                 self._count_expired()
-                logger.warning("hold of %s expired: its gateway is gone", request_id)
+                logger.warning("hold of %s expired: its gateway sends no heartbeats", request_id)
         self.admission.forget_idle(IDLE_S, MAX_FORGOTTEN)
 
     def _report(self) -> None:

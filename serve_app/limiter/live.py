@@ -12,7 +12,7 @@ from serve_app.limiter.shares import Shares
 
 
 class Gateways:
-    """The gateways that send heartbeats. One that has sent none for `lease_s` is gone, and so are its holds."""
+    """The gateways that send heartbeats. A gateway that has sent none for `lease_s` is dropped with its holds."""
 
     def __init__(self, clock: Callable[[], float], lease_s: float) -> None:
         self._clock = clock

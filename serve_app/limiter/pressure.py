@@ -19,7 +19,7 @@ _ACCELERATION_S: Final = 5.0  # without pressure for this time the level rises t
 _ONSET: Final = 0.3  # share of the capacity for an account of the default weight, when pressure begins
 _QUIET: Final = 0.1  # pressure below which nothing counts as waiting
 _FORGETTING: Final = 0.01  # per second; see Controller on why shards agree
-_MIN_SHARE: Final = 1e-5  # of the capacity, for an account of the default weight
+_MIN_SHARE: Final = 1e-5  # share of the capacity, for an account of the default weight
 _FREE: Final = 100.0  # times the capacity: an account of a hundredth of the default weight then has all of it
 
 
@@ -31,8 +31,8 @@ class Tuning:
     """The controllers' settings: `pressure` in the Limiter's `user_config`. Times are seconds, shares are 0 to 1."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "use_attribute_docstrings": True}
-    gain: ClassVar[float] = 0.1  # per second, of the slow reaction to pressure
-    damping: ClassVar[float] = 0.4  # of the immediate reaction
+    gain: ClassVar[float] = 0.1  # gain of the slow reaction, per second
+    damping: ClassVar[float] = 0.4  # gain of the immediate reaction
 
     target_s: Annotated[float, Gt(0), Le(60)] = 0.75
     """Target for the queueing delay, in seconds."""

@@ -18,7 +18,7 @@ from serve_app.limiter.refused_demand import RefusedDemand
 _MARGIN: Final = 1 / 3
 _MEAN_WEIGHT: Final = 0.02  # weight of the newest request in the mean tokens of a request
 _SLOT_S: Final = 0.5  # admitted work is expected to show in the reports after one to two slots
-_ALWAYS_S: Final = 1.0  # of the capacity: one account's work up to this counts, whatever the others have admitted
+_ALWAYS_S: Final = 1.0  # seconds of capacity: work of one account up to this always counts
 _MIN_RETRY_S: Final = 1.0
 _FORGIVEN_S: Final = 600.0  # an account's meter is dropped after this time without a request
 _SWEEP: Final = 1024  # number of meters at which the search for meters to drop starts

@@ -35,7 +35,7 @@ logger = logging.getLogger("ray.serve")
 
 POLL_S: Final = 0.5  # between two attempts to get the lease
 YIELD_S: Final = 3.0  # pause after releasing the lease for another limiter, which polls meanwhile
-CALL_S: Final = 5.0  # of one call to the ledger
+CALL_S: Final = 5.0  # timeout per call to the ledger
 RENEWALS: Final = 8  # per duration of a lease
 CLOCK_DRIFT: Final = 0.01  # maximum difference in the rate of two clocks, as a fraction
 YIELD_TO: Final = 2  # times this limiter's demand: above it the lease goes to the other limiter
@@ -78,7 +78,7 @@ class Tenure:
             return POLL_S if self._has_ended else await self._turn()
 
     async def end(self) -> None:
-        """Releases the lease for good: no turn in progress may take it again. Raises as `_release`."""
+        """Releases the lease permanently: no turn in progress may take it again. Raises as `_release`."""
         async with self._turning:
             self._has_ended = True
             await self._release()
@@ -140,7 +140,7 @@ class Tenure:
         admission = self._service.admission
         gone = admission.take_posted([one for one in posted if shard_of(one.account_id, self._shards) == self.shard])
         if gone or not self._is_ready:
-            # Holds that are gone were settled before this read, so it brings the balances that the settlements left.
+            # Missing holds were settled before this read, so it brings the balances that the settlements left.
             while await self._service.follow():
                 pass
             admission.drop_posted(gone)

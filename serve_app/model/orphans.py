@@ -265,7 +265,7 @@ def orphan_line(settlement: Settlement, seen: Seen | None, process: str) -> dict
     one, seen = settlement, seen or Seen("")
     return {
         "time": utc_text(one.started_at, "milliseconds"),
-        "event": "settled for a gateway that is gone",
+        "event": "settled for a gateway that has died",
         "settled_by": process,
         "request_id": one.request_id,
         "trace_id": seen.trace_id,

@@ -109,7 +109,7 @@ class _Choice:
         self.aligner = TokenAligner() if has_logprobs else None
         self.completion_tokens = 0
         self.reasoning_tokens = 0  # counted at the end
-        self.unsent_ids: tuple[int, ...] = ()  # of tokens whose text is held back, if the reply carries ids
+        self.unsent_ids: tuple[int, ...] = ()  # ids of tokens whose text is held back
         self._has_reasoning = False
 
     def replay(self, started: Started) -> None:

@@ -13,7 +13,7 @@ from serve_app.engine.port import EnginePort
 from serve_app.engine.request import GenerationRequest
 from serve_app.model.dialect import Dialect
 
-NAME: Final = "warm-up"  # of the request and its tenant: no account finds its prompt in the cache
+NAME: Final = "warm-up"  # request id and tenant: no account finds this prompt in the cache
 TOKENS: Final = 8
 MESSAGES: Final = ({"role": "user", "content": "Count: " + " ".join(map(str, range(64)))},)
 

@@ -34,7 +34,7 @@ class State:
     highs: tuple[tuple[float, float], ...] = ()  # highest needs within `down_after_s`: time, need; in falling order
     demand: float | None = None  # in replicas, smoothed
     capacity: float = 0.0  # tokens per second of a full replica, last value
-    slots: float = inf  # of a replica, last value
+    slots: float = inf  # slots per replica, last value
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def _learned(capacity: float, rates: list[float], passed: float) -> float:
 
 
 def _guessed(loads: list[ReplicaLoad]) -> float:
-    """Estimates the capacity while no replica was ever full, from the busier replicas' present pace. Rather high."""
+    """Estimates the capacity from the speed of the busier replicas while none was ever full. Errs on the high side."""
     busy = [load for load in loads if load.running >= _BUSY * load.slots]
     return sum(load.tokens_per_s for load in busy) / (sum(load.running / load.slots for load in busy) or 1.0)
 

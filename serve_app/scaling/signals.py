@@ -22,7 +22,7 @@ class ReplicaLoad:
     queue_age_s: float = 0.0
     kv_used: float = 0.0  # 0 to 1
     queued_prefill_tokens: float = 0.0
-    tokens_per_s: float = 0.0  # of started prompts and of output, over the last seconds
+    tokens_per_s: float = 0.0  # started prompts and output, over the last seconds
     refused_tokens_per_s: float = 0.0  # for the whole backend: each replica reports the same value
 
     def metrics(self) -> dict[str, float]:

@@ -23,7 +23,7 @@ from serve_app.contracts.units import DAY_S
 
 FOLDER: Final = "logs"
 FILE_BYTES: Final = 32 * 1024 * 1024
-WAITING: Final = 10_000  # queued lines; further lines are dropped
+WAITING: Final = 10_000  # queued lines; more are dropped
 GATHER_S: Final = 0.1  # lines that arrive within this time are written together
 MAX_GATHERED: Final = 1000
 CLOSE_S: Final = 3.0
@@ -40,7 +40,7 @@ PHASES: Final[Mapping[str, str]] = {
     "settle": "the ledger",
 }
 TEXTS: Final = ("messages", "reply")  # fields that only lines of some accounts have
-PATTERN: Final = "*.jsonl*"  # of the file names
+PATTERN: Final = "*.jsonl*"  # glob pattern of the files
 ID_FIELDS: Final = ("request_id", "first_request_id", "client_request_id", "trace_id")
 BLOCK_BYTES: Final = 1024 * 1024  # searched at once; other threads wait for the interpreter meanwhile
 # Limits of one search.

@@ -31,7 +31,7 @@ Settle = Callable[[Sequence[Settlement]], Sequence[Settled | SettlementRejected]
 
 REPLAY_BATCH = 64
 SUFFIX = ".spool"
-ORPHANS = ".orphans"  # of model replicas: settlements that count only if no gateway makes a better one
+ORPHANS = ".orphans"  # files of model replicas: settlements that count only if no gateway makes a better one
 FILE_BYTES = 2**20
 REPLIES = 0.25  # share of the limit for stored replies; the rest is for usage
 
@@ -194,7 +194,7 @@ class Spool:
         if file.size == 0:
             file.delete()
             return []
-        logger.warning("adopted %s with %d settlements of a process that is gone", path.name, len(waiting))
+        logger.warning("adopted %s with %d settlements of a process that has ended", path.name, len(waiting))
         file.reply_bytes = sum(map(reply_size, waiting))
         with self._lock:
             self._earlier.append(file)

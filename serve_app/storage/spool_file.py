@@ -133,7 +133,7 @@ class SpoolFile:
         self.waiting -= settled
         if offset == self.size:
             os.ftruncate(self._descriptor, 0)
-            # Before the flush, which may fail: further lines are appended at the file's beginning.
+            # Before the flush, which may fail: later lines are appended at the file's beginning.
             self.size = self._settled = self.waiting = self.reply_bytes = 0
             if self._flushed:
                 os.fsync(self._descriptor)

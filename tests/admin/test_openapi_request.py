@@ -42,7 +42,7 @@ UNTOLD = (
     "tool_choice.function.name must name one of the tools",
     "maximum context length",
     "both say the form of the reply",
-    "is not possible beside tools that may be called",
+    "cannot be combined with tools that may be called",
     "is a string but not valid JSON",
     r"^(guided_json|structured_outputs\.json) must be an object",  # a string that is JSON, and none
     "response_format.schema is only possible with json_object",

@@ -264,7 +264,7 @@ async def test_a_request_without_lines_is_told_from_the_ledger_alone(
         assert (story["log"], story["log_complete"]) == ([], complete)
         assert (summary["request_id"], summary["outcome"], summary["price"]) == (request_id, "completed", PRICE)
         assert (summary["status"], summary["time"]) == (None, story["ledger"]["started_at"])
-        assert summary["note"].startswith("Only the ledger knows it: ")
+        assert summary["note"].startswith("Found only in the ledger: ")
         assert ("node" in summary["note"]) is complete
 
 
@@ -277,7 +277,7 @@ async def test_a_settlement_that_the_ledger_does_not_have_is_named(
     keep(log, world)
     summary = (await show(admin, request_id))["summary"]
     assert (summary["outcome"], summary["price"]) == ("completed", PRICE)
-    assert summary["note"].startswith("Served. The ledger does not have it: it waits in a spool")
+    assert summary["note"].startswith("Served. Not in the ledger: it waits in a spool")
 
 
 async def test_of_several_requests_with_one_id_the_newest_is_shown_and_the_others_are_named(

@@ -51,7 +51,7 @@ def test_show_has_what_the_present_load_leaves_of_a_limit(service: FakeService, 
     shown = run("accounts", "show", account, "--json").json
     service.next.append(Answer(200, {**shown, "effective": {**shown["limits"], "tpm": 4000}}))
     lines = [" ".join(line.split()) for line in run("accounts", "show", account).out.splitlines()]
-    assert "tpm 200,000 (default), 4,000 under the present load" in lines
+    assert "tpm 200,000 (default), 4,000 under the current load" in lines
     assert "rpm 600 (default)" in lines
 
 

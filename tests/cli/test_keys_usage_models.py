@@ -23,7 +23,7 @@ def test_creating_a_key_is_never_repeated_automatically(service: FakeService, ru
     service.next.append(Drop(after_work=True))
     lost = run("keys", "create", account)
     assert lost.code == 1
-    assert "look before you repeat" in lost.error_line
+    assert "check before you repeat" in lost.error_line
     assert len(service.keys) == 1
 
 

@@ -211,7 +211,7 @@ def test_usage_by_tag_shows_keys_without_one_and_no_total(real: RealService, run
 def test_the_audit_log_names_who_did_what(
     real: RealService, run: Run, account: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run("audit", "list").out == "Nothing was changed yet.\n"
+    assert run("audit", "list").out == "There are no records yet.\n"
     run("accounts", "limits", account, "--rpm", "60", "--operator", "ada@desk")
     monkeypatch.setenv("SERVE_APP_OPERATOR", "grace@phone")
     run("accounts", "correct", account, "-0.5", "--memo", "twice")

@@ -131,7 +131,7 @@ def test_logs_that_were_collected_tell_what_the_service_does_not_know(
 ) -> None:
     line = chat()
     alone = run("requests", "show", line["request_id"]).out
-    assert shown(alone)["what became of it"].startswith("Only the ledger knows it")
+    assert shown(alone)["what became of it"].startswith("Found only in the ledger")
     folder = write(tmp_path / "collected" / "node-1", line, {**line, "request_id": "chatcmpl-0", "trace_id": "0" * 32})
     story = run("requests", "show", line[asked], "--logs", folder.parent, "--json").json
     assert story["summary"]["note"] == "Served."

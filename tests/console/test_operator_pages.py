@@ -125,7 +125,7 @@ def test_what_waits_for_the_ledger_is_shown_with_the_books(house: House) -> None
     assert "r9 of acct_none, 1 tries" in page
     house.live = None
     page = browser.get(path).text
-    assert "No limiter answers now" in page
+    assert "No limiter responds" in page
     assert "No difference found." in page
 
 

@@ -227,7 +227,7 @@ def test_from_the_invitation_to_a_request_that_the_overview_shows(
     browser.find_element(By.LINK_TEXT, "Keys").click()
     titled(browser, "Keys")
     rotate = browser.find_element(By.XPATH, "//button[text()='Rotate laptop']")
-    rotate.find_element(By.XPATH, "..//option[text()='no time']").click()
+    rotate.find_element(By.XPATH, "..//option[text()='0 minutes']").click()
     rotate.click()
     titled(browser, "Your new key")
     successor = browser.find_element(By.ID, "key").text
@@ -335,7 +335,7 @@ def test_operators_limit_suspend_and_give_credit_that_a_second_one_approves(serv
     click("Suspend the account")
     until(lambda: service.chat(account.key, FRANCE, max_tokens=1).status_code == 401)
     titled(browser, "Account Cleo's")
-    click("Let it send requests again")
+    click("Reactivate the account")
     until(lambda: service.chat(account.key, FRANCE, max_tokens=1).status_code == 200)
     titled(browser, "Account Cleo's")
     browser.find_element(By.NAME, "amount").send_keys("150")

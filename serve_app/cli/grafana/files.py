@@ -86,7 +86,7 @@ def _read_manifest(folder: Path) -> dict[str, str]:
     try:
         return dict(json.loads(text))
     except ValueError:
-        raise CommandError(f"{folder / MANIFEST} is not ours: move it away", code="foreign_file") from None
+        raise CommandError(f"{folder / MANIFEST} is not from serve-app: move it away", code="foreign_file") from None
 
 
 def _digest(path: Path) -> str | None:

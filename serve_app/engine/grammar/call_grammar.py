@@ -115,7 +115,7 @@ def _or_json(
     """Calls, or a JSON value that cannot be read as a call."""
     first = _not_first(calls)
     if first and (not isinstance(other, dict) or other.get("type") != "object"):
-        raise UnsupportedGrammar("beside tools of this model, a JSON schema must be of type object")
+        raise UnsupportedGrammar("with tools of this model, a JSON schema must be of type object")
     if "{" not in first:
         return [f"start: calls | {embed_other(other)}", *_calls(calls, embed, special)]
     # Calls as JSON schemas: the grammar distinguishes keys where they end, but texts only where they begin.
@@ -136,14 +136,14 @@ def _as_schema(alternative: Sequence[str]) -> dict[str, Any]:
 def _no_call(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema of an object that lacks one of the keys that every call has."""
     if any(key in schema for key in ("$ref", "anyOf", "oneOf", "allOf", "patternProperties")):
-        raise UnsupportedGrammar("beside tools of this model, a JSON schema must name its properties at its top")
+        raise UnsupportedGrammar("with tools of this model, a JSON schema must list its properties at the top level")
     properties, more = schema.get("properties", {}), schema.get("additionalProperties", True)
     for keys in _OF_CALLS:
         if not any(key in properties for key in keys):
             # Keys by a pattern: other keys may be spelled with escapes, and a reader would decode them to a call's key.
             others = {} if more is False else {lark.none_of((*properties, *keys)): more}
             return {**schema, "patternProperties": others, "additionalProperties": False}
-    raise UnsupportedGrammar("beside tools of this model, a JSON schema can't have properties named like a call's")
+    raise UnsupportedGrammar("with tools of this model, a JSON schema can't have properties named like a call's")
 
 
 def _joined(rules: Iterable[str]) -> str:

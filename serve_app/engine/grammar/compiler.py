@@ -31,7 +31,7 @@ _LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,  # per compilation, in expressions: about 0.1 us each
     step_lexer_fuel=200_000,  # per token mask
     step_max_items=50_000,
-    max_lexer_states=50_000,  # of all replies that share a compiled grammar, about 1 KB each
+    max_lexer_states=50_000,  # for all replies that share a compiled grammar, about 1 KB each
     max_grammar_size=500_000,
     verbose_errors=False,  # errors reveal nothing of the parser's internals
 )

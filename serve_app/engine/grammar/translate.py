@@ -179,7 +179,7 @@ def _tool_calls(calls: dict[str, Any], strict: bool, special: Mapping[str, int])
     if calls["otherwise"] is not None:
         kind, text, its_strict = calls["otherwise"]
         if kind not in (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA):
-            raise UnsupportedGrammar("beside tools, only JSON can be enforced")
+            raise UnsupportedGrammar("with tools, only JSON can be enforced")
         otherwise = json.loads(text) if kind == GrammarKind.JSON_SCHEMA else {"type": "object"}, _embed(its_strict)
     embeds = [_embed(strict and number not in calls["lenient"]) for number in range(len(calls["alternatives"]))]
     return call_grammar.to_lark(calls, special, embeds, otherwise)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 Complaint = Callable[[Mapping[str, Any]], str]
-"""What the grammar engine says against a schema, empty when it can enforce it."""
+"""The grammar engine's objection to a schema; empty if it can enforce the schema."""
 
 MAX_TRIES: Final = 400  # per schema; each try takes less than a millisecond
 _STRINGS: Final = ("pattern", "format", "minLength", "maxLength")  # in the order in which they are dropped
@@ -20,7 +20,7 @@ _BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS: Final = ("anyOf", "allOf", "oneOf", "prefixItems")
 _SINGLE: Final = ("items", "additionalItems", "additionalProperties")
 
-# Complaints about parts that cannot be built. All others are about schemas that nothing fits, or invalid schemas.
+# Objections to parts that cannot be built. Other objections mean that no value fits the schema, or that it is invalid.
 _CAN_NOT: Final = (
     "regex parse error",
     "lookarounds not supported",

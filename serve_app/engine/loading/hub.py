@@ -59,7 +59,7 @@ def fetch(name: str, say: Say, revision: str | None = None) -> Path:
             f"({_reason(error)}): check the network, or use a folder."
         ) from error
     except HfHubHTTPError as error:
-        raise ModelError(f"The hub refuses to hand out {name}: {first_line(error)}.") from error
+        raise ModelError(f"The hub refuses to serve {name}: {first_line(error)}.") from error
     except OSError as error:
         raise ModelError(f"Can't fetch {name} from the hub: {first_line(error)}.") from error
 

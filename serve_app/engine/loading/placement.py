@@ -30,7 +30,7 @@ def check_devices(settings: EngineSettings) -> None:
     else:
         if "" in wanted and len(wanted) > 1:  # accelerate would put everything there, even the parts named beside it
             raise ModelError(
-                "device_map names '' (the whole model) beside parts of it: name every part, "
+                "device_map contains '' (the whole model) and parts of it: name only parts, "
                 "as model.embed_tokens, model.layers.0, model.norm, lm_head."
             )
         for device in wanted.values():

@@ -50,5 +50,5 @@ def create_runner(
         return TorchRunner(weights, table, settings)
     if settings.dtype == "int8":
         raise ModelError(f"int8 is not possible here: {reason}. Choose dtype float32 or bfloat16.")
-    logger.info("The model runs through its own code: %s.", reason)
+    logger.info("The model runs through transformers' code: %s.", reason)
     return TransformersRunner(model, settings)

@@ -286,7 +286,7 @@ class PackedChunks:
 
     chunks: list[Chunk]  # as packed: chunks of one token first, by length
     token_ids: list[int]
-    positions: list[int]  # of each token in its sequence
+    positions: list[int]  # each token's position in its sequence
     classes: list[int]  # length class of each token's sequence
     keep: list[int]  # rows of the tokens whose logits are returned, in the order of `pack`'s argument
 

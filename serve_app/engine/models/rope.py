@@ -83,7 +83,7 @@ class RopePlan:
     """The bounds of a model's length classes, ascending, and the inverse frequencies of each."""
 
     bounds: tuple[int, ...]
-    name: str  # of the model's rotary module; "" if it has none
+    name: str  # path of the model's rotary module; "" if it has none
     frequencies: tuple[torch.Tensor, ...] = ()  # empty if the model's rotary module serves the only class
 
 

@@ -98,7 +98,7 @@ class _Row(NamedTuple):
 class _RawRows:
     """The rows of `logits` that need log-probabilities, before sampling changes them.
 
-    `wanted` maps these rows to the number of likeliest tokens to return beside the chosen token.
+    `wanted` maps these rows to the number of likeliest tokens to return with the chosen token.
     """
 
     def __init__(self, logits: torch.Tensor, wanted: dict[int, int]) -> None:

@@ -17,8 +17,8 @@ from serve_app.contracts.fairness import count_fairly
 from serve_app.engine.request import GenerationRequest
 from serve_app.engine.scheduling.fair_queue import FairQueue
 
-_PROMPTS = 8  # maximum number of tenants in prefill, for prompts beyond two steps' worth of tokens
-_ALWAYS_COUNTS = 4  # steps' worth of a tenant's queued prompts that always count
+_PROMPTS = 8  # maximum number of tenants in prefill while more than two steps of prompt tokens wait
+_ALWAYS_COUNTS = 4  # steps: a tenant's queued prompt tokens always count up to this many steps
 
 
 @dataclass(eq=False, slots=True)
@@ -67,7 +67,7 @@ class FairGate:
         return place
 
     def release(self) -> list[Place]:
-        """Remove the requests that the engine may have now from the queue, and return them."""
+        """Remove the requests that the engine may take now from the queue, and return them."""
         released = []
         while (head := self._queue.peek()) is not None and self._has_slot(head) and self._has_turn(head):
             self._queue.pop()

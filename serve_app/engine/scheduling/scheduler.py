@@ -24,8 +24,8 @@ from serve_app.engine.scheduling.sequence import Chunk, SequenceStatus, StepPlan
 
 Guess = Callable[[TokenSequence, int], tuple[int, ...]]  # (sequence, limit) → tokens that may follow its last token
 
-_ALWAYS_COUNTS = 4  # chunks' worth of a tenant's queued prompts that always count
-_SHORT = 128  # tokens; a longer prompt can count as long even if a step has fewer tokens for long prompts
+_ALWAYS_COUNTS = 4  # chunks: a tenant's queued prompt tokens always count up to this many chunks
+_SHORT = 128  # tokens; a prompt up to this length never counts as long
 
 
 class Scheduler:
@@ -34,8 +34,8 @@ class Scheduler:
     - `prefill_chunk`: prompt tokens per step while nothing decodes.
     - `long_chunk()`: maximum tokens of long prompts among them, so that a prompt that takes seconds does not delay
       another account's; None: no limit.
-    - `busy_chunk(rows)`: prompt tokens per step beside `rows` decoding sequences; 0 postpones them.
-    - `speculation_rows`: rows of guesses beside one decoding sequence, one less for each additional sequence, since a
+    - `busy_chunk(rows)`: prompt tokens per step with `rows` decoding sequences; 0 postpones them.
+    - `speculation_rows`: rows of guesses with one decoding sequence, one less for each additional sequence, since a
       batch fills the matrices without guesses.
     - `class_bounds`: the maximum number of tokens in each length class (see `rope`), ascending; the last bound is the
       context length.
@@ -307,7 +307,7 @@ class Scheduler:
         return found
 
     def _guess(self, decodes: Sequence[TokenSequence], guess: Guess | None) -> list[tuple[int, ...]]:
-        """The guess that is verified beside each decoding sequence's next token. Guesses never preempt a sequence."""
+        """The guess to verify with each decoding sequence's next token. Guesses never preempt a sequence."""
         rows = self.speculation_rows + 1 - len(decodes)
         if guess is None or rows < 1:
             return [()] * len(decodes)

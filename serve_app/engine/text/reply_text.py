@@ -17,7 +17,7 @@ class ReplyText:
         self._max_output = max_output
         self._detokenizer = Detokenizer(vocabulary, params.stop, params.min_tokens, params.shown, params.mark)
         self._text = ""  # since the last delta
-        self._logprobs: list[TokenLogprob] = []  # of tokens since the last delta, and of tokens whose text is held back
+        self._logprobs: list[TokenLogprob] = []  # since the last delta, including tokens whose text is held back
         self._is_reported = False  # whether the first token was reported
         self._ids: list[int] | None = [] if params.token_ids else None  # since the last delta
         self._has_ended = False

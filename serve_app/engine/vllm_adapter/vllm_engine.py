@@ -313,7 +313,7 @@ class VllmEngine:
             self._release()
 
     def _give_up(self, request_id: str, sink: LoopSink) -> None:
-        """Abort a request whose caller has gone; a different request with the same id is left alone."""
+        """Abort a request whose caller has ended; a different request with the same id is left alone."""
         if (live := self._live.get(request_id)) is not None and live.sink is sink:
             self._end(live, FinishReason.ABORT)
 
