@@ -156,11 +156,20 @@ class LimiterSettings(_Strict):
     """Control of limits by the load of the replicas."""
 
 
-class GatewayArgs(_Strict):
-    """`args` of the gateway application."""
-
+class _StateArgs(_Strict):
     home: Path | None = None
     """State folder. Default: `SERVE_APP_HOME`, else `.serve-app` in the working directory."""
+
+    def state_dir(self) -> Path:
+        """Returns the state folder. Creates it if it is missing."""
+        path = self.home or home_dir()
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+
+class GatewayArgs(_StateArgs):
+    """`args` of the gateway application."""
+
     database_url: str | None = None
     """The ledger's SQLAlchemy URL. Default: `SERVE_APP_DATABASE_URL`, else (on one machine) SQLite in the state
     folder."""
@@ -204,12 +213,6 @@ class GatewayArgs(_Strict):
             # The hold must protect a dead gateway's charge until its replica has settled it.
             raise ValueError(f"lease_s must be at least 2 s above orphan_delay_s, which is {self.orphan_delay_s}")
         return self
-
-    def state_dir(self) -> Path:
-        """Returns the state folder. Creates it if it is missing."""
-        path = self.home or home_dir()
-        path.mkdir(parents=True, exist_ok=True)
-        return path
 
     def ledger_url(self) -> str:
         """Returns the ledger's SQLAlchemy URL.
@@ -259,11 +262,9 @@ class OpenIdSettings(_Strict):
     """The provider's name on the pages."""
 
 
-class ConsoleArgs(_Strict):
+class ConsoleArgs(_StateArgs):
     """`args` of the console application. `home` and `accounting_shards` must equal the gateway's."""
 
-    home: Path | None = None
-    """State folder, as in the gateway's `args`."""
     accounting_shards: Annotated[int, Field(ge=1, le=64)] = 1
     """Number of accounting processes, as in the gateway's `args`."""
     trusted_proxies: Annotated[int, Field(ge=0, le=16)] = 0
@@ -283,12 +284,6 @@ class ConsoleArgs(_Strict):
     def _is_amount(cls, value: str) -> str:
         parse_amount(value)
         return value
-
-    def state_dir(self) -> Path:
-        """Returns the state folder. Creates it if it is missing."""
-        path = self.home or home_dir()
-        path.mkdir(parents=True, exist_ok=True)
-        return path
 
 
 class ModelArgs(EngineSettings):
@@ -393,7 +388,6 @@ def parse(kind: type[Settings], raw: Any, where: str) -> Settings:
 
 
 def problem_lines(error: ValidationError, *where: str) -> list[str]:
-    """Returns one line for each problem."""
     return [
         f"{'.'.join([*where, *map(str, problem['loc'])])}: "
         + ("unknown key" if problem["type"] in UNKNOWN_KEY else problem["msg"])

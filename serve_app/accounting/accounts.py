@@ -39,7 +39,7 @@ def _found_or_created(transaction: Transaction, wanted: OpenAccount, now: float)
     check_name(name)
     if not (len(currency) == 3 and currency.isascii() and currency.isalpha() and currency.isupper()):
         raise InvalidValue(f"{currency!r} is not a currency code: use three capital letters such as 'USD' (ISO 4217)")
-    check_currency(connection, currency, "the new account")
+    check_currency(connection, currency)
     if key is not None:
         check_name(key, "an idempotency key", longest=200)
         earlier = connection.execute(select(accounts).where(accounts.c.idempotency_key == key)).one_or_none()

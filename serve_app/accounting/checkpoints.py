@@ -108,13 +108,9 @@ def _report(connection: Connection, last: Place, place: Place | None, found: Ite
         entries=int(entries),
         usage_rows=int(rows),
         differences=tuple(dict.fromkeys(found)),
-        next=None if place is None else _next_of(place),
+        next=None if place is None else ":".join(map(str, astuple(place))),
         done=1.0 if place is None else min(done, 0.99),
     )
-
-
-def _next_of(place: Place) -> str:
-    return ":".join(map(str, astuple(place)))
 
 
 def _parse(after: str) -> Place:

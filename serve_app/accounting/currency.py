@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, false, func, select, update
+from sqlalchemy import Connection, select, update
 
 from serve_app.accounting.database import Transaction
 from serve_app.accounting.schema import accounts, head
 from serve_app.contracts.errors import OtherCurrency
-
-#: Whether the currency of a row of `accounts`, joined with the head, differs from the ledger's.
-IS_FOREIGN = func.coalesce(accounts.c.currency != head.c.currency, false()).label("is_foreign")
 
 
 def read_currency(connection: Connection) -> str | None:
@@ -19,12 +16,7 @@ def read_currency(connection: Connection) -> str | None:
 
 
 def claim_currency(transaction: Transaction, currency: str) -> None:
-    """Sets the ledger's currency if it has none yet. Raises OtherCurrency if it has a different one.
-
-    A ledger of an earlier release has the currency of its accounts. If an operator changed the setting meanwhile, there
-    are accounts in both currencies. Either currency is then accepted once, and accounts in the other are no longer
-    served.
-    """
+    """Sets the ledger's currency if it has none yet. Raises OtherCurrency if it, or an account, has a different one."""
     connection = transaction.connection
     stored = read_currency(connection)
     found = {stored} if stored is not None else set(connection.scalars(select(accounts.c.currency).distinct()))
@@ -37,14 +29,8 @@ def claim_currency(transaction: Transaction, currency: str) -> None:
         connection.execute(update(head).values(currency=currency))
 
 
-def check_currency(connection: Connection, currency: str, whose: str) -> None:
-    """Raises OtherCurrency unless `currency` is the ledger's."""
+def check_currency(connection: Connection, currency: str) -> None:
+    """Raises OtherCurrency unless a new account may have this currency."""
     own = read_currency(connection)
     if own not in (None, currency):
-        raise OtherCurrency(f"{whose} is in {currency}, and this ledger is kept in {own}")
-
-
-def foreign_accounts(connection: Connection, account_ids: list[str]) -> set[str]:
-    """Returns the accounts among these whose currency differs from the ledger's."""
-    query = select(accounts.c.id).join(head, head.c.id == 1).where(accounts.c.id.in_(account_ids), IS_FOREIGN)
-    return set(connection.scalars(query)) if account_ids else set()
+        raise OtherCurrency(f"the new account is in {currency}, and this ledger is kept in {own}")

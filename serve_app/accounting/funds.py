@@ -9,7 +9,6 @@ from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
 from serve_app.accounting import journal
 from serve_app.accounting.audit_log import write_audit
-from serve_app.accounting.currency import check_currency
 from serve_app.accounting.database import Transaction
 from serve_app.accounting.grants import write_remaining
 from serve_app.accounting.journal import Entry, EntryKind
@@ -195,8 +194,6 @@ def _move(
     """Posts an entry, changes the account's balance with it, and returns the entry's number."""
     connection, account_id = transaction.connection, wanted.account_id
     account = read_account(connection, account_id)
-    if not isinstance(wanted, TakeBackGrant):
-        check_currency(connection, account.currency, f"account {account_id}")
     if memo:
         check_name(memo, "a memo", longest=500)
     granted = account.granted + moved.get(journal.granted(account_id), 0)

@@ -14,7 +14,6 @@ from sqlalchemy import Connection, Row, exists, insert, literal_column, select, 
 
 from serve_app.accounting.audit_log import write_audit
 from serve_app.accounting.console_tables import recharge_attempts, recharges
-from serve_app.accounting.currency import foreign_accounts
 from serve_app.accounting.database import Transaction
 from serve_app.accounting.recharges import attempt_of, count_to_cap, pause_recharge, read_row
 from serve_app.accounting.registry import reads, writes
@@ -187,8 +186,6 @@ def _is_due(connection: Connection, row: Row[Any], now: float) -> bool:
     account = read_account(connection, row.account_id)
     if not account.active or account.available(now) > row.threshold:
         return False
-    if foreign_accounts(connection, [account.account_id]):
-        return False  # it is not served and could not be credited
     counted = count_to_cap(connection, account.account_id, period_at("month", now).name)
     return bool(counted + row.amount <= row.monthly_cap)
 

@@ -15,7 +15,6 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from serve_app.accounting import archive, budgets, grants, journal, replies
-from serve_app.accounting.currency import IS_FOREIGN
 from serve_app.accounting.database import Transaction
 from serve_app.accounting.dialects import Upsert
 from serve_app.accounting.grants import Lot
@@ -25,7 +24,6 @@ from serve_app.accounting.schema import (
     DAILY_SUMS,
     accounts,
     api_keys,
-    head,
     limiter_holds,
     price_versions,
     usage,
@@ -50,10 +48,8 @@ _SET_FUNDS = (
     .where(accounts.c.id == bindparam("account"))
     .values(granted=bindparam("given"), topped_up=bindparam("paid"), version=bindparam("next"))
 )
-_FUNDS = (
-    select(accounts.c.id, accounts.c.granted, accounts.c.topped_up, accounts.c.version, IS_FOREIGN)
-    .join(head, head.c.id == 1)
-    .where(accounts.c.id.in_(bindparam("ids", expanding=True)))
+_FUNDS = select(accounts.c.id, accounts.c.granted, accounts.c.topped_up, accounts.c.version).where(
+    accounts.c.id.in_(bindparam("ids", expanding=True))
 )
 _KEYS = select(api_keys.c.id, api_keys.c.account_id, api_keys.c.budget_period).where(
     api_keys.c.id.in_(bindparam("ids", expanding=True))
@@ -75,7 +71,6 @@ class _Account:
     topped_up: int
     version: int
     lots: list[Lot]  # grants in spending order
-    is_foreign: bool = False  # its currency differs from that of prices
     touched: bool = False
 
 
@@ -178,9 +173,7 @@ def _read(connection: Connection, settlements: Sequence[Settlement], now: float)
     with_grants = {row.id for row in funds if row.granted}
     lots = grants.read_lots(connection, with_grants) if with_grants else {}
     for row in funds:
-        batch.accounts[row.id] = _Account(
-            row.id, row.granted, row.topped_up, row.version, lots.get(row.id, []), bool(row.is_foreign)
-        )
+        batch.accounts[row.id] = _Account(row.id, row.granted, row.topped_up, row.version, lots.get(row.id, []))
     for row in matching(_KEYS, (settlement.key_id for settlement in settlements)):
         batch.keys[row.id] = _Key(row.account_id, row.budget_period)
     if any(key.period for key in batch.keys.values()):
@@ -225,9 +218,6 @@ def _why_rejected(batch: _Batch, settlement: Settlement) -> SettlementRejected |
         # The first result would reveal one account's charge or balance to another account.
         message = "this request id was settled for another account: request ids must be unique"
         return SettlementRejected(request_id, Refusal.REQUEST_OF_ANOTHER_ACCOUNT, message)
-    if recorded is None and batch.accounts[account_id].is_foreign:
-        message = f"account {account_id!r} is kept in another currency than the ledger and its prices"
-        return SettlementRejected(request_id, Refusal.OTHER_CURRENCY, message)
     if recorded is None and settlement.finished_at < batch.closed_before:
         message = "the requests of its month are archived: see there whether it was settled"
         return SettlementRejected(request_id, Refusal.INVALID, message)

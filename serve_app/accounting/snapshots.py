@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, func, or_, select, tuple_
 
 from serve_app.accounting import budgets, grants
-from serve_app.accounting.currency import foreign_accounts
 from serve_app.accounting.registry import LONG_S, reads
 from serve_app.accounting.schema import accounts, api_keys, head
 from serve_app.accounting.validation import check_name, check_page, equals
@@ -80,7 +78,7 @@ def find_keys(connection: Connection, wanted: FindKeys, now: float) -> dict[str,
     keys = _keys(connection, _KEYS.where(api_keys.c.digest.in_(digests)), now) if digests else []
     owners = {key.account_id for key in keys}
     found = _accounts(connection, select(accounts).where(accounts.c.id.in_(owners))) if owners else []
-    by_id = {account.account_id: account for account in _served(connection, found)}
+    by_id = {account.account_id: account for account in found}
     return {key.digest: (key, by_id[key.account_id]) for key in keys}
 
 
@@ -92,8 +90,7 @@ def read_changes(connection: Connection, wanted: ReadChanges, now: float) -> Cha
     def since(query: Select[Any], table: Any) -> Select[Any]:
         return query.where(table.c.version > wanted.since).order_by(table.c.version).limit(limit + 1)
 
-    changed_accounts = _accounts(connection, since(select(accounts), accounts))
-    changed: list[AccountSnapshot | KeySnapshot] = [*_served(connection, changed_accounts)]
+    changed: list[AccountSnapshot | KeySnapshot] = [*_accounts(connection, since(select(accounts), accounts))]
     changed += _keys(connection, since(_KEYS, api_keys), now)
     changed.sort(key=lambda snapshot: snapshot.version)
     more = len(changed) > limit
@@ -106,12 +103,6 @@ def read_changes(connection: Connection, wanted: ReadChanges, now: float) -> Cha
         keys=tuple(snapshot for snapshot in changed if isinstance(snapshot, KeySnapshot)),
         more=more,
     )
-
-
-def _served(connection: Connection, snapshots: list[AccountSnapshot]) -> list[AccountSnapshot]:
-    """Returns accounts as the limiter sees them. An account whose currency differs from the ledger's is not active."""
-    foreign = foreign_accounts(connection, [snapshot.account_id for snapshot in snapshots])
-    return [replace(one, active=one.active and one.account_id not in foreign) for one in snapshots]
 
 
 def _accounts(connection: Connection, query: Select[Any]) -> list[AccountSnapshot]:

@@ -119,8 +119,6 @@ class AdminServices:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One declared endpoint."""
-
     handler: Callable[..., Awaitable[Reply | Response]]
     tag: str
     key: KeyKind | None  # that the endpoint requires

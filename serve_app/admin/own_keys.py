@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -40,7 +40,8 @@ async def create_own_key(admin: AdminServices, body: CreateKey, identity: Identi
     terms = terms_of(admin, body)
     terms.pop("name", None)
     key = await _key_of(admin, once, "key")
-    made = await admin.run(_creation(identity, body.name, key, terms, audit))
+    creation = commands.CreateKey(identity.account_id, body.name, digest(key), hint(key), terms, audit)
+    made = await admin.run(creation)
     return NewKey.from_snapshot(admin.now(), made, key=key)
 
 
@@ -81,10 +82,6 @@ async def _key_of(admin: AdminServices, once: Once, what: str) -> str:
         if await admin.run(commands.FindKeys((digest(earlier),))):
             return earlier
     return key
-
-
-def _creation(identity: Identity, name: str, key: str, terms: dict[str, Any], audit: Audit) -> commands.CreateKey:
-    return commands.CreateKey(identity.account_id, name, digest(key), hint(key), terms, audit)
 
 
 async def _own(admin: AdminServices, identity: Identity, key_id: str) -> tuple[KeySnapshot, list[KeySnapshot]]:

@@ -74,7 +74,7 @@ def flags_check(nodes: Sequence[Facts], expected: Mapping[str, str]) -> Check:
     names = [name for name in names if name in expected or not name.endswith(OWN_PER_NODE)]
     values = {name: {node["flags"].get(name) for node in nodes} for name in names}
     if differ := [name for name in names if len(values[name]) > 1]:
-        detail = "; ".join(f"{name}: {_by_node(nodes, name)}" for name in differ)
+        detail = "; ".join(f"{name}: {_by_node(nodes, 'flags', name)}" for name in differ)
         return Check("flags", "fail", detail, "source cluster/flags.env before `ray start` on every node")
     others = [name for name in names if name in expected and values[name] - {expected[name]}]
     if others:
@@ -87,7 +87,7 @@ def flags_check(nodes: Sequence[Facts], expected: Mapping[str, str]) -> Check:
 
 def versions_check(nodes: Sequence[Facts]) -> Check:
     found = {name: {node["versions"][name] for node in nodes} for node in nodes for name in node["versions"]}
-    differ = [f"{name}: {_grouped(nodes, name)}" for name, versions in found.items() if len(versions) > 1]
+    differ = [f"{name}: {_by_node(nodes, 'versions', name)}" for name, versions in found.items() if len(versions) > 1]
     if differ:
         return Check("versions", "fail", "; ".join(differ), "install the same release on every node")
     return Check("versions", "ok", ", ".join(f"{name} {min(versions)}" for name, versions in found.items()))
@@ -250,9 +250,5 @@ def _names(nodes: Sequence[Facts]) -> str:
     return ", ".join(node["name"] for node in nodes)
 
 
-def _by_node(nodes: Sequence[Facts], flag: str) -> str:
-    return ", ".join(f"{node['flags'].get(flag, 'not set')} on {node['name']}" for node in nodes)
-
-
-def _grouped(nodes: Sequence[Facts], part: str) -> str:
-    return ", ".join(f"{node['versions'][part]} on {node['name']}" for node in nodes)
+def _by_node(nodes: Sequence[Facts], fact: str, name: str) -> str:
+    return ", ".join(f"{node[fact].get(name, 'not set')} on {node['name']}" for node in nodes)

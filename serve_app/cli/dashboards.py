@@ -31,12 +31,6 @@ app = typer.Typer(name="dashboards", help="Grafana dashboards and Prometheus rul
 TIMEOUT_S = 10.0
 
 Folder = Annotated[str, typer.Option(metavar="NAME", help="Folder in Grafana.")]
-Source = Annotated[
-    Path | None,
-    typer.Option(
-        "--from", metavar="FOLDER", help="Folder with dashboards and rules to use instead of the shipped ones."
-    ),
-]
 
 
 @command(
@@ -63,7 +57,6 @@ def push_dashboards(
     prometheus: Annotated[
         str | None, typer.Option(metavar="URL", help="Create a data source for this Prometheus, or change its URL.")
     ] = None,
-    source: Source = None,
 ) -> None:
     """Create or replace the shipped dashboards in Grafana, and remove dashboards that are no longer shipped.
 
@@ -76,7 +69,7 @@ def push_dashboards(
     if credential is None:
         raise UsageError("Grafana needs --token, --token-file, GRAFANA_TOKEN, or user:password in the address")
     check_way(address.url, "Grafana's credential", session.connection.insecure)
-    boards = read_boards(source)
+    boards = read_boards()
     with _grafana(address.url, credential) as api:
         name, uid = _use_source(api, datasource, prometheus)
         folder_uid = _use_folder(api, folder)
@@ -112,13 +105,12 @@ def provision_dashboards(
         str | None,
         typer.Option(metavar="PATH", help="Path of FOLDER for Grafana, if it differs, as in a container."),
     ] = None,
-    source: Source = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that serve-app did not write.")] = False,
 ) -> None:
     """Write the files with which Grafana provisions itself, and the rules for Prometheus."""
     parse_address(prometheus, "--prometheus")
     path = PurePosixPath(seen_at or to.absolute().as_posix())
-    texts = (read_boards(source), read_rules(source))
+    texts = (read_boards(), read_rules())
     files = provisioning(*texts, folder=folder, datasource=datasource, prometheus=prometheus, seen_at=path)
     written = write_files(to, files, force=force)
     session.out.table(

@@ -67,8 +67,10 @@ def export_usage(
     else:
         groups = parse_groups(group_by)
         columns = (*(GROUPS[name] for name in groups), *COUNTS, "charged")
-        pages = _sums(session, query | {"group_by": ",".join(groups)})
-    with contextlib.nullcontext(sys.stdout) if output == "-" else _text_file(Path(output)) as file:
+        query |= {"group_by": ",".join(groups)}
+        pages = iter([session.client.api_get("usage", query=query)["data"]])
+    written = complete_file(Path(output), "w", encoding="utf-8", newline="")
+    with contextlib.nullcontext(sys.stdout) if output == "-" else written as file:
         # With --json, standard error is reserved for the JSON object of a failure.
         progress = Progress(sys.stderr, quiet=session.out.as_json)
         rows, charged = _write_all(file, form, columns, pages, progress)
@@ -77,14 +79,6 @@ def export_usage(
             {"file": output, "format": form, "rows": rows, "charged": f"{charged:f}"},
             [("file", output), ("rows", rows), ("charged", f"{charged:f}")],
         )
-
-
-def _text_file(path: Path) -> contextlib.AbstractContextManager[Any]:
-    return complete_file(path, "w", encoding="utf-8", newline="")
-
-
-def _sums(session: Session, query: dict[str, str | None]) -> Pages:
-    yield session.client.api_get("usage", query=query)["data"]
 
 
 def _write_all(

@@ -38,8 +38,6 @@ class Charge:
 
 
 class PaymentProvider(Protocol):
-    """A payment provider."""
-
     name: str
     page: str  # origin of the provider's pages, for a Content-Security-Policy
 

@@ -15,10 +15,9 @@ from serve_app.console.web import Refused, Visit
 from serve_app.contracts import commands
 from serve_app.contracts.books import UsageRow
 from serve_app.contracts.periods import Period, month_named, period_at
-from serve_app.contracts.units import DAY_S
-from serve_app.storage.exports import REQUEST_COLUMNS, Csv, Row, request_row
+from serve_app.contracts.units import DAY_S, HOUR_S
+from serve_app.storage.exports import REQUEST_COLUMNS, Csv, request_pages
 
-_HOUR_S: Final = 3600.0
 HOURS: Final = "24 hours"
 SPANS: Final = {"30 days": 30, HOURS: 1, "7 days": 7, "90 days": 90}  # here and below, the first entry is the default
 GROUPS: Final = {"model": "model", "key": "key_id", "tag": "tag"}
@@ -35,10 +34,10 @@ async def usage(visit: Visit) -> Response:
     now = visit.console.now()
     account = await run(commands.GetAccount(account_id))
     if span == HOURS:
-        first = now // _HOUR_S * _HOUR_S - 23 * _HOUR_S
-        days = [_hour(first + number * _HOUR_S) for number in range(24)]
-        by_day = await run(commands.SumHours(account_id, first, now + _HOUR_S, _group(group)))
-        whole = await run(commands.SumHours(account_id, first, now + _HOUR_S)) if group == "tag" else by_day
+        first = now // HOUR_S * HOUR_S - 23 * HOUR_S
+        days = [datetime.fromtimestamp(first + number * HOUR_S, UTC).isoformat()[:13] for number in range(24)]
+        by_day = await run(commands.SumHours(account_id, first, now + HOUR_S, _group(group)))
+        whole = await run(commands.SumHours(account_id, first, now + HOUR_S)) if group == "tag" else by_day
     else:
         days = [period_at("day", now - back * DAY_S).name for back in range(SPANS[span] - 1, -1, -1)]
         wanted = commands.SumUsage(account_id, day_from=days[0], group_by=("day", _group(group)))
@@ -85,7 +84,8 @@ async def csv(visit: Visit) -> Response:
     """Returns the requests of a month as a CSV file."""
     month = named_month(visit, visit.request.path_params["month"])
     account_id = visit.request.path_params["account_id"]
-    pages = _pages(visit, commands.ListUsage(account_id, time_from=month.begins, time_to=month.ends, limit=FILE_PAGE))
+    wanted = commands.ListUsage(account_id, time_from=month.begins, time_to=month.ends, limit=FILE_PAGE)
+    pages = request_pages(visit.console.books.run, wanted)
     first = await anext(pages)  # a failure on the first page still sets the status
 
     async def file() -> AsyncIterator[str]:
@@ -106,10 +106,6 @@ def named_month(visit: Visit, name: str) -> Period:
         return month_named(name)
     except ValueError:
         raise Refused(404, "There is no such month.") from None
-
-
-def _hour(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat()[:13]
 
 
 def _by_name(rows: Iterable[UsageRow], field: str) -> dict[str, UsageRow]:
@@ -143,12 +139,3 @@ def _day(name: str) -> Period:
     if day.name != name:
         raise Refused(404, "There is no such day.")
     return day
-
-
-async def _pages(visit: Visit, wanted: commands.ListUsage) -> AsyncIterator[list[Row]]:
-    while True:
-        page = await visit.console.books.run(wanted)
-        yield [request_row(row) for row in page.rows]
-        if page.next is None:
-            return
-        wanted = replace(wanted, after=page.next)

@@ -33,8 +33,6 @@ class StoredReply:
 
 @dataclass(frozen=True, slots=True)
 class RequestUsage:
-    """Usage of one request."""
-
     request_id: str
     account_id: str
     key_id: str
@@ -241,7 +239,6 @@ class Refusal(StrEnum):
     ACCOUNT_NOT_FOUND = "account_not_found"
     KEY_NOT_FOUND = "key_not_found"
     REQUEST_OF_ANOTHER_ACCOUNT = "request_of_another_account"
-    OTHER_CURRENCY = "other_currency"  # the account's currency differs from the ledger's, in which prices are
     INVALID = "invalid"
     FAILED = "failed"  # the ledger failed for an unforeseen reason
 

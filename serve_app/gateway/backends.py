@@ -20,10 +20,10 @@ from serve_app.contracts.limiting import Admit, Grant
 from serve_app.contracts.money import Price
 from serve_app.contracts.phases import Phases
 from serve_app.contracts.ports import BackendPort, BackendUnavailable
-from serve_app.contracts.served import SamplingDefaults, Served
+from serve_app.contracts.served import SamplingDefaults, Served, price_at
 from serve_app.contracts.trace_context import TraceCall
 from serve_app.gateway.conversations import conversation_key
-from serve_app.gateway.served_models import models_of, prices_of
+from serve_app.gateway.served_models import models_of
 from serve_app.settings import GatewaySettings, IdentifierSettings
 
 logger = logging.getLogger("ray.serve")
@@ -60,7 +60,7 @@ class Catalogue:
         self.availability = Availability() if availability is None else availability
         self._models = models_of(settings, served)
         configured = {name: model.price.per_token() for name, model in settings.models.items()}
-        self._prices = prices_of(self._models, served, configured)
+        self._configured_prices = configured
         #: By identifier: sampling defaults for parameters that a request omits.
         self.defaults = {name: model.spec.sampling for name, model in served.models.items() if name not in configured}
         self._weights = {
@@ -83,11 +83,7 @@ class Catalogue:
 
     def price(self, identifier: str, now: float) -> Price:
         """Returns the price at `now`, in Unix seconds."""
-        prices = self._prices[identifier]
-        for effective_at, price in prices:
-            if effective_at <= now:
-                return price
-        return prices[-1][1]
+        return price_at(self.of_ledger.prices.get(identifier, ()), now, self._configured_prices.get(identifier))
 
     def choose_backend(self, identifier: str, account_id: str, messages: Sequence[Mapping[str, Any]]) -> str:
         """Chooses the backend for one request of a conversation: by weight, among the available ones.

@@ -249,8 +249,7 @@ class _Shard:
     async def agree(self) -> None:
         """Returns when the limiter has confirmed that its number of shards is this gateway's.
 
-        Raises Unavailable when the numbers differ (`disagreement` has the details), or when the limiter is silent for too
-        long.
+        Raises Unavailable when the numbers differ (`disagreement` has the details), or when no limiter answers in time.
         """
         deadline = time.monotonic() + self._client.admit_timeout_s
         while not self.is_agreed:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from serve_app.contracts.money import Price, format_price
+from serve_app.contracts.money import format_price
 from serve_app.contracts.served import Served, ServedModel
 from serve_app.settings import GatewaySettings, IdentifierSettings, PriceSettings
-
-Prices = tuple[tuple[float, Price], ...]
-"""(in effect from, in Unix seconds; price), the latest first; the last one holds for all times before."""
 
 
 def models_of(settings: GatewaySettings, served: Served) -> dict[str, IdentifierSettings]:
@@ -22,21 +17,6 @@ def models_of(settings: GatewaySettings, served: Served) -> dict[str, Identifier
         if name in models and traffic.weights:
             models[name] = models[name].model_copy(update={"backends": dict(traffic.weights)})
     return models
-
-
-def prices_of(
-    models: Mapping[str, IdentifierSettings], served: Served, configured: Mapping[str, Price]
-) -> dict[str, Prices]:
-    """Returns the prices by identifier.
-
-    `configured` are the prices of the settings. They apply until the first price of the ledger does.
-    """
-    prices: dict[str, Prices] = {}
-    for name in models:
-        scheduled = [(one.effective_at, one.price) for one in reversed(served.prices.get(name, ()))]
-        first = configured[name] if name in configured else scheduled[-1][1]
-        prices[name] = (*scheduled, (0.0, first))
-    return prices
 
 
 def _created(model: ServedModel, served: Served) -> IdentifierSettings:

@@ -106,7 +106,6 @@ class OpenHolds:
         return iter(self._holds.values())
 
     def get(self, request_id: str) -> Hold | None:
-        """Returns the open hold of the request, or None."""
         return self._holds.get(request_id)
 
     def lease(self, hold: Hold, now: float) -> None:

@@ -136,7 +136,8 @@ def find_lines(
                 return Found(found, is_complete=False)
             left -= len(block)
             if wanted in block:
-                found = sorted([*found, *_lines_of(request_id, wanted, block)], key=_time)[-SEARCH_LINES:]
+                found += _lines_of(request_id, wanted, block)
+                found = sorted(found, key=lambda line: str(line.get("time", "")))[-SEARCH_LINES:]
     return Found(found)
 
 
@@ -157,10 +158,6 @@ def _lines_of(request_id: str, wanted: bytes, block: bytes) -> Iterator[Line]:
             continue
         if isinstance(line, dict) and request_id in [line.get(name) for name in ID_FIELDS]:
             yield line
-
-
-def _time(line: Line) -> str:
-    return str(line.get("time", ""))
 
 
 def _newest_first(folder: Path, pattern: str) -> list[Path]:

@@ -10,9 +10,7 @@ from dataclasses import fields
 from serve_app.contracts.books import Outcome, Settlement, StoredReply
 from serve_app.contracts.money import Price
 
-_FIELDS = frozenset(field.name for field in fields(Settlement))
-# Without the epoch: an earlier release does not read lines with unknown fields.
-_NAMES = tuple(field.name for field in fields(Settlement) if field.name != "epoch")
+_NAMES = tuple(field.name for field in fields(Settlement))
 _to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
@@ -46,7 +44,7 @@ def decode(body: bytes) -> Settlement | None:
     try:
         found = json.loads(body)
         # Ignore fields that a later release has added: this release still bills the fields that it knows.
-        values = {name: value for name, value in found.items() if name in _FIELDS}
+        values = {name: value for name, value in found.items() if name in _NAMES}
         price = Price(*(found["price"][name] for name in ("input", "cached_input", "output")))
         values |= {"price": price, "outcome": Outcome(found["outcome"])}
         if (reply := found.get("reply")) is not None:

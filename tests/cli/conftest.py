@@ -18,6 +18,7 @@ from serve_app.cli.__main__ import main
 
 from .fake_grafana import FakeGrafana
 from .fake_service import OPERATOR_KEY, FakeService
+from .shipped_files import write_shipped
 
 if TYPE_CHECKING:
     from .real_service import RealService
@@ -122,3 +123,11 @@ def real(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFacto
 def grafana() -> Iterator[FakeGrafana]:
     with FakeGrafana() as grafana:
         yield grafana
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with two small dashboards and some rules, in place of the package's."""
+    folder = write_shipped(tmp_path / "shipped")
+    monkeypatch.setattr("serve_app.cli.grafana.shipped.SHIPPED", folder)
+    return folder

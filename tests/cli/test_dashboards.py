@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from pathlib import Path
 
@@ -11,18 +10,12 @@ import pytest
 from .conftest import Result, Run
 from .fake_grafana import LOGIN, TOKEN, FakeGrafana
 from .local_http import Answer, Drop
-from .shipped_files import board, write_shipped
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_shipped(tmp_path / "shipped")
-
-
-@pytest.fixture
-def push(run: Run, folder: Path) -> Run:
+def push(run: Run, shipped: Path) -> Run:
     def push(address: str, *options: object) -> Result:
-        return run("dashboards", "push", "--from", folder, "--grafana", address, *options)
+        return run("dashboards", "push", "--grafana", address, *options)
 
     return push
 
@@ -96,34 +89,3 @@ def test_an_invalid_address_is_a_usage_error(push: Run, grafana: FakeGrafana, ad
     assert push(address, "--token", TOKEN).code == 2
     assert push(grafana.url, "--token", TOKEN, "--prometheus", address).code == 2
     assert grafana.requests == []
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("{", "is not a Grafana dashboard"),
-        (json.dumps({"title": "x"}), "is not a Grafana dashboard"),
-        ("[]", "is not a Grafana dashboard"),
-        (json.dumps(board("x") | {"uid": "mine"}), "its uid must begin with serve-app-"),
-        (json.dumps(board("users")), "have the same uid"),
-    ],
-)
-def test_a_file_that_is_no_dashboard_is_named_before_anything_is_sent(
-    push: Run, grafana: FakeGrafana, folder: Path, content: str, said: str
-) -> None:
-    (folder / "broken.json").write_text(content, encoding="utf-8")
-    assert said in push(grafana.url, "--token", TOKEN).error_line
-    assert grafana.requests == []
-
-
-@pytest.mark.parametrize("content", ["[", "groups", "{}"])
-def test_rules_that_are_no_rules_are_named(run: Run, folder: Path, tmp_path: Path, content: str) -> None:
-    (folder / "rules.yaml").write_text(content, encoding="utf-8")
-    refused = run("dashboards", "provision", "--to", tmp_path / "out", "--from", folder)
-    assert "rules.yaml is not a file of Prometheus rules" in refused.error_line
-    assert not (tmp_path / "out").exists()
-
-
-def test_an_empty_folder_is_named(run: Run, grafana: FakeGrafana, tmp_path: Path) -> None:
-    base = ("dashboards", "push", "--grafana", grafana.url, "--token", TOKEN, "--from", tmp_path / "none")
-    assert "no dashboards in" in run(*base).error_line

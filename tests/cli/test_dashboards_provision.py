@@ -13,11 +13,9 @@ from .shipped_files import board, write_shipped
 
 
 @pytest.fixture
-def provision(run: Run, tmp_path: Path) -> Run:
-    shipped = write_shipped(tmp_path / "shipped")
-
+def provision(run: Run, tmp_path: Path, shipped: Path) -> Run:
     def provision(*options: object) -> Result:
-        return run("dashboards", "provision", "--to", tmp_path / "out", "--from", shipped, *options)
+        return run("dashboards", "provision", "--to", tmp_path / "out", *options)
 
     return provision
 

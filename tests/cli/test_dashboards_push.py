@@ -18,19 +18,19 @@ PROMETHEUS, SECOND_PROMETHEUS = "http://127.0.0.1:9090", "http://127.0.0.1:9091"
 
 
 class Push:
-    """`dashboards push` of one folder into one Grafana."""
+    """`dashboards push` into one Grafana."""
 
     def __init__(self, run: Run, grafana: FakeGrafana, folder: Path) -> None:
         self.run, self.grafana, self.folder = run, grafana, folder
 
     def __call__(self, *options: object) -> Result:
-        base = ("dashboards", "push", "--grafana", self.grafana.url, "--token", TOKEN, "--from", self.folder)
+        base = ("dashboards", "push", "--grafana", self.grafana.url, "--token", TOKEN)
         return self.run(*base, *options)
 
 
 @pytest.fixture
-def push(run: Run, grafana: FakeGrafana, tmp_path: Path) -> Push:
-    return Push(run, grafana, write_shipped(tmp_path / "shipped"))
+def push(run: Run, grafana: FakeGrafana, shipped: Path) -> Push:
+    return Push(run, grafana, shipped)
 
 
 def test_a_push_makes_folder_data_source_and_dashboards(push: Push, grafana: FakeGrafana) -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import yaml
 
-from serve_app.cli.grafana.shipped import RULES, Json, data_source, with_source
+from serve_app.cli.grafana.shipped import Json, data_source, with_source
 from serve_app.cli.output import CommandError
 
 MANIFEST = ".serve-app-files.json"  # our files, with a digest for each
@@ -40,7 +40,7 @@ def provisioning(
         "provisioning/datasources/serve-app.yaml": _yaml({"apiVersion": 1, "datasources": [source]}),
         "provisioning/dashboards/serve-app.yaml": _yaml({"apiVersion": 1, "providers": [provider]}),
         **{f"dashboards/{board['uid']}.json": f"{json.dumps(board, indent=2)}\n" for board in selected},
-        f"prometheus/{RULES}": rules,
+        "prometheus/rules.yaml": rules,
     }
 
 
