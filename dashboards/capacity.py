@@ -28,7 +28,7 @@ NOW_ROW = [
         share(total(REPLICA_HEALTHY, where=MODELS), total(TARGET_REPLICAS, where=MODELS)),
         "percentunit", low_is_bad(0.5, 1), empty=NO_REPLICA,
         good="100%. Less for the minutes in which replicas start.",
-        otherwise="Machines are missing, or replicas fail as they start: look at the backend's log and pending pods.",
+        otherwise="Machines are missing, or replicas fail at the start: check the backend's log and pending pods.",
         then=Board.CLUSTER,
     ),
     single(
@@ -86,7 +86,7 @@ REPLICAS = [
         "What do the backends cost an hour?", {"{{application}}": total(metrics.REPLICA_COST, "application")}, "short",
         stacked=True,
         good="Units of currency, cost_per_hour times replicas: it falls when load does.",
-        otherwise="It stays high without load: look at min_replicas and down_after_s.",
+        otherwise="It stays high without load: check min_replicas and down_after_s.",
         then=Board.MONEY,
     ),
     graph(
@@ -123,7 +123,7 @@ QUEUE = [
     graph(
         "How much prefill is queued?", {"{{application}}": total(metrics.QUEUED_PREFILL, "application")}, "short",
         good="Tokens: below a second's worth of prefill for each replica.",
-        otherwise="Prompts come faster than they are computed: the first tokens get late.",
+        otherwise="Prompts arrive faster than they are computed: first tokens will be late.",
         then=Board.USERS,
     ),
 ]  # fmt: skip

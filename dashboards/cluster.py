@@ -53,7 +53,7 @@ NOW_ROW = [
     single(
         "How busy is the busiest CPU?", most(exported.NODE_CPU), "percent", high_is_bad(80, 95),
         good="Below 80%.",
-        otherwise="Event loops get late. Move replicas to other nodes, or give them fewer threads.",
+        otherwise="Event loops are delayed. Move replicas to other nodes, or give them fewer threads.",
         then=Board.ENGINE,
     ),
     single(
@@ -64,8 +64,8 @@ NOW_ROW = [
     ),
     single(
         "How full is the fullest disk?", most(exported.NODE_DISK), "percent", high_is_bad(80, 90),
-        good="Below 80%. Spools, logs and models lie on it.",
-        otherwise="Remove old models and logs. A spool that can't be written closes admission.",
+        good="Below 80%. Spools, logs and models are stored on it.",
+        otherwise="Remove old models and logs. If a spool cannot be written, no requests are admitted.",
         then=Board.MONEY,
     ),
     single(
@@ -97,7 +97,7 @@ NODES = [
     graph(
         "How busy are the CPUs?", {"{{instance}}": most(exported.NODE_CPU, "instance")}, "percent",
         good="Below 80% on every node.",
-        otherwise="One node alone: too many replicas lie on it.",
+        otherwise="Only one node: it has too many replicas.",
         then=Board.CAPACITY,
     ),
     graph(
@@ -140,7 +140,7 @@ FRONT_DOOR = [
         "Which routes fail?",
         {"{{error_code}} {{route}}": rate_of(exported.HTTP_ERRORS, "error_code, route", 'error_code=~"5.."')}, "reqps",
         good="None.",
-        otherwise="The route names the application; look at its deployments' errors.",
+        otherwise="The route names the application; check its deployments' errors.",
         then=Board.USERS,
     ),
     graph(
@@ -164,7 +164,7 @@ FRONT_DOOR = [
     graph(
         "How many requests wait in HAProxy?", {"{{proxy}}": total(exported.HAPROXY_QUEUE, "proxy")}, "short",
         good="0.",
-        otherwise="Only lanes queue: somebody sends many requests that are refused. Other clients are not touched.",
+        otherwise="Only lanes queue: a client sends many requests that are refused. Other clients are not affected.",
         then=Board.MONEY,
     ),
     graph(

@@ -22,13 +22,13 @@ def accepted(by: str, over: str) -> str:
 
 NOW_ROW = [
     single(
-        "How many replicas stand still?",
+        "How many replicas are stuck?",
         or_zero(
             f"count({select(metrics.RUNNING)} > 0 unless on ({REPLICA}) rate({select(metrics.ENGINE_STEPS)}[2m]) > 0)"
         ),
         "short", bad_from(1),
         good="0: every replica with sequences makes steps.",
-        otherwise="A replica with sequences made no step for two minutes: look at its log. Serve replaces it once its "
+        otherwise="A replica with sequences made no step for two minutes: check its log. Serve replaces it once its "
         "health check fails.",
         then=Board.CLUSTER,
     ),
@@ -56,7 +56,7 @@ NOW_ROW = [
     single(
         "What share of the guesses is right?", accepted("", NOW), "percentunit", low_is_bad(0.2, 0.4),
         empty="no guesses",
-        good="Above 40%: guessing pays.",
+        good="Above 40%: guessing is worthwhile.",
         otherwise="The text is not repetitive. Guesses cost time in large batches: compare step times without them.",
         then=Board.USERS,
     ),
@@ -73,7 +73,7 @@ STEPS = [
     graph(
         "How does step time change?", {"{{application}} {{replica}}": step_time(REPLICA, SHOWN)}, "s",
         good="It follows the batch size, alike on all replicas of a backend.",
-        otherwise="One replica alone: look at its node.",
+        otherwise="Only one replica: check its node.",
         then=Board.CLUSTER,
     ),
     graph(
@@ -84,7 +84,7 @@ STEPS = [
             )
         },
         "short",
-        good="Sequences a step: large under load, which is what makes tokens cheap.",
+        good="Sequences per step: large under load, which makes tokens cheap.",
         otherwise="Small while sequences wait: the KV cache is full, or max_running is low.",
         then=Board.CAPACITY,
     ),
@@ -101,7 +101,7 @@ TOKENS = [
     graph(
         "How many prompt tokens a second are taken in?",
         {"{{application}}": rate_of(metrics.ENGINE_PROMPT_TOKENS, "application")}, "short",
-        good="It follows the requests; cached tokens are in it.",
+        good="It follows the requests; cached tokens are included.",
         otherwise="Flat while prefill is queued: this is what the replicas can do.",
         then=Board.CAPACITY,
     ),
@@ -168,7 +168,7 @@ MEMORY = [
         },
         "short",
         good="Alike on the replicas of a backend.",
-        otherwise="One has all the load: look at how calls are routed.",
+        otherwise="One has all the load: check how calls are routed.",
         then=Board.CAPACITY,
     ),
     graph(

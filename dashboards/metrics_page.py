@@ -28,9 +28,9 @@ NOTES = (
     "request that is refused before they are known. No label is an account or a key.",
     "A counter or histogram is exported as 0 for each value of its labels from the start, so that `increase` sees its "
     "first event.",
-    "They count from the start of a process. Do not bill from them: bills come from the ledger.",
+    "Counters start at 0 with each process. Do not bill from metrics: the ledger is authoritative.",
 )
-TABLE = "| metric | kind | unit | labels | what it says |\n|---|---|---|---|---|"
+TABLE = "| metric | kind | unit | labels | description |\n|---|---|---|---|---|"
 
 
 def page() -> str:

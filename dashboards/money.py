@@ -37,12 +37,12 @@ NOW_ROW = [
     single(
         "How many settlements are stuck?", most(metrics.STUCK), "short", bad_from(1), empty=NOT_ASKED,
         good="0.",
-        otherwise="They were delivered and are not billed. `serve-app ledger stuck` names the reason and, once that is "
-        "gone, settles them with --all.",
+        otherwise="They were delivered and are not billed. `serve-app ledger stuck` shows the reason. Fix it, "
+        "then settle them with --all.",
         then=Board.CLUSTER,
     ),
     single(
-        "What did no balance cover in the last hour?", or_zero(increase_of(metrics.UNCOLLECTED, over="1h")), "short",
+        "What was not covered in the last hour?", or_zero(increase_of(metrics.UNCOLLECTED, over="1h")), "short",
         bad_from(ANY),
         good="0 units of currency: holds cover every charge.",
         otherwise="Search accounting's log for 'more than the balance held', then look for expired holds and a second "
@@ -60,15 +60,15 @@ NOW_ROW = [
         "Does every limiter shard admit?", f"min({most(metrics.LIMITER_EPOCH, SHARD)})", "short", low_is_bad(1, 1),
         empty="no limiter",
         good="Above 0: the lowest epoch under which a shard admits.",
-        otherwise="0 for longer than half a minute: look at the limiter's log. It needs the ledger, and waits for the "
+        otherwise="0 for more than half a minute: check the limiter's log. It needs the ledger, and waits for the "
         "lease of a predecessor that is silent (docs/design/limiter-leases.md).",
         then=Board.CLUSTER,
     ),
     single(
-        "How old is what limiters know of keys?", f"max({least(metrics.FEED_AGE_SECONDS, SHARD)})", "s",
+        "How old is the limiters' data about keys?", f"max({least(metrics.FEED_AGE_SECONDS, SHARD)})", "s",
         high_is_bad(2, 5), empty="no limiter",
         good="Below 2 s.",
-        otherwise="Beyond key_staleness_s all keys get 503: look at accounting and the ledger's database.",
+        otherwise="Above key_staleness_s all keys get 503: check accounting and the ledger's database.",
         then=Board.CLUSTER,
     ),
     single(
@@ -76,21 +76,21 @@ NOW_ROW = [
         share(an_hour(rate_of(metrics.REVENUE, over="1h")), total(metrics.REPLICA_COST)), "percentunit",
         low_is_bad(1, 1.5), empty="no cost set",
         good="150% or more, over the last hour.",
-        otherwise="Replicas idle, or prices are low: compare the two in 'Is more earned than spent?'.",
+        otherwise="Replicas idle, or prices are low: compare the two in 'Does revenue exceed the cost?'.",
         then=Board.CAPACITY,
     ),
 ]  # fmt: skip
 
 EARNINGS = [
     graph(
-        "Is more earned than spent?",
+        "Does revenue exceed the cost?",
         {
             "earned with {{model}}": an_hour(rate_of(metrics.REVENUE, "model")),
             "cost of {{application}}": total(metrics.REPLICA_COST, "application"),
         },
         "short",
-        good="Units of currency an hour: what is earned lies above the cost, except in the quiet hours.",
-        otherwise="Lower min_replicas for the quiet hours, or look at the prices.",
+        good="Units of currency per hour: revenue is above the cost, except in quiet hours.",
+        otherwise="Lower min_replicas in quiet hours, or review the prices.",
         then=Board.CAPACITY,
     ),
     graph(
@@ -101,7 +101,7 @@ EARNINGS = [
             "{{model}} output": rate_of(metrics.COMPLETION_TOKENS, "model"),
         },
         "short",
-        good="Tokens a second: the day's usual shape.",
+        good="Tokens per second: the usual shape of the day.",
         otherwise="Tokens without revenue: usage waits in a spool, or settlements fail.",
         then=Board.ENGINE,
     ),
@@ -110,7 +110,7 @@ EARNINGS = [
         {"uncollected in an hour": increase_of(metrics.UNCOLLECTED, over="1h"), "stuck": most(metrics.STUCK)},
         "short",
         good="0 units of currency, 0 settlements.",
-        otherwise="See the single numbers above for what to do.",
+        otherwise="See the single values above.",
         then=Board.CLUSTER,
     ),
 ]  # fmt: skip
@@ -126,7 +126,7 @@ SETTLEMENTS = [
     graph(
         "How long does the last chunk wait for the ledger?", quantiles(metrics.SETTLEMENT_SECONDS), "s",
         good="p99 below 0.1 s. The last chunk of every reply waits for it.",
-        otherwise="Look at the ledger's database: its disk, its locks, the network to it.",
+        otherwise="Check the ledger's database: its disk, its locks, the network.",
         then=Board.USERS,
     ),
     graph(
@@ -140,7 +140,7 @@ SETTLEMENTS = [
 BOOKS = [
     graph(
         "How much usage waits in spools?", {"{{holder}}": total(metrics.SPOOL_SETTLEMENTS, "holder")}, "short",
-        good="0 in gateways, a few in replicas: those of their last seconds.",
+        good="0 in gateways, a few in replicas (their last seconds).",
         otherwise="It grows while the ledger is unavailable, then falls. If it does not fall, see how long "
         "settlements take.",
         then=Board.CLUSTER,
@@ -160,7 +160,7 @@ BOOKS = [
     graph(
         "Have the books ever differed?", {"differences": most(metrics.BOOKS_DIFFERENCES)}, "short",
         good="0 at every check.",
-        otherwise="The moment at which it rose, less the time between two checks, says what to look for in the log.",
+        otherwise="Search the log for the time of the rise, minus the interval of the checks.",
         then=Board.CLUSTER,
     ),
 ]  # fmt: skip
@@ -170,13 +170,13 @@ LIMITS = [
         "Which limits refuse requests?", {"{{reason}} {{model}}": rate_of(metrics.REFUSALS, "reason, model")}, "reqps",
         good="requests, tokens, concurrency in proportion to traffic.",
         otherwise="insufficient_balance, budget_exceeded: customers who want to pay more. invalid_api_key, wrong_keys: "
-        "somebody tries keys. address_not_allowed: a key is used from elsewhere.",
+        "someone is guessing keys. address_not_allowed: a key is used from elsewhere.",
         then=Board.USERS,
     ),
     graph(
-        "How hard are backends pressed?", {"{{backend}} shard {{shard}}": most(metrics.PRESSURE, "shard, backend")},
+        "How high is the pressure?", {"{{backend}} shard {{shard}}": most(metrics.PRESSURE, "shard, backend")},
         "short",
-        good="0: nothing waits. It is the queueing delay over its target.",
+        good="0: nothing waits. The value is the queueing delay divided by its target.",
         otherwise="Around 1 for minutes: limits fall to keep it there. Add replicas (docs/guides/pressure.md).",
         then=Board.CAPACITY,
     ),
@@ -184,7 +184,7 @@ LIMITS = [
         "How much of its limits does an account keep?",
         {"{{backend}} shard {{shard}}": least(metrics.EFFECTIVE_SHARE, "shard, backend")}, "percentunit",
         good="100%, of an account with the default contract.",
-        otherwise="Pressure takes the rest. Accounts with more weight keep more.",
+        otherwise="Pressure has lowered the limits. Accounts with more weight keep more.",
         then=Board.CAPACITY,
     ),
     graph(
@@ -203,13 +203,13 @@ LIMITS = [
         "How many holds expire in an hour?",
         {"shard {{shard}}": increase_of(metrics.EXPIRED_HOLDS, "shard", over="1h")}, "short",
         good="0.",
-        otherwise="A gateway died or hung for longer than lease_s: look at its log. Its usage is settled all the same.",
+        otherwise="A gateway died or hung for longer than lease_s: check its log. Its usage is settled anyway.",
         then=Board.CLUSTER,
     ),
     graph(
         "Under which epoch does each shard admit?", {SHARD_LEGEND: most(metrics.LIMITER_EPOCH, SHARD)}, "short",
         good="One line for each shard, which steps up when its limiter is replaced.",
-        otherwise="Many steps: limiters die or two services compete for one ledger.",
+        otherwise="Many steps: limiters die, or two services compete for one ledger.",
         then=Board.CLUSTER,
     ),
     graph(
@@ -222,7 +222,7 @@ LIMITS = [
 
 BOARD: Final = board(
     Board.MONEY,
-    "Do the books balance, is everything delivered paid for, and who is held back?",
+    "Do the books balance, is all delivered usage paid, and who is limited?",
     ("identifier", "backend"),
     {"Now": NOW_ROW, "Earnings": EARNINGS, "Settlements": SETTLEMENTS, "Books and spools": BOOKS, "Limits": LIMITS},
 )

@@ -28,7 +28,7 @@ def availability(over: str) -> str:
 
 
 def promised(slo: str) -> Thresholds:
-    """Green where the promise is kept, red where the error budget goes ten times as fast as it may."""
+    """Green: the objective is met. Red: the error budget is spent ten times too fast."""
     target = next(one.target for one in SLOS if one.name == slo)
     return low_is_bad(round(1 - 10 * (1 - target), 6), target)
 
@@ -44,7 +44,7 @@ NOW_ROW = [
         "Did requests get an answer, over the time shown?", availability(ALL_SHOWN), "percentunit",
         promised("availability"), empty=NO_TRAFFIC,
         good="99.9%: the objective, if 30 days are shown.",
-        otherwise="The error budget is spent: put reliability before changes until it has recovered.",
+        otherwise="The error budget is spent: make no risky changes until it has recovered.",
         then=Board.CLUSTER,
     ),
     single(
@@ -65,7 +65,7 @@ NOW_ROW = [
         "What share of the replies meets both targets?", in_time("all"), "percentunit", low_is_bad(0.8, 0.98),
         empty=NO_TRAFFIC,
         good="98% of the served requests. Their number is the goodput.",
-        otherwise="The lower one of the two numbers before is the cause.",
+        otherwise="The lower of the two previous numbers is the cause.",
         then=Board.CAPACITY,
     ),
     single(
@@ -79,7 +79,7 @@ NOW_ROW = [
         "How slow are the tokens of the slowest 5%?", quantile(0.95, metrics.OUTPUT_TOKEN_SECONDS, over=NOW), "s",
         high_is_bad(0.1, 0.2), empty=NO_TRAFFIC,
         good="Below half of output_token_target_s, which is 0.2 s a token if nothing is set.",
-        otherwise="Look at the engine's step time and batch size.",
+        otherwise="Check the engine's step time and batch size.",
         then=Board.ENGINE,
     ),
     single(
@@ -90,7 +90,7 @@ NOW_ROW = [
         ),
         "percentunit", high_is_bad(0.001, 0.01), empty=NO_TRAFFIC,
         good="None.",
-        otherwise="Add replicas, or let the autoscaler add more. A part that restarts refuses with the same code.",
+        otherwise="Add replicas, or raise max_replicas. A part of the service that restarts returns the same code.",
         then=Board.CAPACITY,
     ),
 ]  # fmt: skip
@@ -98,8 +98,8 @@ NOW_ROW = [
 ANSWERS = [
     graph(
         "What do users get back?", {"{{status}}": rate_of(metrics.REQUESTS, "status")}, "reqps", stacked=True,
-        good="Nearly all 200. 499: the client went away. 429: an account is over its limits.",
-        otherwise="A colour that grows is the status to look for in the gateways' log.",
+        good="Nearly all 200. 499: the client disconnected. 429: an account is over its limits.",
+        otherwise="Search the gateways' log for the status that grows.",
         then=Board.CLUSTER,
     ),
     graph(
@@ -107,7 +107,7 @@ ANSWERS = [
         {"{{status}} {{model}} {{backend}}": rate_of(metrics.REQUESTS, "status, model, backend", ERRORS)}, "reqps",
         good="None.",
         otherwise="503: no capacity, a lost replica, or an unavailable ledger. 500: a fault, search the log for its "
-        "request id. One backend alone: look at its replicas.",
+        "request id. Only one backend: check its replicas.",
         then=Board.CLUSTER,
     ),
     graph(
@@ -132,13 +132,13 @@ ANSWERS = [
     graph(
         "How do replies end?", {"{{reason}}": rate_of(metrics.FINISHES, "reason")}, "reqps", stacked=True,
         good="stop and tool_calls. length: max_tokens or the context was used up.",
-        otherwise="Many cancelled: users do not wait, see the first token. Failed: replicas or their GPUs are lost.",
+        otherwise="Many cancelled: users do not wait, check the first token. Failed: replicas or GPUs are lost.",
         then=Board.ENGINE,
     ),
     graph(
         "How often does a replica take requests with it?", {"{{backend}}": rate_of(metrics.RERUNS, "backend")}, "reqps",
-        good="Never: these are requests whose replica was lost, and that ran again on another one.",
-        otherwise="A replica or its node died. Without an end: replicas die of what they are asked.",
+        good="Never. Counts requests whose replica was lost and that ran again on another replica.",
+        otherwise="A replica or its node died. If it continues: requests crash the replicas.",
         then=Board.ENGINE,
     ),
     graph(
@@ -158,8 +158,8 @@ TIMES = [
     ),
     graph(
         "How fast do tokens come?", quantiles(metrics.OUTPUT_TOKEN_SECONDS, "model"), "s",
-        good="Seconds a token, mean of each reply: flat below 0.1 s.",
-        otherwise="It rises with the batch. If the batch is small and steps are slow, look at the GPUs.",
+        good="Seconds per token, mean of each reply: flat below 0.1 s.",
+        otherwise="It rises with the batch. If the batch is small and steps are slow, check the GPUs.",
         then=Board.ENGINE,
     ),
     graph(
@@ -189,8 +189,8 @@ TIMES = [
     ),
     graph(
         "How long does a whole request take?", quantiles(metrics.REQUEST_SECONDS, "model"), "s",
-        good="It follows the length of replies. Refused requests are in it.",
-        otherwise="It rises and replies are not longer: see which phase does.",
+        good="It follows the length of replies. Refused requests are included.",
+        otherwise="It rises but replies are not longer: check which phase is slower.",
         then=Board.ENGINE,
     ),
 ]  # fmt: skip

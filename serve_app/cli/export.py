@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import IO, Annotated, Any, TextIO
 
 import typer
 
@@ -69,8 +69,8 @@ def export_usage(
         columns = (*(GROUPS[name] for name in groups), *COUNTS, "charged")
         query |= {"group_by": ",".join(groups)}
         pages = iter([session.client.api_get("usage", query=query)["data"]])
-    written = complete_file(Path(output), "w", encoding="utf-8", newline="")
-    with contextlib.nullcontext(sys.stdout) if output == "-" else written as file:
+    standard = contextlib.nullcontext(sys.stdout)
+    with standard if output == "-" else complete_file(Path(output), "w", encoding="utf-8", newline="") as file:
         # With --json, standard error is reserved for the JSON object of a failure.
         progress = Progress(sys.stderr, quiet=session.out.as_json)
         rows, charged = _write_all(file, form, columns, pages, progress)
@@ -82,7 +82,7 @@ def export_usage(
 
 
 def _write_all(
-    file: TextIO, form: str, columns: tuple[str, ...], pages: Pages, progress: Progress
+    file: IO[str], form: str, columns: tuple[str, ...], pages: Pages, progress: Progress
 ) -> tuple[int, Decimal]:
     """Writes page by page. Returns the number of rows and the sum of their charges."""
     encoder = FORMATS[form](columns)

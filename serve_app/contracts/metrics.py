@@ -34,14 +34,18 @@ REFUSALS: Final = Metric(
 )  # fmt: skip
 REJECTED_DEMAND: Final = Metric(
     "counter", "serve_app_rejected_demand_tokens", "tokens",
-    "Prompt and most output of requests that limits or missing capacity refused",
+    "Prompt tokens and requested output tokens of refused requests",
     ("model", "backend", "reason"), known={"reason": DEMAND_CODES},
 )  # fmt: skip
 REQUEST_SECONDS: Final = Metric(
-    "histogram", "serve_app_request_seconds", "seconds", "Whole request, refused ones too", ("model", "backend")
+    "histogram",
+    "serve_app_request_seconds",
+    "seconds",
+    "Duration of a request, including refused ones",
+    ("model", "backend"),
 )
 FIRST_TOKEN_SECONDS: Final = Metric(
-    "histogram", "serve_app_ttft_seconds", "seconds", "Request to first token", ("model", "backend")
+    "histogram", "serve_app_ttft_seconds", "seconds", "Time from the request to its first token", ("model", "backend")
 )
 OUTPUT_TOKEN_SECONDS: Final = Metric(
     "histogram", "serve_app_time_per_output_token_seconds", "seconds",
@@ -49,7 +53,7 @@ OUTPUT_TOKEN_SECONDS: Final = Metric(
 )  # fmt: skip
 INTER_TOKEN_SECONDS: Final = Metric(
     "histogram", "serve_app_inter_token_seconds", "seconds",
-    "Between two pieces of one reply; a piece has one token or, where many streams run, some", ("model", "backend"),
+    "Time between two pieces of a reply; with many streams, a piece may have several tokens", ("model", "backend"),
     STEPS,
 )  # fmt: skip
 PHASE_SECONDS: Final = Metric(
@@ -68,7 +72,7 @@ REPLY_LENGTH: Final = Metric(
     "histogram", "serve_app_reply_length_tokens", "tokens", "Output of a served request", ("model", "backend"), LENGTHS
 )
 FINISHES: Final = Metric(
-    "counter", "serve_app_finishes", "requests", "Requests that a replica began, by how they ended",
+    "counter", "serve_app_finishes", "requests", "Requests that a replica started, by outcome",
     ("model", "backend", "reason"), known={"reason": ("stop", "length", "tool_calls", "cancelled", "failed")},
 )  # fmt: skip
 LATENCY_TARGETS: Final = Metric(
@@ -85,17 +89,21 @@ PROMPT_TOKENS: Final = Metric(
     ("model", "backend"),
 )
 CACHED_TOKENS: Final = Metric(
-    "counter", "serve_app_cached_tokens", "tokens", "Of these, taken from the cache", ("model", "backend")
+    "counter",
+    "serve_app_cached_tokens",
+    "tokens",
+    "Prompt tokens of settled requests that came from the cache",
+    ("model", "backend"),
 )
 COMPLETION_TOKENS: Final = Metric(
     "counter",
     "serve_app_completion_tokens",
     "tokens",
-    "Tokens of output of settled requests, as in the ledger",
+    "Output tokens of settled requests, as in the ledger",
     ("model", "backend"),
 )
 BACKEND_WEIGHT: Final = Metric(
-    "gauge", "serve_app_backend_weight", "share", "Share of an identifier's requests that a backend is to get",
+    "gauge", "serve_app_backend_weight", "share", "Share of an identifier's requests that the backend should get",
     ("model", "backend"),
 )  # fmt: skip
 BACKEND_EJECTED: Final = Metric(
@@ -104,13 +112,15 @@ BACKEND_EJECTED: Final = Metric(
     ("model", "backend"),
 )  # fmt: skip
 BACKEND_EJECTIONS: Final = Metric(
-    "counter", "serve_app_backend_ejections", "ejections", "How often that began", ("model", "backend")
+    "counter", "serve_app_backend_ejections", "ejections", "Times that the backend was ejected", ("model", "backend")
 )
 SETTLEMENTS: Final = Metric(
     "counter", "serve_app_settlements", "settlements", "Settlements, by outcome",
     ("outcome",), known={"outcome": ("completed", "cancelled", "failed", "spooled", "rejected")},
 )  # fmt: skip
-SETTLEMENT_SECONDS: Final = Metric("histogram", "serve_app_settlement_seconds", "seconds", "Usage to durable")
+SETTLEMENT_SECONDS: Final = Metric(
+    "histogram", "serve_app_settlement_seconds", "seconds", "Time until usage is durable"
+)
 
 # Gateways and model replicas, by `holder`: "gateway", "replica".
 SPOOL_SETTLEMENTS: Final = Metric(
@@ -119,28 +129,36 @@ SPOOL_SETTLEMENTS: Final = Metric(
 SPOOL_BYTES: Final = Metric("gauge", "serve_app_spool_bytes", "bytes", "Size of the spool", ("holder",))
 SPOOL_AGE: Final = Metric(
     "gauge", "serve_app_spool_age_seconds", "seconds",
-    "Since the end of the request that waits longest in the spool", ("holder",),
+    "Time since the end of the oldest request in the spool", ("holder",),
 )  # fmt: skip
 
 # Limiters.
 LIMITER_EPOCH: Final = Metric(
-    "gauge", "serve_app_limiter_epoch", "epoch", "Epoch under which it admits, 0: none", ("shard",)
+    "gauge", "serve_app_limiter_epoch", "epoch", "Epoch under which the shard admits; 0: it does not admit", ("shard",)
 )
 FEED_AGE_SECONDS: Final = Metric(
-    "gauge", "serve_app_limiter_feed_age_seconds", "seconds", "Since keys were last confirmed", ("shard",)
+    "gauge",
+    "serve_app_limiter_feed_age_seconds",
+    "seconds",
+    "Time since the ledger last confirmed the keys",
+    ("shard",),
 )
 HOLDS: Final = Metric("gauge", "serve_app_limiter_holds", "requests", "Requests with money held", ("shard",))
-HELD: Final = Metric("gauge", "serve_app_limiter_held", "units of currency", "Money that is held", ("shard",))
+HELD: Final = Metric("gauge", "serve_app_limiter_held", "units of currency", "Money held for open requests", ("shard",))
 EXPIRED_HOLDS: Final = Metric(
-    "counter", "serve_app_limiter_expired_holds", "holds", "Holds whose gateway fell silent", ("shard",)
+    "counter",
+    "serve_app_limiter_expired_holds",
+    "holds",
+    "Holds that expired because their gateway sent no heartbeats",
+    ("shard",),
 )
 PRESSURE: Final = Metric(
     "gauge", "serve_app_limiter_pressure", "targets",
-    "Queueing delay of a backend over its target; above 1 limits fall", ("shard", "backend"),
+    "Queueing delay of a backend divided by its target; above 1, limits are lowered", ("shard", "backend"),
 )  # fmt: skip
 EFFECTIVE_SHARE: Final = Metric(
     "gauge", "serve_app_limiter_effective_share", "share",
-    "What pressure leaves an account of the default contract of its tokens per minute", ("shard", "backend"),
+    "Share of the default tokens per minute that pressure leaves", ("shard", "backend"),
 )  # fmt: skip
 
 # Accounting.
@@ -152,10 +170,10 @@ LEDGER_LAG: Final = Metric(
     "histogram", "serve_app_ledger_lag_seconds", "seconds", "End of a request to its commit in the ledger"
 )
 STUCK: Final = Metric(
-    "gauge", "serve_app_stuck_settlements", "settlements", "Settlements that the ledger keeps and could not settle"
+    "gauge", "serve_app_stuck_settlements", "settlements", "Settlements that the ledger could not book"
 )
 BOOKS_DIFFERENCES: Final = Metric(
-    "gauge", "serve_app_books_differences", "differences", "Found by the last check of the books; 0: they balance"
+    "gauge", "serve_app_books_differences", "differences", "Differences found by the last check of the books"
 )
 BOOKS_CHECKED: Final = Metric(
     "gauge", "serve_app_books_checked_timestamp_seconds", "Unix seconds", "When the books were last checked"
@@ -168,32 +186,32 @@ OLDEST_WAIT: Final = Metric(
     "gauge", "serve_app_oldest_wait_seconds", "seconds", "Age of the request that has waited longest for its first turn"
 )
 QUEUED_PREFILL: Final = Metric(
-    "gauge", "serve_app_queued_prefill_tokens", "tokens", "Of prompts that wait or are being computed"
+    "gauge", "serve_app_queued_prefill_tokens", "tokens", "Prompt tokens that wait or are being computed"
 )
 KV_BLOCKS_USED: Final = Metric("gauge", "serve_app_kv_blocks_used", "blocks", "KV blocks in use")
 KV_BLOCKS_CACHED: Final = Metric(
-    "gauge", "serve_app_kv_blocks_cached", "blocks", "KV blocks that are free, with content that can be used again"
+    "gauge", "serve_app_kv_blocks_cached", "blocks", "Free KV blocks whose content can be reused"
 )
-KV_BLOCKS_TOTAL: Final = Metric("gauge", "serve_app_kv_blocks_total", "blocks", "KV blocks there are")
+KV_BLOCKS_TOTAL: Final = Metric("gauge", "serve_app_kv_blocks_total", "blocks", "All KV blocks")
 ENGINE_STEPS: Final = Metric("counter", "serve_app_engine_steps", "steps", "Steps of the model")
 ENGINE_STEP_SECONDS: Final = Metric("counter", "serve_app_engine_step_seconds", "seconds", "Time in steps")
 ENGINE_STEP_ROWS: Final = Metric(
     "counter", "serve_app_engine_step_sequences", "sequences", "Sequences in steps; over steps: the mean batch"
 )
 ENGINE_PROMPT_TOKENS: Final = Metric(
-    "counter", "serve_app_engine_prompt_tokens", "tokens", "Of prompts that began, cached ones too"
+    "counter", "serve_app_engine_prompt_tokens", "tokens", "Prompt tokens of started requests, including cached tokens"
 )
-ENGINE_OUTPUT_TOKENS: Final = Metric("counter", "serve_app_engine_output_tokens", "tokens", "Tokens of output made")
+ENGINE_OUTPUT_TOKENS: Final = Metric("counter", "serve_app_engine_output_tokens", "tokens", "Output tokens generated")
 PREFIX_HITS: Final = Metric(
     "counter", "serve_app_engine_prefix_hit_tokens", "tokens", "Prompt tokens found in the prefix cache"
 )
 PREEMPTIONS: Final = Metric(
-    "counter", "serve_app_engine_preemptions", "sequences", "Sequences that gave up their memory for another"
+    "counter", "serve_app_engine_preemptions", "sequences", "Sequences preempted to free memory for another sequence"
 )
 DRAFTED: Final = Metric("counter", "serve_app_engine_drafted_tokens", "tokens", "Guessed and verified tokens")
-ACCEPTED: Final = Metric("counter", "serve_app_engine_accepted_tokens", "tokens", "Guessed tokens that were right")
+ACCEPTED: Final = Metric("counter", "serve_app_engine_accepted_tokens", "tokens", "Guessed tokens that were accepted")
 LOAD_SECONDS: Final = Metric(
-    "gauge", "serve_app_load_seconds", "seconds", "What the engine took to start, weights included"
+    "gauge", "serve_app_load_seconds", "seconds", "Time to start the engine, including loading the weights"
 )
 REPLICA_COST: Final = Metric(
     "gauge", "serve_app_replica_cost_per_hour", "units of currency", "`cost_per_hour` of the backend's settings"
