@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Final, Literal, Self
 
@@ -17,7 +18,7 @@ from serve_app.api import errors
 from serve_app.api.errors import ApiError
 from serve_app.contracts import commands
 from serve_app.contracts.books import UsageRecord, UsageRow
-from serve_app.storage.exports import FORMATS, REQUEST_COLUMNS, request_pages
+from serve_app.storage.exports import FORMATS, REQUEST_COLUMNS, Row, request_row
 
 logger = logging.getLogger("ray.serve")
 
@@ -212,7 +213,7 @@ async def list_requests(admin: AdminServices, query: RequestsQuery) -> RequestPa
 @endpoint("GET", "/admin/usage/export", "All requests as billed, as one file", success=_FILE, recorded="export_usage")
 async def export_requests(admin: AdminServices, query: ExportQuery) -> Download:
     wanted = commands.ListUsage(query.account, query.key, query.model, *span(query), None, PAGE, query.tag)
-    pages = request_pages(admin.run, wanted)
+    pages = _pages(admin, wanted)
     first = await anext(pages)  # a failure on the first page still sets the status
 
     async def file() -> AsyncIterator[str]:
@@ -236,3 +237,12 @@ def span(query: Period) -> tuple[float | None, float | None]:
     if since is not None and until is not None and since >= until:
         raise errors.invalid_parameters("from must be before to", param="from")
     return since, until
+
+
+async def _pages(admin: AdminServices, wanted: commands.ListUsage) -> AsyncIterator[list[Row]]:
+    while True:
+        page = await admin.run(wanted)
+        yield [request_row(row) for row in page.rows]
+        if page.next is None:
+            return
+        wanted = replace(wanted, after=page.next)

@@ -16,7 +16,7 @@ from serve_app.contracts import commands
 from serve_app.contracts.books import UsageRow
 from serve_app.contracts.periods import Period, month_named, period_at
 from serve_app.contracts.units import DAY_S, HOUR_S
-from serve_app.storage.exports import REQUEST_COLUMNS, Csv, request_pages
+from serve_app.storage.exports import REQUEST_COLUMNS, Csv, Row, request_row
 
 HOURS: Final = "24 hours"
 SPANS: Final = {"30 days": 30, HOURS: 1, "7 days": 7, "90 days": 90}  # here and below, the first entry is the default
@@ -85,7 +85,7 @@ async def csv(visit: Visit) -> Response:
     month = named_month(visit, visit.request.path_params["month"])
     account_id = visit.request.path_params["account_id"]
     wanted = commands.ListUsage(account_id, time_from=month.begins, time_to=month.ends, limit=FILE_PAGE)
-    pages = request_pages(visit.console.books.run, wanted)
+    pages = _pages(visit, wanted)
     first = await anext(pages)  # a failure on the first page still sets the status
 
     async def file() -> AsyncIterator[str]:
@@ -139,3 +139,12 @@ def _day(name: str) -> Period:
     if day.name != name:
         raise Refused(404, "There is no such day.")
     return day
+
+
+async def _pages(visit: Visit, wanted: commands.ListUsage) -> AsyncIterator[list[Row]]:
+    while True:
+        page = await visit.console.books.run(wanted)
+        yield [request_row(row) for row in page.rows]
+        if page.next is None:
+            return
+        wanted = replace(wanted, after=page.next)

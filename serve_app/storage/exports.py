@@ -9,12 +9,10 @@ import csv
 import io
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from serve_app.contracts.books import UsagePage, UsageRecord
-from serve_app.contracts.commands import ListUsage
+from serve_app.contracts.books import UsageRecord
 from serve_app.contracts.money import format_amount, format_price
 from serve_app.contracts.units import utc_text
 
@@ -27,18 +25,6 @@ REQUEST_COLUMNS: Final = (
     "prompt_tokens", "cached_tokens", "completion_tokens", "total_tokens",
     "price_input", "price_cached_input", "price_output", "charged", "uncollected",
 )  # fmt: skip
-
-
-async def request_pages(
-    run: Callable[[ListUsage], Awaitable[UsagePage]], wanted: ListUsage
-) -> AsyncIterator[list[Row]]:
-    """Yields pages of rows as `request_row` makes them. `run` executes a command."""
-    after: str | None = wanted.after
-    while True:
-        page = await run(replace(wanted, after=after))
-        yield [request_row(row) for row in page.rows]
-        if (after := page.next) is None:
-            return
 
 
 def request_row(record: UsageRecord) -> Row:

@@ -183,7 +183,7 @@ def test_a_full_check_that_was_given_up_is_removed_later(timed: Books, clock: Cl
     with shell(url) as connection:
         assert connection.execute(sa.text("SELECT kind FROM checkpoints")).scalars().all() == ["last"]
     for wrong in ("", "x", "1:2:3", "a:b:c:d:e"):
-        with pytest.raises(InvalidValue, match="no place"):
+        with pytest.raises(InvalidValue, match="invalid `after`"):
             timed.ledger.run(replace(STEP, after=wrong))
 
 

@@ -360,15 +360,6 @@ def test_settings_that_make_no_sense_are_refused(timed: Books) -> None:
         timed.ledger.run(SetRecharge("acct_none", 0, 25, 100))
 
 
-def test_an_account_of_another_currency_than_the_ledgers_is_not_recharged(timed: Books, url: str) -> None:
-    turn_on(timed)
-    engine = sa.create_engine(url)
-    with engine.begin() as connection:
-        connection.execute(sa.text("UPDATE ledger_head SET currency = 'EUR'"))
-    engine.dispose()
-    assert (low(timed), begin(timed)) == ([], None)
-
-
 def test_all_accounts_are_watched_in_their_pages(timed: Books, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recharge_attempts, "BATCH", 3)
     made = [timed.ledger.create_account("Bob").account_id for _ in range(5)]
