@@ -57,7 +57,7 @@ def create_alert(transaction: Transaction, wanted: CreateAlert, now: float) -> A
     if type(wanted.threshold) is not int or not 0 < wanted.threshold <= MAX_BALANCE:
         raise InvalidValue("the amount must be more than 0")
     if not _is_target(wanted.target):
-        raise InvalidValue(f"{wanted.target!r}: give an e-mail address, or the https address of a webhook")
+        raise InvalidValue(f"{wanted.target!r}: use an e-mail address, or the https address of a webhook")
     if wanted.alert_id is not None:
         check_name(wanted.alert_id, "an alert's id")
         earlier = connection.execute(select(alerts).where(alerts.c.id == wanted.alert_id)).one_or_none()

@@ -78,7 +78,7 @@ def month_begins(month: str) -> float:
     try:
         return datetime.strptime(f"{month}-01", "%Y-%m-%d").replace(tzinfo=UTC).timestamp()
     except ValueError:
-        raise InvalidValue(f"{month!r} is not a month: give YYYY-MM, the first month to keep") from None
+        raise InvalidValue(f"{month!r} is not a valid month: use YYYY-MM, the first month to keep") from None
 
 
 def closed_before(connection: Connection) -> float:
@@ -260,13 +260,13 @@ def verify_archive(database: Database, folder: Path) -> dict[str, Any]:
         kept = select(checkpoint_balances).where(checkpoint_balances.c.checkpoint_id == row.checkpoint_id)
         sums = {one.ledger_account: one.amount for one in connection.execute(kept)}
     if checksum != row.checksum:
-        raise Conflict(f"{folder / _MANIFEST} is not the one that was written: its checksum is not {row.checksum}")
+        raise Conflict(f"{folder / _MANIFEST} was changed: its checksum is not {row.checksum}")
     for name, expected in manifest["sha256"].items():
         if not (folder / name).is_file() or _sha256(folder / name) != expected:
-            raise Conflict(f"{folder / name} is not the file that was written: its checksum is not {expected}")
+            raise Conflict(f"{folder / name} was changed: its checksum is not {expected}")
     with gzip.open(folder / "postings.csv.gz", "rt", encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
             sums[line["ledger_account"]] = sums.get(line["ledger_account"], 0) - int(line["amount"])
     if wrong := {name: off for name, off in sums.items() if off}:
-        raise Conflict(f"the postings of {folder} are not those that the ledger closed: {wrong}")
+        raise Conflict(f"the postings of {folder} do not match the ledger's closing: {wrong}")
     return {"before": row.before, "checksum": checksum}

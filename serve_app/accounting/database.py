@@ -263,7 +263,7 @@ def _url(url: str | URL) -> URL:
     if backend != "sqlite":
         raise InvalidValue(f"no ledger on {backend!r}: use sqlite:////path/ledger.db or postgresql+psycopg://…")
     if not parsed.database or parsed.database == ":memory:":
-        raise InvalidValue("a ledger in memory would forget the money: use a file, sqlite:////path/ledger.db")
+        raise InvalidValue("a ledger in memory would be lost at a restart: use a file, sqlite:////path/ledger.db")
     return parsed
 
 

@@ -49,7 +49,7 @@ def add_credit(transaction: Transaction, wanted: AddCredit, now: float) -> Accou
     if _moved_before(connection, wanted, moved, wanted.expires_at):
         return read_account(connection, account_id)
     if wanted.expires_at is not None and wanted.expires_at <= now:  # checked only now: a repetition may come late
-        raise InvalidValue(f"expires_at {wanted.expires_at!r} is past: give a later time in Unix seconds")
+        raise InvalidValue(f"expires_at {wanted.expires_at!r} has passed: use a later time in Unix seconds")
     entry_id = _move(transaction, wanted, EntryKind(wanted.kind), moved, wanted.memo, now)
     if is_grant:
         grant = {"entry_id": entry_id, "account_id": account_id, "amount": amount, "remaining": amount}

@@ -93,7 +93,7 @@ def accept_invitation(transaction: Transaction, wanted: AcceptInvitation, now: f
     if wanted.identity is not None:
         add_identity(connection, user_id, wanted.identity, now)
     elif not wanted.password:
-        raise InvalidValue("give a password")
+        raise InvalidValue("a password is required")
     member = {"user_id": user_id, "account_id": invitation.account_id, "role": invitation.role}
     connection.execute(insert(memberships).values(member))
     used = update(invitations).where(invitations.c.id == invitation.invitation_id).values(used_at=now)

@@ -149,7 +149,7 @@ def _expect_empty(database: Database, manifest: Manifest) -> None:
     if schema != manifest.postgres_schema:
         raise Conflict(
             f"the backup's tables are in the schema {manifest.postgres_schema!r}, the database's is {schema!r}: "
-            "give it that schema and search_path"
+            "use a database with that schema in its search_path"
         )
 
 

@@ -51,7 +51,7 @@ def retire_backend(transaction: Transaction, wanted: RetireBackend, now: float) 
     if earlier.retired_at is not None:
         return earlier
     if users := _users(connection, name):
-        raise Conflict(f"{name} still serves {', '.join(users)}: give it no weight and no place as fallback first")
+        raise Conflict(f"{name} still serves {', '.join(users)}: set its weight to 0 and remove it as fallback first")
     _set_retired(transaction, name, now)
     write_audit(transaction, wanted.audit, "retire_backend", "", {}, now, subject=name)
     return _read(connection, name)

@@ -127,7 +127,7 @@ def check_weights(given: Mapping[str, int]) -> dict[str, int]:
     for name, weight in given.items():
         check_name(name, "a backend")
         if type(weight) is not int or not 0 <= weight <= MAX_WEIGHT:
-            raise InvalidValue(f"weight {weight!r} of {name}: give a whole number from 0 to {MAX_WEIGHT:,}")
+            raise InvalidValue(f"weight {weight!r} of {name}: must be a whole number from 0 to {MAX_WEIGHT:,}")
     weights = {name: weight for name, weight in given.items() if weight}
     if given and not weights:
         raise InvalidValue("at least one backend needs a weight above 0")

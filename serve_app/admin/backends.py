@@ -95,14 +95,14 @@ async def show_deployed(admin: AdminServices, name: str) -> Deployed:
 async def deploy_backend(admin: AdminServices, body: NewBackend, audit: Audit) -> Deployed:
     view = await ServedView.read(admin)
     if body.name in view.status and body.name not in view.served.backends:
-        raise errors.invalid_parameters(f"name: {body.name} is an application of config.yaml already", param="name")
+        raise errors.invalid_parameters(f"name: {body.name} is already an application in config.yaml", param="name")
     try:
         parse(ModelArgs, body.args, "args")
     except SettingsError as error:
         raise errors.invalid_parameters(str(error), param="args") from None
     options = body.options.model_dump(exclude_none=True)
     if {"num_replicas", "autoscaling_config"} <= options.keys():
-        raise errors.invalid_parameters("options: give num_replicas or autoscaling_config, not both", param="options")
+        raise errors.invalid_parameters("options: use either num_replicas or autoscaling_config", param="options")
     await admin.run(commands.DeployBackend(body.name, body.args, options, audit))
     return _deployed(await ServedView.read(admin), body.name)
 
@@ -116,7 +116,7 @@ async def retire_backend(admin: AdminServices, name: str, audit: Audit) -> Deplo
         )
     if users := view.users(name):
         raise errors.invalid_parameters(
-            f"{name} still serves {', '.join(users)}: give it no weight and no place as fallback first", param="name"
+            f"{name} still serves {', '.join(users)}: set its weight to 0 and remove it as fallback first", param="name"
         )
     await admin.run(commands.RetireBackend(name, audit))
     return _deployed(await ServedView.read(admin), name)

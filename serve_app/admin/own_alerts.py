@@ -76,7 +76,7 @@ async def create_alert(
             raise errors.invalid_parameters(f"target: {error}", param="target") from None
     elif not admin.alert_mail:
         raise errors.invalid_parameters(
-            "target: this service sends no e-mail: give the https address of a webhook", param="target"
+            "target: this service sends no e-mail: use the https address of a webhook", param="target"
         )
     threshold = amount_of(body.threshold, "threshold")
     alert_id, bits = await _made_up(admin, identity, once)

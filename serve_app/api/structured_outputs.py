@@ -82,7 +82,7 @@ def form_of(sent: Sent) -> Form | None:
         found[field] = _KINDS[name](field, value)
     if len(found) > 1:
         first, second, *_ = found
-        raise errors.invalid_parameters(f"{second} and {first} both say the form of the reply: send one.", second)
+        raise errors.invalid_parameters(f"{second} and {first} both set the form of the reply: send only one.", second)
     for field, form in found.items():
         if form["type"] == "regex" and sent.may_call:
             rule = "cannot be combined with tools that may be called. Leave one of them out, or send tool_choice: none"

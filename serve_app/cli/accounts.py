@@ -48,7 +48,7 @@ def create_account(
     if credit is not None:
         body |= {"credit": plain_amount(credit)} | credit_fields(grant, expires)
     elif grant or expires is not None:
-        raise UsageError("--grant and --expires say how --credit is booked: give --credit as well")
+        raise UsageError("--grant and --expires apply to --credit: add --credit")
     own = parse_limits(limits, word="default")
     body |= {limit: value for limit, value in own.items() if value is not None}
     account = session.client.book(
@@ -129,7 +129,7 @@ def suspend(
 def credit_fields(grant: bool, expires: str | None) -> dict[str, str]:
     """Returns the API's fields for booking a credit. Raises UsageError for a top-up with an expiry."""
     if expires is not None and not grant:
-        raise UsageError("--expires is for grants: what was paid for never expires; give --grant as well")
+        raise UsageError("--expires applies only to grants, because top-ups never expire: add --grant")
     body = {"kind": "grant" if grant else "top_up"}
     return body | ({} if expires is None else {"expires_at": parse_expiry(expires, datetime.now(UTC))})
 

@@ -67,8 +67,7 @@ def export_usage(
     else:
         groups = parse_groups(group_by)
         columns = (*(GROUPS[name] for name in groups), *COUNTS, "charged")
-        query |= {"group_by": ",".join(groups)}
-        pages = iter([session.client.api_get("usage", query=query)["data"]])
+        pages = _sums(session, query | {"group_by": ",".join(groups)})
     standard = contextlib.nullcontext(sys.stdout)
     with standard if output == "-" else complete_file(Path(output), "w", encoding="utf-8", newline="") as file:
         # With --json, standard error is reserved for the JSON object of a failure.
@@ -79,6 +78,10 @@ def export_usage(
             {"file": output, "format": form, "rows": rows, "charged": f"{charged:f}"},
             [("file", output), ("rows", rows), ("charged", f"{charged:f}")],
         )
+
+
+def _sums(session: Session, query: dict[str, str | None]) -> Pages:
+    yield session.client.api_get("usage", query=query)["data"]
 
 
 def _write_all(

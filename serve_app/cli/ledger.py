@@ -136,7 +136,7 @@ def _verify(session: Session, database: str | None, folder: Path) -> None:
     from serve_app.accounting.archive import verify_archive
 
     if database is None:
-        raise UsageError("--archive compares files with a ledger: give its --database")
+        raise UsageError("--archive compares files with a ledger: add its --database")
     with _opened_database(database) as opened:
         found = verify_archive(opened, folder)
     session.out.record({"ok": True, **found}, [("ok", True), *found.items()])
@@ -187,7 +187,7 @@ def list_stuck(
     nothing changes. With one, exit code 1 if any settlement is still stuck.
     """
     if retry and everything:
-        raise UsageError("give --retry or --all, not both")
+        raise UsageError("use either --retry or --all")
     if not retry and not everything:
         _show(session, session.client.first_rows("ledger", "stuck", limit=None), empty="Nothing is stuck.")
         return

@@ -97,7 +97,7 @@ def update_model(
     body |= {} if context_length is None else {"context_length": context_length}
     body |= {} if max_output is None else {"max_output": max_output}
     if not body:
-        raise UsageError("nothing to change: give an option")
+        raise UsageError("nothing to change: pass an option")
     print_details(session, session.client.api_patch("models", model, body=body))
 
 

@@ -53,7 +53,7 @@ def make(out: Path, nodes: Sequence[Sequence[str]], installed_at: Path, *, renew
     """
     folders = [out / node[0].replace(":", "-") for node in nodes]
     if not renew and (there := [folder for folder in folders if folder.exists()]):
-        raise CertificatesError(f"{there[0]} is there already: give --renew to replace its certificate")
+        raise CertificatesError(f"{there[0]} already exists: use --renew to replace its certificate")
     try:
         out.mkdir(mode=0o700, parents=True, exist_ok=True)
         authority = _authority(out, now)

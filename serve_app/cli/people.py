@@ -111,7 +111,7 @@ def operator(
 ) -> None:
     """Grant or remove access to the operator pages of the console. The person must sign in again."""
     if (role is None) != none or (account is None) != none:
-        raise UsageError("give --role ROLE with --account ID, or --none")
+        raise UsageError("use --role ROLE with --account ID, or --none")
     if role is not None and role not in OPERATOR_ROLES:
         raise UsageError(f"--role {role}: must be one of {', '.join(OPERATOR_ROLES)}")
     found = session.client.api_post("people", "operator", body={"email": email, "role": role, "account_id": account})

@@ -62,9 +62,9 @@ def size(
         except ValueError as error:
             raise UsageError(f"--memory: {error}") from None
         if bandwidth is None and replica_tokens is None:
-            raise UsageError("--memory is of a card that has no known speed: give --bandwidth or --replica-tokens")
+            raise UsageError("the speed of a card with --memory is unknown: add --bandwidth or --replica-tokens")
     if card is None:
-        raise UsageError(f"--gpu {gpu}: must be one of {', '.join(sizing.CARDS)}, or give --memory")
+        raise UsageError(f"--gpu {gpu}: must be one of {', '.join(sizing.CARDS)}, or use --memory")
     wanted = sizing.Wanted(length, users, tokens_per_second, max_running)
     try:
         found = sizing.size(model, wanted, card, dtype=dtype, gpus=gpus, replica_tokens_s=replica_tokens)
@@ -95,7 +95,7 @@ def size(
             ("tokens/s per replica", round(found.replica_tokens_s)),
             ("replicas", f"{found.replicas:,} ({found.for_users} for the users, {found.for_tokens} for the tokens)"),
             ("GPUs in all", total),
-            ("cost an hour", f"{total * price:,.2f}" if price else "give --price"),
+            ("cost an hour", f"{total * price:,.2f}" if price else "add --price"),
         ],
         note="\n".join(["", *plan.lines(), "", "Assumed:", *(f"- {note}" for note in notes)]),
     )

@@ -204,7 +204,7 @@ def assumptions(found: Size, card: Card, *, measured: bool) -> list[str]:
         "tokens per second of a replica as you measured them"
         if measured
         else f"tokens per second are an estimate: each step reads the weights and half a context per sequence at "
-        f"{SHARE_OF_BANDWIDTH:.0%} of {card.bandwidth / 1e9:,.0f} GB/s; measure a replica and give --replica-tokens"
+        f"{SHARE_OF_BANDWIDTH:.0%} of {card.bandwidth / 1e9:,.0f} GB/s; measure a replica and use --replica-tokens"
     )
     lines = [
         f"all of the card's {card.memory / GIB:.1f} GiB are free; weights, K and V are counted, activations estimated",

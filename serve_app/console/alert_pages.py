@@ -39,7 +39,7 @@ async def create(visit: Visit) -> Response:
         except BadAddress as error:
             raise Refused(422, str(error)) from None
     elif not visit.console.has_mail:
-        raise Refused(422, "This service sends no e-mail: give the https address of a webhook.")
+        raise Refused(422, "This service sends no e-mail: use the https address of a webhook.")
     secret = f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}"
     threshold = parse_amount(visit.form.get("threshold", "").strip())
     kind = visit.form.get("kind", "")

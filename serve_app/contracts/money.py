@@ -33,7 +33,7 @@ def parse_amount(text: str, *, negative: bool = False) -> int:
     """
     nano = _exact(text, NANO_PER_UNIT, "an amount has at most 9 decimals")
     if nano < 0 and not negative:
-        raise InvalidAmount(f"{text!r} is negative: give an amount of at least 0")
+        raise InvalidAmount(f"{text!r} is negative: use an amount of at least 0")
     if abs(nano) > MAX_AMOUNT:
         raise InvalidAmount(f"{text!r} is too large: the maximum is {format_amount(MAX_AMOUNT)}")
     return nano

@@ -41,7 +41,7 @@ UNTOLD = (
     "tool_choice can be required only when tools are given",
     "tool_choice.function.name must name one of the tools",
     "maximum context length",
-    "both say the form of the reply",
+    "both set the form of the reply",
     "cannot be combined with tools that may be called",
     "is a string but not valid JSON",
     r"^(guided_json|structured_outputs\.json) must be an object",  # a string that is JSON, and none

@@ -88,7 +88,7 @@ def test_a_node_is_added_by_the_same_authority_and_renewed_only_when_asked(run: 
     before = (head / "node.pem").read_bytes()
     refused = run("cluster", "certificates", "--out", "tls", WORKER, HEAD)
     assert refused.code == 1
-    assert "tls/head.example is there already: give --renew" in refused.error_line
+    assert "tls/head.example already exists: use --renew" in refused.error_line
     assert not worker.exists()
     run("cluster", "certificates", "--out", "tls", WORKER)
     assert (head / "node.pem").read_bytes() == before

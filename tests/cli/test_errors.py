@@ -54,7 +54,7 @@ def test_the_operator_key_does_not_cross_a_network_in_the_open(
     for word in ("plain HTTP", "https://", "--insecure", "SERVE_APP_INSECURE=1"):
         assert word in refused.error_line
     assert run("accounts", "list", "--json", "--url", address).error["code"] == "insecure"
-    grafana = ("dashboards", "push", "--grafana", address, "--token", "t", "--from", str(REPOSITORY / "dashboards"))
+    grafana = ("dashboards", "push", "--grafana", address, "--token", "t")
     assert run(*grafana, "--json").error["code"] == "insecure"
     for allowed in (["--url", address, "--insecure"], ["--url", address.replace("http:", "https:")]):
         assert run("accounts", "list", "--json", *allowed).error["code"] == "unreachable"

@@ -36,7 +36,7 @@ def test_a_person_gets_a_role_of_operators_and_loses_it(real: RealService, run: 
     assert person is not None
     assert person.operator_role == "finance"
     assert run("people", "operator", "olga@example.org", "--none", "--json").json["role"] is None
-    assert "give --role ROLE with --account ID, or --none" in run("people", "operator", "olga@example.org").error_line
+    assert "use --role ROLE with --account ID, or --none" in run("people", "operator", "olga@example.org").error_line
     wrong = run("people", "operator", "olga@example.org", "--role", "king", *account).error_line
     assert "must be one of admin" in wrong
     unknown = run("people", "operator", "no@example.org", "--role", "admin", *account).error_line

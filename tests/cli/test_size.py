@@ -110,7 +110,7 @@ def test_a_config_file_and_another_card(run: Run, tmp_path: Path) -> None:
         (("nothing-here",), "nothing-here is not a file or folder, and not one of llama-3.2-1b"),
         (("llama-3.1-8b", "--gpu", "abacus"), "--gpu abacus: must be one of l4"),
         (("llama-3.1-8b", "--memory", "lots"), "--memory: 'lots' is not a size"),
-        (("llama-3.1-8b", "--memory", "96GiB"), "give --bandwidth or --replica-tokens"),
+        (("llama-3.1-8b", "--memory", "96GiB"), "add --bandwidth or --replica-tokens"),
         (("llama-3.1-8b", "--dtype", "int8"), "--dtype int8"),
         (("qwen2.5-7b", "--context", "65536"), "qwen2.5-7b has a context of 32768 tokens"),
     ],

@@ -104,7 +104,7 @@ def explain(message: str) -> str:
     if match := re.search(r"Unimplemented keys: (\[.*?\])", first):
         return _UNSUPPORTED_KEYWORDS + ", ".join(json.loads(match[1]))
     if first.startswith("oneOf constraints"):
-        return "unsupported in the JSON schema: oneOf with alternatives that can hold at once; use anyOf"
+        return "unsupported in the JSON schema: oneOf with overlapping alternatives; use anyOf"
     if "is not present in a registry" in first:
         return "unsupported in the JSON schema: $ref to another document"
     if first.startswith("regex parse error"):
@@ -113,11 +113,11 @@ def explain(message: str) -> str:
     if match := re.match(r"lookarounds not supported yet; (Word\w*)?", first):
         return f"unsupported in a regular expression: {'word boundaries' if match[1] else 'look-around'}"
     if first.startswith("Unable to determine if regex is empty"):
-        return "unsupported in the JSON schema: several patterns, lengths or formats at once, as one regex"
+        return "unsupported in the JSON schema: a combination of patterns, lengths or formats"
     if first.startswith("Failed to generate regex for"):
         return "unsupported in the JSON schema: this range of numbers; leave minimum or maximum out"
     if first.startswith("NoExtensionBias"):
-        return "nothing can be written that fits it"
+        return "no text matches it"
     if _TOO_LARGE.search(first):
         return "the grammar is too large: use fewer or smaller repetitions, and simpler patterns"
     return _shortened(first) if first else "the grammar engine failed"
@@ -146,7 +146,7 @@ def _schema(schema: Any, strict: bool) -> dict[str, Any]:
     if schema is True:
         return {}
     if not isinstance(schema, dict):
-        raise UnsupportedGrammar("a JSON schema must be an object, and one that allows something")
+        raise UnsupportedGrammar("a JSON schema must be an object that allows at least one value")
     if strict and _may_be_met_by_doubles(schema):
         raise UnsupportedGrammar("unsupported in the JSON schema: minProperties without additionalProperties: false")
     plain = {key: value for key, value in schema.items() if key != "x-guidance"}
