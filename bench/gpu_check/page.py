@@ -24,7 +24,7 @@ _STEP = {
     "kernels": "kernels",
     "launches": "launches",
     "operations": "torch operations",
-    "replayed_ms": "a step, were the launches free",
+    "replayed_ms": "a step without launch time",
 }
 
 
