@@ -26,7 +26,7 @@ def chain_of(tokens: list[int], tenant: str = "", length_class: int = 0) -> list
 
 def publish_all(allocator: BlockAllocator, table: list[int], keys: list[bytes]) -> list[int]:
     for index, key in enumerate(keys):
-        table[index] = allocator.publish(table, index, key)
+        table[index] = allocator.publish(table, index, key, b"root")
     return table
 
 
@@ -332,10 +332,11 @@ class Life(RuleBasedStateMachine):
             if samples and sequence.num_output == sequence.max_output:
                 self.scheduler.finish(sequence)
                 self.said.append(sequence)
-        if outcome == "nan" and plan.chunks:
-            self.scheduler.finish(plan.chunks[0].sequence)
-            allocator.forget()
-            assert allocator.num_cached == 0
+        if outcome == "nan" and (condemned := next((c.sequence for c in plan.chunks if c.sequence.chain), None)):
+            own = condemned.request.tenant, condemned.length_class
+            others = [key for key, block in allocator._index.items() if self.memory[block, SIZE - 1][:2] != own]
+            self.scheduler.condemn(condemned)
+            assert list(allocator._index) == others
 
     @rule(which=st.integers(0, 30))
     def cancel(self, which: int) -> None:

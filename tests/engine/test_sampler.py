@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import random
 from typing import Any
 
 import pytest
@@ -358,6 +359,60 @@ def test_a_row_of_nan_is_marked_and_harms_no_neighbour() -> None:
     assert chosen[1:3] == [INVALID, INVALID]
     assert chosen[0] == given[0].argmax()
     assert chosen[3] == sample_one_each(given[3:], [state(top_p=0.9)])[0]
+
+
+EXTREMES: dict[str, tuple[float, ...]] = {
+    "temperature": (0.0, -0.0, 5e-324, 1e-38, 1e-5, 1.0, 2.0),
+    "top_p": (5e-324, 1e-38, 1e-7, 0.5, 1 - 2**-53, 1.0),
+    "min_p": (0.0, -0.0, 5e-324, 1e-38, 0.5, 1 - 2**-53, 1.0),
+    "top_k": (0, 1, 2, VOCAB, 1_000_000),
+    "repetition_penalty": (5e-324, 1e-300, 1e-38, 0.01, 1.0, 10.0, 1e38),
+    "frequency_penalty": (-2.0, 0.0, 5e-324, 2.0),
+    "presence_penalty": (-2.0, 0.0, 5e-324, 2.0),
+    "seed": (-(2**63), -1, 0, 2**63 - 1),
+}
+
+
+def random_bias(rng: random.Random, vocab: int) -> tuple[tuple[int, float], ...]:
+    tokens = rng.sample(range(vocab), rng.choice([0, 1, 50, vocab]))
+    return tuple((token, rng.choice([-100.0, -99.9, -5e-324, 100.0])) for token in tokens)
+
+
+def test_no_extreme_value_of_any_field_makes_a_row_look_broken() -> None:
+    rng = random.Random(20)
+    prompt = tuple(range(0, VOCAB, 2))
+    for number in range(150):
+        given = logits(1, spread=rng.choice([0.0, 1.0, 30.0, 1e4, 1e37]), seed=number)
+        given[0, rng.randrange(VOCAB)] = rng.choice([-torch.inf, 0.0, 3e38, -3e38])
+        options = {name: rng.choice(values) for name, values in EXTREMES.items()}
+        chosen = state(prompt, logit_bias=random_bias(rng, VOCAB), min_tokens=rng.choice([0, 4096]), **options)
+        for _ in range(rng.choice([0, 10])):
+            chosen.advance(rng.randrange(VOCAB))
+        [token] = sample_one_each(given, [chosen])
+        assert 0 <= token < VOCAB, (options, number)
+
+
+@pytest.mark.parametrize("fault", [torch.nan, torch.inf])
+@pytest.mark.parametrize("penalty", [0.01, 10.0])
+def test_a_row_is_broken_by_the_models_own_logits_whatever_penalties_do_to_them(fault: float, penalty: float) -> None:
+    given = logits()
+    given[0, 5] = fault
+    chosen = state((5,), repetition_penalty=penalty, frequency_penalty=2.0, logit_bias=((5, -100.0),))
+    assert sample_one_each(given, [chosen]) == [INVALID]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"repetition_penalty": 0.01}, {"repetition_penalty": 10.0}, {"frequency_penalty": 2.0}, {"frequency_penalty": -2.0}],
+    ids=str,
+)
+def test_no_penalty_outdoes_a_ban(options: dict[str, float]) -> None:
+    given = torch.full((1, VOCAB), -torch.inf)
+    given[0, [EOS, 7, 8]] = torch.tensor([200.0, 30.0, -30.0])
+    chosen = state((EOS, 7), temperature=0.0, min_tokens=10_000, logit_bias=((7, -100.0),), **options)
+    for _ in range(8000):
+        chosen.advance(8)
+    assert sample_one_each(given, [chosen]) == [8]
 
 
 def test_a_row_that_allows_nothing_is_marked_and_not_drawn_from() -> None:

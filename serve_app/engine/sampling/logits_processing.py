@@ -12,7 +12,8 @@ import torch
 
 from serve_app.contracts.generation import SamplingParams
 
-BAN = -1e4  # added to a banned logit, which is then out of reach while any other token is allowed
+BAN = -1e5  # added to a banned logit, which is then out of reach while any other token is allowed
+_MAX_PENALISED = 4e4  # a penalised logit is at most this far from 0, so no penalty undoes or exceeds a ban
 _MIN_BIAS = -100.0  # this bias and lower biases are bans
 
 
@@ -54,7 +55,8 @@ class Tally:
 def penalise(logits: torch.Tensor, rows: Sequence[tuple[int, SamplingParams, np.ndarray, np.ndarray]]) -> None:
     """Apply the repetition penalty of CTRL (arXiv 1909.05858), then OpenAI's frequency and presence penalties.
 
-    `rows` are (row, parameters, distinct tokens, counts).
+    `rows` are (row, parameters, distinct tokens, counts). Logits that are not finite stay: they are the model's fault,
+    and penalties add none.
     """
     if not rows:
         return
@@ -67,15 +69,15 @@ def penalise(logits: torch.Tensor, rows: Sequence[tuple[int, SamplingParams, np.
         return _to(logits, np.repeat(np.array(values, dtype=np.float32), sizes))
 
     flat = logits.view(-1)
-    part = flat[index]
+    part = raw = flat[index]
     if any(p.repetition_penalty != 1.0 for _, p, _, _ in rows):
         factor = spread([p.repetition_penalty for _, p, _, _ in rows])
         part = torch.where(part > 0, part / factor, part * factor)
     if any(p.frequency_penalty for _, p, _, _ in rows):
-        part -= spread([p.frequency_penalty for _, p, _, _ in rows]) * counts
+        part = part - spread([p.frequency_penalty for _, p, _, _ in rows]) * counts
     if any(p.presence_penalty for _, p, _, _ in rows):
-        part -= spread([p.presence_penalty for _, p, _, _ in rows]) * (counts > 0)
-    flat[index] = part
+        part = part - spread([p.presence_penalty for _, p, _, _ in rows]) * (counts > 0)
+    flat[index] = torch.where(raw.isfinite(), part.clamp(-_MAX_PENALISED, _MAX_PENALISED), raw)
 
 
 def biases(logit_bias: Iterable[tuple[int, float]]) -> tuple[np.ndarray, np.ndarray]:

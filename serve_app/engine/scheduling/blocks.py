@@ -59,6 +59,7 @@ class BlockAllocator:
         self._cached: OrderedDict[int, None] = OrderedDict()  # in the order of eviction
         self._references = [0] * num_blocks
         self._keys: list[bytes | None] = [None] * num_blocks
+        self._roots = [b""] * num_blocks  # start of the chain of each indexed block's key
         self._index: dict[bytes, int] = {}
         self._suspects: set[int] = set()
         self._to_clear: list[int] = []
@@ -137,8 +138,8 @@ class BlockAllocator:
                 del self._cached[block]
             self._references[block] += 1
 
-    def publish(self, table: Sequence[int], index: int, key: bytes) -> int:
-        """Add `table[index]`, a fully computed block of a running sequence, to the index.
+    def publish(self, table: Sequence[int], index: int, key: bytes, root: bytes) -> int:
+        """Add `table[index]`, a fully computed block of a running sequence, to the index. `root` starts its key chain.
 
         Returns the block to use in its place: the block itself, or an indexed block with the same content, which takes
         over the reference. A block whose predecessor is not indexed is not indexed either, because it could not be
@@ -154,7 +155,7 @@ class BlockAllocator:
         same = self._index.get(key)
         if same is None:
             self._index[key] = block
-            self._keys[block] = key
+            self._keys[block], self._roots[block] = key, root
             return block
         self.share([same])
         self.free([block])
@@ -186,12 +187,18 @@ class BlockAllocator:
             else:
                 self._cached[block] = None
 
-    def forget(self) -> None:
-        """Empty the index. Blocks in use stay in use, and blocks that continue them are not indexed."""
-        self._empty += self._cached
-        self._cached.clear()
-        self._index.clear()
-        self._keys = [None] * self.num_blocks
+    def forget(self, root: bytes) -> None:
+        """Remove the blocks of all chains from `root` from the index.
+
+        Blocks in use stay in use, and blocks that continue them are not indexed.
+        """
+        for key, block in list(self._index.items()):
+            if self._roots[block] == root:
+                del self._index[key]
+                self._keys[block] = None
+                if not self._references[block]:
+                    del self._cached[block]
+                    self._empty.append(block)
 
     def _evict(self) -> int:
         block, _ = self._cached.popitem(last=False)

@@ -170,7 +170,7 @@ class Scheduler:
         extend_chain(sequence.chain, sequence.tokens, self.allocator.block_size, full)
         for index in range(sequence.num_published, full):
             key = key_of(sequence.chain[index + 1])
-            sequence.block_table[index] = self.allocator.publish(sequence.block_table, index, key)
+            sequence.block_table[index] = self.allocator.publish(sequence.block_table, index, key, sequence.chain[0])
         return full
 
     def finish(self, sequence: TokenSequence, *, billed: bool = True) -> None:
@@ -188,9 +188,12 @@ class Scheduler:
         sequence.status = SequenceStatus.FINISHED
 
     def condemn(self, sequence: TokenSequence) -> None:
-        """Remove a sequence whose logits held NaN, and empty the index: any block that it used may hold NaN."""
+        """Remove a sequence whose logits held NaN, and its tenant's blocks from the index: any of them may hold NaN.
+
+        Other tenants' sequences share no block with it and are judged on their own logits.
+        """
         sequence.num_proven, sequence.num_written = 0, len(sequence.block_table) * self.allocator.block_size
-        self.allocator.forget()
+        self.allocator.forget(sequence.chain[0])
         self.finish(sequence)
 
     def _length_class(self, num_tokens: int) -> int:
