@@ -200,6 +200,8 @@ def _note(line: _LogLine, price: str) -> str:
             return "Served."
         case Outcome.COMPLETED:
             return "The reply was complete and is billed; the client disconnected before its end."
+        case Outcome.CANCELLED if line.code == "server_error":
+            return f"The service failed after it had sent text: {answer}; {bill}."
         case Outcome.CANCELLED:
             return f"The client disconnected; {bill}."
         case Outcome.FAILED:

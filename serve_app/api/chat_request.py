@@ -243,7 +243,7 @@ class ChatRequest(Shape):
     """Extension: sample from this number of most likely tokens. 0 or -1: off."""
     min_p: Annotated[Number, Range(0, 1)] = 0.0
     """Extension: minimum probability of a token, relative to the most likely one."""
-    repetition_penalty: Annotated[Number, Range(0, 10, above=True)] = 1.0
+    repetition_penalty: Annotated[Number, Range(0.01, 10)] = 1.0
     """Extension: values above 1 make tokens of the prompt and the reply less likely."""
     min_tokens: Annotated[int, Range(0, None), Check(_check_min_tokens)] = 0
     """Extension: minimum number of tokens to generate, up to `max_tokens`."""
@@ -359,7 +359,7 @@ def _refuse_crowds(parsed: Mapping[str, Any], served: ServedModels) -> None:
         found = (part for message in messages if isinstance(message, dict) for part in map(message.get, _CROWDS))
         tokens = len(messages) * _TOKENS_OF_A_MESSAGE + sum(len(part) for part in found if isinstance(part, list))
         if tokens > longest:
-            raise errors.context_length_exceeded(tokens, longest)
+            raise errors.context_length_exceeded(0, longest)
     if isinstance(tools, list) and len(tools) > MAX_TOOLS:
         raise invalid("tools", f"must be at most {MAX_TOOLS}, but it has {len(tools)}")
     biases = parsed.get("logit_bias")

@@ -129,9 +129,13 @@ def model_not_found(model: str, served: Iterable[str]) -> ApiError:
 
 
 def context_length_exceeded(prompt_tokens: int, limit: int) -> ApiError:
-    """Status 422: the prompt is longer than the context. Client libraries search for words of the first sentence."""
+    """Status 422: the prompt is longer than the context. Client libraries search for words of the first sentence.
+
+    `prompt_tokens` is exact, because clients shorten their messages by it; 0 if the prompt was not counted.
+    """
+    found = prompt_tokens or f"more than {limit}"
     message = (
-        f"This model's maximum context length is {limit} tokens, and your messages are {prompt_tokens} tokens. "
+        f"This model's maximum context length is {limit} tokens, and your messages are {found} tokens. "
         "Shorten the messages, so that room for the reply is left."
     )
     return invalid_parameters(message, "messages", code="context_length_exceeded")

@@ -17,7 +17,7 @@ from serve_app.api.tools_and_formats import invalid
 class Range:
     """The range of a number, from `low` to `high`. It is not part of the type: a value outside returns 422, not 400."""
 
-    low: int
+    low: float
     high: int | None  # None: the model's maximum output in tokens
     above: bool = False  # `low` itself is not allowed
 

@@ -18,7 +18,7 @@ from serve_app.contracts.periods import BudgetPeriod, Period
 
 class Outcome(StrEnum):
     COMPLETED = "completed"
-    CANCELLED = "cancelled"  # the client hung up; the usage until then is billed
+    CANCELLED = "cancelled"  # the client hung up, or its stream failed; the usage until then is billed
     FAILED = "failed"  # the service's fault; recorded, not billed
 
 

@@ -16,9 +16,9 @@ from serve_app.contracts.trace_context import TraceCall
 class FinishReason(StrEnum):
     STOP = "stop"  # end-of-sequence token or a stop string
     LENGTH = "length"  # max_tokens or the context length was reached
-    ABORT = "abort"  # the caller cancelled
-    DEADLINE = "deadline"  # the deadline for the first token passed
-    ERROR = "error"  # the engine failed; nothing is billed
+    ABORT = "abort"  # the caller cancelled, or the engine has ended: nothing more of it comes
+    DEADLINE = "deadline"  # the request waited in the queue for too long
+    ERROR = "error"  # the engine failed on this request
 
 
 class GrammarKind(StrEnum):
@@ -102,7 +102,7 @@ class SamplingParams:
     top_p: float = 1.0  # (0, 1]
     top_k: int = 0  # 0 is off
     min_p: float = 0.0  # [0, 1], relative to the most likely token
-    repetition_penalty: float = 1.0  # > 0, over prompt and output
+    repetition_penalty: float = 1.0  # 0.01..10, over prompt and output
     frequency_penalty: float = 0.0  # -2..2, over output
     presence_penalty: float = 0.0  # -2..2, over output
     stop: tuple[str, ...] = ()
@@ -121,7 +121,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The sequence has left the queue and its first prefill chunk runs."""
+    """The sequence has left the queue and its first prefill chunk runs.
+
+    An engine that learns `cached_tokens` only with the first token sends it again then, without `said_text`.
+    """
 
     prompt_tokens: int
     cached_tokens: int  # prompt tokens that were not computed again
@@ -256,7 +259,7 @@ class GenerateCall:
     continue_final: bool = False
     settle_after_s: float = 2.0  # seconds that a replica waits after a disconnect before it settles for a dead gateway
     weight: float = 1.0  # the account's weight in the engine's fair queue
-    # Seconds after the call, because clocks differ between machines. It does not cut a reply that has begun.
+    # Seconds after the call, because clocks differ between machines. A request that still waits then ends.
     first_token_within_s: float | None = None
     n: int = 1
     tools: tuple[dict[str, Any], ...] = ()
@@ -283,7 +286,7 @@ class Rejected:
     """The only event of a request that did not start. Nothing was generated, and nothing is billed."""
 
     reason: Rejection
-    prompt_tokens: int = 0
+    prompt_tokens: int = 0  # exact; with CONTEXT, 0 if the prompt is too long to be counted
     limit: int = 0  # tokens, with CONTEXT
     message: str = ""  # with INVALID
     param: str = "messages"  # with INVALID, the invalid field

@@ -55,7 +55,7 @@ class Phases:
                 self._gap(now - self.last_at)
             self.last_at, self._tokens = now, event.completion_tokens
         elif isinstance(event, Started):
-            self.started_at = now
+            self.started_at = self.started_at or now
         elif isinstance(event, Finished):
             self.ended_at = now
 

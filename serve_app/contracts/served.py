@@ -54,7 +54,7 @@ class SamplingDefaults:
     top_p: Annotated[float, Gt(0), Le(1)] | None = None
     top_k: Annotated[int, Ge(0), Le(1_000_000)] | None = None  # 0: off
     min_p: Annotated[float, Ge(0), Le(1)] | None = None
-    repetition_penalty: Annotated[float, Gt(0), Le(10)] | None = None
+    repetition_penalty: Annotated[float, Ge(0.01), Le(10)] | None = None
     frequency_penalty: Annotated[float, Ge(-2), Le(2)] | None = None
     presence_penalty: Annotated[float, Ge(-2), Le(2)] | None = None
 

@@ -112,7 +112,7 @@ class ChatRenderer:
             return
         at_least = -(-num_bytes // self._longest_token)
         if at_least > self._max_context:
-            raise ContextLengthExceeded(at_least, self._max_context)
+            raise ContextLengthExceeded(0, self._max_context)
 
     def _refuse_overlong(self, text: str) -> None:
         """Tokenize a very long text in pieces and stop once it is certainly too long: 4 MB of words take 10 s.
@@ -125,7 +125,7 @@ class ChatRenderer:
         for start in range(0, len(text), _PIECE):
             counted += len(self._core.encode(text[start : start + _PIECE], add_special_tokens=False).ids)
             if counted > self._max_context * 5 // 4:
-                raise ContextLengthExceeded(counted, self._max_context)
+                raise ContextLengthExceeded(0, self._max_context)
 
 
 def _clean(value: Any) -> Any:

@@ -207,7 +207,6 @@ class EngineCore:
 
 
 def _deadline(sequence: TokenSequence) -> float:
-    """Time in seconds on the clock at which the sequence ends if it has no token by then."""
+    """Time in seconds on the clock at which the sequence ends if it still waits for its first turn."""
     first_token_by = sequence.request.first_token_by
-    has_begun = sequence.num_output > len(sequence.request.said)
-    return math.inf if first_token_by is None or has_begun else first_token_by
+    return math.inf if first_token_by is None or sequence.started else first_token_by

@@ -163,21 +163,20 @@ class Engine:
             self._work.notify()
 
     def _run(self) -> None:
-        reason = FinishReason.ABORT
         try:
             while self._step():
                 pass
         except DeviceLost as error:
             logger.critical("The engine ends: %s", error)
-            self._failure, reason = str(error), FinishReason.ERROR
+            self._failure = str(error)
         except BaseException as error:
             logger.critical("The engine's thread died.", exc_info=True)
-            self._failure, reason = f"the engine's thread died: {first_line(error)}", FinishReason.ERROR
+            self._failure = f"the engine's thread died: {first_line(error)}"
             raise
         finally:
             with self._lock:
                 self._closing = True
-                self._core.finish_all(reason)
+                self._core.finish_all(FinishReason.ABORT)
             self._outbox.deliver()
 
     def _step(self) -> bool:

@@ -14,14 +14,15 @@ class QueueFull(Exception):
 class ContextLengthExceeded(Exception):
     """The prompt leaves no room for a reply.
 
-    `prompt_tokens` is exact, or a lower bound if the text was too long to be tokenized. `limit` is the maximum number
-    of tokens of prompt and reply together.
+    `prompt_tokens` is exact, or 0 if the text was too long to be tokenized: then it has more than `limit`, the maximum
+    number of tokens of prompt and reply together.
     """
 
     def __init__(self, prompt_tokens: int, limit: int) -> None:
         self.prompt_tokens = prompt_tokens
         self.limit = limit
-        super().__init__(f"The prompt has {prompt_tokens} tokens, prompt and reply together may have {limit}.")
+        found = prompt_tokens or f"more than {limit}"
+        super().__init__(f"The prompt has {found} tokens, prompt and reply together may have {limit}.")
 
 
 class UnsupportedGrammar(ValueError):

@@ -16,6 +16,6 @@ class GenerationRequest:
     sampling: SamplingParams
     tenant: str = ""  # owner of the fair share that the request uses and of the cached prefixes that it may use
     weight: float = 1.0  # > 0, the tenant's weight: its service is divided by this
-    first_token_by: float | None = None  # seconds on the engine's clock; the request ends if it has no token by then
+    first_token_by: float | None = None  # seconds on the engine's clock; a request that still waits then ends
     said: tuple[int, ...] = ()  # tokens generated elsewhere that this reply continues; they count towards `max_tokens`
     adapter: str = ""  # name of one of the model's adapters; empty: the base model

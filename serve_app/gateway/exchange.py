@@ -11,7 +11,11 @@ The state in which the request ends decides what is billed:
 | ASKED | everything is given back | the same |
 | HELD | settled as cancelled, free of charge | everything is given back |
 | CALLED | settled as cancelled, free of charge; the rates stay charged | settled as failed: nothing is billed |
-| PRODUCING | settled as cancelled: what arrived is billed | settled as failed: nothing is billed |
+| PRODUCING | settled as cancelled: what arrived is billed | text that a client has is billed, see below |
+
+A stream that fails with 500 after it has sent text is settled as cancelled, because a request may have caused the
+failure. A 503 (the replica, its device or the place for its usage is lost) and a reply that is not streamed are settled
+as failed: nothing is billed.
 
 A request whose replica is lost goes back to HELD and runs again (`reruns.py`). It does not if its client has some of
 the reply and has not asked for `resume`. What the client has then counts as produced from the next run's CALLED on.
@@ -246,8 +250,8 @@ class Exchange:
                 if (kept := self._runs.pop_kept()) is not None:
                     self._first = event
                     return kept
-                if event.reason is FinishReason.DEADLINE:
-                    raise waited_too_long()
+                if event.reason is FinishReason.ABORT:  # its engine has ended
+                    raise self._replica_lost()
                 if event.reason not in (FinishReason.STOP, FinishReason.LENGTH):
                     self._record.phases.failed = True
                     logger.error("backend %s ended %s with %s", self.backend, self.request_id, event.reason)
@@ -378,12 +382,14 @@ class Exchange:
         if self._state is State.ASKED or (self._state is State.HELD and not client_gone):
             self._give_back()  # in ASKED it is unknown whether the limiter granted; releasing is harmless
             return
-        unserved = self._state is State.CALLED and isinstance(error, ApiError) and error.status == 503
+        lost = isinstance(error, ApiError) and error.status == 503
+        unserved = lost and self._state is State.CALLED
         self._state = State.ENDED
         if self._generation is not None:
             self._generation.cancel()
         # The gateway settles before the replica, which would bill what it produces until it is cancelled.
-        outcome = Outcome.CANCELLED if client_gone else Outcome.FAILED
+        pays = client_gone or (self._runs.has_sent and not lost)
+        outcome = Outcome.CANCELLED if pays else Outcome.FAILED
         self._settle_detached(outcome, refused=unserved)
 
     def _give_back(self, rejected: Rejected | None = None) -> None:
@@ -423,7 +429,7 @@ class Exchange:
                 self._count_usage(event)
         usage = self._usage
         refused = refused and not usage.completion_tokens  # a parser may have held back produced text
-        if usage.reason is FinishReason.ERROR:
+        if usage.reason is FinishReason.ERROR and not self._runs.has_sent:
             outcome = Outcome.FAILED  # the client hung up before the error could be sent
         settlement = self._settlement(outcome, reply)
         began = time.monotonic()

@@ -23,7 +23,7 @@ class ReplyTrace:
 
     def take(self, event: object) -> None:
         if isinstance(event, Finished):
-            self._failed = event.reason in (FinishReason.ERROR, FinishReason.DEADLINE)
+            self._failed = event.reason not in (FinishReason.STOP, FinishReason.LENGTH)
         if isinstance(event, Rejected):  # failed only if the request itself is not the reason
             self._failed = event.reason in (Rejection.QUEUE_FULL, Rejection.CLOSED)
 

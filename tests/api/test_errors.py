@@ -69,6 +69,7 @@ def test_the_message_for_a_prompt_that_is_too_long_has_the_words_that_clients_lo
     message = errors.context_length_exceeded(40000, 32768).message
     assert "This model's maximum context length is 32768 tokens" in message
     assert "40000 tokens" in message
+    assert "messages are more than 32768 tokens" in errors.context_length_exceeded(0, 32768).message
     assert "Shorten" in message
 
 

@@ -76,7 +76,8 @@ VALUES: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": named("g"), "tools": [function()]}, "tool_choice.function.name", '"g"'),
     ({"top_k": -2}, "top_k", "-2"),
     ({"min_p": 1.5}, "min_p", "from 0 to 1"),
-    ({"repetition_penalty": 0}, "repetition_penalty", "above 0"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "from 0.01 to 10"),
+    ({"repetition_penalty": 1e-38}, "repetition_penalty", "1e-38"),
     ({"min_tokens": -1}, "min_tokens", "from 0"),
     ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "max_tokens"),
 ]

@@ -70,7 +70,7 @@ def test_a_lost_device_ends_every_request_and_the_engine() -> None:
     for number, inbox in enumerate(inboxes):
         submit(engine, request(str(number)), inbox)
     runner.gate.release(2)
-    assert {inbox.wait().reason for inbox in inboxes} == {FinishReason.ERROR}
+    assert {inbox.wait().reason for inbox in inboxes} == {FinishReason.ABORT}
     engine._thread.join(60)
     with pytest.raises(EngineFailed, match=r"^the device is lost: CUDA error: device-side assert triggered$"):
         engine.check_health()

@@ -76,8 +76,9 @@ class Counting:
 def test_of_a_prompt_that_is_far_too_long_only_the_beginning_is_tokenized(bundled_tokenizer: Any, kind: str) -> None:
     renderer = ChatRenderer(bundled_tokenizer, CONTEXT)
     renderer._core = counting = Counting(renderer._core)
-    with pytest.raises(ContextLengthExceeded):
+    with pytest.raises(ContextLengthExceeded, match=f"more than {CONTEXT} tokens") as refusal:
         renderer.render([{"role": "user", "content": TOO_LONG[kind]}])
+    assert refusal.value.prompt_tokens == 0  # a count of the beginning is not the prompt's
     assert counting.characters < len(TOO_LONG[kind]) / 4
 
 
@@ -88,6 +89,19 @@ def test_a_long_prompt_is_refused_only_if_it_does_not_fit(bundled_tokenizer: Any
     text = repeated * (characters // len(repeated))
     tokens = len(whole.tokenize(text))
     assert len(ChatRenderer(bundled_tokenizer, tokens).tokenize(text)) == tokens
+
+
+@pytest.mark.parametrize("repeated", ["the quick brown fox ", "a ", "\u4e2d"])
+def test_the_count_of_a_prompt_that_is_too_long_is_exact_or_not_given(bundled_tokenizer: Any, repeated: str) -> None:
+    renderer = ChatRenderer(bundled_tokenizer, CONTEXT)
+    for characters in (2 * CONTEXT, 6 * CONTEXT, 9 * CONTEXT, 14 * CONTEXT):
+        text = repeated * (characters // len(repeated))
+        exact = len(ChatRenderer(bundled_tokenizer).tokenize(text))
+        try:
+            assert len(renderer.tokenize(text)) == exact
+        except ContextLengthExceeded as refusal:
+            assert exact > CONTEXT
+            assert refusal.prompt_tokens in (0, exact)
 
 
 def test_stop_strings_that_nearly_come_cost_no_more_than_others() -> None:

@@ -140,6 +140,11 @@ def test_a_replica_that_asked_for_a_gpu_does_not_fall_back_to_the_cpu(monkeypatc
         placement.check_gpus(chosen, 0)
         with pytest.raises(ModelError, match=r"has 1 GPU .*torch finds no CUDA device"):
             placement.check_gpus(chosen, 1)
-    placement.check_gpus(EngineSettings(model="m", device_map="cpu"), 1)
+    for named in ("cpu", {"": "cpu"}, {"model": "cpu", "lm_head": "disk"}):
+        chosen = EngineSettings(model="m", device_map=named)
+        placement.check_gpus(chosen, 0)
+        with pytest.raises(ModelError, match=r"has 1 GPU .*computes on the CPU: set device_map to auto"):
+            placement.check_gpus(chosen, 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    placement.check_gpus(EngineSettings(model="m", device_map="auto"), 1)
+    for named in ("auto", "cuda:0", {"model": 0, "lm_head": "cpu"}):
+        placement.check_gpus(EngineSettings(model="m", device_map=named), 1)

@@ -21,21 +21,15 @@ def test_blocks_of_a_request_with_nan_are_cleared_before_another_gets_them() -> 
 def test_a_request_with_nan_loses_the_cached_prompts_of_its_own_account_and_no_others() -> None:
     engine = SteppedEngine(MemoryRunner(32, 4, (64,)))
 
-    def cached(tenant: str) -> int:
-        engine.submit(request(tenant, [ord(tenant)] * 12, tenant=tenant, max_tokens=2, ignore_eos=True))
-        inbox = engine.submit(request(f"{tenant} again", [ord(tenant)] * 12, tenant=tenant, max_tokens=2))
+    def cached(tenant: str, *rest: int) -> int:
+        """The cached tokens of another request with this tenant's prompt."""
+        inbox = engine.submit(request(tenant, [ord(tenant)] * 8 + list(rest), tenant=tenant, max_tokens=2))
         engine.run()
         return inbox.last.cached_tokens
 
-    assert (cached("a"), cached("b")) == (8, 8)
-    engine.submit(request("spoilt", [ord("a")] * 8 + [POISON] * 4, tenant="a"))
-    engine.run()
-    found = {
-        tenant: engine.submit(request(f"{tenant} later", [ord(tenant)] * 12, tenant=tenant, max_tokens=1))
-        for tenant in "ab"
-    }
-    engine.run()
-    assert {tenant: inbox.last.cached_tokens for tenant, inbox in found.items()} == {"a": 0, "b": 8}
+    assert [cached(tenant, 1) for tenant in "aabb"] == [0, 8, 0, 8]
+    cached("a", POISON)
+    assert [cached(tenant, 1) for tenant in "ab"] == [0, 8]
 
 
 def test_blocks_of_a_prompt_that_was_cancelled_half_read_are_cleared_too() -> None:

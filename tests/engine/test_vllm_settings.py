@@ -61,7 +61,39 @@ def test_an_end_of_sequence_token_ends_a_reply_unless_it_is_ignored() -> None:
     assert (of()["stop_token_ids"], of()["ignore_eos"]) == ([2, 7], False)
     ignored = of(ignore_eos=True, logit_bias=((2, 5.0), (9, 1.0)))
     assert (ignored["stop_token_ids"], ignored["ignore_eos"]) == ([], True)
-    assert ignored["logit_bias"] == {2: -100.0, 7: -100.0, 9: 1.0}
+    assert ignored["logit_bias"] == {2: -1e7, 7: -1e7, 9: 1.0}
+
+
+def test_no_more_biases_reach_vllm_than_its_process_survives() -> None:
+    most = tuple((token, 1.0) for token in range(2, 1026))
+    assert len(of(logit_bias=most, ignore_eos=True)["logit_bias"]) == 1024  # the end tokens are among them
+    more = tuple((token, 1.0) for token in range(10, 1034))
+    assert len(of(logit_bias=more)["logit_bias"]) == 1024
+    with pytest.raises(ValueError, match="^logit_bias and the end tokens that ignore_eos bans are more than 1024"):
+        of(logit_bias=more, ignore_eos=True)
+
+
+def test_a_bias_of_minus_a_hundred_bans_a_token_also_with_the_least_repetition_penalty() -> None:
+    bias = of(logit_bias=((3, -100.0), (4, -99.0)), repetition_penalty=0.01)["logit_bias"]
+    assert bias[4] == -99.0
+    assert (30.0 + bias[3]) * 0.01 < -30.0 - 2.0 * 32_768  # the latter: a token said at every place, with penalties
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "sent"),
+    [
+        ({"temperature": 5e-324}, "temperature", 0.01),
+        ({"temperature": -0.0}, "temperature", 0.0),
+        ({"temperature": 2.0}, "temperature", 2.0),
+        ({"top_p": 5e-324}, "top_p", 1e-6),
+        ({"top_p": 1.0}, "top_p", 1.0),
+    ],
+    ids=str,
+)
+def test_a_number_that_vllms_float32_can_not_hold_becomes_the_nearest_that_it_can(
+    given: dict[str, float], field: str, sent: float
+) -> None:
+    assert of(**given)[field] == sent
 
 
 def test_a_complete_grammar_can_end_a_reply_whatever_else_is_asked_for() -> None:

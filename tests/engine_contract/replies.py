@@ -68,11 +68,10 @@ class Asker:
             async for event in events:
                 match event:
                     case Started():
-                        assert reply.started is None
                         assert not reply.deltas
-                        reply.started = event
-                        if order is not None:
+                        if order is not None and reply.started is None:
                             order.append(request.request_id)
+                        reply.started = event
                     case Delta():
                         reply.deltas.append(event)
                     case Finished():

@@ -138,7 +138,7 @@ async def test_when_its_process_dies_requests_end_with_an_error_and_the_engine_s
     for process in own:
         os.kill(process.pid, signal.SIGKILL)
     async with asyncio.timeout(60):
-        assert {reply.end.reason for reply in await asyncio.gather(*replies)} == {FinishReason.ERROR}
+        assert {reply.end.reason for reply in await asyncio.gather(*replies)} == {FinishReason.ABORT}
     with pytest.raises(EngineFailed):
         engine.check_health()
     with pytest.raises(EngineClosed):

@@ -87,6 +87,7 @@ async def test_the_hold_covers_a_prompt_that_is_dearer_when_it_is_cached(make_wo
     ("rejected", "stream", "status", "code"),
     [
         (Rejected(Rejection.CONTEXT, prompt_tokens=40000, limit=32768), False, 422, "context_length_exceeded"),
+        (Rejected(Rejection.CONTEXT, limit=32768), False, 422, "context_length_exceeded"),
         (Rejected(Rejection.QUEUE_FULL), True, 503, "overloaded_error"),
         (Rejected(Rejection.CLOSED), False, 503, "overloaded_error"),
         (Rejected(Rejection.INVALID, message="roles must alternate"), True, 422, "invalid_parameter"),
@@ -368,18 +369,31 @@ async def test_a_failure_that_took_work_counts_against_the_rate_limits(
 
 @pytest.mark.parametrize(
     "end",
-    [[BackendUnavailable("died")], [RuntimeError("fault")], [], [Finished(FinishReason.ERROR, 10, 0, 1)],
-     [Finished(FinishReason.ABORT, 10, 0, 1)], [asyncio.CancelledError()]],
-    ids=["replica dies", "replica fails", "stream ends early", "engine fails", "engine closed", "call cancelled"],
-)  # fmt: skip
+    [[BackendUnavailable("died")], [], [Finished(FinishReason.ABORT, 10, 0, 1)], [asyncio.CancelledError()]],
+    ids=["replica dies", "stream ends early", "engine has ended", "call cancelled"],
+)
 async def test_a_stream_that_breaks_ends_with_an_error_event_and_is_not_billed(world: World, end: list[Any]) -> None:
     world.backends.play([Started(10, 0), Delta("half", 1), *end])
     call = await Call(world, stream=True).done()
     assert call.status == 200
-    assert set(call.events[-1]) == {"error"}
+    assert call.events[-1]["error"]["type"] == "overloaded_error"
     assert b"[DONE]" not in call.body
     assert call.ended
     await settled(world, requests=1, spent=0)
+
+
+@pytest.mark.parametrize(
+    ("end", "tokens"), [(RuntimeError("fault"), 1), (Finished(FinishReason.ERROR, 10, 0, 2), 2)], ids=repr
+)
+async def test_a_failure_that_a_request_may_cause_does_not_make_the_text_before_it_free(
+    world: World, end: Any, tokens: int
+) -> None:
+    world.backends.play([Started(10, 0), Delta("half", 1), end])
+    call = await Call(world, stream=True).done()
+    assert call.events[-1]["error"]["type"] == "server_error"
+    assert b"[DONE]" not in call.body
+    await settled(world, requests=1, spent=price(10, tokens))
+    assert world.metrics.settlements == ["cancelled"]
 
 
 @pytest.mark.parametrize("end", [BackendUnavailable("died"), asyncio.CancelledError()], ids=["dies", "cancelled"])
@@ -390,7 +404,7 @@ async def test_a_whole_reply_that_breaks_is_503_and_is_not_billed(world: World, 
     await settled(world, requests=3, spent=0)
 
 
-async def test_a_client_that_leaves_before_it_receives_a_failure_does_not_pay_for_it(world: World) -> None:
+async def test_a_client_that_leaves_before_it_receives_a_failure_pays_for_the_text_that_it_has(world: World) -> None:
     gate = asyncio.Event()
     failure = Finished(FinishReason.ERROR, 10, 0, 2)
     [script] = world.backends.play([Started(10, 0), Delta("a", 1), gate, Delta("b", 2), failure])
@@ -401,7 +415,7 @@ async def test_a_client_that_leaves_before_it_receives_a_failure_does_not_pay_fo
     await script.closed.wait()
     call.hang_up()
     await call.done()
-    await settled(world, requests=1, spent=0)
+    await settled(world, requests=1, spent=price(10, 2))
 
 
 async def test_a_request_that_waits_too_long_is_503_and_stays_free_whatever_the_replica_does_then(

@@ -23,7 +23,7 @@ _RANGES: list[tuple[str, Any, Any, dict[str, Any]]] = [
     ("top_logprobs", -1, 21, {"logprobs": True}),
     ("top_k", -2, 1_000_001, {}),
     ("min_p", -0.01, 1.01, {}),
-    ("repetition_penalty", 0, 10.01, {}),
+    ("repetition_penalty", 0.0099, 10.01, {}),
     ("min_tokens", -1, 4097, {}),
 ]
 _NUMBERS = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "min_p", "repetition_penalty")
@@ -124,7 +124,7 @@ def rows() -> Iterator[Row]:
     yield _no_model("a model of 1 MB", "x" * 10**6)
     yield _no_model("a model with NUL in it", "svc-chat\0")
     yield _no_model("a model with a blank after it", "svc-chat ")
-    too_long = ("This model's maximum context length is 32768 tokens",)
+    too_long = ("This model's maximum context length is 32768 tokens", "messages are more than 32768 tokens")
     for name, messages in (
         ("20,000 messages", [USER] * 20_000),
         ("90,000 numbers for messages", [3] * 90_000),

@@ -52,7 +52,7 @@ class ScriptedEngine:
     def text(self, messages: list[dict[str, Any]], continue_final: bool, tools: Any) -> str:
         text: str = messages[-1]["content"]
         if text == "too long":
-            raise ContextLengthExceeded(1000, 100)
+            raise ContextLengthExceeded(0, 100)
         if text == "refused":
             raise ValueError("roles must alternate")
         return text
@@ -107,7 +107,7 @@ def a_call(content: str = "0123456789", max_tokens: int = 20, credit: int = 10**
 @pytest.mark.parametrize(
     ("call", "rejected"),
     [
-        ({"content": "too long"}, Rejected(Rejection.CONTEXT, prompt_tokens=1000, limit=100)),
+        ({"content": "too long"}, Rejected(Rejection.CONTEXT, limit=100)),
         ({"content": "x" * 100}, Rejected(Rejection.CONTEXT, prompt_tokens=100, limit=100)),
         ({"content": "refused"}, Rejected(Rejection.INVALID, message="roles must alternate")),
         ({"credit": 10 * 1000 + 20 * 3000 - 1}, Rejected(Rejection.CREDIT, prompt_tokens=10)),

@@ -42,12 +42,19 @@ def check_devices(settings: EngineSettings) -> None:
 
 
 def check_gpus(settings: EngineSettings, asked: float) -> None:
-    """Check that a process that was given `asked` GPUs has one, if the settings leave the devices to accelerate.
+    """Check that a process that was given `asked` GPUs has one and uses it.
 
     Raises:
-        ModelError: torch finds no GPU, so the model would be loaded into CPU memory and run there.
+        ModelError: the settings name no GPU, or torch finds none: the model would run on the CPU.
     """
-    if asked > 0 and settings.device_map in _SPREAD and not torch.cuda.is_available():
+    wanted = settings.device_map
+    devices = [wanted] if isinstance(wanted, str) else wanted.values()
+    if asked > 0 and all(device in ("cpu", "disk") for device in devices):
+        raise ModelError(
+            f"The replica has {asked:g} GPU (num_gpus), and device_map {wanted!r} computes on the CPU: set device_map "
+            "to auto or cuda:0 and dtype to bfloat16, or set num_gpus to 0."
+        )
+    if asked > 0 and wanted in _SPREAD and not torch.cuda.is_available():
         raise ModelError(
             f"The replica has {asked:g} GPU (num_gpus), and torch finds no CUDA device: check the driver and "
             "CUDA_VISIBLE_DEVICES, or set device_map to cpu and num_gpus to 0 to compute on the CPU."

@@ -6,7 +6,11 @@ from typing import Any
 
 from serve_app.contracts.generation import SamplingParams
 
-_BAN = -100.0  # the strongest bias that vLLM accepts
+_BAN = -1e7  # vLLM adds biases before the repetition penalty, which may multiply them by 0.01
+_MIN_BIAS = -100.0  # this bias is a ban
+_MAX_BIASES = 1024  # a request with more ends vLLM's process on a GPU
+_MIN_TEMPERATURE = 0.01  # vLLM raises lower ones to this, and logs a warning for each request
+_MIN_TOP_P = 1e-6  # only the likeliest token is within it; a smaller one would become 0 in vLLM's float32
 _SEEDS = 2**63 - 1  # vLLM takes -1 for no seed
 
 
@@ -19,26 +23,30 @@ def keywords(
 
     Stop strings and their minimum number of tokens are not included, because the service finds stop strings in its own
     text. vLLM ends a reply at a token of `eos`, which is then the last token of its output.
+
+    Raises ValueError for more biases than vLLM takes.
     """
     ignored = params.ignore_eos and lark is None
     bias = dict(params.logit_bias)
     if params.ignore_eos:
-        bias |= dict.fromkeys(eos, _BAN)
+        bias |= dict.fromkeys(eos, _MIN_BIAS)
+    if len(bias) > _MAX_BIASES:
+        raise ValueError(f"logit_bias and the end tokens that ignore_eos bans are more than {_MAX_BIASES} token ids")
     return {
         "max_tokens": max_output - said,
         # A reply that has completed its grammar can only end.
         "min_tokens": 0 if lark is not None else max(0, min(params.min_tokens, max_output) - said),
         "ignore_eos": ignored,
         "stop_token_ids": [] if ignored else sorted(eos),
-        "temperature": params.temperature,
-        "top_p": params.top_p,
+        "temperature": max(_MIN_TEMPERATURE, params.temperature) if params.temperature else 0.0,
+        "top_p": max(_MIN_TOP_P, params.top_p),
         "top_k": params.top_k,
         "min_p": params.min_p,
         "repetition_penalty": params.repetition_penalty,
         "frequency_penalty": params.frequency_penalty,
         "presence_penalty": params.presence_penalty,
         "seed": None if params.seed is None else params.seed & _SEEDS,
-        "logit_bias": {token: max(_BAN, value) for token, value in bias.items()} or None,
+        "logit_bias": {token: value if value > _MIN_BIAS else _BAN for token, value in bias.items()} or None,
         "logprobs": params.logprobs,
         "detokenize": False,
     }

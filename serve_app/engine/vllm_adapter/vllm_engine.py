@@ -218,6 +218,9 @@ class VllmEngine:
     def _release(self) -> None:
         for place in self._gate.release():
             live = self._live[place.request.request_id]
+            if live.deadline is not None:
+                live.deadline.cancel()
+            self._emit(live, self._started_event(live, live.said_text))
             live.task = self._loop.create_task(self._run(live))
 
     async def _run(self, live: _Live) -> None:
@@ -235,10 +238,11 @@ class VllmEngine:
                         return
             logger.error("vLLM ended request %s without a reason.", request.request_id)
         except EngineDeadError:
-            logger.error("Request %s ends with an error: vLLM's engine process has failed.", request.request_id)
+            logger.error("Request %s is lost: vLLM's engine process has failed.", request.request_id)
+            self._end(live, FinishReason.ABORT)
         except Exception as error:
             logger.error("vLLM failed on request %s: %s.", request.request_id, first_line(error))
-        self._end(live, FinishReason.ERROR)
+        self._end(live, FinishReason.ERROR)  # no effect if it has ended
 
     def _take(self, live: _Live, output: RequestOutput) -> FinishReason | None:
         """Convert vLLM's new tokens to events; return the reason why the reply ends, or None."""
@@ -267,8 +271,6 @@ class VllmEngine:
             reason = FinishReason.ERROR if known is None else live.text.end(known)
         self._gate.produced(live.place, live.text.num_tokens - before)
         if (delta := live.text.take()) is not None:
-            if live.deadline is not None:
-                live.deadline.cancel()
             self._emit(live, delta)
         return reason
 
@@ -290,13 +292,17 @@ class VllmEngine:
 
     def _started(self, live: _Live, cached_tokens: int) -> None:
         live.has_started = True
-        prompt_tokens, said = len(live.request.prompt_token_ids), len(live.request.said)
+        prompt_tokens = len(live.request.prompt_token_ids)
         cached_tokens = live.cached_tokens = min(cached_tokens, prompt_tokens)
         self._prompt_tokens += prompt_tokens
         self._prefix_hit_tokens += cached_tokens
         self._gate.started(live.place, cached_tokens)
-        self._emit(live, Started(prompt_tokens, cached_tokens, said=said, said_text=live.said_text))
+        self._emit(live, self._started_event(live))
         self._release()
+
+    def _started_event(self, live: _Live, said_text: str = "") -> Started:
+        request = live.request
+        return Started(len(request.prompt_token_ids), live.cached_tokens, said=len(request.said), said_text=said_text)
 
     def _end(self, live: _Live, reason: FinishReason) -> None:
         """End a request; no effect if it has already ended."""
