@@ -403,7 +403,12 @@ def test_a_row_is_broken_by_the_models_own_logits_whatever_penalties_do_to_them(
 
 @pytest.mark.parametrize(
     "options",
-    [{"repetition_penalty": 0.01}, {"repetition_penalty": 10.0}, {"frequency_penalty": 2.0}, {"frequency_penalty": -2.0}],
+    [
+        {"repetition_penalty": 0.01},
+        {"repetition_penalty": 10.0},
+        {"frequency_penalty": 2.0},
+        {"frequency_penalty": -2.0},
+    ],
     ids=str,
 )
 def test_no_penalty_outdoes_a_ban(options: dict[str, float]) -> None:

@@ -69,7 +69,7 @@ def test_no_more_biases_reach_vllm_than_its_process_survives() -> None:
     assert len(of(logit_bias=most, ignore_eos=True)["logit_bias"]) == 1024  # the end tokens are among them
     more = tuple((token, 1.0) for token in range(10, 1034))
     assert len(of(logit_bias=more)["logit_bias"]) == 1024
-    with pytest.raises(ValueError, match="^logit_bias and the end tokens that ignore_eos bans are more than 1024"):
+    with pytest.raises(ValueError, match=r"^logit_bias and the end tokens that ignore_eos bans are more than 1024"):
         of(logit_bias=more, ignore_eos=True)
 
 

@@ -15,7 +15,7 @@ from serve_app.contracts.limiting import Identify, Status
 from serve_app.contracts.ports import BackendUnavailable
 from serve_app.gateway import web
 from tests.gateway.connections import Call
-from tests.gateway.world import NANO, PRICE_OUT, World, price, says, settled, until
+from tests.gateway.world import NANO, PRICE_IN, PRICE_OUT, World, price, says, settled, until
 
 # Requests that complete
 
@@ -274,6 +274,15 @@ async def test_a_client_that_leaves_in_mid_reply_stops_the_model_and_pays_for_th
     await call.done()
     await asyncio.wait_for(script.closed.wait(), 60)
     await settled(world, requests=1, spent=price(10, 4))
+
+
+async def test_cached_tokens_that_are_known_with_the_first_token_are_billed_as_cached(world: World) -> None:
+    world.backends.play([Started(10, 0), Started(10, 8), Delta("a", 1), asyncio.Event()])
+    call = Call(world, stream=True)
+    await call.until('"a"')
+    call.hang_up()
+    await call.done()
+    await settled(world, requests=1, spent=price(10, 1) - 8 * PRICE_IN // 2)
 
 
 async def test_the_task_of_a_request_is_cancelled_as_ray_serve_does(world: World) -> None:

@@ -51,7 +51,10 @@ VALUES: dict[str, list[Any]] = {
     "stream_options": [{"include_usage": True, "resume": True}],
     "messages": [
         [{"role": "user", "content": "word " * 1000}],
-        [{"role": "user", "content": "\ud83d\ude00\u0000\r\n" * 9}, {"role": "assistant", "content": "I", "prefix": True}],
+        [
+            {"role": "user", "content": "\ud83d\ude00\u0000\r\n" * 9},
+            {"role": "assistant", "content": "I", "prefix": True},
+        ],
     ],
 }
 FORMS: list[dict[str, Any]] = [

@@ -284,6 +284,21 @@ async def test_a_reply_begins_with_the_fingerprint_of_the_weights() -> None:
     assert begun == Started(5, 0, "0123456789ab")
 
 
+def test_a_reply_that_starts_again_with_its_cached_tokens_replays_nothing_twice() -> None:
+    fed: list[str] = []
+
+    class Parser:
+        def feed(self, text: str) -> list[Any]:
+            fed.append(text)
+            return []
+
+    reply = Reply(a_call(), 10, [Parser()])  # type: ignore[list-item]
+    for started in (Started(10, 0, said=2, said_text="ab"), Started(10, 8, said=2)):
+        list(reply.events(0, started))
+    assert fed == ["ab"]
+    assert (reply.produced.cached_tokens, reply.produced.completion_tokens) == (8, 2)
+
+
 def test_the_first_token_is_reported_although_its_text_is_held_back() -> None:
     """From then on the request is billed, and its prompt is found in the engine's cache."""
 
