@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -80,6 +81,32 @@ async def test_a_bias_forbids_a_token_or_forces_it(asker: Asker) -> None:
     assert other.token != first.token
     forced = await asker.ask(max_tokens=3, ignore_eos=True, logprobs=0, logit_bias=((other.token, 100.0),))
     assert [token.token for token in forced.tokens] == [other.token] * 3
+
+
+async def test_a_ban_holds_against_the_smallest_repetition_penalty(asker: Asker) -> None:
+    options = {"repetition_penalty": 0.01, "max_tokens": 4, "ignore_eos": True, "logprobs": 0}
+    said = {token.token for token in (await asker.ask(**options)).tokens}
+    others = (await asker.ask(logit_bias=tuple((token, -100.0) for token in said), **options)).tokens
+    assert said.isdisjoint(token.token for token in others)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"temperature": 5e-324, "seed": -(2**63)},
+        {"temperature": 2.0, "top_p": 5e-324, "min_p": 1.0},
+        {"temperature": 2.0, "top_p": 1 - 2**-53, "min_p": 5e-324, "top_k": 1_000_000},
+        {"temperature": 1.0, "repetition_penalty": 10.0, "frequency_penalty": -2.0, "presence_penalty": -2.0},
+        {"temperature": 1.0, "repetition_penalty": 0.01, "frequency_penalty": 2.0, "presence_penalty": 2.0},
+        {"temperature": 1.0, "logit_bias": tuple((token, -100.0) for token in range(1024)), "seed": 2**63 - 1},
+        {"temperature": 1.0, "logit_bias": ((0, 5e-324), (1, 100.0)), "min_tokens": 4},
+    ],
+    ids=str,
+)
+async def test_numbers_at_the_limits_of_their_ranges_give_a_reply(asker: Asker, numbers: dict[str, Any]) -> None:
+    reply = await asker.ask(max_tokens=4, ignore_eos=True, logprobs=0, **numbers)
+    assert reply.end.reason is FinishReason.LENGTH
+    assert reply.end.completion_tokens == 4
 
 
 async def test_a_bias_outside_the_vocabulary_is_refused(asker: Asker) -> None:

@@ -132,6 +132,14 @@ async def test_a_request_that_is_refused_before_it_is_admitted(
     assert counted(world, record).of(metrics.REFUSALS) == [(("none", record.code), 1)]
 
 
+async def test_a_stream_that_fails_is_counted_as_failed_although_its_text_is_billed(world: World) -> None:
+    world.backends.play([Started(10, 0), Delta("a", 1), Finished(FinishReason.ERROR, 10, 0, 1)])
+    await Call(world, stream=True).done()
+    record = await reported(world)
+    assert (record.status, record.charged) == (500, price(10, 1))
+    assert counted(world, record).of(metrics.FINISHES) == [(("svc-chat", "fake", "failed"), 1)]
+
+
 async def test_a_client_that_leaves_is_reported_when_it_is_settled(world: World) -> None:
     world.backends.play([Started(10, 0), Delta("a", 1), asyncio.Event()])
     call = Call(world, stream=True)
