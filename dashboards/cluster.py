@@ -162,6 +162,13 @@ FRONT_DOOR = [
         then=Board.USERS,
     ),
     graph(
+        "How many requests take a lane?",
+        {"{{proxy}}": rate_of(exported.HAPROXY_BACKEND_REQUESTS, "proxy", 'proxy=~"lanes_of_.*"')}, "reqps",
+        good="0.",
+        otherwise="Most requests of an address or key are refused: the log of requests shows which.",
+        then=Board.USERS,
+    ),
+    graph(
         "How many requests wait in HAProxy?", {"{{proxy}}": total(exported.HAPROXY_QUEUE, "proxy")}, "short",
         good="0.",
         otherwise="Only lanes queue: a client sends many requests that are refused. Other clients are not affected.",

@@ -87,6 +87,9 @@ HAPROXY_MAX_CONNECTIONS: Final = HaproxyMetric("gauge", "haproxy_process_max_con
 HAPROXY_RESPONSES: Final = HaproxyMetric(
     "counter", "haproxy_frontend_http_responses", "responses", "Sent to clients, by class of status", ("proxy", "code")
 )
+HAPROXY_BACKEND_REQUESTS: Final = HaproxyMetric(
+    "counter", "haproxy_backend_http_requests", "requests", "Sent to a backend of HAProxy", ("proxy",)
+)
 HAPROXY_QUEUE: Final = HaproxyMetric(
     "gauge", "haproxy_server_current_queue", "requests", "Requests that wait in HAProxy", ("proxy", "server")
 )
@@ -97,7 +100,9 @@ RAYS: Final = (
     DEPLOYMENT_STATUS, QUEUED_CALLS, CALLS_IN_PROGRESS, TARGET_REPLICAS, DESIRED_REPLICAS, EVENT_LOOP_DELAY,
     HAPROXY_PROCESSES, HAPROXY_MISMATCH, NODE_CPU, NODE_MEMORY_USED, NODE_MEMORY_TOTAL, NODE_DISK, *OF_GPUS,
 )  # fmt: skip
-HAPROXYS: Final = (HAPROXY_CONNECTIONS, HAPROXY_MAX_CONNECTIONS, HAPROXY_RESPONSES, HAPROXY_QUEUE)
+HAPROXYS: Final = (
+    HAPROXY_CONNECTIONS, HAPROXY_MAX_CONNECTIONS, HAPROXY_RESPONSES, HAPROXY_BACKEND_REQUESTS, HAPROXY_QUEUE,
+)  # fmt: skip
 
 
 def series(metric: Metric) -> tuple[str, ...]:

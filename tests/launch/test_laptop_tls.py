@@ -65,7 +65,7 @@ def test_a_damaged_key_is_one_line_with_what_to_do(tmp_path: Path) -> None:
 
 def test_only_the_entrance_for_clients_is_encrypted() -> None:
     text = "frontend http_frontend\n    bind 127.0.0.1:8000\n    use_backend gateways if { path_beg / }\n"
-    lines = amended(text, "127.0.0.1", Path("/run/lane.sock"), PATHS, "/run/served.pem").splitlines()
+    lines = amended(text, "127.0.0.1", Path("/run/lane.sock"), PATHS, "", "/run/served.pem").splitlines()
     assert [line for line in lines if " ssl " in line] == [
         "    bind 127.0.0.1:8000 ssl crt /run/served.pem alpn http/1.1"
     ]
