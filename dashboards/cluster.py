@@ -162,8 +162,12 @@ FRONT_DOOR = [
         then=Board.USERS,
     ),
     graph(
-        "How many requests take a lane?",
-        {"{{proxy}}": rate_of(exported.HAPROXY_BACKEND_REQUESTS, "proxy", 'proxy=~"lanes_of_.*"')}, "reqps",
+        "How many requests does HAProxy slow down?",
+        {
+            "{{proxy}}": rate_of(exported.HAPROXY_BACKEND_REQUESTS, "proxy", 'proxy=~"lanes.*"'),
+            "refused": rate_of(exported.HAPROXY_DENIED, where='proxy="http_frontend"'),
+        },
+        "reqps",
         good="0.",
         otherwise="Most requests of an address or key are refused: the log of requests shows which.",
         then=Board.USERS,

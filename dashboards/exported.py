@@ -90,6 +90,9 @@ HAPROXY_RESPONSES: Final = HaproxyMetric(
 HAPROXY_BACKEND_REQUESTS: Final = HaproxyMetric(
     "counter", "haproxy_backend_http_requests", "requests", "Sent to a backend of HAProxy", ("proxy",)
 )
+HAPROXY_DENIED: Final = HaproxyMetric(
+    "counter", "haproxy_frontend_requests_denied", "requests", "Refused by HAProxy itself", ("proxy",)
+)
 HAPROXY_QUEUE: Final = HaproxyMetric(
     "gauge", "haproxy_server_current_queue", "requests", "Requests that wait in HAProxy", ("proxy", "server")
 )
@@ -101,7 +104,8 @@ RAYS: Final = (
     HAPROXY_PROCESSES, HAPROXY_MISMATCH, NODE_CPU, NODE_MEMORY_USED, NODE_MEMORY_TOTAL, NODE_DISK, *OF_GPUS,
 )  # fmt: skip
 HAPROXYS: Final = (
-    HAPROXY_CONNECTIONS, HAPROXY_MAX_CONNECTIONS, HAPROXY_RESPONSES, HAPROXY_BACKEND_REQUESTS, HAPROXY_QUEUE,
+    HAPROXY_CONNECTIONS, HAPROXY_MAX_CONNECTIONS, HAPROXY_RESPONSES, HAPROXY_BACKEND_REQUESTS, HAPROXY_DENIED,
+    HAPROXY_QUEUE,
 )  # fmt: skip
 
 

@@ -6,16 +6,17 @@ Ray's template has no settings for these changes:
 
 - The metrics exporter binds to HOST instead of all addresses. The statistics page is removed.
 - With CERTIFICATE, a PEM file that also has the key, clients must use https.
-- Senders whose requests are mostly refused take a lane with the rest of their requests. The gateways see only a few
-  requests of a lane at one time; the others wait in HAProxy. LANES are the numbers, as in `lanes_of`. A lane leads back
-  to the same frontend through a local socket, so Ray still chooses the gateways.
+- An address whose requests are mostly refused takes a lane. The gateways see only a few requests of a lane at one time;
+  the others wait in HAProxy. A lane leads back to the same frontend through a local socket, so Ray still chooses the
+  gateways. LANES are the numbers, as in `lanes_of`.
+- Of a key whose requests are mostly refused, HAProxy itself refuses what goes beyond a multiple of the key's replies.
 
-A sender is a key that got a chat reply lately, from any address; for all other requests, it is the address. A key is
-the digest of the first authorization header, which is the header that the gateway reads. It is never captured, because
-HAProxy's log would show it.
+A key counts by itself, from any address, if it got a chat reply lately. All other requests count for their address. A
+key is the digest of the first authorization header, which is the header that the gateway reads. It is never captured,
+because HAProxy's log would show it.
 
-Refused requests are those that a gateway answers with 4xx or 503, and those that HAProxy refuses because many wait. A
-client that hangs up, a reply that is cut and any other failure count as neither refused nor served.
+Refused requests are those that a gateway answers with 4xx or 503. A client that hangs up, a reply that is cut and any
+other failure count as neither refused nor served.
 
 The script uses only the standard library and is fast: HAProxy waits for it on each reload.
 """
@@ -27,22 +28,23 @@ import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-COUNT = 64  # lanes of each kind: two senders rarely share one
+COUNT = 64  # lanes of each kind: two addresses rarely share one
 
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """When a sender's requests take a lane, and the limits of a lane.
+    """When HAProxy slows down an address or a key, and how.
 
-    In 10 s, `refused` requests may be refused without a lane, and `per_reply` more for each chat reply. Beyond that,
-    `refused` requests and 1 + `per_reply` for each chat reply still go directly. The lane takes the rest.
+    In 10 s, `refused` requests may be refused, and `per_reply` more for each chat reply. Beyond that, requests of an
+    address take its lane. Those of a key still go to the gateways if there are at most `refused` in 10 s, and
+    1 + `per_reply` for each chat reply; the others get 429.
     """
 
     refused: int = 50
     per_reply: int = 4
-    at_once: int = 32  # requests of a lane that the gateways see at one time: a few long replies must not close it
-    delay_ms: int = 800  # of each request, so that a lane passes 40 requests a second
-    waiting: int = 400  # maximum requests of one sender in its lane: ten seconds' worth
+    delay_ms: int = 800  # of each request of a lane, and of each 429
+    at_once: int = 32  # requests of a lane at the gateways, 40 a second by the delay: a few long replies don't close it
+    waiting: int = 400  # requests of an address or key that wait: ten seconds' worth
     large_bytes: int = 8192  # a body of this size fills HAProxy's buffer, which ends the delay: it has another lane
     large_bytes_per_s: int = 2_000_000  # of one address
     large_at_once: int = 4
@@ -61,8 +63,12 @@ def lanes_of(text: str) -> Lanes:
 
 
 _BUSY = (
-    '{"error":{"message":"Most requests of this address or API key were refused lately, and many wait. '
-    'Try again in 5 s.","type":"overloaded_error","param":null,"code":"overloaded"}}'
+    '{"error":{"message":"Most requests of this address were refused lately, and many wait. Try again in 5 s.",'
+    '"type":"overloaded_error","param":null,"code":"overloaded"}}'
+)
+_REFUSED = (
+    '{"error":{"message":"Most requests of this API key were refused lately, and it sends too many. Try again in 1 s.",'
+    '"type":"rate_limit_error","param":null,"code":"requests"}}'
 )
 
 
@@ -72,20 +78,18 @@ def _tables(lanes: Lanes, socket: str) -> str:
         for most in (lanes.at_once, lanes.large_at_once)
     )
     return f"""\
+# Keys that got a chat reply lately.
 backend good_keys
     stick-table type binary len 20 size 200k expire 10m
-# Refused requests and chat replies of each sender.
+# Refused requests and chat replies of each sender, which is such a key or an address.
 backend senders
     stick-table type binary len 20 size 200k expire 60s store gpc(2),gpc_rate(2,10s)
-backend senders_in_lanes
-    stick-table type binary len 20 size 200k expire 60s store conn_cur
+# Requests of slow senders: those that go to the gateways without a delay, and those that are open.
+backend slow_senders
+    stick-table type binary len 20 size 200k expire 60s store gpc(1),gpc_rate(1,1s),conn_cur
 backend upload_rates
     stick-table type ipv6 size 200k expire 60s store bytes_in_rate(1s)
-backend lanes_of_addresses
-    timeout queue 60s
-    balance hash var(txn.sender)
-{ordinary}
-backend lanes_of_keys
+backend lanes
     timeout queue 60s
     balance hash var(txn.sender)
 {ordinary}
@@ -99,6 +103,8 @@ backend lanes_of_large_bodies
 
 
 def _frontend(lanes: Lanes, socket: str, paths: str) -> str:
+    refused = f"status 429 content-type application/json hdr retry-after 1 string '{_REFUSED}'"
+    busy = f"status 503 content-type application/json hdr retry-after 5 string '{_BUSY}'"
     return f"""\
     bind {socket} accept-proxy mode 600 id 99
     # The lanes come in here again. Nothing else waits for the delay.
@@ -106,6 +112,7 @@ def _frontend(lanes: Lanes, socket: str, paths: str) -> str:
     tcp-request inspect-delay {lanes.delay_ms}ms
     tcp-request content accept if !{{ so_id 99 }}
     tcp-request content accept if WAIT_END
+    timeout tarpit {lanes.delay_ms}ms
     http-request set-var(txn.key) req.fhdr(authorization,1),sha1 if !is_from_lane
     # Other paths answer 200 to any key.
     http-request set-var(txn.is_chat) bool(true) if !is_from_lane {{ path_end {paths} }}
@@ -116,17 +123,18 @@ def _frontend(lanes: Lanes, socket: str, paths: str) -> str:
     http-response sc-inc-gpc(0,0) if {{ status 400:499 503 }}
     http-response sc-inc-gpc(1,0) if {{ status 200 }} {{ var(txn.is_chat) -m bool }}
     http-response track-sc2 var(txn.key) table good_keys if {{ status 200 }} {{ var(txn.is_chat) -m bool }}
-    # One lot for each answered request: the request takes the lane if it draws none of those that go directly.
-    http-request set-var(txn.served) sc_gpc_rate(1,0) if !is_from_lane
-    http-request set-var(txn.answered) sc_gpc_rate(0,0),add(txn.served) if !is_from_lane
-    http-request set-var(txn.direct) var(txn.served),mul({1 + lanes.per_reply}),add({lanes.refused}) if !is_from_lane
-    http-request set-var(txn.lot) rand,mod(txn.answered),sub(txn.direct) if !is_from_lane
-    acl takes_lane var(txn.lot) -m int ge 0
-    http-request track-sc1 var(txn.sender) table senders_in_lanes if takes_lane
+    http-request set-var(txn.replies) sc_gpc_rate(1,0)
+    http-request set-var(txn.free) var(txn.replies),mul({lanes.per_reply}),add({lanes.refused})
+    http-request set-var(txn.direct) var(txn.replies),add(txn.free),div(10)
+    http-request set-var(txn.is_slow) bool(true) if {{ sc_gpc_rate(0,0),sub(txn.free) gt 0 }}
+    acl is_slow var(txn.is_slow) -m bool
+    acl is_beyond sc_gpc_rate(0,1),sub(txn.direct) ge 0
     acl many_wait sc_conn_cur(1) gt {lanes.waiting}
-    http-request sc-inc-gpc(0,0) if takes_lane many_wait
-    http-request return status 503 content-type application/json hdr retry-after 5 string '{_BUSY}' \
-if takes_lane many_wait
+    http-request track-sc1 var(txn.sender) table slow_senders if is_slow
+    http-request deny {refused} if is_slow is_good_key is_beyond many_wait
+    http-request tarpit {refused} if is_slow is_good_key is_beyond
+    http-request deny {busy} if is_slow !is_good_key many_wait
+    http-request sc-inc-gpc(0,1) if is_slow
 """
 
 
@@ -134,9 +142,8 @@ def _route(lanes: Lanes) -> str:
     return f"""\
     acl is_large req.hdr_val(content-length) ge {lanes.large_bytes}
     acl is_large req.hdr(transfer-encoding) -m found
-    use_backend lanes_of_large_bodies if takes_lane is_large
-    use_backend lanes_of_keys if takes_lane is_good_key
-    use_backend lanes_of_addresses if takes_lane
+    use_backend lanes_of_large_bodies if is_slow !is_good_key is_large
+    use_backend lanes if is_slow !is_good_key
 """
 
 

