@@ -147,7 +147,7 @@ FRONT_DOOR = [
         "What does HAProxy answer?",
         {"{{code}}": rate_of(exported.HAPROXY_RESPONSES, "code", 'proxy="http_frontend"')}, "reqps", stacked=True,
         good="2xx. 4xx in proportion. A request that takes a lane counts twice.",
-        otherwise="5xx that Serve does not show are HAProxy's own: no gateway, or an address or key in its lane.",
+        otherwise="5xx that Serve does not show are HAProxy's own: no gateway, or an address in its lane.",
         then=Board.MONEY,
     ),
     graph(
