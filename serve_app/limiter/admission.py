@@ -215,7 +215,10 @@ class Admission:
         if end.refused:
             self._undo(hold, now)
             return
-        hold.recharge_tokens(now, end.prompt_tokens + end.completion_tokens)
+        counted = end.prompt_tokens + end.completion_tokens
+        if not counted and isinstance(hold.terms, Admit):
+            counted = hold.terms.prompt_tokens  # it ended before its prompt was counted: the estimate stands
+        hold.recharge_tokens(now, counted)
         if end.completion_tokens:
             learn_output(hold.key, end.completion_tokens)
         self._close(hold, now)

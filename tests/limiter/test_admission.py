@@ -308,8 +308,16 @@ def test_a_refused_release_gives_back_the_request_rate_too() -> None:
     world.end(refused=True)
     assert world.windows() == before
     world.grant()
+    world.end(prompt=40)
+    assert world.windows() == (before[0] - 1, before[1] - 40)
+
+
+def test_a_request_that_ends_before_its_prompt_is_counted_keeps_the_estimate_in_its_rates() -> None:
+    world = World()
+    before = world.windows()
+    world.grant(prompt=700)
     world.end()
-    assert world.windows() == (before[0] - 1, before[1])
+    assert world.windows() == (before[0] - 1, before[1] - 700)
 
 
 def test_a_release_that_keeps_its_rate_gives_back_the_money_and_the_output_alone() -> None:
