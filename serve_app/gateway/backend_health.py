@@ -1,22 +1,30 @@
 """Ejects backends from an identifier's traffic, judged by the gateway's own requests.
 
-A backend is bad for an identifier when, within WINDOW_S, at least MIN_BAD of the requests on it failed or missed their
-latency targets. These must be at least half of its requests, and more than twice the share of the other backends.
-Faulty requests or too much load would affect all backends alike.
+Each account has one vote on a backend: bad, when at least half of its requests within WINDOW_S failed or missed their
+latency targets. An account whose requests also do badly on other backends has no vote: its requests may be the cause. A
+backend is bad for an identifier when the bad votes come from at least MIN_ACCOUNTS accounts with at least MIN_BAD bad
+requests. They must be at least half of its votes, and more than twice the share of the other backends. Too much load
+would affect all backends alike. One account can therefore not eject a backend that serves others.
 
-A bad backend is ejected. After a pause it is half open: it gets one request every PROBE_S. GOOD_PROBES good requests in
-a row bring it back. A bad one starts a pause of twice the length, up to LONGEST_PAUSE_S.
+An account that has been the identifier's only one for ALONE_S affects nobody else: each of its requests has a vote.
+
+A bad backend is ejected. After a pause it is half open: it gets one request every PROBE_S. GOOD_PROBES good requests
+bring it back. Bad ones of MIN_ACCOUNTS accounts start a pause of twice the length, up to LONGEST_PAUSE_S. An account
+whose probe was bad gets no more of them, so it can neither keep the backend out nor fail again and again.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
 WINDOW_S: Final = 10.0
-MIN_BAD: Final = 3
+MIN_BAD: Final = 3  # requests
+MIN_ACCOUNTS: Final = 2
+ALONE_S: Final = 600.0
 PAUSE_S: Final = 10.0
 LONGEST_PAUSE_S: Final = 120.0
 PROBE_S: Final = 1.0
@@ -33,10 +41,14 @@ class Verdict(StrEnum):
     LATE = "late"  # missed a latency target
     FAILED = "failed"  # the backend's fault, not the client's
 
+    @property
+    def is_bad(self) -> bool:
+        return self is not Verdict.GOOD
+
 
 @dataclass(slots=True)
 class _Record:
-    verdicts: dict[str, tuple[float, Verdict]] = field(default_factory=dict)  # by request, oldest first
+    verdicts: dict[str, tuple[float, str, Verdict]] = field(default_factory=dict)  # by request, oldest first
     ejected_at: float | None = None
     pause_s: float = PAUSE_S
     probe_at: float = 0.0  # earliest time of the next probe
@@ -56,16 +68,23 @@ class BackendHealth:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
+        self._began = clock()
         self._records: dict[Key, _Record] = {}
+        self._seen: dict[str, dict[str, float]] = {}  # by identifier: when its two latest accounts were seen last
 
-    def note(self, key: Key, request_id: str, verdict: Verdict) -> None:
+    def note(self, key: Key, request_id: str, account_id: str, verdict: Verdict) -> None:
         """Records the verdict on a request.
 
         A later verdict replaces the first one: a request can fail after it started in time.
         """
+        now, seen = self._clock(), self._seen.setdefault(key[0], {})
         verdicts = self._records.setdefault(key, _Record()).verdicts
         verdicts.pop(request_id, None)
-        verdicts[request_id] = self._clock(), verdict
+        verdicts[request_id] = now, account_id, verdict
+        seen.pop(account_id, None)
+        seen[account_id] = now
+        if len(seen) > MIN_ACCOUNTS:
+            del seen[next(iter(seen))]
 
     @property
     def ejected(self) -> frozenset[Key]:
@@ -76,6 +95,8 @@ class BackendHealth:
         """Forgets all other backends. A backend that comes back later starts with an empty record."""
         for key in self._records.keys() - set(served):
             del self._records[key]
+        for identifier in self._seen.keys() - {name for name, _ in served}:
+            del self._seen[identifier]
 
     def judge(self, identifier: str, ready: Collection[str]) -> list[Ejection]:
         """Ejects backends of an identifier and brings them back. Returns the new ejections.
@@ -89,7 +110,7 @@ class BackendHealth:
         for name in names:
             record = self._records[identifier, name]
             if record.ejected_at is not None:
-                self._judge_probes(record, now)
+                self._judge_probes(identifier, record, now)
                 continue
             others = [one for one in ready if one != name and not self._is_out((identifier, one))]
             if not others or not self._is_worse(identifier, name, others):
@@ -99,59 +120,82 @@ class BackendHealth:
             record.verdicts.clear()
         return ejections
 
-    def due_probes(self) -> set[Key]:
-        """Returns the half-open backends that may get a request now, each once every PROBE_S."""
-        now, due = self._clock(), set()
+    def due_probes(self) -> dict[Key, frozenset[str]]:
+        """Returns the half-open backends that may get a request now, each once every PROBE_S.
+
+        The values are the accounts that may not send it, because their last one was bad.
+        """
+        now, due = self._clock(), {}
         for key, record in self._records.items():
             if record.ejected_at is None or now < max(record.ejected_at + record.pause_s, record.probe_at):
                 continue
             record.probe_at = now + PROBE_S
-            due.add(key)
+            due[key] = frozenset(_voters(record, by_request=False)[True])
         return due
 
-    def _judge_probes(self, record: _Record, now: float) -> None:
+    def _judge_probes(self, identifier: str, record: _Record, now: float) -> None:
         assert record.ejected_at is not None
         if now < record.ejected_at + record.pause_s:
             record.verdicts.clear()  # they belong to requests that started earlier
             return
-        verdicts = [verdict for _, verdict in record.verdicts.values()]
-        if any(verdict is not Verdict.GOOD for verdict in verdicts):
+        votes = _voters(record, by_request=False)
+        if len(votes[True]) >= (1 if self._has_one_account(identifier) else MIN_ACCOUNTS):
             record.ejected_at, record.pause_s = now, min(LONGEST_PAUSE_S, 2 * record.pause_s)
             record.verdicts.clear()
-        elif len(verdicts) >= GOOD_PROBES:
+        elif sum(verdict is Verdict.GOOD for _, _, verdict in record.verdicts.values()) >= GOOD_PROBES:
             record.ejected_at = None
+            record.verdicts.clear()
+
+    def _has_one_account(self, identifier: str) -> bool:
+        """Returns whether one account alone has used the identifier for ALONE_S."""
+        since = self._clock() - ALONE_S
+        return since >= self._began and sum(at > since for at in self._seen.get(identifier, {}).values()) <= 1
 
     def _is_out(self, key: Key) -> bool:
         record = self._records.get(key)
         return record is not None and record.ejected_at is not None
 
     def _is_worse(self, identifier: str, name: str, others: Iterable[str]) -> bool:
-        bad, count = _counts([self._records[identifier, name]])
-        others_bad, others_count = _counts(
-            [self._records[identifier, one] for one in others if (identifier, one) in self._records]
-        )
-        share, others_share = bad / max(1, count), others_bad / max(1, others_count)
-        return bad >= MIN_BAD and share >= 0.5 and share > 2 * others_share
+        alone = self._has_one_account(identifier)
+        record = self._records[identifier, name]
+        votes = _voters(record, by_request=alone)
+        rest = [
+            _voters(self._records[identifier, one], by_request=alone)
+            for one in others
+            if (identifier, one) in self._records
+        ]
+        bad = votes[True].difference(*(one[True] for one in rest))
+        others_bad, others_count = sum(len(one[True]) for one in rest), sum(len(one[True] | one[False]) for one in rest)
+        share, others_share = len(bad) / max(1, len(bad | votes[False])), others_bad / max(1, others_count)
+        requests = sum(account in bad or alone for _, account, verdict in record.verdicts.values() if verdict.is_bad)
+        enough = requests >= MIN_BAD and (alone or len(bad) >= MIN_ACCOUNTS)
+        return enough and share >= 0.5 and share > 2 * others_share
 
     def _drop_old(self, record: _Record, now: float) -> None:
         # A half-open backend gets at most one probe a second: all verdicts since the end of the pause count.
         begins = now - WINDOW_S if record.ejected_at is None else record.ejected_at
-        for request_id, (at, _) in list(record.verdicts.items()):
+        for request_id, (at, _, _) in list(record.verdicts.items()):
             if at >= begins:
                 return
             del record.verdicts[request_id]
 
 
-def _counts(records: Iterable[_Record]) -> tuple[int, int]:
-    """Returns the number of bad requests and the number of all requests."""
-    verdicts = [verdict for record in records for _, verdict in record.verdicts.values()]
-    return sum(verdict is not Verdict.GOOD for verdict in verdicts), len(verdicts)
+def _voters(record: _Record, *, by_request: bool) -> dict[bool, set[str]]:
+    """Returns the accounts, or the requests, that vote bad (True) and good (False)."""
+    bad, count = defaultdict[str, int](int), defaultdict[str, int](int)
+    for request_id, (_, account_id, verdict) in record.verdicts.items():
+        voter = request_id if by_request else account_id
+        count[voter] += 1
+        bad[voter] += verdict.is_bad
+    found: dict[bool, set[str]] = {True: set(), False: set()}
+    for voter, requests in count.items():
+        found[2 * bad[voter] >= requests].add(voter)
+    return found
 
 
 def _reason(record: _Record) -> str:
-    verdicts = [verdict for _, verdict in record.verdicts.values()]
+    times, accounts, verdicts = zip(*record.verdicts.values(), strict=True)
     failed, late = verdicts.count(Verdict.FAILED), verdicts.count(Verdict.LATE)
-    first, _ = next(iter(record.verdicts.values()))
-    last, _ = record.verdicts[next(reversed(record.verdicts))]
     parts = [f"{failed} failed"] * (failed > 0) + [f"{late} were late"] * (late > 0)
-    return f"of {len(verdicts)} requests in {max(1, round(last - first))} s {' and '.join(parts)}"
+    of = f"of {len(verdicts)} requests in {max(1, round(times[-1] - times[0]))} s"
+    return f"{of} {' and '.join(parts)} (accounts: {len(set(accounts))})"

@@ -42,7 +42,8 @@ class Availability:
     #: By identifier: backends that get no requests, because they are not ready or were ejected. Never all of them.
     out: Mapping[str, frozenset[str]] = field(default_factory=dict)
     ejected: frozenset[tuple[str, str]] = frozenset()  # (identifier, backend)
-    probes: set[tuple[str, str]] = field(default_factory=set)  # ejected backends that may get one request now
+    #: Ejected backends that may get one request now, and the accounts that may not send it.
+    probes: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)
 
 
 class Catalogue:
@@ -99,13 +100,14 @@ class Catalogue:
             if fallback is not None and fallback not in out:
                 return fallback
             usable = list(weights)
-        probes = [name for name in weights if (identifier, name) in now.probes] if now.probes else []
+        barred = {name: now.probes.get((identifier, name)) for name in weights} if now.probes else {}
+        probes = [name for name, accounts in barred.items() if accounts is not None and account_id not in accounts]
         if len(usable) == 1 and not probes:
             return usable[0]
         beginning = conversation_key(account_id, messages)
         scores = {name: _score(beginning, name, weights[name]) for name in {*usable, *probes}}
         chosen = max(scores, key=scores.__getitem__)
-        now.probes.discard((identifier, chosen))
+        now.probes.pop((identifier, chosen), None)
         return chosen
 
     def fallback(self, identifier: str, backend: str) -> str | None:

@@ -131,8 +131,8 @@ class Lifecycle:
         catalogue = self._services.catalogue
         for identifier in catalogue.identifiers:
             ejections += self._health.judge(identifier, self._could_reply(catalogue, identifier))
-        self._availability.probes |= self._health.due_probes()
-        self._availability.probes &= self._health.ejected
+        probes = self._availability.probes | self._health.due_probes()
+        self._availability.probes = {key: probes[key] for key in probes.keys() & self._health.ejected}
         self._refresh()
         for one in ejections:
             logger.error("%s: the backend %s is ejected: %s", one.identifier, one.backend, one.reason)
@@ -145,7 +145,7 @@ class Lifecycle:
             verdict = self._verdict(record)
             is_new = verdict is not None and (record.request_id not in self._judged or verdict is not Verdict.GOOD)
             if verdict is not None and is_new:
-                self._health.note((record.model, record.backend), record.request_id, verdict)
+                self._health.note((record.model, record.backend), record.request_id, record.account_id, verdict)
                 self._judged.add(record.request_id)
             if record.phases.ended_at is not None or record.phases.failed:
                 self._services.calls.discard(record)
@@ -189,7 +189,8 @@ class Lifecycle:
                     out[identifier] = frozenset(left_out)
                     break
         self._availability.out, self._availability.ejected = out, ejected
-        self._availability.probes = {key for key in self._availability.probes if self._is_ready(key[1])}
+        probes = self._availability.probes
+        self._availability.probes = {key: probes[key] for key in probes if self._is_ready(key[1])}
         served = {(name, backend) for name in catalogue.identifiers for backend in catalogue.behind(name)}
         for key in served | self._exported.keys():
             if self._exported.get(key) != (is_out := key in ejected):

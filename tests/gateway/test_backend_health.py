@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from serve_app.gateway.backend_health import GOOD_PROBES, PAUSE_S, PROBE_S, WINDOW_S, BackendHealth, Verdict
+from serve_app.gateway.backend_health import ALONE_S, GOOD_PROBES, PAUSE_S, PROBE_S, WINDOW_S, BackendHealth, Verdict
 
 GOOD, LATE, FAILED = Verdict.GOOD, Verdict.LATE, Verdict.FAILED
 READY = {"old", "new"}
@@ -18,10 +18,11 @@ class Requests:
         self.health = BackendHealth(lambda: self.now)
         self._count = 0
 
-    def end(self, backend: str, *verdicts: Verdict) -> None:
+    def end(self, backend: str, *verdicts: Verdict, account: str = "") -> None:
+        """Ends requests of one account, or each of an account of its own."""
         for verdict in verdicts:
             self._count += 1
-            self.health.note(("svc-chat", backend), f"r{self._count}", verdict)
+            self.health.note(("svc-chat", backend), f"r{self._count}", account or f"a{self._count}", verdict)
 
     def ejected(self, ready: set[str] = READY) -> list[str]:
         return [one.backend for one in self.health.judge("svc-chat", ready)]
@@ -79,10 +80,48 @@ def test_failures_that_are_long_past_do_not_count(requests: Requests) -> None:
 
 def test_a_request_that_began_well_and_failed_counts_once(requests: Requests) -> None:
     for number in range(3):
-        requests.health.note(("svc-chat", "new"), f"same{number}", GOOD)
-        requests.health.note(("svc-chat", "new"), f"same{number}", FAILED)
+        requests.health.note(("svc-chat", "new"), f"same{number}", f"a{number % 2}", GOOD)
+        requests.health.note(("svc-chat", "new"), f"same{number}", f"a{number % 2}", FAILED)
     [ejection] = requests.health.judge("svc-chat", READY)
-    assert ejection.reason == "of 3 requests in 1 s 3 failed"
+    assert ejection.reason == "of 3 requests in 1 s 3 failed (accounts: 2)"
+
+
+def test_one_account_ejects_no_backend_that_serves_others(requests: Requests) -> None:
+    requests.now += ALONE_S
+    requests.end("old", GOOD, account="ben")
+    requests.end("new", *[FAILED] * 100, account="eve")
+    assert requests.ejected() == []
+    requests.end("new", FAILED, account="ben")
+    assert requests.ejected() == ["new"]
+
+
+def test_an_account_has_one_vote_however_many_requests_it_sends(requests: Requests) -> None:
+    for account in ("ada", "ben", "cem", "dan"):
+        requests.end("new", GOOD, account=account)
+    requests.end("new", *[FAILED] * 100, account="eve")
+    requests.end("new", LATE, account="fay")
+    assert requests.ejected() == []
+
+
+def test_an_account_whose_requests_fail_on_every_backend_has_no_vote(requests: Requests) -> None:
+    requests.end("old", *[GOOD] * 20)
+    for backend in READY:
+        requests.end(backend, *[FAILED] * 5, account="eve")
+    requests.end("new", *[LATE] * 2, account="ben")
+    assert requests.ejected() == []
+
+
+def test_an_account_that_has_been_alone_ejects_by_its_own_requests(requests: Requests) -> None:
+    requests.now += ALONE_S - 1
+    requests.end("new", *[FAILED] * 3, account="ada")
+    assert requests.ejected() == [], "others may have been served before the gateway started"
+    requests.now += WINDOW_S
+    requests.end("new", *[FAILED] * 3, account="ada")
+    assert requests.ejected() == ["new"]
+    requests.now += PAUSE_S
+    requests.end("new", FAILED, account="ada")
+    requests.ejected()
+    assert requests.health.due_probes() == {}, "its probe alone counts, too"
 
 
 def eject(requests: Requests) -> None:
@@ -93,12 +132,23 @@ def eject(requests: Requests) -> None:
 def test_after_a_pause_one_request_a_second_probes_it(requests: Requests) -> None:
     eject(requests)
     requests.now += PAUSE_S - 0.1
-    assert requests.health.due_probes() == set()
+    assert requests.health.due_probes() == {}
     requests.now += 0.1
-    assert requests.health.due_probes() == {("svc-chat", "new")}
-    assert requests.health.due_probes() == set()
+    assert requests.health.due_probes() == {("svc-chat", "new"): frozenset()}
+    assert requests.health.due_probes() == {}
     requests.now += PROBE_S
-    assert requests.health.due_probes() == {("svc-chat", "new")}
+    assert requests.health.due_probes() == {("svc-chat", "new"): frozenset()}
+
+
+def test_one_account_neither_keeps_a_backend_out_nor_sends_a_second_bad_probe(requests: Requests) -> None:
+    eject(requests)
+    requests.now += PAUSE_S
+    requests.end("new", FAILED, account="eve")
+    requests.ejected()
+    assert requests.health.due_probes() == {("svc-chat", "new"): frozenset({"eve"})}
+    requests.end("new", *[GOOD] * GOOD_PROBES)
+    requests.ejected()
+    assert requests.out == set()
 
 
 def test_good_probes_bring_it_back(requests: Requests) -> None:
@@ -113,15 +163,15 @@ def test_good_probes_bring_it_back(requests: Requests) -> None:
     assert requests.out == set()
 
 
-def test_a_bad_probe_begins_a_pause_of_twice_the_length(requests: Requests) -> None:
+def test_bad_probes_begin_a_pause_of_twice_the_length(requests: Requests) -> None:
     eject(requests)
     requests.now += PAUSE_S
-    requests.end("new", GOOD, FAILED)
+    requests.end("new", GOOD, FAILED, FAILED)
     assert requests.ejected() == [], "the ejection goes on, and is not a new one"
     requests.now += PAUSE_S
-    assert requests.health.due_probes() == set()
+    assert requests.health.due_probes() == {}
     requests.now += PAUSE_S
-    assert requests.health.due_probes() == {("svc-chat", "new")}
+    assert requests.health.due_probes() == {("svc-chat", "new"): frozenset()}
 
 
 def test_replies_that_had_begun_before_the_ejection_are_no_probes(requests: Requests) -> None:

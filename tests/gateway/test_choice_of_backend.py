@@ -73,11 +73,13 @@ def test_a_probe_is_one_request_of_a_conversation_that_belongs_to_the_backend() 
     one = catalogue({"a": 50, "b": 50}, availability)
     before = chosen(one)
     availability.out = {"svc-chat": frozenset({"b"})}
-    availability.probes = {("svc-chat", "b")}
+    accounts = frozenset(account for account, _ in CONVERSATIONS)
+    availability.probes = {("svc-chat", "b"): accounts - {"acct_7"}}
     during = chosen(one)
     assert during.count("b") == 1
     assert before[during.index("b")] == "b"
-    assert availability.probes == set()
+    assert CONVERSATIONS[during.index("b")][0] == "acct_7"
+    assert availability.probes == {}
 
 
 def test_the_fallback_replies_only_while_no_backend_with_weight_is_available() -> None:

@@ -45,15 +45,21 @@ MODELS = {  # with targets that a slow machine meets
 MANY = 8  # conversations, half of which belong to each of two backends
 
 
-def questions(account_id: str) -> list[list[dict[str, str]]]:
-    """Conversations of an account: every second one is on `fake` and the others on `new` while these share evenly."""
+def questions(accounts: dict[str, str]) -> list[tuple[str, list[dict[str, str]]]]:
+    """Conversations of two accounts with their keys, in turns of two by account.
+
+    Every second one is on `fake` and the others on `new` while these share evenly.
+    """
     models = {"svc-chat": {**FULL_SETTINGS["models"]["svc-chat"], "backends": EVEN}}
     catalogue = Catalogue(GatewaySettings.model_validate({"models": models}))
-    of: dict[str, list[list[dict[str, str]]]] = {name: [] for name in EVEN}
-    for number in range(100 * MANY):
-        messages = [{"role": "user", "content": f"Question {number}"}]
-        of[catalogue.choose_backend("svc-chat", account_id, messages)].append(messages)
-    return [one for pair in zip(of["fake"], of["new"], strict=False) for one in pair][:MANY]
+    pairs = []
+    for account_id, key in accounts.items():
+        of: dict[str, list[tuple[str, list[dict[str, str]]]]] = {name: [] for name in EVEN}
+        for number in range(100 * MANY):
+            messages = [{"role": "user", "content": f"Question {number}"}]
+            of[catalogue.choose_backend("svc-chat", account_id, messages)].append((key, messages))
+        pairs.append(zip(of["fake"], of["new"], strict=False))
+    return [one for both in zip(*pairs, strict=False) for pair in both for one in pair][:MANY]
 
 
 class Backends:
@@ -97,8 +103,7 @@ class Gateway:
     def __init__(self, world: World) -> None:
         self.world = world
         self.began, self.later_s = time.monotonic(), 0.0
-        account_id, self.key = world.new_account(concurrency=100, rpm=10_000)
-        self.questions = questions(account_id)
+        self.questions = questions(dict(world.new_account(concurrency=100, rpm=10_000) for _ in range(2)))
         self.backends, self.applications = Backends(world), Applications()
         self.lifecycle = Lifecycle(
             world.services, world.accountings[0], self.applications, world.metrics, clock=self.clock
@@ -123,7 +128,7 @@ class Gateway:
 
     async def ask(self, count: int) -> list[int]:
         """So many conversations, one after the other; their statuses."""
-        return [(await Call(self.world, self.key, messages=one).done()).status for one in self.questions[:count]]
+        return [(await Call(self.world, key, messages=one).done()).status for key, one in self.questions[:count]]
 
     def asked(self) -> Counter[str]:
         asked, self.backends.asked = Counter(self.backends.asked), []
@@ -253,6 +258,18 @@ async def test_a_failing_canary_is_out_and_rolled_back_by_rule(
     assert gateway.world.services.catalogue.behind("svc-chat") == ("fake",)
 
 
+async def test_one_account_whose_requests_fail_rolls_nothing_back(gateway: Gateway) -> None:
+    await gateway.give(EVEN)
+    gateway.backends.scripts["new"] = [RuntimeError("fault")]
+    [(eve, _), *_] = gateway.questions
+    gateway.questions = [(eve, messages) for _ in range(3) for key, messages in gateway.questions if key == eve]
+    assert (await gateway.ask(len(gateway.questions))).count(500) >= 3
+    await gateway.step()
+    assert not gateway.world.services.catalogue.availability.ejected
+    await background_has_turned()
+    assert "RollBackTraffic" not in gateway.world.accounting.called
+
+
 async def test_a_backend_that_got_all_traffic_and_fails_is_rolled_back(
     gateway: Gateway, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -320,7 +337,7 @@ async def test_a_backend_that_hangs_is_late_before_its_request_ends(gateway: Gat
     await gateway.give(EVEN)
     hangs = asyncio.Event()
     gateway.backends.scripts["new"] = [hangs]
-    calls = [Call(gateway.world, gateway.key, messages=messages) for messages in gateway.questions]
+    calls = [Call(gateway.world, key, messages=messages) for key, messages in gateway.questions]
     await until(lambda: len(gateway.backends.asked) == MANY)
     await gateway.step()
     assert not gateway.world.services.catalogue.availability.ejected

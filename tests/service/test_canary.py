@@ -36,13 +36,14 @@ def backends(service: Service) -> dict[str, Any]:
     return {one["name"]: one for one in service.admin("GET", "/admin/backends")["data"]}
 
 
-async def survey(client: AsyncOpenAI) -> list[str]:
-    """The backend of each conversation, by its number; `FAILED` of a request that fails."""
+async def survey(*clients: AsyncOpenAI) -> list[str]:
+    """The backend of each conversation, by its number; `FAILED` of a request that fails. Clients take turns."""
 
     async def send(numbers: range) -> dict[int, str]:
         found = {}
         for number in numbers:
             messages: Any = [{"role": "user", "content": f"Question {number}"}]
+            client = clients[number // AT_ONCE % len(clients)]
             try:
                 answer = await client.chat.completions.create(model=MOVES, messages=messages, max_tokens=1)
             except InternalServerError:
@@ -131,7 +132,9 @@ async def test_a_canary_grows_to_all_is_rolled_back_and_retired_without_a_failur
 
 
 async def test_a_failing_canary_is_rolled_back_by_rule(service: Service, account: Account) -> None:
-    async with service.async_client(account.key) as client:
+    """It fails for two accounts: one alone may be the cause itself."""
+    other = service.account("moves, too", credit="100")
+    async with service.async_client(account.key) as client, service.async_client(other.key) as second:
         await asyncio.to_thread(
             service.admin, "POST", f"/admin/models/{MOVES}/canary", {"backend": "broken", "share": 50}
         )
@@ -142,7 +145,7 @@ async def test_a_failing_canary_is_rolled_back_by_rule(service: Service, account
 
         async with asyncio.timeout(PATIENCE_S):
             while (await asyncio.to_thread(traffic))["actor"] != "rule":
-                assert set(await survey(client)) <= {"held", FAILED}
+                assert set(await survey(client, second)) <= {"held", FAILED}
         assert "failed" in traffic()["reason"]
         await survey_until(client, lambda found: set(found) == {"held"})
     model = service.admin("GET", f"/admin/models/{MOVES}")
