@@ -47,11 +47,14 @@ class Retry:
     async def find_stored(self, settlements: Settlements, account_id: str) -> bytes | None:
         """Returns the stored reply, or None.
 
-        Raises ApiError (422) when the key was used with another body, Unavailable as `find_reply` does.
+        Raises ApiError (422) when the key was used with another body, and 429 after too many stored replies. Raises
+        Unavailable as `find_reply` does.
         """
+        settlements.replays.check(account_id)
         stored = await settlements.find_reply(account_id, self.idempotency_key)
         if stored is None:
             return None
+        settlements.replays.count(account_id)
         if stored.fingerprint != self.fingerprint:
             raise errors.idempotency_key_reused()
         return stored.body

@@ -32,6 +32,7 @@ from serve_app.contracts.limiting import OpenHold, Release, SpoolState
 from serve_app.contracts.metric import Metrics
 from serve_app.contracts.ports import SettleAnswer
 from serve_app.gateway.limiter_client import LimiterClient
+from serve_app.gateway.replays import Replays
 from serve_app.storage.spool import Spool, measure
 
 logger = logging.getLogger("ray.serve")
@@ -62,6 +63,7 @@ class Settlements:
     ) -> None:
         self._accounting = accounting
         self.spool = spool
+        self.replays = Replays()
         self._spooled = spool.size
         self._metrics = metrics
         self._limiter = limiter
