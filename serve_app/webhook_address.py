@@ -1,19 +1,25 @@
 """Resolves a webhook's address. Account holders choose it, so it must not lead into the service's own network.
 
 The name is resolved once, and the connection goes to the resolved address. A later change of the name has no effect.
+Account holders do not learn how a name resolves here: it may be a name of the service's own network.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import socket
 from dataclasses import dataclass
 from typing import Final
 
 import httpx
 
+logger = logging.getLogger("ray.serve")
+
 _PORTS: Final = {"https": 443, "http": 80}
+#: The only text about a name or its addresses.
+UNUSABLE: Final = "this address can't be used: give the https address of a host with public addresses only, at port 443"
 _UNICAST: Final = ipaddress.IPv6Network("2000::/3")  # no address outside it is public
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 # Python counts these as public, but they lead to machines of the provider or the network.
@@ -30,7 +36,7 @@ _SPECIAL: Final = [
 
 
 class BadAddress(Exception):
-    """A webhook may not use this address."""
+    """A webhook may not use this address. The message is for the account's holder, without details of the network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +49,28 @@ class Address:
 
 
 async def pinned(target: str, *, private: bool) -> Address:
-    """Resolves `target`. Raises BadAddress. `private` allows http and addresses that are not public."""
+    """Resolves `target`. Raises BadAddress. `private` allows http, any port, and addresses that are not public."""
     try:
         url = httpx.URL(target)
         host = url.host
-    except (httpx.InvalidURL, UnicodeError) as error:
-        raise BadAddress(f"{target!r} is not a valid URL: {error}") from None
+    except (httpx.InvalidURL, UnicodeError):
+        raise BadAddress(UNUSABLE) from None
     if url.scheme not in _PORTS or not host or url.userinfo:
-        raise BadAddress(f"{target!r}: use an https URL without a user name")
+        raise BadAddress("use an https URL without a user name")
     if url.scheme != "https" and not private:
-        raise BadAddress(f"{target!r}: use an https URL")
-    port = url.port or _PORTS[url.scheme]
+        raise BadAddress("use an https URL")
+    port = _PORTS[url.scheme] if url.port is None else url.port
+    if port != _PORTS[url.scheme] and not private:
+        raise BadAddress("use port 443, the default of https")
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise BadAddress(f"cannot resolve {host}: {error}") from None
+        logger.warning("a webhook's address is refused: %r can't be resolved: %s", host, error)
+        raise BadAddress(UNUSABLE) from None
     addresses = [str(one[4][0]) for one in found]
     if not private and (hidden := [one for one in addresses if not _is_public(one)]):
-        raise BadAddress(f"{host} resolves to {hidden[0]}, which is not a public address")
+        logger.warning("a webhook's address is refused: %r leads to %s, which is not public", host, hidden[0])
+        raise BadAddress(UNUSABLE)
     return Address(url.copy_with(host=addresses[0]), {"host": url.netloc.decode()}, {"sni_hostname": host})
 
 

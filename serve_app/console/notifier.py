@@ -29,7 +29,7 @@ from serve_app.contracts.ports import BooksPort
 from serve_app.contracts.units import utc_text
 from serve_app.settings import MailSettings
 from serve_app.storage.sealing import SecretKeys, of_webhooks, unseal
-from serve_app.webhook_address import pinned
+from serve_app.webhook_address import BadAddress, pinned
 
 logger = logging.getLogger("ray.serve")
 
@@ -52,10 +52,16 @@ WORDS: Final = {
     "month": "This month's spending is {value} {currency} and has reached {threshold}.",
     "unusual": "Today's spending is {value} {currency}: three times what was usual in the last seven days, or more.",
 }
+#: The account's holder gets no details, which can name hosts of the service's own network. The log has them.
+NOT_DELIVERED: Final = "not delivered: the address could not be reached, or did not take the message in time"
 PAUSED: Final = "recharge.paused"
 PAUSED_WORDS: Final = (
     "Recharging is paused, and the balance is {value} {currency}: {detail} Resume it on the page Billing, or add funds."
 )
+
+
+class BadAnswer(Exception):
+    """The webhook refused the message. The text is for the account's holder."""
 
 
 class Notifier:
@@ -107,8 +113,9 @@ class Notifier:
                 else:
                     await asyncio.get_running_loop().run_in_executor(self._threads, self._send, notice)
         except Exception as failure:  # a notice without a recorded attempt stays due, ahead of later ones
-            error = f"{type(failure).__name__}: {str(failure) or f'not done within {bound:g} s'}"
-            logger.warning("notice %s was not delivered: %s", notice.notice_id, error)
+            error = str(failure) if isinstance(failure, BadAnswer | BadAddress) else NOT_DELIVERED
+            reason = str(failure) or f"not done within {bound:g} s"
+            logger.warning("notice %s was not delivered: %s: %s", notice.notice_id, type(failure).__name__, reason)
         again = self._now() + AGAIN_S[notice.attempts] if error and notice.attempts < len(AGAIN_S) else None
         await self._books.run(RecordAttempt(notice.notice_id, error, again))
 
@@ -130,7 +137,7 @@ class Notifier:
             answer = await http.send(request, stream=True)  # the response's body is not read
             await answer.aclose()
         if not answer.is_success:
-            raise ValueError(f"the webhook answered {answer.status_code}")
+            raise BadAnswer(f"the webhook answered {answer.status_code}")
 
     def _send(self, notice: Notice) -> None:
         if self._mail is None:

@@ -18,7 +18,7 @@ import pytest
 from aiosmtpd.controller import Controller
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from serve_app.console.notifier import AGAIN_S, Notifier
+from serve_app.console.notifier import AGAIN_S, NOT_DELIVERED, Notifier
 from serve_app.contracts.notices import CreateAlert, ListNotices
 from serve_app.launch.preflight import free_port
 from serve_app.settings import MailSettings
@@ -143,13 +143,16 @@ def test_secrets_are_not_readable_in_the_database(house: House, receiver: Receiv
     assert not any(secret.encode() in stored for secret in (webhook[1], totp))
 
 
-async def test_a_webhook_whose_secret_does_not_open_is_told_on_the_page(house: House, receiver: Receiver) -> None:
+async def test_a_webhook_whose_secret_does_not_open_is_told_on_the_page(
+    house: House, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
     strange = seal(SECRET, SecretKeys(b"another secret key"), of_webhooks(house.account_id))
     house.ledger.run(CreateAlert(house.account_id, "balance", 6 * 10**9, receiver.url, strange))
     await notifier(house).turn()
     assert receiver.came == []
     [notice] = house.ledger.run(ListNotices(house.account_id))
-    assert "SERVE_APP_SECRET_KEY" in notice.error
+    assert notice.error == NOT_DELIVERED
+    assert "SERVE_APP_SECRET_KEY" in caplog.text
 
 
 def test_the_page_shows_a_secret_once_and_what_was_told(house: House, receiver: Receiver) -> None:

@@ -16,13 +16,14 @@ from aiosmtpd.handlers import Sink
 
 from serve_app.certificates import make_authority, make_certificate
 from serve_app.console import notifier
-from serve_app.console.notifier import Notifier
+from serve_app.console.notifier import NOT_DELIVERED, Notifier
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.commands import Command
 from serve_app.contracts.notices import ListNotices, Notice, RecordAttempt, WatchAlerts
 from serve_app.launch.preflight import free_port
 from serve_app.settings import MailSettings
 from serve_app.storage.sealing import SecretKeys, of_webhooks, seal
+from serve_app.webhook_address import UNUSABLE
 from tests.accounting.books import NOON
 
 from .webhook_receiver import Receiver
@@ -89,7 +90,9 @@ async def listening(connected: Connected) -> AsyncIterator[int]:
         await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
 
 
-async def test_a_webhook_that_answers_byte_by_byte_does_not_hold_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_webhook_that_answers_byte_by_byte_does_not_hold_the_turn(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nx: ")
@@ -102,7 +105,8 @@ async def test_a_webhook_that_answers_byte_by_byte_does_not_hold_the_turn(monkey
     async with listening(drip) as port:
         due = Due(f"http://127.0.0.1:{port}/")
         await asyncio.wait_for(sender(due).turn(), PATIENCE_S)
-    assert due.errors() == ["TimeoutError: not done within 0.5 s"]
+    assert due.errors() == [NOT_DELIVERED]
+    assert "TimeoutError: not done within 0.5 s" in caplog.text
     assert due.recorded["0"].next_at == NOON + notifier.AGAIN_S[0]
 
 
@@ -120,7 +124,7 @@ async def test_a_mail_relay_that_says_nothing_holds_neither_turn_nor_webhooks(mo
             await asyncio.wait_for(sender(due, mail).turn(), PATIENCE_S)
             hang_up.set()
     *mails, webhook = due.errors()
-    assert set(mails) == {"TimeoutError: not done within 0.2 s"}
+    assert set(mails) == {NOT_DELIVERED}
     assert webhook == ""
 
 
@@ -157,7 +161,7 @@ async def test_a_turn_that_the_ledger_fails_ends_when_all_is_sent() -> None:
 
 @pytest.mark.parametrize("trusted", [True, False])
 async def test_a_relay_gets_a_message_only_with_a_certificate_that_is_trusted(
-    trusted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trusted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     authority = make_authority("a test", datetime.now(UTC))
     signed = make_certificate(authority, ["127.0.0.1"], datetime.now(UTC))
@@ -179,4 +183,18 @@ async def test_a_relay_gets_a_message_only_with_a_certificate_that_is_trusted(
     finally:
         controller.stop()
     [error] = due.errors()
-    assert error == "" if trusted else "certificate verify failed" in error
+    assert error == ("" if trusted else NOT_DELIVERED)
+    assert ("certificate verify failed" in caplog.text) is not trusted
+
+
+async def test_what_a_notice_failed_by_names_nothing_of_the_services_own_network(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Only the log says what a name leads to, and which relay or port refused."""
+    mail = MailSettings(host="127.0.0.1", port=1, sender="billing@service.example", starttls=False)
+    due = Due("https://localhost/", "https://host.that.is.nowhere.invalid/", "ada@example.org")
+    told = Notifier(due, mail, lambda: NOON, secret_keys=KEYS)
+    await told.turn()
+    assert due.errors() == [UNUSABLE, UNUSABLE, NOT_DELIVERED]
+    assert "127.0.0.1, which is not public" in caplog.text
+    assert "Connection refused" in caplog.text

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.webhook_address import BadAddress, pinned
+from serve_app.webhook_address import UNUSABLE, BadAddress, pinned
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,9 @@ async def test_what_is_no_https_address_is_refused(target: str) -> None:
     ],
 )  # fmt: skip
 async def test_no_webhook_leads_into_the_services_own_network(host: str) -> None:
-    with pytest.raises(BadAddress, match="not public"):
+    with pytest.raises(BadAddress) as refused:
         await pinned(f"https://{host}/", private=False)
+    assert str(refused.value) == UNUSABLE
     assert (await pinned(f"https://{host}/", private=True)).headers == {"host": host}
 
 
@@ -48,13 +49,44 @@ async def test_public_addresses_are_allowed(host: str) -> None:
     assert (await pinned(f"https://{host}/", private=False)).headers == {"host": host}
 
 
-async def test_one_private_address_among_a_names_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_private_address_among_a_names_refuses_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     async def found(*_: Any, **__: Any) -> list[Any]:
         return [(None, None, None, "", (address, 443)) for address in ("93.184.215.14", "10.0.0.1")]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", found)
-    with pytest.raises(BadAddress, match=r"10\.0\.0\.1"):
+    with pytest.raises(BadAddress) as refused:
         await pinned("https://example.org/", private=False)
+    assert str(refused.value) == UNUSABLE
+    assert "10.0.0.1" in caplog.text
+
+
+async def test_a_name_that_is_nowhere_and_one_that_is_private_are_told_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise an account's holder could list the names and addresses of the service's own network."""
+
+    async def found(host: str, *_: Any, **__: Any) -> list[Any]:
+        if host == "nowhere.internal":
+            raise OSError("Name or service not known")
+        return [(None, None, None, "", ("10.0.0.1", 443))]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", found)
+    for host in ("nowhere.internal", "ledger.internal"):
+        with pytest.raises(BadAddress) as refused:
+            await pinned(f"https://{host}/", private=False)
+        assert str(refused.value) == UNUSABLE
+        assert host in caplog.text
+
+
+@pytest.mark.parametrize("port", [0, 22, 80, 5432, 8443, 65535])
+async def test_only_the_port_of_https_is_called_unless_private_addresses_are_allowed(port: int) -> None:
+    target = f"https://93.184.215.14:{port}/"
+    with pytest.raises(BadAddress, match="port 443"):
+        await pinned(target, private=False)
+    assert (await pinned(target, private=True)).url.port == port
+    assert (await pinned("https://93.184.215.14:443/", private=False)).url.port is None
 
 
 async def test_a_public_address_is_asked_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,6 +94,6 @@ async def test_a_public_address_is_asked_under_its_name(monkeypatch: pytest.Monk
         return [(None, None, None, "", ("93.184.215.14", 443))]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", found)
-    address = await pinned("https://example.org:8443/hook", private=False)
-    assert str(address.url) == "https://93.184.215.14:8443/hook"
-    assert (address.headers, address.extensions) == ({"host": "example.org:8443"}, {"sni_hostname": "example.org"})
+    address = await pinned("https://example.org/hook", private=False)
+    assert str(address.url) == "https://93.184.215.14/hook"
+    assert (address.headers, address.extensions) == ({"host": "example.org"}, {"sni_hostname": "example.org"})
