@@ -27,6 +27,7 @@ from serve_app.contracts.payments import ReturnPayment
 from serve_app.contracts.recharges import StopRecharge
 
 NOT_COVERED: Final = "return_not_covered"
+UNMATCHED: Final = "return_unmatched"
 
 
 @writes(ReturnPayment)
@@ -40,6 +41,8 @@ def return_payment(transaction: Transaction, wanted: ReturnPayment, now: float) 
     if _is_booked(connection, account_id, key):
         return 0
     if not _is_booked(connection, account_id, wanted.reverses):
+        if wanted.final:
+            _record_unmatched(transaction, wanted, now)
         return None
     memo = f"{wanted.kind} {key}"
     if wanted.kind == "reinstatement":
@@ -49,14 +52,28 @@ def return_payment(transaction: Transaction, wanted: ReturnPayment, now: float) 
     if taken := min(wanted.amount, account.topped_up):
         correct_balance(transaction, CorrectBalance(account_id, -taken, memo, key, wanted.audit), now)
     if wanted.kind == "chargeback":
-        set_active(transaction, SetActive(account_id, False, wanted.audit), now)
-        stop_recharge(transaction, StopRecharge(account_id, wanted.audit), now)
+        _suspend(transaction, wanted, now)
     else:
         pause_recharge(transaction, account_id, "A payment was refunded.", wanted.audit, now)
     if lost := wanted.amount - taken:
         detail = {"amount": wanted.amount, "lost": lost, "memo": memo}
         write_audit(transaction, wanted.audit, NOT_COVERED, account_id, detail, now, subject=key)
     return lost
+
+
+def _record_unmatched(transaction: Transaction, wanted: ReturnPayment, now: float) -> None:
+    """Records a return of a payment that has no entry, for example because an operator credited it by hand."""
+    if _detail(transaction.connection, UNMATCHED, wanted.account_id, wanted.idempotency_key) is not None:
+        return
+    detail = {"amount": wanted.amount, "kind": wanted.kind, "reverses": wanted.reverses}
+    write_audit(transaction, wanted.audit, UNMATCHED, wanted.account_id, detail, now, subject=wanted.idempotency_key)
+    if wanted.kind == "chargeback":
+        _suspend(transaction, wanted, now)
+
+
+def _suspend(transaction: Transaction, wanted: ReturnPayment, now: float) -> None:
+    set_active(transaction, SetActive(wanted.account_id, False, wanted.audit), now)
+    stop_recharge(transaction, StopRecharge(wanted.account_id, wanted.audit), now)
 
 
 def _to_give_back(connection: Connection, wanted: ReturnPayment) -> int:
@@ -81,7 +98,13 @@ def _entry(connection: Connection, account_id: str, key: str) -> Row[Any] | None
 
 def _lost(connection: Connection, account_id: str, key: str) -> int | None:
     """Returns the amount that a return could not take. None: it took all, or does not exist."""
+    detail = _detail(connection, NOT_COVERED, account_id, key)
+    return None if detail is None else int(detail["lost"])
+
+
+def _detail(connection: Connection, action: str, account_id: str, key: str) -> dict[str, Any] | None:
+    """Returns the detail of the audit record of a return, or None."""
     log = audit_log.c
-    mine = (log.account_id == account_id, log.action == NOT_COVERED, log.subject == key)
+    mine = (log.account_id == account_id, log.action == action, log.subject == key)
     detail = connection.execute(select(log.detail).where(*mine).limit(1)).scalar()
-    return None if detail is None else int(json.loads(detail)["lost"])
+    return None if detail is None else dict(json.loads(detail))

@@ -39,7 +39,7 @@ async def report(visit: Visit) -> Response:
     try:
         found = await provider.read(visit.body, visit.request.headers)
         if found is not None:
-            await book(visit.console.books, provider, found)
+            await book(visit.console.books, provider, found, visit.console.now())
     except LedgerUnavailable:
         raise
     except AccountNotFound as error:

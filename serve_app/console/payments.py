@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from serve_app.contracts.books import Audit
 from serve_app.contracts.commands import AddCredit, GetAccount
 from serve_app.contracts.payments import Paid, Returned, ReturnPayment, Saved
 from serve_app.contracts.ports import BooksPort
 from serve_app.contracts.recharges import Attempt, AttemptState, RecordOutcome, SaveMethod, ShowRecharge
+from serve_app.contracts.units import DAY_S
 
 logger = logging.getLogger("ray.serve")
+
+#: Seconds after its first report in which a return may come before its payment. Then it is recorded for an operator.
+EARLY_S: Final = DAY_S
 
 
 class PaymentError(Exception):
@@ -63,8 +67,8 @@ class PaymentProvider(Protocol):
         """Parses a report. None: it is about nothing that began here. Raises BadReport, PaymentError."""
 
 
-async def book(books: BooksPort, provider: PaymentProvider, report: Paid | Returned | Saved) -> None:
-    """Books a report in the ledger, once for each reference, however often it is reported."""
+async def book(books: BooksPort, provider: PaymentProvider, report: Paid | Returned | Saved, now: float = 0.0) -> None:
+    """Books a report in the ledger, once for each reference, however often it is reported. Raises EarlyReport."""
     audit = Audit(provider.name)
     if isinstance(report, Saved):
         ids = (provider.name, report.customer, report.method)
@@ -81,9 +85,16 @@ async def book(books: BooksPort, provider: PaymentProvider, report: Paid | Retur
         return
     before = (await books.run(ShowRecharge(report.account_id)))[0] if report.kind == "chargeback" else None
     reverses = f"{provider.name} {report.reverses}"
-    lost = await books.run(ReturnPayment(report.account_id, report.amount, key, reverses, audit, report.kind))
-    if lost is None:
+    final = now - report.reported_at > EARLY_S
+    command = ReturnPayment(report.account_id, report.amount, key, reverses, audit, report.kind, final)
+    lost = await books.run(command)
+    if lost is None and not final:
         raise EarlyReport(f"{key} comes before {reverses}")
+    if lost is None:
+        logger.error(
+            "%s of %s: %s is not booked. Correct the balance by hand; the audit log has the amount.",
+            key, report.account_id, reverses,
+        )  # fmt: skip
     if lost:
         logger.warning("%s: %d nano-units of %s were spent already", key, lost, report.account_id)
     if before is not None and before.method is not None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import stripe
@@ -155,26 +156,30 @@ class Stripe:
         except (ValueError, stripe.SignatureVerificationError) as error:
             raise BadReport(str(error)) from None
         data: Any = json.loads(body)["data"]  # verified; as plain objects
-        found = data["object"]
         try:
-            match event.type:
-                case "checkout.session.completed" | "checkout.session.async_payment_succeeded":
-                    return await (self._saved(found) if found.get("mode") == "setup" else self._bought(found))
-                case "payment_intent.succeeded":
-                    # A payment without an attempt belongs to a checkout, which has a separate report.
-                    return _paid(found) if {"account_id", "attempt_id"} <= _metadata(found).keys() else None
-                case "charge.refunded":
-                    return _refunded(found, data.get("previous_attributes") or {})
-                case "charge.dispute.created":
-                    return None if _moves_nothing(found) else await self._disputed(found)
-                case "charge.dispute.funds_withdrawn":
-                    return await self._disputed(found)
-                case "charge.dispute.funds_reinstated":
-                    return await self._reinstated(found)
+            found = await self._read(event.type, data)
         except (KeyError, TypeError, AttributeError) as error:
             raise BadReport(f"{event.type} {event.id} is not about a payment of an account: {error}") from None
         except stripe.StripeError as error:
             raise _logged(error) from error
+        return replace(found, reported_at=float(event.created)) if isinstance(found, Returned) else found
+
+    async def _read(self, kind: str, data: Any) -> Paid | Returned | Saved | None:
+        found = data["object"]
+        match kind:
+            case "checkout.session.completed" | "checkout.session.async_payment_succeeded":
+                return await (self._saved(found) if found.get("mode") == "setup" else self._bought(found))
+            case "payment_intent.succeeded":
+                # A payment without an attempt belongs to a checkout, which has a separate report.
+                return _paid(found) if {"account_id", "attempt_id"} <= _metadata(found).keys() else None
+            case "charge.refunded":
+                return _refunded(found, data.get("previous_attributes") or {})
+            case "charge.dispute.created":
+                return None if _moves_nothing(found) else await self._disputed(found)
+            case "charge.dispute.funds_withdrawn":
+                return await self._disputed(found)
+            case "charge.dispute.funds_reinstated":
+                return await self._reinstated(found)
         return None
 
     async def _bought(self, session: Any) -> Paid | None:
@@ -192,32 +197,38 @@ class Stripe:
         """Returns the same for both reports of a dispute: the first to arrive takes the money and suspends the account.
 
         Stripe has withdrawn the money of a chargeback when it reports the dispute, so the account need not stay open
-        until the second report. An inquiry that becomes a chargeback later has only the second report.
+        until the second report. An inquiry that becomes a chargeback later has only the second report. A dispute can be
+        withdrawn again after it was reinstated: that is a separate chargeback.
         """
         metadata = await self._metadata_of_payment(dispute)
         if "account_id" not in metadata:
             return None
-        account_id, amount = _text(metadata["account_id"]), dispute["amount"] * CENT
-        return Returned(account_id, amount, _text(dispute["id"]), _text(dispute["payment_intent"]), "chargeback")
+        number, again, back = _moved(dispute)
+        # The report of a withdrawal shows an earlier reinstatement, but perhaps not yet the withdrawal itself.
+        number, again = (number + 1, 0) if back else (number, again)
+        cents = dispute["amount"] if number == 1 or not again else again
+        reference, account_id = _numbered(_text(dispute["id"]), number), _text(metadata["account_id"])
+        return Returned(account_id, cents * CENT, reference, _text(dispute["payment_intent"]), "chargeback")
 
     async def _reinstated(self, dispute: Any) -> Returned | None:
         """Returns the reinstatement of a dispute.
 
         It is the whole amount if the dispute was won. Otherwise it is the amount that Stripe gave back, because the
-        payment had been refunded before.
+        payment had been refunded before. It belongs to the latest withdrawal.
         """
         metadata = await self._metadata_of_payment(dispute)
         if "account_id" not in metadata:
             return None
-        cents = dispute["amount"]
-        if dispute["status"] != "won":
-            moved = [one["amount"] for one in dispute["balance_transactions"] if one["currency"] == dispute["currency"]]
-            cents = sum(amount for amount in moved if amount > 0)
+        number, _, back = _moved(dispute)
+        cents = back.get(dispute["currency"], 0)
+        if dispute["status"] == "won" and (number == 1 or not cents):
+            cents = dispute["amount"]
         if not cents:
             logger.warning("%s: what was reinstated is in another currency, correct it by hand", dispute["id"])
             return None
-        reference, account_id = _text(dispute["id"]), _text(metadata["account_id"])
-        return Returned(account_id, cents * CENT, f"{reference} reinstated", reference, "reinstatement")
+        withdrawal, account_id = _text(dispute["id"]), _text(metadata["account_id"])
+        reference = _numbered(f"{withdrawal} reinstated", number)
+        return Returned(account_id, cents * CENT, reference, _numbered(withdrawal, number), "reinstatement")
 
     async def _metadata_of_payment(self, found: Any) -> Any:
         """Returns the metadata of the payment of a checkout or dispute; empty without a payment."""
@@ -269,6 +280,25 @@ def _moves_nothing(dispute: Any) -> bool:
     """Whether the dispute moves no money: a bank's inquiry, or prevented by a refund that is reported separately."""
     status = _text(dispute["status"])
     return status.startswith("warning_") or status == "prevented"
+
+
+def _moved(dispute: Any) -> tuple[int, int, dict[str, int]]:
+    """Returns the number of a dispute's withdrawals, at least 1, and what the last took and was reinstated since.
+
+    The amounts are in cents: the first is 0 if it is unknown or in another currency, the second is by currency.
+    """
+    number, taken, back = 0, 0, dict[str, int]()
+    for one in dispute.get("balance_transactions") or []:
+        if one["amount"] < 0:
+            number, back = number + 1, {}
+            taken = -one["amount"] if one["currency"] == dispute["currency"] else 0
+        else:
+            back[one["currency"]] = back.get(one["currency"], 0) + one["amount"]
+    return max(1, number), taken, back
+
+
+def _numbered(reference: str, number: int) -> str:
+    return reference if number == 1 else f"{reference} {number}"
 
 
 def _metadata(found: Any) -> Any:

@@ -45,6 +45,7 @@ class Returned:
     reference: str  # id of this return
     reverses: str  # reference of the payment, or of the chargeback that is reinstated
     kind: ReturnKind = "refund"
+    reported_at: float = 0.0  # when the provider first reported it
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ class ReturnPayment(Command[int | None]):
     """Deducts returned money from the account's payments. Returns the nano-units that were already spent.
 
     The same idempotency key deducts once; a repetition returns 0 and changes nothing. None: the payment or chargeback
-    that it reverses is not booked yet, and nothing is changed. A chargeback also suspends the account and turns
+    that it reverses is not booked, and no money is moved. If `final`, the audit log then has the return, once, for an
+    operator to correct the balance. A chargeback also suspends the account and turns
     recharging off. A refund pauses recharging, which would charge the money again at once. A reinstatement restores
     what its chargeback took, less the part that the chargeback could not take. The account stays suspended. Raises
     AccountNotFound, InvalidAmount.
@@ -64,3 +66,4 @@ class ReturnPayment(Command[int | None]):
     reverses: str  # idempotency key of the payment, or of the chargeback
     audit: Audit
     kind: ReturnKind = "refund"
+    final: bool = False  # the payment's own report is not expected any more

@@ -13,6 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from tests.accounting.books import NOON
+
 SECRET = "whsec_of_the_endpoint"
 HOOK = "/console/payments/stripe"
 Answer = tuple[int, dict[str, Any]]
@@ -134,7 +136,8 @@ class StandIn:
         return 402, {"error": error}
 
 
-def event(kind: str, found: dict[str, Any], **data: Any) -> str:
-    """A report of Stripe's."""
-    document = {"id": "evt_1", "object": "event", "api_version": "2026-01-01", "created": 1, "type": kind}
+def event(kind: str, found: dict[str, Any], *, age_s: float = 0.0, **data: Any) -> str:
+    """A report of Stripe's, made `age_s` before NOON."""
+    created = int(NOON - age_s)
+    document = {"id": "evt_1", "object": "event", "api_version": "2026-01-01", "created": created, "type": kind}
     return json.dumps(document | {"data": {"object": found, **data}})

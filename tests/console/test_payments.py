@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 from stripe import WebhookSignature
 
+from serve_app.console.payments import EARLY_S
+from serve_app.contracts.commands import AddCredit
+
 from .conftest import House, balance, send, submit
 from .stripe_stand_in import HOOK, SECRET, StandIn, event
 
@@ -26,20 +29,22 @@ def paid(house: House, cents: int = 2500, reference: str = "pi_1", **changed: An
     return event("checkout.session.completed", session)
 
 
-def refunded(house: House, total: int, before: int = 0, **changed: Any) -> str:
+def refunded(house: House, total: int, before: int = 0, *, age_s: float = 0.0, **changed: Any) -> str:
     charge = {
         "id": "ch_1", "object": "charge", "amount_refunded": total, "metadata": {"account_id": house.account_id},
         "payment_intent": "pi_1", **changed,
     }  # fmt: skip
-    return event("charge.refunded", charge, previous_attributes={"amount_refunded": before})
+    return event("charge.refunded", charge, age_s=age_s, previous_attributes={"amount_refunded": before})
 
 
-def disputed(cents: int = 2500, what: str = "created", status: str = "needs_response", **changed: Any) -> str:
+def disputed(
+    cents: int = 2500, what: str = "created", status: str = "needs_response", *, age_s: float = 0.0, **changed: Any
+) -> str:
     dispute = {
         "id": "dp_1", "object": "dispute", "amount": cents, "currency": "usd", "payment_intent": "pi_1",
         "status": status, "balance_transactions": [], **changed,
     }  # fmt: skip
-    return event(f"charge.dispute.{what}", dispute)
+    return event(f"charge.dispute.{what}", dispute, age_s=age_s)
 
 
 def of_another_product(api: StandIn, metadata: dict[str, str] | None = None) -> str:
@@ -171,6 +176,66 @@ def test_a_return_before_its_payment_is_taken_once_stripe_has_repeated_it(house:
     assert (balance(house), house.ledger.audit_log()) == ("5.00", before)
     assert send(house, paid(house)).status_code == 200
     assert send(house, refunded(house, 2500)).status_code == 200
+    assert balance(house) == "5.00"
+
+
+def test_a_return_of_a_payment_that_was_credited_by_hand_is_left_to_an_operator(
+    house: House, api: StandIn, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Stripe would repeat the report for days, and then disable the address."""
+    house.ledger.credit(house.account_id, 25 * 10**9)
+    late = {"age_s": EARLY_S + 1}
+    for _ in range(2):
+        assert send(house, refunded(house, 2500)).status_code == 503, "the payment's report may still come"
+        assert send(house, refunded(house, 2500, **late)).status_code == 200
+    assert balance(house) == "30.00"
+    assert house.ledger.get_account(house.account_id).active
+    [record] = [one for one in house.ledger.audit_log() if one.action == "return_unmatched"]
+    assert (record.subject, record.actor) == ("stripe ch_1 refunded 2500", "stripe")
+    assert record.detail == {"amount": 25 * 10**9, "kind": "refund", "reverses": "stripe pi_1"}
+    assert "Correct the balance by hand" in caplog.text
+    for _ in range(2):
+        assert send(house, disputed(**late)).status_code == 200
+    assert (balance(house), house.ledger.get_account(house.account_id).active) == ("30.00", False)
+    assert [one.action for one in house.ledger.audit_log()].count("return_unmatched") == 2
+    assert house.ledger.check().ok
+
+
+def test_a_credit_by_hand_under_the_payments_reference_is_the_payment(house: House, api: StandIn) -> None:
+    command = AddCredit(house.account_id, 25 * 10**9, idempotency_key="stripe pi_1", memo="stripe pi_1")
+    house.ledger.run(command)
+    assert send(house, paid(house)).status_code == 200
+    assert balance(house) == "30.00"
+    assert send(house, refunded(house, 2500)).status_code == 200
+    assert balance(house) == "5.00"
+
+
+def test_a_withdrawal_after_a_reinstatement_is_taken_and_given_back_like_the_first(house: House, api: StandIn) -> None:
+    send(house, paid(house))
+    moved: list[dict[str, Any]] = []
+    again = []
+    for _ in range(2):
+        moved = [*moved, {"amount": -2500, "currency": "usd"}]
+        again.append(disputed(what="funds_withdrawn", balance_transactions=moved))
+        assert send(house, again[-1]).status_code == 200
+        assert balance(house) == "5.00"
+        moved = [*moved, {"amount": 2500, "currency": "usd"}]
+        again.append(disputed(what="funds_reinstated", status="won", balance_transactions=moved))
+        assert send(house, again[-1]).status_code == 200
+        assert balance(house) == "30.00"
+    for report in (*again, disputed()):
+        assert send(house, report).status_code == 200
+    assert balance(house) == "30.00", "each is booked once, in whatever order it is repeated"
+    assert house.ledger.check().ok
+
+
+def test_a_second_withdrawal_that_its_report_does_not_list_yet_is_taken(house: House, api: StandIn) -> None:
+    send(house, paid(house))
+    moved = [{"amount": amount, "currency": "usd"} for amount in (-2500, 2500)]
+    send(house, disputed(what="funds_withdrawn", balance_transactions=moved[:1]))
+    send(house, disputed(what="funds_reinstated", status="won", balance_transactions=moved))
+    assert balance(house) == "30.00"
+    assert send(house, disputed(what="funds_withdrawn", balance_transactions=moved)).status_code == 200
     assert balance(house) == "5.00"
 
 
