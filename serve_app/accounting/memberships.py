@@ -7,7 +7,7 @@ from sqlalchemy import Connection, delete, insert, select, update
 from serve_app.accounting.audit_log import write_audit
 from serve_app.accounting.console_tables import invitations, memberships
 from serve_app.accounting.database import Transaction
-from serve_app.accounting.people import find_invitation, read_person
+from serve_app.accounting.people import end_invitations, find_invitation, read_person
 from serve_app.accounting.registry import writes
 from serve_app.accounting.validation import equals
 from serve_app.contracts.books import Audit
@@ -46,6 +46,7 @@ def join_account(transaction: Transaction, wanted: JoinAccount, now: float) -> P
     member = {"user_id": person.user_id, "account_id": invitation.account_id, "role": invitation.role}
     connection.execute(insert(memberships).values(member))
     connection.execute(update(invitations).where(invitations.c.id == invitation.invitation_id).values(used_at=now))
+    end_invitations(connection, invitation.account_id, invitation.email, now)
     detail = {"invitation": invitation.invitation_id, "role": invitation.role}
     audit = Audit(person.email, address=wanted.address)
     write_audit(transaction, audit, "accept_invitation", invitation.account_id, detail, now, subject=person.user_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, insert, select, update
+from sqlalchemy import Connection, Row, Select, func, insert, select, update
 
 from serve_app.accounting.audit_log import write_audit
 from serve_app.accounting.console_tables import identities, invitations, memberships, operator_roles, sessions, users
@@ -17,6 +17,7 @@ from serve_app.contracts.errors import Conflict, InvalidValue
 from serve_app.contracts.key_format import new_id
 from serve_app.contracts.notices import is_email
 from serve_app.contracts.people import (
+    MAX_INVITATIONS_A_DAY,
     ROLES,
     AcceptInvitation,
     ChangePerson,
@@ -27,9 +28,11 @@ from serve_app.contracts.people import (
     InvitePerson,
     ListPeople,
     Person,
+    ResetPerson,
     RevokeInvitation,
     SuspendPerson,
 )
+from serve_app.contracts.units import DAY_S
 
 _LONGEST = 500  # characters of an issuer or a subject; OpenID Connect limits subjects to 255
 _OPEN = (invitations.c.used_at.is_(None), invitations.c.revoked_at.is_(None))
@@ -49,6 +52,9 @@ def invite_person(transaction: Transaction, wanted: InvitePerson, now: float) ->
     known = find_person(connection, FindPerson(email), now)
     if known is not None and wanted.account_id in known.roles:
         raise Conflict(f"{email} already belongs to this account")
+    if wanted.by_owner:
+        _check_rate(connection, wanted.account_id, now)
+    end_invitations(connection, wanted.account_id, email, now)
     row = {"id": new_id("inv_"), "email": email, "account_id": wanted.account_id, "role": wanted.role}
     times = {"created_at": now, "expires_at": wanted.expires_at}
     connection.execute(insert(invitations).values(**row, **times, digest=wanted.digest))
@@ -98,6 +104,7 @@ def accept_invitation(transaction: Transaction, wanted: AcceptInvitation, now: f
     connection.execute(insert(memberships).values(member))
     used = update(invitations).where(invitations.c.id == invitation.invitation_id).values(used_at=now)
     connection.execute(used)
+    end_invitations(connection, invitation.account_id, invitation.email, now)
     audit = Audit(invitation.email, address=wanted.address)
     detail = {"invitation": invitation.invitation_id, "role": invitation.role}
     write_audit(transaction, audit, "accept_invitation", invitation.account_id, detail, now, subject=user_id)
@@ -138,6 +145,23 @@ def suspend_person(transaction: Transaction, wanted: SuspendPerson, now: float) 
     return read_person(connection, before.user_id)
 
 
+@writes(ResetPerson)
+def reset_person(transaction: Transaction, wanted: ResetPerson, now: float) -> Person:
+    connection = transaction.connection
+    before = find_person(connection, FindPerson(wanted.email), now)
+    if before is None:
+        raise InvalidValue(f"no person has the address {wanted.email!r}: list the account's people")
+    password = before.password if wanted.password is None else wanted.password
+    if (before.password, before.totp_secret) == (password, None):
+        return before  # a repetition, or nothing to do
+    changes = {"password": password, "totp_secret": None}
+    connection.execute(update(users).where(users.c.id == before.user_id).values(changes))
+    end_sessions(connection, before.user_id, "", now)
+    detail = {"password": wanted.password is not None, "codes": before.totp_secret is not None}
+    write_audit(transaction, wanted.audit, "reset_person", "", detail, now, subject=before.user_id)
+    return read_person(connection, before.user_id)
+
+
 @writes(ChangePerson)
 def change_person(transaction: Transaction, wanted: ChangePerson, now: float) -> Person:
     connection = transaction.connection
@@ -148,6 +172,12 @@ def change_person(transaction: Transaction, wanted: ChangePerson, now: float) ->
         action = "change_password" if name == "password" else "totp_off" if value is None else "totp_on"
         write_audit(transaction, wanted.audit, action, "", {}, now, subject=wanted.user_id)
     return read_person(connection, wanted.user_id)
+
+
+def end_invitations(connection: Connection, account_id: str, email: str, now: float) -> None:
+    """Revokes the open invitations of an address to an account: a newer one, or the membership, replaces them."""
+    theirs = (invitations.c.account_id == account_id, invitations.c.email == email)
+    connection.execute(update(invitations).where(*theirs, *_OPEN).values(revoked_at=now))
 
 
 def add_identity(connection: Connection, user_id: str, identity: Identity, now: float) -> None:
@@ -193,6 +223,13 @@ def _person(connection: Connection, row: Row[Any]) -> Person:
         operator_role=connection.execute(operator).scalar_one_or_none(),
         issuers=tuple(connection.execute(linked.order_by(identities.c.issuer)).scalars()),
     )
+
+
+def _check_rate(connection: Connection, account_id: str, now: float) -> None:
+    latest = (invitations.c.account_id == account_id, invitations.c.created_at > now - DAY_S)
+    made = connection.execute(select(func.count()).select_from(invitations).where(*latest)).scalar_one()
+    if made >= MAX_INVITATIONS_A_DAY:
+        raise Conflict(f"an account makes at most {MAX_INVITATIONS_A_DAY} invitations in 24 hours: try again tomorrow")
 
 
 def _check_free(connection: Connection, email: str) -> None:

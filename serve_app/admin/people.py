@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import secrets
 from typing import Annotated, Literal, Self
 
@@ -93,6 +94,24 @@ class SuspendPerson(Body):
     suspended: bool = True
 
 
+class ResetPerson(Body):
+    """POST /admin/people/reset."""
+
+    email: Email
+    codes_only: bool = Field(False, description="Turns off the one-time codes; the password stays.")
+    hours: Annotated[int, Field(ge=1, le=72, description="Hours until the link expires.")] = 24
+
+
+class NewReset(Reply):
+    """The link with which a person chooses a new password."""
+
+    email: str
+    path: str | None = Field(
+        description="Path of the page, relative to the console's URL; shown only once. null if the password stays."
+    )
+    expires_at: Time | None
+
+
 class Suspended(Reply):
     """Whether a person is suspended from signing in."""
 
@@ -127,6 +146,18 @@ async def revoke_invitation(admin: AdminServices, invitation_id: str, audit: Aud
 async def suspend_person(admin: AdminServices, body: SuspendPerson, audit: Audit) -> Suspended:
     person = await admin.run(people.SuspendPerson(body.email, body.suspended, audit))
     return Suspended(email=person.email, suspended=person.suspended)
+
+
+@endpoint("POST", "/admin/people/reset", "Let a person choose a new password, without one-time codes")
+async def reset_person(admin: AdminServices, body: ResetPerson, audit: Audit) -> NewReset:
+    """Make sure first that the person is who they claim to be. All their sessions end."""
+    if body.codes_only:
+        person = await admin.run(people.ResetPerson(body.email, None, audit))
+        return NewReset(email=person.email, path=None, expires_at=None)
+    email = base64.urlsafe_b64encode(body.email.strip().lower().encode()).decode().rstrip("=")
+    token, expires_at = f"{email}.{secrets.token_urlsafe(32)}", int(admin.now()) + body.hours * 3600
+    person = await admin.run(people.ResetPerson(body.email, people.reset_text(token, expires_at), audit))
+    return NewReset.from_fields(person, path=f"/reset/{token}", expires_at=expires_at)
 
 
 @endpoint("POST", "/admin/people/operator", "Let a person onto the operators' pages, or no longer")

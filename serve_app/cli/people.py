@@ -15,6 +15,9 @@ app = typer.Typer(name="people", help="Invite, list and suspend people of the co
 ROLES = ("owner", "member", "billing")
 OPERATOR_ROLES = ("admin", "support", "finance", "read-only")
 Email = Annotated[str, typer.Argument(metavar="EMAIL")]
+Console = Annotated[
+    str | None, typer.Option(metavar="URL", help="URL of the console, for the link. [the service's, and /console]")
+]
 
 
 @command(
@@ -31,16 +34,14 @@ def invite(
     account_id: AccountId,
     role: Annotated[str, typer.Option(metavar="owner|member|billing", help="Role in the account.")] = "owner",
     hours: Annotated[int, typer.Option(min=1, max=720, help="Hours until the invitation expires.")] = 72,
-    console: Annotated[
-        str | None, typer.Option(metavar="URL", help="URL of the console, for the link. [the service's, and /console]")
-    ] = None,
+    console: Console = None,
 ) -> None:
     """Invite a person. Send them the link, which is shown only once. With it they choose a password."""
     if role not in ROLES:
         raise UsageError(f"--role {role}: must be one of {', '.join(ROLES)}")
     body = {"email": email, "role": role, "hours": hours}
     made = session.client.api_post("accounts", account_id, "people", body=body)
-    link = (console or f"{session.connection.url.removesuffix('/v1')}/console").rstrip("/") + made.pop("path")
+    link = _link(session, console, made.pop("path"))
     session.out.record(
         {**made, "link": link},
         [
@@ -94,6 +95,41 @@ def suspend(
 
 @command(
     app,
+    "reset",
+    examples=(
+        "serve-app people reset ada@example.org",
+        "serve-app people reset ada@example.org --codes-only",
+    ),
+)
+def reset(
+    session: Session,
+    email: Email,
+    codes_only: Annotated[
+        bool, typer.Option("--codes-only", help="Turn off the one-time codes; the password stays.")
+    ] = False,
+    hours: Annotated[int, typer.Option(min=1, max=72, help="Hours until the link expires.")] = 24,
+    console: Console = None,
+) -> None:
+    """Help a person who has lost their password or one-time codes. Make sure first who they are.
+
+    All their sessions end, and their one-time codes are turned off. The link, which is shown only once, lets them
+    choose a new password.
+    """
+    body = {"email": email, "codes_only": codes_only, "hours": hours}
+    made = session.client.api_post("people", "reset", body=body)
+    if (path := made.pop("path")) is None:
+        session.out.record(made, [("email", made["email"]), ("one-time codes", "off")])
+        return
+    link = _link(session, console, path)
+    session.out.record(
+        {**made, "link": link},
+        [("link", link), ("email", made["email"]), ("ends", made["expires_at"])],
+        note="Who has the link can sign in as this person: send it in private.",
+    )
+
+
+@command(
+    app,
     "operator",
     examples=(
         "serve-app people operator ada@example.org --role finance --account acct_…",
@@ -116,3 +152,7 @@ def operator(
         raise UsageError(f"--role {role}: must be one of {', '.join(OPERATOR_ROLES)}")
     found = session.client.api_post("people", "operator", body={"email": email, "role": role, "account_id": account})
     session.out.record(found, [("email", found["email"]), ("role", found["role"] or "none")])
+
+
+def _link(session: Session, console: str | None, path: str) -> str:
+    return (console or f"{session.connection.url.removesuffix('/v1')}/console").rstrip("/") + path

@@ -57,6 +57,8 @@ PAGES: Final = (
     Page("GET", "/invitations/{token}", ANYONE, people_pages.show_invitation),
     Page("POST", "/invitations/{token}", ANYONE, people_pages.accept),
     Page("POST", "/invitations/{token}/openid", ANYONE, openid_pages.begin_accept),
+    Page("GET", "/reset/{token}", ANYONE, people_pages.show_reset),
+    Page("POST", "/reset/{token}", ANYONE, people_pages.reset),
     Page("POST", "/payments/{provider}", PROVIDER, payment_pages.report),
     Page("POST", "/invitations/{token}/join", SIGNED_IN, people_pages.join),
     Page("GET", "/", SIGNED_IN, account_pages.home),

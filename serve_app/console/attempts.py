@@ -1,45 +1,118 @@
-"""Limits password attempts by address and by e-mail, in this process."""
+"""Rates of password attempts and of requests to pages, in this process.
+
+An attempt is never locked out for good: after a burst, the next one is possible once a part of the window has passed. A
+browser that has signed a person in before is known by a signed cookie and has a rate of its own. Attempts from
+elsewhere can therefore not delay a person at their usual browser.
+"""
 
 from __future__ import annotations
 
+import hmac
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
+from serve_app.contracts.rates import Bucket
+from serve_app.contracts.units import DAY_S
+from serve_app.storage.sealing import SecretKeys
+
+#: Attempts within WINDOW_S. After a burst of this size, one more is possible every WINDOW_S / limit.
 WINDOW_S: Final = 900.0
-OF_EMAIL: Final = 5
-OF_ADDRESS: Final = 30
-MAX_KEPT: Final = 10_000  # addresses, and the same number of e-mails
+OF_BROWSER: Final = 10  # of a known browser
+OF_PAIR: Final = 10  # of an address at an e-mail, from browsers that are not known; likewise the next two
+OF_EMAIL: Final = 50
+OF_ADDRESS: Final = 100
+OF_SIGNED_IN: Final = 5  # of a person who confirms a change with the password
+OF_CODES: Final = 5  # one-time codes after a right password
+#: Each counted attempt takes the time of a password check, so others can't evict a name within the window.
+MAX_KEPT: Final = 60_000
+KNOWN_S: Final = 180 * DAY_S
+
+
+class Rates:
+    """Counts events by name, `window_s` seconds long. `clock` returns seconds.
+
+    Events that are refused leave nothing. The name that was counted least recently is evicted first.
+    """
+
+    def __init__(self, clock: Callable[[], float], window_s: float, most: int = MAX_KEPT) -> None:
+        self._clock = clock
+        self._window_s = window_s
+        self._most = most
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def count(self, *limits: tuple[str, int]) -> float:
+        """Counts an event under each name with its limit, and returns 0.
+
+        Otherwise it counts nothing, and returns the seconds until all names have room.
+        """
+        now = self._clock()
+        buckets = {name: self._buckets.get(name) or Bucket(limit, self._window_s) for name, limit in limits}
+        if wait_s := max(bucket.wait_s(now, 1) for bucket in buckets.values()):
+            return wait_s
+        for name, bucket in buckets.items():
+            bucket.charge(now, 1)
+            self._buckets[name] = bucket
+            self._buckets.move_to_end(name)
+        while len(self._buckets) > self._most:
+            self._buckets.popitem(last=False)
+        return 0.0
 
 
 class Attempts:
-    """Counts password attempts. `clock` returns seconds.
+    """Counts attempts when they begin, also those that succeed: each session is a write. `clock` returns seconds.
 
-    An attempt counts when it begins, so concurrent attempts count too. Only the latest allowed attempts are kept. Each
-    takes the time of a password check, so an attacker cannot make enough attempts within the window to evict a name.
+    `address` is None where addresses are not known: without trusted proxies, clients may share one or choose it.
+    `browser` is the id of a known browser, or None.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._of_addresses: OrderedDict[str, list[float]] = OrderedDict()
-        self._of_emails: OrderedDict[str, list[float]] = OrderedDict()
+        self._rates = Rates(clock, WINDOW_S)
 
-    def begin(self, address: str, email: str) -> bool:
-        """Counts an attempt. False: the limit is reached, and the attempt must not be made."""
-        counted = ((self._of_addresses, address, OF_ADDRESS), (self._of_emails, _normal(email), OF_EMAIL))
-        now = self._clock()
-        recent = [[at for at in table.get(name, ()) if at > now - WINDOW_S] for table, name, _ in counted]
-        if any(len(times) >= most for times, (_, _, most) in zip(recent, counted, strict=True)):
-            return False
-        for times, (table, name, _) in zip(recent, counted, strict=True):
-            table[name] = [*times, now]
-            table.move_to_end(name)
-            if len(table) > MAX_KEPT:
-                table.popitem(last=False)
-        return True
+    def begin(self, address: str | None, email: str, browser: str | None = None) -> float:
+        """Counts an attempt to sign in. Returns 0, or the seconds to wait: then the attempt must not be made."""
+        if browser is not None:
+            return self._rates.count((f"browser {browser}", OF_BROWSER))
+        limits = [(f"email {_normal(email)}", OF_EMAIL)]
+        if address is not None:
+            limits += [(f"pair {address} {_normal(email)}", OF_PAIR), (f"address {address}", OF_ADDRESS)]
+        return self._rates.count(*limits)
 
-    def succeeded(self, email: str) -> None:
-        self._of_emails.pop(_normal(email), None)
+    def begin_code(self, email: str, browser: str | None) -> float:
+        """Counts a one-time code after a right password, as `begin`."""
+        return self._rates.count((f"code {browser or _normal(email)}", OF_CODES))
+
+    def begin_signed_in(self, user_id: str) -> float:
+        """Counts an attempt of a person who is signed in, as `begin`."""
+        return self._rates.count((f"person {user_id}", OF_SIGNED_IN))
+
+    def begin_openid(self, address: str | None, state: str) -> float:
+        """Counts a return from the provider with a state, as `begin`."""
+        limits = [(f"openid {state[-200:]}", OF_PAIR)]
+        return self._rates.count(*limits, *([] if address is None else [(f"address {address}", OF_ADDRESS)]))
+
+
+def new_browser(keys: SecretKeys, email: str, now: float) -> str:
+    """Returns the cookie of a browser in which this person has signed in. Valid for KNOWN_S."""
+    text = f"{secrets.token_hex(16)}.{int(now + KNOWN_S)}"
+    return f"{text}.{keys.derive(_signed(email, text))}"
+
+
+def known_browser(keys: SecretKeys, email: str, cookie: str, now: float) -> str | None:
+    """Returns the id of the browser with this cookie; None unless this person has signed in there."""
+    text, _, given = cookie.rpartition(".")
+    browser, _, until = text.partition(".")
+    if not any(hmac.compare_digest(given.encode(), token.encode()) for token in keys.derive_all(_signed(email, text))):
+        return None
+    return browser if int(until) > now else None
+
+
+def _signed(email: str, text: str) -> str:
+    return f"known browser of {_normal(email)}\0{text}"
 
 
 def _normal(email: str) -> str:

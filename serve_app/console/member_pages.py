@@ -31,7 +31,7 @@ async def invite(visit: Visit) -> Response:
         raise Refused(422, "Choose a role.")
     token, email = secrets.token_urlsafe(32), visit.form.get("email", "").strip()
     expires_at = visit.console.now() + INVITATION_S
-    command = people.InvitePerson(account_id, email, role, digest(token), expires_at, visit.audit)
+    command = people.InvitePerson(account_id, email, role, digest(token), expires_at, visit.audit, by_owner=True)
     made = await visit.console.books.run(command)
     url = visit.request.url
     link = f"{url.scheme}://{url.netloc}{visit.root}/invitations/{token}"

@@ -16,7 +16,7 @@ from fastapi.responses import Response
 
 from serve_app.console.openid import OpenId, ProviderAway, SignInRefused
 from serve_app.console.people_pages import check_password, find_invitation, open_session
-from serve_app.console.web import Refused, Visit
+from serve_app.console.web import Refused, Visit, check_wait
 from serve_app.contracts import people
 from serve_app.contracts.errors import InvalidValue
 from serve_app.contracts.key_format import digest
@@ -54,8 +54,7 @@ async def unlink(visit: Visit) -> Response:
 async def come_back(visit: Visit) -> Response:
     provider, query = _provider(visit), visit.request.query_params
     purpose, invited, keys = _opened(visit, query.get("state", ""))
-    if not visit.console.attempts.begin(visit.address, f"openid {query['state'][-200:]}"):
-        raise Refused(429, "Too many attempts: try again in 15 minutes.")
+    check_wait(visit.console.attempts.begin_openid(visit.limited_address, query["state"]))
     if "code" not in query:
         raise Refused(403, f"You have not signed in with {provider.settings.name}.")
     nonce, verifier = _derived(keys, query["state"])

@@ -1,34 +1,60 @@
-"""Passwords (argon2) and one-time codes."""
+"""Passwords (argon2) and one-time codes.
+
+Hashing takes turns, because each needs 64 MiB. People at known browsers have turns of their own, so a flood of attempts
+from elsewhere does not delay them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 import pyotp
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 
+from serve_app.contracts.people import RESET
+
 MIN_LENGTH: Final = 12  # characters
 MAX_LENGTH: Final = 200
 STEP_S: Final = 30
 
+Result = TypeVar("Result")
+
 _HASHER: Final = PasswordHasher()
 _NOBODYS: Final = _HASHER.hash("the password of nobody")  # makes unknown addresses take as long as known ones
-_turns: Final = asyncio.Semaphore(2)  # 64 MiB each
+
+
+class Turns:
+    """Runs functions in a thread, one after the other."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self._turn = asyncio.Semaphore(1)
+
+    async def run(self, function: Callable[..., Result], *args: str) -> Result:
+        self.waiting += 1
+        try:
+            async with self._turn:
+                return await asyncio.to_thread(function, *args)
+        finally:
+            self.waiting -= 1
+
+
+KNOWN: Final = Turns()  # of people with a session, an invitation or a known browser
+UNKNOWN: Final = Turns()
 
 
 async def hashed(password: str) -> str:
-    async with _turns:
-        return await asyncio.to_thread(_HASHER.hash, password)
+    return await KNOWN.run(_HASHER.hash, password)
 
 
-async def is_right(stored: str | None, password: str) -> bool:
-    """Whether the password is right. False for None, and for the empty password of people with an OpenID identity."""
-    async with _turns:
-        found = await asyncio.to_thread(_verify, stored or _NOBODYS, password[:MAX_LENGTH])
-    return found and bool(stored)
+async def is_right(stored: str | None, password: str, turns: Turns = KNOWN) -> bool:
+    """Whether the password is right. False for people without one: unknown, with an OpenID identity only, or reset."""
+    own = None if not stored or stored.startswith(RESET) else stored
+    return await turns.run(_verify, own or _NOBODYS, password[:MAX_LENGTH]) and own is not None
 
 
 def step_of(secret: str, code: str, now: float) -> int | None:

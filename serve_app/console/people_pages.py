@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import hmac
 import logging
 import re
 import secrets
@@ -10,8 +13,9 @@ from typing import Final
 import pyotp
 from fastapi.responses import Response
 
-from serve_app.console.passwords import MAX_LENGTH, MIN_LENGTH, hashed, is_right, step_of
-from serve_app.console.web import COOKIE, SESSION_S, Refused, Visit
+from serve_app.console.attempts import KNOWN_S, known_browser, new_browser
+from serve_app.console.passwords import KNOWN, MAX_LENGTH, MIN_LENGTH, UNKNOWN, hashed, is_right, step_of
+from serve_app.console.web import BROWSER, SESSION, SESSION_S, Refused, Visit, check_wait
 from serve_app.contracts import people
 from serve_app.contracts.books import Audit
 from serve_app.contracts.errors import InvalidValue
@@ -22,13 +26,15 @@ logger = logging.getLogger("ray.serve")
 
 _SECRET: Final = re.compile(r"[A-Z2-7]{32}")
 WRONG: Final = "E-mail, password or code is wrong."
+MAX_WAITING: Final = 20  # attempts from browsers that are not known; about two seconds of password checks
 
 
 async def show_invitation(visit: Visit) -> Response:
     token = visit.request.path_params["token"]
+    # The page does not depend on whether the address has a login: the account's owner can open it, too.
     email = (await find_invitation(visit, token)).email
-    known = await visit.console.books.run(people.FindPerson(email))
-    return visit.page("join.html" if known else "invitation.html", email=email, least=MIN_LENGTH, token=token)
+    mine = visit.person is not None and visit.me.email == email
+    return visit.page("join.html" if mine else "invitation.html", email=email, least=MIN_LENGTH, token=token)
 
 
 async def accept(visit: Visit) -> Response:
@@ -55,29 +61,31 @@ async def show_sign_in(visit: Visit) -> Response:
 
 async def sign_in(visit: Visit) -> Response:
     console, email = visit.console, visit.form.get("email", "")
-    if not console.attempts.begin(visit.address, email):
-        raise Refused(429, "Too many attempts: try again in 15 minutes.")
+    browser = known_browser(console.secret_keys, email, visit.cookie(BROWSER), console.now())
+    turns = UNKNOWN if browser is None else KNOWN
+    if turns is UNKNOWN and turns.waiting >= MAX_WAITING:
+        raise Refused(503, "Too many people sign in right now: try again in a moment.")
+    check_wait(console.attempts.begin(visit.limited_address, email, browser))
     person = await console.books.run(people.FindPerson(email))
-    right = await is_right(None if person is None else person.password, visit.form.get("password", ""))
+    right = await is_right(None if person is None else person.password, visit.form.get("password", ""), turns)
     step = None
     if right and person is not None and person.totp_secret is not None:
-        step = step_of(_totp_secret(visit, person), visit.form.get("code", ""), console.now())
+        if not console.attempts.begin_code(person.email, browser):
+            step = step_of(_totp_secret(visit, person), visit.form.get("code", ""), console.now())
         right = right and step is not None
     if person is None or not right:
         return visit.page("sign_in.html", 403, email=email, error=WRONG)
     try:
-        response = await open_session(visit, person, step, person.password)
+        return await open_session(visit, person, step, person.password)
     except InvalidValue:  # suspended, a used code, or changed since the check
         return visit.page("sign_in.html", 403, email=email, error=WRONG)
-    console.attempts.succeeded(email)
-    return response
 
 
 async def sign_out(visit: Visit) -> Response:
     assert visit.session is not None
     await visit.console.books.run(people.EndSession(visit.me.user_id, visit.session.session_id, visit.audit))
     response = visit.go("/sign-in")
-    response.delete_cookie(COOKIE, path=visit.root or "/")
+    visit.delete_cookie(response, SESSION)
     return response
 
 
@@ -120,6 +128,34 @@ async def find_invitation(visit: Visit, token: str) -> people.Invitation:
     return found
 
 
+async def show_reset(visit: Visit) -> Response:
+    person = await _reset(visit)
+    return visit.page("reset.html", email=person.email, least=MIN_LENGTH, token=visit.request.path_params["token"])
+
+
+async def reset(visit: Visit) -> Response:
+    """Sets the new password of a person whom an operator has reset, and opens a session."""
+    person = await _reset(visit)
+    changes: dict[str, str | None] = {"password": await hashed(_new_password(visit))}
+    audit = Audit(person.email, address=visit.address)
+    await visit.console.books.run(people.ChangePerson(person.user_id, changes, "", audit))
+    return await open_session(visit, person)
+
+
+async def _reset(visit: Visit) -> people.Person:
+    """Returns the person with this link. Raises Refused."""
+    token = visit.request.path_params["token"]
+    email = ""
+    with contextlib.suppress(ValueError):
+        email = base64.urlsafe_b64decode(f"{token.partition('.')[0]}===").decode()
+    person = await visit.console.books.run(people.FindPerson(email))
+    if person is not None and person.password.startswith(people.RESET) and not person.suspended:
+        until = float(person.password.split()[1])
+        if hmac.compare_digest(people.reset_text(token, until), person.password) and visit.console.now() < until:
+            return person
+    raise Refused(404, "This link is used, replaced or expired: ask the operator for a new one.")
+
+
 def _new_password(visit: Visit) -> str:
     password = visit.form.get("new_password", "")
     if not MIN_LENGTH <= len(password) <= MAX_LENGTH:
@@ -139,11 +175,9 @@ def _totp_secret(visit: Visit, person: people.Person) -> str:
 
 async def check_password(visit: Visit) -> None:
     """Checks the password. Raises Refused. An open session alone must not suffice to take over a person."""
-    if not visit.console.attempts.begin(visit.address, visit.me.email):
-        raise Refused(429, "Too many attempts: try again in 15 minutes.")
+    check_wait(visit.console.attempts.begin_signed_in(visit.me.user_id))
     if not await is_right(visit.me.password, visit.form.get("password", "")):
         raise Refused(403, "The password is wrong.")
-    visit.console.attempts.succeeded(visit.me.email)
 
 
 async def _change(visit: Visit, changes: dict[str, str | None]) -> Response:
@@ -163,5 +197,7 @@ async def open_session(
     opened = people.OpenSession(person.user_id, digest(token), expires_at, step, audit, password)
     await console.books.run(opened)
     response = visit.go("/")
-    visit.set_cookie(response, COOKIE, token)
+    visit.set_cookie(response, SESSION, token)
+    known = new_browser(console.secret_keys, person.email, console.now())
+    visit.set_cookie(response, BROWSER, known, int(KNOWN_S))
     return response

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from serve_app.console.attempts import Attempts
+from serve_app.console.attempts import Attempts, Rates
 from serve_app.console.openid import OpenId
 from serve_app.console.payments import PaymentProvider
 from serve_app.console.pressure import Pressure
@@ -36,11 +37,14 @@ from serve_app.contracts.ports import BooksPort
 from serve_app.gateway.wrong_keys import client_address
 from serve_app.storage.sealing import SecretKeys
 
-COOKIE: Final = "console_session"
+SESSION: Final = "console_session"
 VISIT: Final = "console_visit"  # binds a form's token before sign-in
+BROWSER: Final = "console_browser"  # see `attempts.known_browser`
 SESSION_S: Final = 12 * 3600.0
 TOUCH_S: Final = 60.0
 MAX_BYTES: Final = 64 * 1024
+FORMS_PER_MINUTE: Final = 60  # of a person
+PAGES_PER_MINUTE: Final = 300  # of a session
 HEADERS: Final = {
     "content-security-policy": "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'",
@@ -84,10 +88,12 @@ class Console:
     openid: OpenId | None = None
     pages: Sequence[Page] = field(init=False, default=())
     attempts: Attempts = field(init=False)
+    rates: Rates = field(init=False)
     pressure: Pressure = field(init=False)
 
     def __post_init__(self) -> None:
         self.attempts = Attempts(self.now)
+        self.rates = Rates(self.now, 60.0)
         self.pressure = Pressure(self.live, self.now)
 
     def sections(self, prefix: str, role: str | None = None) -> dict[str, str]:
@@ -119,8 +125,13 @@ class Visit:
         return client_address(peer, self.request.headers.getlist("x-forwarded-for"), self.console.trusted_proxies)
 
     @property
+    def limited_address(self) -> str | None:
+        """The address by which attempts are limited. None: not known, because no trusted proxy writes it."""
+        return self.address if self.console.trusted_proxies else None
+
+    @property
     def is_secure(self) -> bool:
-        return self.request.headers.get("x-forwarded-proto", self.request.url.scheme) == "https"
+        return is_secure(self.request)
 
     @property
     def origin(self) -> str:
@@ -167,8 +178,20 @@ class Visit:
         """Redirects to a page of the console, never to a target that a request names."""
         return RedirectResponse(self.root + path, 303)
 
-    def set_cookie(self, response: Response, name: str, token: str) -> None:
-        response.set_cookie(name, token, path=self.root or "/", httponly=True, samesite="lax", secure=self.is_secure)
+    def cookie(self, name: str) -> str:
+        """Returns the value of one of the console's cookies; empty without it."""
+        return cookie_of(self.request, name)
+
+    def set_cookie(self, response: Response, name: str, token: str, max_age: int | None = None) -> None:
+        name, path = cookie_name(self.request, name), self._cookie_path
+        response.set_cookie(name, token, max_age, path=path, httponly=True, samesite="lax", secure=self.is_secure)
+
+    def delete_cookie(self, response: Response, name: str) -> None:
+        response.delete_cookie(cookie_name(self.request, name), self._cookie_path, secure=self.is_secure, httponly=True)
+
+    @property
+    def _cookie_path(self) -> str:
+        return "/" if self.is_secure else self.root or "/"
 
 
 Handler = Callable[[Visit], Awaitable[Response]]
@@ -189,12 +212,35 @@ class Page:
         return f"{self.method} {self.path}"
 
 
+def is_secure(request: Request) -> bool:
+    return request.headers.get("x-forwarded-proto", request.url.scheme) == "https"
+
+
+def cookie_name(request: Request, name: str) -> str:
+    """Returns a cookie's name as the browser has it.
+
+    Over HTTPS, the prefix keeps other hosts of the domain and plain HTTP from setting the cookie.
+    """
+    return f"__Host-{name}" if is_secure(request) else name
+
+
+def cookie_of(request: Request, name: str) -> str:
+    return request.cookies.get(cookie_name(request, name), "")
+
+
+def check_wait(wait_s: float) -> None:
+    """Raises Refused unless `wait_s` is 0."""
+    if wait_s:
+        wait = f"{math.ceil(wait_s)} seconds" if wait_s < 120 else f"{math.ceil(wait_s / 60)} minutes"
+        raise Refused(429, f"Too many attempts: try again in {wait}.")
+
+
 def responder(console: Console, page: Page) -> Callable[[Request], Awaitable[Response]]:
     """Returns the page's handler behind its rule."""
 
     async def respond(request: Request) -> Response:
-        token = request.cookies.get(COOKIE, "")
-        visit = Visit(console, request, token or request.cookies.get(VISIT, "") or secrets.token_urlsafe(32))
+        token = cookie_of(request, SESSION) or cookie_of(request, VISIT) or secrets.token_urlsafe(32)
+        visit = Visit(console, request, token)
         try:
             response = await _checked(visit, page.rule, page.handler)
         except Refused as error:
@@ -205,7 +251,7 @@ def responder(console: Console, page: Page) -> Callable[[Request], Awaitable[Res
             response = visit.page("message.html", 422, error=str(error))
         # Not on responses that a shared cache may keep: it would give all visitors the same visit.
         is_page = "cache-control" not in response.headers and page.rule is not PROVIDER
-        if visit.person is None and is_page and not request.cookies.get(VISIT):
+        if visit.person is None and is_page and not visit.cookie(VISIT):
             visit.set_cookie(response, VISIT, visit.token)
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
@@ -219,13 +265,13 @@ async def _checked(visit: Visit, rule: frozenset[str], handler: Handler) -> Resp
     if rule is PROVIDER:
         await _read_body(visit)
         return await handler(visit)
-    found = await console.books.run(FindSession(digest(visit.token))) if COOKIE in request.cookies else None
+    found = await console.books.run(FindSession(digest(visit.token))) if visit.cookie(SESSION) else None
     if found is not None:
         visit.session, visit.person = found
         if console.now() - visit.session.seen_at >= TOUCH_S:
             await console.books.run(TouchSession(visit.session.session_id))
     else:
-        visit.token = request.cookies.get(VISIT, "") or secrets.token_urlsafe(32)
+        visit.token = visit.cookie(VISIT) or secrets.token_urlsafe(32)
     if rule is not ANYONE:
         if visit.person is None:
             if request.method == "GET":
@@ -240,6 +286,10 @@ async def _checked(visit: Visit, rule: frozenset[str], handler: Handler) -> Resp
             raise Refused(403, "Your role does not open this page.")
     if request.method == "POST":
         await _read_form(visit)
+    if visit.session is not None and rule is not ANYONE:
+        is_form = request.method == "POST"
+        limit = (visit.me.user_id, FORMS_PER_MINUTE) if is_form else (visit.session.session_id, PAGES_PER_MINUTE)
+        check_wait(console.rates.count(limit))
     return await handler(visit)
 
 

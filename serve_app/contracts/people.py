@@ -11,10 +11,18 @@ from typing import Final, Literal
 
 from serve_app.contracts.books import Audit
 from serve_app.contracts.commands import Command
+from serve_app.contracts.key_format import digest
 
 Role = Literal["owner", "member", "billing"]
 ROLES: Final = ("owner", "member", "billing")
 OPERATOR_ROLES: Final = ("admin", "support", "finance", "read-only")
+MAX_INVITATIONS_A_DAY: Final = 20  # of an account, by its owners, in any 24 hours
+RESET: Final = "reset "  # begins what is stored instead of a password's hash while its person may choose a new one
+
+
+def reset_text(token: str, expires_at: float) -> str:
+    """Returns what is stored instead of a password while the holder of `token` may choose one."""
+    return f"{RESET}{int(expires_at)} {digest(token)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +44,7 @@ class Person:
     created_at: float
     roles: Mapping[str, str] = field(default_factory=dict)
     operator_role: str | None = None
-    password: str = field(default="", repr=False)  # an argon2 hash; empty: none
+    password: str = field(default="", repr=False)  # an argon2 hash, or as `reset_text`; empty: none
     totp_secret: str | None = field(default=None, repr=False)
     totp_step: int = 0  # step of the last accepted code: no code is accepted twice
     issuers: tuple[str, ...] = ()  # issuers of the person's identities
@@ -70,7 +78,11 @@ class SignedIn:
 
 @dataclass(frozen=True, slots=True)
 class InvitePerson(Command[Invitation]):
-    """Invites a person. Raises AccountNotFound, InvalidValue, and Conflict for the address of an existing member."""
+    """Invites a person, and revokes earlier open invitations of the address to this account.
+
+    Raises AccountNotFound, InvalidValue, and Conflict for the address of an existing member. If `by_owner`, it also
+    raises Conflict after MAX_INVITATIONS_A_DAY.
+    """
 
     account_id: str
     email: str
@@ -78,6 +90,7 @@ class InvitePerson(Command[Invitation]):
     digest: str = field(repr=False)
     expires_at: float
     audit: Audit | None = None
+    by_owner: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +193,18 @@ class SuspendPerson(Command[Person]):
 
     email: str
     suspended: bool
+    audit: Audit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResetPerson(Command[Person]):
+    """Turns off the one-time codes of a person and ends all sessions. Raises InvalidValue for an unknown address.
+
+    With a `password`, which is a `reset_text`, the present password no longer works either.
+    """
+
+    email: str
+    password: str | None = field(repr=False)
     audit: Audit | None = None
 
 

@@ -72,6 +72,34 @@ async def test_a_person_is_listed_and_suspended_and_may_come_back(world: World, 
     assert (await actions(admin)).count("suspend_person") + (await actions(admin)).count("resume_person") >= 1
 
 
+async def test_a_person_is_reset_with_a_link_or_without_their_codes_alone(
+    world: World, admin: httpx.AsyncClient
+) -> None:
+    made = await invite(world, admin)
+    person = world.ledger.run(AcceptInvitation(digest(made), "Ada", "a hash"))
+    for codes_only in (True, False):
+        world.ledger.run(people.ChangePerson(person.user_id, {"totp_secret": "sealed"}, ""))
+        world.ledger.run(OpenSession(person.user_id, f"session {codes_only}", 4e9))
+        asked = {"email": f" {ADA.upper()}", "codes_only": codes_only, "hours": 2}
+        answer = await admin.post("/admin/people/reset", json=asked)
+        assert answer.status_code == 200, answer.text
+        found = world.ledger.run(FindPerson(ADA))
+        assert found is not None
+        assert found.totp_secret is None
+        assert world.ledger.run(people.FindSession(f"session {codes_only}")) is None
+        if codes_only:
+            assert answer.json() == {"email": ADA, "path": None, "expires_at": None}
+            assert found.password == "a hash"
+    token = answer.json()["path"].removeprefix("/reset/")
+    assert found.password == people.reset_text(token, float(found.password.split()[1]))
+    assert token not in found.password
+    records = (await admin.get("/admin/audit")).json()["data"]
+    details = [one["detail"] for one in records if one["action"] == "reset_person"]
+    assert details == [{"password": True, "codes": True}, {"password": False, "codes": True}]
+    assert token not in str(records)
+    assert (await admin.post("/admin/people/reset", json={"email": "nobody@example.org"})).status_code == 422
+
+
 async def test_a_role_of_operators_is_given_and_taken_and_ends_the_sessions(
     world: World, admin: httpx.AsyncClient
 ) -> None:

@@ -43,6 +43,20 @@ def test_a_person_gets_a_role_of_operators_and_loses_it(real: RealService, run: 
     assert "no person has the address" in unknown
 
 
+def test_a_person_who_has_lost_password_or_codes_is_reset(real: RealService, run: Run) -> None:
+    made = run("people", "invite", "rita@example.org", real.world.account_id, "--json").json
+    digest = key_format.digest(made["link"].rpartition("/")[2])
+    real.world.ledger.run(people.AcceptInvitation(digest, "Rita", "a hash"))
+    assert re.search(r"one-time codes +off", run("people", "reset", "rita@example.org", "--codes-only").out)
+    console = ("--console", "https://api.example/console")
+    made = run("people", "reset", "rita@example.org", "--hours", "2", *console, "--json").json
+    assert made["link"].startswith("https://api.example/console/reset/")
+    person = real.world.ledger.run(people.FindPerson("rita@example.org"))
+    assert person is not None
+    assert person.password.startswith(people.RESET)
+    assert "no person has the address" in run("people", "reset", "no@example.org").error_line
+
+
 def test_an_invitation_is_revoked(real: RealService, run: Run) -> None:
     account = real.world.account_id
     made = run(

@@ -1,41 +1,122 @@
-"""Attempts at passwords are bounded by e-mail and by address, whatever else is tried meanwhile."""
+"""Attempts at passwords are slowed down, and a person's own browser is not slowed down by what others try."""
 
 from __future__ import annotations
 
-from serve_app.console.attempts import MAX_KEPT, OF_ADDRESS, OF_EMAIL, WINDOW_S, Attempts
+import pytest
+
+from serve_app.console.attempts import (
+    KNOWN_S,
+    OF_ADDRESS,
+    OF_BROWSER,
+    OF_CODES,
+    OF_EMAIL,
+    OF_PAIR,
+    WINDOW_S,
+    Attempts,
+    Rates,
+    known_browser,
+    new_browser,
+)
+from serve_app.storage.sealing import SecretKeys
 
 VICTIM = "ada@example.org"
+KEYS = SecretKeys(b"a secret key")
 
 
-def test_refused_attempts_leave_nothing_and_push_nobody_out() -> None:
-    attempts = Attempts(lambda: 0.0)
-    assert all(attempts.begin(f"guesser {number}", VICTIM) for number in range(OF_EMAIL))
-    assert all(attempts.begin("blocked", f"first{number}@example.org") for number in range(OF_ADDRESS))
-    kept = len(attempts._of_emails)
-    assert not any(attempts.begin("blocked", f"more{number}@example.org") for number in range(2 * MAX_KEPT))
-    assert len(attempts._of_emails) == kept
-    assert not attempts.begin("another", VICTIM)
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def used_up(attempts: Attempts, *who: str | None) -> int:
+    """Tries until it has to wait; the number of attempts."""
+    made = 0
+    while not attempts.begin(*who):  # type: ignore[arg-type]
+        made += 1
+    return made
+
+
+def test_an_address_is_slowed_at_an_email_and_is_never_locked_out() -> None:
+    clock = Clock()
+    attempts = Attempts(clock)
+    assert used_up(attempts, "there", VICTIM) == OF_PAIR
+    assert attempts.begin("there", f" {VICTIM.upper()} ") == pytest.approx(WINDOW_S / OF_PAIR)
+    clock.now += WINDOW_S / OF_PAIR
+    assert used_up(attempts, "there", VICTIM) == 1
+    assert attempts.begin("here", VICTIM) == 0, "the person is elsewhere"
+    assert attempts.begin("there", "ben@example.org") == 0
+
+
+@pytest.mark.parametrize("address", ["there", None])
+def test_a_known_browser_passes_whatever_others_try(address: str | None) -> None:
+    """Also without trusted proxies, where all clients may share an address."""
+    attempts = Attempts(Clock())
+    used_up(attempts, address, VICTIM)
+    for number in range(2 * OF_EMAIL):
+        attempts.begin(f"address {number}" if address else None, VICTIM)
+    assert attempts.begin("new" if address else None, VICTIM) > 0
+    assert used_up(attempts, address, VICTIM, "her laptop") == OF_BROWSER
+    assert attempts.begin(address, VICTIM, "her phone") == 0
+
+
+def test_where_addresses_are_not_known_only_the_email_counts() -> None:
+    attempts = Attempts(Clock())
+    assert used_up(attempts, None, VICTIM) == OF_EMAIL
+    for number in range(2 * OF_ADDRESS):
+        assert attempts.begin(None, f"{number}@example.org") == 0
+
+
+def test_an_address_that_tries_many_emails_is_slowed() -> None:
+    attempts = Attempts(Clock())
+    for number in range(OF_ADDRESS):
+        assert attempts.begin("there", f"{number}@example.org") == 0
+    assert 0 < attempts.begin("there", VICTIM) <= WINDOW_S / OF_ADDRESS
+    assert attempts.begin("here", VICTIM) == 0
+
+
+def test_codes_are_slowed_by_browser_or_email() -> None:
+    attempts = Attempts(Clock())
+    for _ in range(OF_CODES):
+        assert attempts.begin_code(VICTIM, None) == 0
+    assert attempts.begin_code(VICTIM, None) > 0
+    assert attempts.begin_code(VICTIM, "her laptop") == 0
+
+
+def test_refused_events_leave_nothing_and_push_nobody_out() -> None:
+    rates = Rates(Clock(), WINDOW_S, most=10)
+    assert rates.count(("victim", 1)) == 0
+    for number in range(100):
+        assert rates.count(("victim", 1), (f"other {number}", 1)) > 0
+    assert len(rates) == 1
 
 
 def test_what_is_kept_is_bounded_and_the_oldest_goes_first() -> None:
-    attempts = Attempts(lambda: 0.0)
-    for number in range(MAX_KEPT):
-        assert attempts.begin(f"address {number}", f"{number}@example.org")
-    assert all(attempts.begin(f"guesser {number}", VICTIM) for number in range(OF_EMAIL))
-    assert not attempts.begin("another", VICTIM)
-    assert len(attempts._of_emails) == len(attempts._of_addresses) == MAX_KEPT
+    rates = Rates(Clock(), WINDOW_S, most=10)
+    for number in range(100):
+        rates.count((f"name {number}", 1))
+        assert len(rates) <= 10
+    assert rates.count(("name 90", 1)) > 0
+    assert rates.count(("name 89", 1)) == 0
 
 
-def test_after_the_window_and_after_a_success_it_begins_anew() -> None:
-    now = 0.0
-    attempts = Attempts(lambda: now)
-    for _ in range(OF_EMAIL):
-        assert attempts.begin("here", VICTIM)
-    assert not attempts.begin("here", f" {VICTIM.upper()} ")
-    attempts.succeeded(VICTIM)
-    assert attempts.begin("here", VICTIM)
-    for _ in range(OF_EMAIL - 1):
-        assert attempts.begin("here", VICTIM)
-    assert not attempts.begin("here", VICTIM)
-    now = WINDOW_S
-    assert attempts.begin("here", VICTIM)
+def test_a_browser_is_known_for_the_person_who_has_signed_in_there() -> None:
+    cookie = new_browser(KEYS, VICTIM, 0.0)
+    browser = known_browser(KEYS, VICTIM.upper(), cookie, 1.0)
+    assert browser is not None
+    assert known_browser(KEYS, "ben@example.org", cookie, 1.0) is None
+    assert known_browser(KEYS, VICTIM, cookie, KNOWN_S) is None
+    assert known_browser(SecretKeys(b"another"), VICTIM, cookie, 1.0) is None
+    assert known_browser(SecretKeys(b"the next", KEYS.current), VICTIM, cookie, 1.0) == browser
+    _, until, signature = cookie.split(".")
+    for forged in (
+        "",
+        ".",
+        "..",
+        "a.b.c",
+        f"another.{until}.{signature}",
+        f"{browser}.9999999999.{signature}",
+        "ü.1.ü",
+    ):
+        assert known_browser(KEYS, VICTIM, forged, 1.0) is None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from serve_app.contracts.key_format import digest
-from serve_app.contracts.people import FindPerson, InvitePerson
+import re
 
-from .conftest import House, submit
+from serve_app.contracts.key_format import digest
+from serve_app.contracts.people import MAX_INVITATIONS_A_DAY, FindPerson, InvitePerson
+
+from .conftest import CSRF, PASSWORD, House, submit
 
 
 def user_id(house: House, email: str) -> str:
@@ -48,8 +50,8 @@ def test_a_person_joins_a_second_account_and_chooses_between_the_two(house: Hous
     token, expires_at = digest("second"), house.clock.now + 3600
     house.ledger.run(InvitePerson(other, "ada@example.org", "billing", token, expires_at))
     path = "/console/invitations/second"
-    assert "who is already a user of this console" in house.browser().get(path).text
-    assert "who is already a user of this console" in eve.get(path).text
+    assert "Accept the invitation" not in eve.get(path).text
+    assert "Accept the invitation" in ada.get(path).text
     assert submit(eve, "/console/profile", f"{path}/join").status_code == 422
     assert submit(ada, path, f"{path}/join").status_code == 303
     page = ada.get("/console/").text
@@ -57,3 +59,47 @@ def test_a_person_joins_a_second_account_and_chooses_between_the_two(house: Hous
     assert "Ada&#39;s" in page
     assert ada.get(f"/console/accounts/{other}/billing").status_code == 200
     assert submit(ada, "/console/profile", f"{path}/join").status_code == 422
+
+
+def test_an_owner_does_not_learn_whether_an_address_has_a_login(house: House) -> None:
+    other = house.ledger.create_account("Bob's").account_id
+    house.member("bob@example.org", "owner", other)
+    owner, path, pages = house.member(), f"/console/accounts/{house.account_id}/members", []
+    for email in ("bob@example.org", "new@example.org"):
+        made = submit(owner, path, path, email=email, role="member")
+        assert made.status_code == 201
+        link = re.search(r"/console/invitations/[\w-]+", made.text)
+        assert link is not None
+        for browser in (owner, house.browser()):
+            page = CSRF.sub("", browser.get(link[0]).text)
+            pages.append(page.replace(email, "EMAIL").replace(link[0], "LINK"))
+    assert pages[:2] == pages[2:]
+
+
+def test_a_newer_invitation_and_a_membership_replace_the_open_ones(house: House) -> None:
+    owner, path = house.member(), f"/console/accounts/{house.account_id}/members"
+    first = house.invite("ben@example.org", "owner")
+    made = submit(owner, path, path, email="Ben@example.org", role="member").text
+    page = owner.get(path).text
+    assert (page.count("Revoke the invitation of ben@example.org"), "ben@example.org, member" in page) == (1, True)
+    assert house.browser().get(first).status_code == 404
+    second, link = "token-of-another-account", re.search(r"/console/invitations/[\w-]+", made)
+    assert link is not None
+    other = house.ledger.create_account("Bob's").account_id
+    house.ledger.run(InvitePerson(other, "ben@example.org", "owner", digest(second), house.clock.now + 3600))
+    assert submit(house.browser(), link[0], link[0], name="Ben", new_password=PASSWORD).status_code == 303
+    assert "Revoke the invitation" not in owner.get(path).text
+    assert house.browser().get(f"/console/invitations/{second}").status_code == 200, "that of another account stays"
+
+
+def test_an_accounts_owners_make_few_invitations_in_a_day_and_the_operator_is_not_bound(house: House) -> None:
+    owner, path = house.member(), f"/console/accounts/{house.account_id}/members"
+    made = []
+    for number in range(MAX_INVITATIONS_A_DAY):
+        made.append(submit(owner, path, path, email=f"p{number}@example.org", role="member").status_code)
+    assert made == [201] * (MAX_INVITATIONS_A_DAY - 1) + [422], "the owner's own invitation counts"
+    house.invite("by-the-operator@example.org")
+    house.clock.now += 86_401
+    fields = {"email": "ada@example.org", "password": PASSWORD}
+    assert submit(owner, "/console/sign-in", "/console/sign-in", **fields).status_code == 303
+    assert submit(owner, path, path, email="later@example.org", role="member").status_code == 201

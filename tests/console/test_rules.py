@@ -108,6 +108,8 @@ def test_the_table_lets_only_owners_and_members_at_keys_and_nobody_at_pages_of_p
         "GET /invitations/{token}",
         "POST /invitations/{token}",
         "POST /invitations/{token}/openid",
+        "GET /reset/{token}",
+        "POST /reset/{token}",
     }
     for route, rule in RULES.items():
         assert ("{account_id}" in route) == (rule <= {*ROLES}), route

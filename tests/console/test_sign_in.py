@@ -5,7 +5,10 @@ from __future__ import annotations
 import pyotp
 import pytest
 
-from serve_app.console.attempts import OF_ADDRESS, OF_EMAIL, WINDOW_S
+from serve_app.console import passwords, web
+from serve_app.console.attempts import OF_EMAIL, OF_SIGNED_IN, WINDOW_S
+from serve_app.console.people_pages import MAX_WAITING
+from serve_app.contracts import people
 from serve_app.storage.sealing import SecretKeys
 
 from .conftest import CSRF, PASSWORD, House, submit
@@ -35,11 +38,26 @@ def test_a_session_is_new_at_sign_in_and_hidden_from_scripts(house: House, schem
     browser = house.browser(scheme)
     browser.cookies.set("console_session", "planted", domain="console.test", path="/console")
     answer = sign_in(house, browser)
-    [cookie] = [one for one in answer.headers.get_list("set-cookie") if one.startswith("console_session=")]
+    prefix, path = ("__Host-", "Path=/;") if scheme == "https" else ("", "Path=/console;")
+    [cookie] = [one for one in answer.headers.get_list("set-cookie") if one.startswith(f"{prefix}console_session=")]
     assert "planted" not in cookie
-    for flag in ("HttpOnly", "SameSite=lax", "Path=/console"):
+    for flag in ("HttpOnly", "SameSite=lax", path):
         assert flag in cookie
+    assert "Domain" not in cookie
     assert ("Secure" in cookie) == (scheme == "https")
+    out = submit(browser, "/console/profile", "/console/sign-out")
+    assert out.headers["location"] == SIGN_IN
+    assert browser.get("/console/profile").status_code == 303
+
+
+def test_over_https_a_session_that_another_host_or_plain_http_could_set_opens_nothing(house: House) -> None:
+    browser = house.member()
+    stolen = browser.cookies["console_session"]
+    other = house.browser("https")
+    other.cookies.set("console_session", stolen, domain="console.test", path="/")
+    assert other.get("/console/profile").status_code == 303
+    other.cookies.set("__Host-console_session", stolen, domain="console.test", path="/")
+    assert other.get("/console/profile").status_code == 200
 
 
 def test_wrong_sign_ins_are_all_told_the_same(house: House) -> None:
@@ -52,16 +70,98 @@ def test_wrong_sign_ins_are_all_told_the_same(house: House) -> None:
     assert all("E-mail, password or code is wrong." in page.text for page in pages)
 
 
-def test_guessing_stops_by_email_and_by_address_until_the_window_is_over(house: House) -> None:
-    house.member()
+@pytest.mark.parametrize("trusted_proxies", [0, 1])
+def test_guessing_slows_new_browsers_and_not_the_persons_own(house: House, trusted_proxies: int) -> None:
+    """Anybody can try an address. That must not keep its person out."""
+    house.console.trusted_proxies = trusted_proxies
+    own, guesser = house.member(), house.browser()
+    if trusted_proxies:
+        guesser.headers["x-forwarded-for"] = "203.0.113.9"
+    submit(own, "/console/profile", "/console/sign-out")
+    while (answer := sign_in(house, guesser, password="wrong")).status_code == 403:
+        pass
+    assert answer.status_code == 429
+    assert "Too many attempts: try again in" in answer.text
+    assert sign_in(house, own, password="a typing error").status_code == 403
+    assert sign_in(house, own).status_code == 303
+    if trusted_proxies:
+        assert sign_in(house, house.browser()).status_code == 303, "from elsewhere, also a new browser"
+    assert sign_in(house, guesser).status_code == 429
+    house.clock.now += WINDOW_S / OF_EMAIL if not trusted_proxies else WINDOW_S
+    assert sign_in(house, guesser, password="wrong").status_code == 403, "it is never locked out for good"
+
+
+def test_a_flood_of_sign_ins_does_not_delay_people_at_known_browsers(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = house.member()
+    monkeypatch.setattr(passwords.UNKNOWN, "waiting", MAX_WAITING)
+    refused = sign_in(house, house.browser())
+    assert (refused.status_code, "try again in a moment" in refused.text) == (503, True)
+    submit(own, "/console/profile", "/console/sign-out")
+    assert sign_in(house, own).status_code == 303
+
+
+def test_a_session_confirms_few_passwords_and_one_that_is_not_signed_in_uses_none_of_them_up(house: House) -> None:
+    browser = house.member()
     for _ in range(OF_EMAIL):
-        assert sign_in(house, house.browser(), password="wrong").status_code == 403
-    assert sign_in(house, house.browser()).status_code == 429
-    for number in range(OF_ADDRESS - OF_EMAIL):
-        assert house.console.attempts.begin("192.0.2.7", f"{number}@x")
-    assert not house.console.attempts.begin("192.0.2.7", "another@x")
-    house.clock.now += WINDOW_S
-    assert sign_in(house, house.browser()).status_code == 303
+        sign_in(house, house.browser(), password="wrong")
+    profile, fields = "/console/profile", {"new_password": PASSWORD, "password": "wrong"}
+    for _ in range(OF_SIGNED_IN):
+        assert submit(browser, profile, f"{profile}/password", **fields).status_code == 403
+    assert submit(browser, profile, f"{profile}/password", **fields).status_code == 429
+
+
+def test_forms_and_pages_of_a_person_have_a_rate_and_other_peoples_go_on(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web, "FORMS_PER_MINUTE", 6)
+    monkeypatch.setattr(web, "PAGES_PER_MINUTE", 12)
+    ada, ben = house.member(), house.member("ben@example.org")
+    path = f"/console/accounts/{house.account_id}/keys"
+    found = CSRF.search(ada.get(path).text)
+    assert found is not None
+    assert {ada.post(path, data={"csrf": "0" * 64}).status_code for _ in range(7)} == {403}, "forged: not counted"
+    fields = {"csrf": found[1], "name": "x"}
+    assert [ada.post(path, data=fields).status_code for _ in range(7)] == [201] * 6 + [429]
+    assert submit(ben, path, path, name="y").status_code == 201
+    house.clock.now += 60 / 6
+    assert ada.post(path, data=fields).status_code == 201
+    assert [ada.get("/console/profile").status_code for _ in range(13)][-1] == 429
+    assert ada.get(SIGN_IN).status_code == 303
+
+
+def test_a_person_whom_an_operator_has_reset_chooses_a_new_password_once(house: House) -> None:
+    browser, secret = house.member(), pyotp.random_base32()
+    code = pyotp.TOTP(secret).at(house.clock.now)
+    submit(browser, "/console/profile", "/console/profile/totp", secret=secret, code=code, password=PASSWORD)
+    token = f"{'YWRhQGV4YW1wbGUub3Jn'}.{'t' * 43}"  # the address in base64url, without padding
+    text = people.reset_text(token, house.clock.now + 3600)
+    house.ledger.run(people.ResetPerson(EMAIL.upper(), text))
+    assert browser.get("/console/profile").status_code == 303, "its sessions have ended"
+    for password in (PASSWORD, text, "the password of nobody"):
+        assert sign_in(house, house.browser(), password=password).status_code == 403
+    path, new = f"/console/reset/{token}", "another long enough one"
+    for wrong in ("x", "YWRhQGV4YW1wbGUub3Jn.x", f"bm9ib2R5.{'t' * 43}", "%FF.x", "a.b"):
+        assert house.browser().get(f"/console/reset/{wrong}").status_code == 404
+    other = house.browser()
+    assert submit(other, path, path, new_password="short").status_code == 422
+    assert submit(other, path, path, new_password=new).headers["location"] == "/console/"
+    assert other.get("/console/profile").status_code == 200
+    assert house.browser().get(path).status_code == 404
+    assert sign_in(house, house.browser(), password=new).status_code == 303, "and its codes are off"
+
+
+@pytest.mark.parametrize("suspended", [True, False])
+def test_a_link_to_reset_opens_nothing_later_or_for_a_person_who_is_suspended(house: House, suspended: bool) -> None:
+    house.member()
+    token = f"YWRhQGV4YW1wbGUub3Jn.{'t' * 43}"
+    house.ledger.run(people.ResetPerson(EMAIL, people.reset_text(token, house.clock.now + 3600)))
+    if suspended:
+        house.ledger.run(people.SuspendPerson(EMAIL, True))
+    else:
+        house.clock.now += 3600
+    assert house.browser().get(f"/console/reset/{token}").status_code == 404
 
 
 def test_nothing_in_a_request_says_where_sign_in_leads(house: House) -> None:

@@ -247,6 +247,9 @@ def test_every_page_is_usable(service: Service, browser: Chrome) -> None:
     """All that the table of rules has, so that a new page is among them."""
     account = service.account("Eve's")
     invite = ("people", "invite")
+    browser.get(service.cli(*invite, "gil@example.org", account.id)["link"])
+    fill(browser, name="Gil", new_password=PASSWORD)
+    titled(browser, "Eve's")
     browser.get(service.cli(*invite, "eve@example.org", account.id)["link"])
     fill(browser, name="Eve", new_password=PASSWORD)
     titled(browser, "Eve's")
@@ -257,6 +260,7 @@ def test_every_page_is_usable(service: Service, browser: Chrome) -> None:
     assert service.chat(account.key, FRANCE, max_tokens=1).status_code == 200
     values = {"account_id": account.id, "id": account.id, "month": time.strftime("%Y-%m", time.gmtime())}
     values["token"] = service.cli(*invite, "fay@example.org", account.id)["link"].rsplit("/", 1)[1]
+    values["link"] = service.cli("people", "reset", "gil@example.org")["link"].rsplit("/", 1)[1]
     no_pages = ("/static/", ".csv", "/openid", "{request_id}")
     paths = [page.path for page in PAGES if page.method == "GET"]
     pages = [path.format(**values) for path in paths if not any(part in path for part in no_pages)]
