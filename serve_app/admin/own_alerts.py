@@ -54,7 +54,10 @@ class CreateAlert(Body):
     kind: AlertKind
     threshold: Amount
     target: Annotated[
-        str, Field(min_length=3, max_length=500, description="The https URL of a webhook, or an e-mail address.")
+        str,
+        Field(
+            min_length=3, max_length=500, description="The https URL of a webhook at port 443, or an e-mail address."
+        ),
     ]
 
 

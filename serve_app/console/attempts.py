@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from serve_app.contracts.rates import Bucket
+from serve_app.contracts.rates import Rates
 from serve_app.contracts.units import DAY_S
 from serve_app.storage.sealing import SecretKeys
 
@@ -30,39 +29,6 @@ MAX_KEPT: Final = 60_000
 KNOWN_S: Final = 180 * DAY_S
 
 
-class Rates:
-    """Counts events by name, `window_s` seconds long. `clock` returns seconds.
-
-    Events that are refused leave nothing. The name that was counted least recently is evicted first.
-    """
-
-    def __init__(self, clock: Callable[[], float], window_s: float, most: int = MAX_KEPT) -> None:
-        self._clock = clock
-        self._window_s = window_s
-        self._most = most
-        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._buckets)
-
-    def count(self, *limits: tuple[str, int]) -> float:
-        """Counts an event under each name with its limit, and returns 0.
-
-        Otherwise it counts nothing, and returns the seconds until all names have room.
-        """
-        now = self._clock()
-        buckets = {name: self._buckets.get(name) or Bucket(limit, self._window_s) for name, limit in limits}
-        if wait_s := max(bucket.wait_s(now, 1) for bucket in buckets.values()):
-            return wait_s
-        for name, bucket in buckets.items():
-            bucket.charge(now, 1)
-            self._buckets[name] = bucket
-            self._buckets.move_to_end(name)
-        while len(self._buckets) > self._most:
-            self._buckets.popitem(last=False)
-        return 0.0
-
-
 class Attempts:
     """Counts attempts when they begin, also those that succeed: each session is a write. `clock` returns seconds.
 
@@ -71,7 +37,7 @@ class Attempts:
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._rates = Rates(clock, WINDOW_S)
+        self._rates = Rates(clock, MAX_KEPT, WINDOW_S)
 
     def begin(self, address: str | None, email: str, browser: str | None = None) -> float:
         """Counts an attempt to sign in. Returns 0, or the seconds to wait: then the attempt must not be made."""

@@ -129,8 +129,7 @@ async def find_invitation(visit: Visit, token: str) -> people.Invitation:
 
 
 async def show_reset(visit: Visit) -> Response:
-    person = await _reset(visit)
-    return visit.page("reset.html", email=person.email, least=MIN_LENGTH, token=visit.request.path_params["token"])
+    return visit.page("reset.html", email=(await _reset(visit)).email, least=MIN_LENGTH)
 
 
 async def reset(visit: Visit) -> Response:
@@ -144,8 +143,7 @@ async def reset(visit: Visit) -> Response:
 
 async def _reset(visit: Visit) -> people.Person:
     """Returns the person with this link. Raises Refused."""
-    token = visit.request.path_params["token"]
-    email = ""
+    token, email = visit.request.path_params["link"], ""
     with contextlib.suppress(ValueError):
         email = base64.urlsafe_b64decode(f"{token.partition('.')[0]}===").decode()
     person = await visit.console.books.run(people.FindPerson(email))

@@ -16,7 +16,7 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from serve_app.console.attempts import Attempts, Rates
+from serve_app.console.attempts import MAX_KEPT, Attempts
 from serve_app.console.openid import OpenId
 from serve_app.console.payments import PaymentProvider
 from serve_app.console.pressure import Pressure
@@ -34,6 +34,7 @@ from serve_app.contracts.people import (
     TouchSession,
 )
 from serve_app.contracts.ports import BooksPort
+from serve_app.contracts.rates import Rates
 from serve_app.gateway.wrong_keys import client_address
 from serve_app.storage.sealing import SecretKeys
 
@@ -93,7 +94,7 @@ class Console:
 
     def __post_init__(self) -> None:
         self.attempts = Attempts(self.now)
-        self.rates = Rates(self.now, 60.0)
+        self.rates = Rates(self.now, MAX_KEPT)
         self.pressure = Pressure(self.live, self.now)
 
     def sections(self, prefix: str, role: str | None = None) -> dict[str, str]:

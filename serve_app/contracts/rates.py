@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable
 from math import inf
 from typing import Final
 
@@ -79,3 +81,43 @@ class Bucket:
             return 0, limit, used_s
         remaining = int(room_s * limit / window_s)
         return remaining if remaining < limit else limit, limit, used_s
+
+
+class Rates:
+    """Buckets by name, at most `most`: the one that was charged least recently is evicted first.
+
+    Methods take names with their limits. `clock` returns seconds and never runs backwards.
+    """
+
+    def __init__(self, clock: Callable[[], float], most: int, window_s: float = WINDOW_S) -> None:
+        self._clock = clock
+        self._most = most
+        self._window_s = window_s
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def wait_s(self, *limits: tuple[str, int]) -> float:
+        """Returns the seconds until one unit fits under every name, 0 if it fits now. Keeps nothing."""
+        now = self._clock()
+        return max(self._buckets.get(name, _EMPTY).wait_s(now, 1) for name, _ in limits)
+
+    def charge(self, *limits: tuple[str, int]) -> None:
+        """Charges one unit under each name, whether it fits or not."""
+        now = self._clock()
+        for name, limit in limits:
+            self._buckets.setdefault(name, Bucket(limit, self._window_s)).charge(now, 1)
+            self._buckets.move_to_end(name)
+        while len(self._buckets) > self._most:
+            self._buckets.popitem(last=False)
+
+    def count(self, *limits: tuple[str, int]) -> float:
+        """Charges one unit under each name and returns 0, or charges nothing and returns the seconds to wait."""
+        wait_s = self.wait_s(*limits)
+        if not wait_s:
+            self.charge(*limits)
+        return wait_s
+
+
+_EMPTY: Final = Bucket(1)

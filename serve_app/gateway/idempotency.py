@@ -28,6 +28,8 @@ logger = logging.getLogger("ray.serve")
 # are sized for usage. It is not stored, and a retry of it is a new request.
 MAX_BYTES: Final = 1024 * 1024
 
+REPLAYS_PER_MINUTE: Final = 300  # of an account, from each gateway: they are not billed, and the ledger reads each
+
 MAX_KEY_LENGTH: Final = 255  # a promise to clients, and a limit on what the service stores for a day
 _KEY: Final = re.compile(rf"[!-~]{{1,{MAX_KEY_LENGTH}}}")
 
@@ -50,11 +52,17 @@ class Retry:
         Raises ApiError (422) when the key was used with another body, and 429 after too many stored replies. Raises
         Unavailable as `find_reply` does.
         """
-        settlements.replays.check(account_id)
+        limit = account_id, REPLAYS_PER_MINUTE
+        if wait_s := settlements.replays.wait_s(limit):
+            message = (
+                f"Stored replies per minute of this account: the limit is {REPLAYS_PER_MINUTE}. "
+                f"Try again in {wait_s:.3g} s with the same idempotency-key."
+            )
+            raise errors.rate_limit(message, code="requests", retry_after_s=wait_s)
         stored = await settlements.find_reply(account_id, self.idempotency_key)
         if stored is None:
             return None
-        settlements.replays.count(account_id)
+        settlements.replays.charge(limit)
         if stored.fingerprint != self.fingerprint:
             raise errors.idempotency_key_reused()
         return stored.body

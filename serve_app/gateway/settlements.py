@@ -31,8 +31,8 @@ from serve_app.contracts.errors import LedgerUnavailable, SpoolFull
 from serve_app.contracts.limiting import OpenHold, Release, SpoolState
 from serve_app.contracts.metric import Metrics
 from serve_app.contracts.ports import SettleAnswer
+from serve_app.contracts.rates import Rates
 from serve_app.gateway.limiter_client import LimiterClient
-from serve_app.gateway.replays import Replays
 from serve_app.storage.spool import Spool, measure
 
 logger = logging.getLogger("ray.serve")
@@ -44,6 +44,7 @@ REPLAY_BATCH = 256  # what accounting commits at once: live and replayed settlem
 FIND_TIMEOUT_S = 10.0  # to find a stored reply: its request waits, before it has cost anything
 DISK_TIMEOUT_S = 60.0  # after this time without a flush the disk counts as broken
 FULL = 0.9  # share of the spool's limit; the rest is for requests that already run
+MAX_REPLAYING = 10_000  # accounts whose stored replies are counted; about 2 MB
 
 
 class Settlements:
@@ -63,7 +64,7 @@ class Settlements:
     ) -> None:
         self._accounting = accounting
         self.spool = spool
-        self.replays = Replays()
+        self.replays = Rates(time.monotonic, MAX_REPLAYING)
         self._spooled = spool.size
         self._metrics = metrics
         self._limiter = limiter

@@ -13,7 +13,6 @@ from serve_app.console.attempts import (
     OF_PAIR,
     WINDOW_S,
     Attempts,
-    Rates,
     known_browser,
     new_browser,
 )
@@ -82,23 +81,6 @@ def test_codes_are_slowed_by_browser_or_email() -> None:
         assert attempts.begin_code(VICTIM, None) == 0
     assert attempts.begin_code(VICTIM, None) > 0
     assert attempts.begin_code(VICTIM, "her laptop") == 0
-
-
-def test_refused_events_leave_nothing_and_push_nobody_out() -> None:
-    rates = Rates(Clock(), WINDOW_S, most=10)
-    assert rates.count(("victim", 1)) == 0
-    for number in range(100):
-        assert rates.count(("victim", 1), (f"other {number}", 1)) > 0
-    assert len(rates) == 1
-
-
-def test_what_is_kept_is_bounded_and_the_oldest_goes_first() -> None:
-    rates = Rates(Clock(), WINDOW_S, most=10)
-    for number in range(100):
-        rates.count((f"name {number}", 1))
-        assert len(rates) <= 10
-    assert rates.count(("name 90", 1)) > 0
-    assert rates.count(("name 89", 1)) == 0
 
 
 def test_a_browser_is_known_for_the_person_who_has_signed_in_there() -> None:

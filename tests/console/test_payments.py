@@ -202,7 +202,7 @@ def test_a_return_of_a_payment_that_was_credited_by_hand_is_left_to_an_operator(
 
 
 def test_a_credit_by_hand_under_the_payments_reference_is_the_payment(house: House, api: StandIn) -> None:
-    command = AddCredit(house.account_id, 25 * 10**9, idempotency_key="stripe pi_1", memo="stripe pi_1")
+    command = AddCredit(house.account_id, 25 * 10**9, idempotency_key="stripe pi_1", memo="by hand")
     house.ledger.run(command)
     assert send(house, paid(house)).status_code == 200
     assert balance(house) == "30.00"

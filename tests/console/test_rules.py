@@ -20,6 +20,7 @@ NONE = dict.fromkeys(
         "attempt_id",
         "session_id",
         "invitation_id",
+        "link",
         "request_id",
         "alert_id",
         "provider",
@@ -108,8 +109,8 @@ def test_the_table_lets_only_owners_and_members_at_keys_and_nobody_at_pages_of_p
         "GET /invitations/{token}",
         "POST /invitations/{token}",
         "POST /invitations/{token}/openid",
-        "GET /reset/{token}",
-        "POST /reset/{token}",
+        "GET /reset/{link}",
+        "POST /reset/{link}",
     }
     for route, rule in RULES.items():
         assert ("{account_id}" in route) == (rule <= {*ROLES}), route

@@ -11,7 +11,7 @@ from limits import RateLimitItemPerMinute
 from limits.storage import MemoryStorage
 from limits.strategies import MovingWindowRateLimiter
 
-from serve_app.contracts.rates import WINDOW_S, Bucket
+from serve_app.contracts.rates import WINDOW_S, Bucket, Rates
 
 START = 1_000_000.0
 
@@ -191,3 +191,20 @@ def test_within_one_minute_it_grants_as_much_as_a_moving_window() -> None:
     for units in (3, 7, 1, 9, 6, 5, 2, 4):
         assert ask(bucket, START, units) == oracle.hit(item, "account", cost=units)
         assert remaining(bucket, START) == oracle.get_window_stats(item, "account").remaining
+
+
+def test_refused_events_leave_nothing_and_push_nobody_out() -> None:
+    rates = Rates(lambda: 0.0, most=10)
+    assert rates.count(("victim", 1)) == 0
+    for number in range(100):
+        assert rates.count(("victim", 1), (f"other {number}", 1)) > 0
+    assert len(rates) == 1
+
+
+def test_what_is_kept_is_bounded_and_the_oldest_goes_first() -> None:
+    rates = Rates(lambda: 0.0, most=10)
+    for number in range(100):
+        rates.count((f"name {number}", 1))
+        assert len(rates) <= 10
+    assert rates.count(("name 90", 1)) > 0
+    assert rates.count(("name 89", 1)) == 0

@@ -16,8 +16,9 @@ import pytest
 from serve_app.contracts.generation import Delta, Finished, FinishReason, Rejected, Rejection, Started
 from serve_app.contracts.limiting import Admit, Release
 from serve_app.contracts.ports import BackendUnavailable
+from serve_app.contracts.rates import Rates
 from serve_app.gateway import idempotency
-from serve_app.gateway.replays import PER_MINUTE, Replays
+from serve_app.gateway.idempotency import REPLAYS_PER_MINUTE
 from tests.gateway.connections import MESSAGES, Call, served
 from tests.gateway.world import NANO, PATIENT_S, World, price, says, settled, until
 
@@ -60,10 +61,10 @@ async def test_a_retry_consumes_neither_rate_nor_slot(world: World) -> None:
 async def test_stored_replies_have_a_rate_of_the_account_and_cost_no_look_up_beyond_it(world: World) -> None:
     """They are free, and each is read from the ledger."""
     passed_s = 0.0
-    world.settlements.replays = Replays(lambda: passed_s)
+    world.settlements.replays = Rates(lambda: passed_s, 10)
     await answered(world)
-    for _ in range(PER_MINUTE):
-        world.settlements.replays.count(world.account_id)
+    for _ in range(REPLAYS_PER_MINUTE):
+        world.settlements.replays.charge((world.account_id, REPLAYS_PER_MINUTE))
     world.accounting.called.clear()
     refused = await answered(world)
     assert (refused.status, refused.json["error"]["code"], refused.headers["retry-after"]) == (429, "requests", "1")
@@ -71,18 +72,10 @@ async def test_stored_replies_have_a_rate_of_the_account_and_cost_no_look_up_bey
     assert (await answered(world, sends={})).status == 200, "other requests go on"
     _, key = world.new_account()
     assert (await answered(world, key)).status == 200, "and so do other accounts"
-    passed_s = 60.0 / PER_MINUTE
+    passed_s = 60.0 / REPLAYS_PER_MINUTE
     assert replayed(await answered(world))
     assert (await answered(world)).status == 429
     await until(lambda: world.is_idle)
-
-
-async def test_what_is_kept_of_stored_replies_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve_app.gateway.replays.MAX_ACCOUNTS", 3)
-    replays = Replays(lambda: 0.0)
-    for number in range(10):
-        replays.count(str(number))
-    assert list(replays._buckets) == ["7", "8", "9"]
 
 
 async def test_a_retry_after_an_answer_that_was_lost_bills_once(world: World) -> None:
