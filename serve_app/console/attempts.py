@@ -62,9 +62,13 @@ class Attempts:
         return self._rates.count(*limits, *([] if address is None else [(f"address {address}", OF_ADDRESS)]))
 
 
-def new_browser(keys: SecretKeys, email: str, now: float) -> str:
-    """Returns the cookie of a browser in which this person has signed in. Valid for KNOWN_S."""
-    text = f"{secrets.token_hex(16)}.{int(now + KNOWN_S)}"
+def browser_cookie(keys: SecretKeys, email: str, earlier: str, now: float) -> str:
+    """Returns the cookie of a browser in which this person has signed in. Valid for KNOWN_S.
+
+    `earlier` is the browser's present cookie. A known browser keeps its id, and so the rate of its attempts.
+    """
+    browser = known_browser(keys, email, earlier, now) or secrets.token_hex(16)
+    text = f"{browser}.{int(now + KNOWN_S)}"
     return f"{text}.{keys.derive(_signed(email, text))}"
 
 

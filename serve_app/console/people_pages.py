@@ -13,7 +13,7 @@ from typing import Final
 import pyotp
 from fastapi.responses import Response
 
-from serve_app.console.attempts import KNOWN_S, known_browser, new_browser
+from serve_app.console.attempts import KNOWN_S, browser_cookie, known_browser
 from serve_app.console.passwords import KNOWN, MAX_LENGTH, MIN_LENGTH, UNKNOWN, hashed, is_right, step_of
 from serve_app.console.web import BROWSER, SESSION, SESSION_S, Refused, Visit, check_wait
 from serve_app.contracts import people
@@ -196,6 +196,6 @@ async def open_session(
     await console.books.run(opened)
     response = visit.go("/")
     visit.set_cookie(response, SESSION, token)
-    known = new_browser(console.secret_keys, person.email, console.now())
+    known = browser_cookie(console.secret_keys, person.email, visit.cookie(BROWSER), console.now())
     visit.set_cookie(response, BROWSER, known, int(KNOWN_S))
     return response

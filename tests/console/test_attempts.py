@@ -13,8 +13,8 @@ from serve_app.console.attempts import (
     OF_PAIR,
     WINDOW_S,
     Attempts,
+    browser_cookie,
     known_browser,
-    new_browser,
 )
 from serve_app.storage.sealing import SecretKeys
 
@@ -84,13 +84,16 @@ def test_codes_are_slowed_by_browser_or_email() -> None:
 
 
 def test_a_browser_is_known_for_the_person_who_has_signed_in_there() -> None:
-    cookie = new_browser(KEYS, VICTIM, 0.0)
+    cookie = browser_cookie(KEYS, VICTIM, "", 0.0)
     browser = known_browser(KEYS, VICTIM.upper(), cookie, 1.0)
     assert browser is not None
     assert known_browser(KEYS, "ben@example.org", cookie, 1.0) is None
     assert known_browser(KEYS, VICTIM, cookie, KNOWN_S) is None
     assert known_browser(SecretKeys(b"another"), VICTIM, cookie, 1.0) is None
     assert known_browser(SecretKeys(b"the next", KEYS.current), VICTIM, cookie, 1.0) == browser
+    renewed = browser_cookie(KEYS, VICTIM, cookie, KNOWN_S - 1)
+    assert known_browser(KEYS, VICTIM, renewed, KNOWN_S) == browser, "no sign-in begins its rate anew"
+    assert not browser_cookie(KEYS, "ben@example.org", cookie, 1.0).startswith(browser)
     _, until, signature = cookie.split(".")
     for forged in (
         "",
