@@ -17,7 +17,7 @@ from bench.harness.command import interrupted_by_sigterm
 from tests.service.chaos.report import Report
 from tests.service.chaos.stand import StandError
 from tests.service.drill import network, rounds
-from tests.service.drill.cluster import Cluster, prepare_weights
+from tests.service.drill.cluster import Cluster, kept_weights, prepare_weights
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     try:
         if not network.is_inside():
-            if problem := network.missing():
+            if problem := network.missing(kept_weights()):
                 raise StandError(problem)
             prepare_weights(say)
             network.enter(sys.argv[1:] if arguments is None else arguments)

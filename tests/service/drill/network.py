@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bench.harness.processes import end_with_parent
-from tests.service.chaos.stand import StandError
+from tests.service.chaos.stand import ROOT, StandError
 
 BRIDGE = "drill0"
 SUBNET = "10.77.0"
@@ -23,8 +23,12 @@ GATE = f"{SUBNET}.1"  # where Redis, the load balancer and the clients are
 _INSIDE = "SERVE_APP_DRILL_INSIDE"
 
 
-def missing() -> str:
-    """Why this machine can't run the drill; empty where it can."""
+def missing(weights: Path, root: Path = ROOT, environment: str = sys.prefix) -> str:
+    """Why this machine can't run the drill; empty where it can. `weights` is the folder of the bundled model."""
+    needed = {"checkout": root, "virtual environment": Path(environment), "bundled model (SERVE_APP_TEST_HOME)": weights}
+    for what, folder in needed.items():
+        if any(path.is_relative_to("/tmp") for path in (folder.absolute(), folder.resolve())):
+            return f"the {what} is at {folder}, and each node's own /tmp hides it: move it out of /tmp"
     for program in ("unshare", "ip", "redis-server"):
         if shutil.which(program) is None:
             return f"the program {program} is missing (Debian: util-linux, iproute2, redis-server)"
