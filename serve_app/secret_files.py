@@ -13,9 +13,11 @@ import contextlib
 import os
 import secrets
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote, urlsplit
 
 from serve_app.settings import SettingsError, is_placeholder, keeps_local_state
 from serve_app.storage.sealing import SecretKeys
@@ -51,20 +53,43 @@ class Secrets:
 def load_secrets(home: Path) -> Secrets:
     """Loads the secrets of the service whose state folder is `home`. Creates missing secrets on one machine.
 
-    Raises SettingsError if a secret is missing on a cluster, is easy to guess, or is also the previous secret key.
+    Raises SettingsError if a secret is missing on a cluster, is easy to guess, or has the value of another secret.
     """
     secret_key = _secret("SERVE_APP_SECRET_KEY", home, "secret-key")
     former = _previous("SERVE_APP_SECRET_KEY_PREVIOUS", home, "secret-key.previous")
-    if former == secret_key:
-        raise SettingsError(
-            "SERVE_APP_SECRET_KEY_PREVIOUS, or secrets/secret-key.previous: the same as the current secret; give "
-            "SERVE_APP_SECRET_KEY, or secrets/secret-key, a new one, or remove the previous"
-        )
+    operator_key = _secret("SERVE_APP_OPERATOR_KEY", home, "operator-key")
+    former_operator_key = _previous("SERVE_APP_OPERATOR_KEY_PREVIOUS", home, "operator-key.previous")
+    loaded = {
+        "SERVE_APP_SECRET_KEY": secret_key,
+        "SERVE_APP_SECRET_KEY_PREVIOUS": former,
+        "SERVE_APP_OPERATOR_KEY": operator_key,
+        "SERVE_APP_OPERATOR_KEY_PREVIOUS": former_operator_key,
+    }
+    _expect_different(loaded)
     return Secrets(
-        operator_key=_secret("SERVE_APP_OPERATOR_KEY", home, "operator-key"),
+        operator_key=operator_key,
         secret_keys=SecretKeys(secret_key.encode(), former.encode()),
-        previous_operator_key=_previous("SERVE_APP_OPERATOR_KEY_PREVIOUS", home, "operator-key.previous"),
+        previous_operator_key=former_operator_key,
     )
+
+
+def _expect_different(loaded: Mapping[str, str]) -> None:
+    """Raises SettingsError if two secrets have one value: whoever may know one of them would know the other, too.
+
+    `loaded` are secrets by variable. They are also compared with the secrets that only the environment has.
+    """
+    others = {name: os.environ.get(name, "").strip() for name in (*_VARIABLES, "RAY_AUTH_TOKEN", "PGPASSWORD")}
+    with contextlib.suppress(ValueError):  # not an address; the database's own error says so
+        password = unquote(urlsplit(others.pop("SERVE_APP_DATABASE_URL")).password or "")
+        if password != others["PGPASSWORD"]:  # both are the database's
+            others["the password in SERVE_APP_DATABASE_URL"] = password
+    names: dict[str, str] = {}
+    for name, value in {**others, **loaded}.items():
+        if value and (same := names.setdefault(value, name)) != name:
+            raise SettingsError(
+                f"{same} and {name}, or their files in `secrets` of the state folder: the same value; give each "
+                "secret its own random value (openssl rand -base64 32)"
+            )
 
 
 def forget_environment() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 from unittest.mock import MagicMock
+from urllib.parse import quote
 
 import pytest
 
@@ -16,6 +18,7 @@ from serve_app.settings import GatewayArgs, SettingsError
 from serve_app.storage.sealing import SecretKeys
 
 GOOD = "b3BlbnNzbCByYW5kIC1iYXNlNjQgMzI="
+GOOD_SECRET = "c2VjcmV0IGtleSBvZiB0aGUgdGVzdHM="
 DATABASE = "postgresql+psycopg://serve:secret@db.internal:5432/ledger"
 VARIABLES = ("SERVE_APP_OPERATOR_KEY", "SERVE_APP_SECRET_KEY", "SERVE_APP_DATABASE_URL")
 
@@ -24,8 +27,11 @@ VARIABLES = ("SERVE_APP_OPERATOR_KEY", "SERVE_APP_SECRET_KEY", "SERVE_APP_DATABA
 def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment of a cluster's gateway pod with all that it needs."""
     monkeypatch.delenv("SERVE_APP_LOCAL_STATE", raising=False)
-    for variable, value in zip(VARIABLES, (GOOD, GOOD, DATABASE), strict=True):
+    for variable, value in zip(VARIABLES, (GOOD, GOOD_SECRET, DATABASE), strict=True):
         monkeypatch.setenv(variable, value)
+    for variable in (*secret_files._VARIABLES, "RAY_AUTH_TOKEN", "PGPASSWORD"):
+        if variable not in VARIABLES:
+            monkeypatch.delenv(variable, raising=False)
 
 
 def load(home: Path) -> None:
@@ -152,10 +158,10 @@ FORMER = "the secret of last year, which is long"
 
 
 def test_a_secret_key_and_the_one_before_are_both_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert secret_files.load_secrets(tmp_path).secret_keys == SecretKeys(GOOD.encode())
+    assert secret_files.load_secrets(tmp_path).secret_keys == SecretKeys(GOOD_SECRET.encode())
     monkeypatch.setenv("SERVE_APP_SECRET_KEY_PREVIOUS", FORMER)
     loaded = secret_files.load_secrets(tmp_path)
-    assert loaded.secret_keys.valid == (GOOD.encode(), FORMER.encode())
+    assert loaded.secret_keys.valid == (GOOD_SECRET.encode(), FORMER.encode())
     assert FORMER not in repr((loaded, loaded.secret_keys))
 
 
@@ -168,7 +174,7 @@ def test_on_one_machine_the_secret_key_before_is_a_file(tmp_path: Path, monkeypa
     assert secret_files.load_secrets(tmp_path).secret_keys.previous == FORMER.encode()
 
 
-@pytest.mark.parametrize("value", ["REPLACE_ME_REPLACE_ME", "hunter2", GOOD])
+@pytest.mark.parametrize("value", ["REPLACE_ME_REPLACE_ME", "hunter2", GOOD_SECRET])
 def test_a_secret_key_before_that_can_not_be_one_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
@@ -181,3 +187,43 @@ def test_the_environment_forgets_both_secret_keys(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("SERVE_APP_SECRET_KEY_PREVIOUS", FORMER)
     secret_files.forget_environment()
     assert not {"SERVE_APP_SECRET_KEY", "SERVE_APP_SECRET_KEY_PREVIOUS"} & set(os.environ)
+
+
+SECRETS = (
+    "SERVE_APP_OPERATOR_KEY", "SERVE_APP_OPERATOR_KEY_PREVIOUS", "SERVE_APP_SECRET_KEY",
+    "SERVE_APP_SECRET_KEY_PREVIOUS", "SERVE_APP_STRIPE_KEY", "SERVE_APP_STRIPE_WEBHOOK_SECRET",
+    "SERVE_APP_SMTP_PASSWORD", "SERVE_APP_OIDC_SECRET", "RAY_AUTH_TOKEN", "PGPASSWORD",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("first", "second"), itertools.combinations(SECRETS, 2))
+def test_two_secrets_never_have_one_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, second: str
+) -> None:
+    for variable in SECRETS:
+        monkeypatch.setenv(variable, f"a long value of {variable} alone")
+    load(tmp_path)
+    monkeypatch.setenv(first, "one long value for two purposes")
+    monkeypatch.setenv(second, "one long value for two purposes")
+    with pytest.raises(SettingsError, match=f"^{first} and {second}, .*the same value") as refused:
+        load(tmp_path)
+    assert "two purposes" not in str(refused.value)
+
+
+def test_the_databases_password_is_no_other_secret_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVE_APP_DATABASE_URL", f"postgresql+psycopg://serve:{quote(GOOD, safe='')}@db/ledger")
+    with pytest.raises(SettingsError, match=r"SERVE_APP_OPERATOR_KEY and the password in SERVE_APP_DATABASE_URL"):
+        load(tmp_path)
+    monkeypatch.setenv("SERVE_APP_DATABASE_URL", DATABASE)
+    monkeypatch.setenv("PGPASSWORD", "secret")  # the same database's
+    load(tmp_path)
+
+
+def test_files_with_one_value_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVE_APP_LOCAL_STATE", "1")
+    for variable in VARIABLES[:2]:
+        monkeypatch.delenv(variable)
+    secret_files.secret_file(tmp_path, "operator-key", GOOD)
+    secret_files.secret_file(tmp_path, "secret-key", GOOD)
+    with pytest.raises(SettingsError, match="SERVE_APP_OPERATOR_KEY and SERVE_APP_SECRET_KEY, or their files"):
+        load(tmp_path)
