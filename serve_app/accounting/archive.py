@@ -93,7 +93,7 @@ def _export(database: Database, before: str, cutoff: float, folder: Path, now: f
     draft = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(draft, ignore_errors=True)
     checkpoint_id, entry, number = _begin(database, before, cutoff, now)
-    draft.mkdir(parents=True)
+    draft.mkdir(mode=0o700, parents=True)
     with ExitStack() as opened:
         files = {name: opened.enter_context(_Csv(draft / f"{name}.csv.gz")) for name in _FILES}
         for name, table in _FILES.items():

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
 import sqlite3
 import threading
 import time
@@ -270,6 +271,7 @@ def _url(url: str | URL) -> URL:
 def _engine(url: URL, wait_s: float, timeout_s: float) -> Engine:
     if url.get_backend_name() == "sqlite":
         engine = create_engine(url, connect_args={"timeout": wait_s})
+        event.listen(engine, "do_connect", _create_private)
         event.listen(engine, "connect", functools.partial(_configure_sqlite, wait_s=wait_s))
         event.listen(engine, "begin", _begin_sqlite)
         return engine
@@ -301,6 +303,13 @@ def _allow(connection: Connection, timeout_s: float) -> None:
     if connection.dialect.name != "sqlite":
         for name in ("statement_timeout", "idle_in_transaction_session_timeout"):
             connection.exec_driver_sql(f"SET LOCAL {name} = {round(timeout_s * 1000)}")
+
+
+def _create_private(_dialect: Any, _record: Any, arguments: Any, parameters: Any) -> None:
+    """Creates a missing SQLite file, so that only its owner can read it. SQLite gives `-wal` and `-shm` its mode."""
+    if not parameters.get("uri"):
+        with contextlib.suppress(OSError):  # it exists, or SQLite says why it can't be created
+            os.close(os.open(arguments[0], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def _configure_sqlite(connection: Any, _record: Any, *, wait_s: float) -> None:

@@ -34,6 +34,7 @@ READY_S, SLOW_S = 180.0, 1800.0  # maximum wait for readiness; the second with l
 TOLD_S = 30.0  # between two lines of progress
 STOP_S = 13.0
 KEPT_LOGS = 5
+RAY = "ray"  # Ray's folder in that of the run
 
 
 class _Stopped(Exception):
@@ -100,7 +101,8 @@ class Launch:
 
     def run_until_stopped(self) -> None:
         """Never returns normally: raises LaunchError, SettingsError or _Stopped."""
-        preflight.prepare_home(self.home)
+        if preflight.prepare_home(self.home):
+            print_progress(f"closed the state folder {self.home} to other users")
         lock = preflight.lock_home(self.home)
         try:
             preflight.check_port(self.port)
@@ -150,7 +152,8 @@ class Launch:
         config.setdefault("http_options", {})["port"] = self.port
         run_config = self.home / "run" / "config.yaml"
         run_config.write_text(yaml.safe_dump(config, sort_keys=False))
-        # A short path, because it holds sockets: HAProxy's path may have 97 bytes, and Serve adds 68 of them.
+        # A short path, because it holds sockets: HAProxy's path may have 97 bytes, and Serve adds 68 of them. This
+        # folder is closed to other users. Ray opens its own folder, which is in it, to all.
         temporary = Path(tempfile.mkdtemp(prefix="sa-", dir="/tmp" if Path("/tmp").is_dir() else None))
         self.metrics_port = preflight.free_port()
         self.haproxy_port = preflight.free_port(9101)
@@ -179,7 +182,7 @@ class Launch:
     def _driver_command(self, run_config: Path, temporary: Path) -> list[str]:
         # Gateway, limiter and accounting reserve no CPU; replicas of a laptop's model share its cores.
         cpus = self.options.num_cpus or max(4, os.cpu_count() or 1)
-        command = [sys.executable, "-m", "deployments.run", str(run_config), "--temp-dir", str(temporary)]
+        command = [sys.executable, "-m", "deployments.run", str(run_config), "--temp-dir", str(temporary / RAY)]
         command += ["--num-cpus", str(cpus), "--metrics-port", str(self.metrics_port)]
         if self.dashboard_port is not None:
             command += ["--dashboard-port", str(self.dashboard_port)]
@@ -225,7 +228,7 @@ class Launch:
     def _announce(self, key: str, temporary: Path) -> None:
         link = self.logs / "ray"
         link.unlink(missing_ok=True)
-        link.symlink_to(temporary / "session_latest" / "logs")
+        link.symlink_to(temporary / RAY / "session_latest" / "logs")
         facts = {
             "base_url": self.base_url,
             "api_key": key,
@@ -241,7 +244,7 @@ class Launch:
     def _keep_logs(self, temporary: Path) -> None:
         """Moves this run's logs of Ray and Serve into the state folder; deletes the logs of the oldest runs."""
         (self.logs / "ray").unlink(missing_ok=True)
-        logs = (temporary / "session_latest" / "logs").resolve()
+        logs = (temporary / RAY / "session_latest" / "logs").resolve()
         if logs.is_dir():
             shutil.move(str(logs), self.logs / time.strftime("ray-%Y%m%d-%H%M%S"))
         for old in sorted(self.logs.glob("ray-*"))[:-KEPT_LOGS]:

@@ -48,7 +48,7 @@ def driver_environment(
     for an invalid setting, and if TLS is requested without HAProxy.
     """
     haproxy = temporary / "ha"
-    haproxy.mkdir()
+    haproxy.mkdir(mode=0o700)
     defaults = {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
@@ -65,6 +65,9 @@ def driver_environment(
         # The dashboard can run code. Without a token, any page in a browser could use it.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(home / "secrets" / "ray-token"),
+        # Ray's processes then listen on 127.0.0.1: their metrics need no token. On Linux, Ray (2.60) replaces a
+        # loopback address that is given by any other way.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "TOKENIZERS_PARALLELISM": "false",
     }
     own = {
@@ -73,6 +76,7 @@ def driver_environment(
         "SERVE_APP_LOCAL_STATE": "1",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(haproxy / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(haproxy / "admin.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(haproxy / "metrics.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(haproxy),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(haproxy / "server-state"),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(haproxy_port),
@@ -163,7 +167,7 @@ def _follow_parent() -> None:
 
 
 class Driver:
-    """A driver and all processes that it starts."""
+    """A driver and all processes that it starts. Only this user can read the files that they create."""
 
     def __init__(self, command: list[str], environment: dict[str, str], log: Path) -> None:
         self.log = log
@@ -174,6 +178,7 @@ class Driver:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                umask=0o077,
                 preexec_fn=_follow_parent,
             )
 

@@ -4,6 +4,7 @@
 
 Ray's template has no settings for these changes:
 
+- Only HAProxy's own user may use its control socket, which has full control over HAProxy.
 - The metrics exporter binds to HOST instead of all addresses. The statistics page is removed.
 - With CERTIFICATE, a PEM file that also has the key, clients must use https.
 - An address whose requests are mostly refused takes a lane. The gateways see only a few requests of a lane at one time;
@@ -150,6 +151,7 @@ def _route(lanes: Lanes) -> str:
 def amended(text: str, host: str, socket: Path, paths: str, lanes: str = "", certificate: str = "") -> str:
     """Returns Ray's configuration with the amendments. `paths` of doors are separated by spaces."""
     text = re.sub(r"^listen stats\b.*", "", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"(?m)^(    stats socket .* mode) 666\b", r"\g<1> 600", text)
     exporter, frontend, rest = text.partition("frontend http_frontend\n")
     exporter = re.sub(r"(?m)^(frontend prometheus\n    bind ):", rf"\g<1>{host}:", exporter)
     if not frontend:

@@ -78,7 +78,7 @@ def observe(options: argparse.Namespace) -> None:
 @contextlib.contextmanager
 def _folder(folder: Path) -> Iterator[Path]:
     """Locks the folder for this process; afterwards removes everything but its data."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
         try:

@@ -14,6 +14,7 @@ from typing import IO
 import psutil
 
 from serve_app.contracts.units import GIB
+from serve_app.storage.private_files import OTHERS
 
 MIN_MEMORY = int(2.5 * GIB)  # Ray's processes, one replica with its weights and a small KV cache
 MIN_DISK = 2 * GIB  # the converted model, the database, logs
@@ -50,16 +51,30 @@ def check_free_disk(home: Path, least: int = MIN_DISK) -> None:
         raise LaunchError(f"{home} has {free / GIB:.1f} GiB of free disk, {least / GIB:.0f} GiB are needed")
 
 
-def prepare_home(home: Path) -> None:
-    """Creates the state folder."""
+def prepare_home(home: Path) -> bool:
+    """Creates the state folder. Closes one of an earlier start to other users, and returns whether it did so.
+
+    Raises LaunchError for a folder that is not the service's own: closing it could take it from other programs.
+    """
+    closed = False
     try:
-        for folder in (home, home / "logs", home / "run"):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if home.stat().st_mode & OTHERS:
+            if any(home.iterdir()) and not (home / "secrets").is_dir():
+                raise LaunchError(
+                    f"{home} has other files, and other users can read it: set SERVE_APP_HOME to a new folder, or "
+                    f"`chmod go= {home}` if it is for this service alone"
+                )
+            home.chmod(0o700)
+            closed = True
+        for folder in (home / "logs", home / "run"):
+            folder.mkdir(exist_ok=True, mode=0o700)
         probe = home / "run" / ".probe"
         probe.touch()
         probe.unlink()
     except OSError as error:
         raise LaunchError(f"the state folder {home} can't be used ({error.strerror}): set SERVE_APP_HOME") from None
+    return closed
 
 
 def lock_home(home: Path) -> IO[str]:

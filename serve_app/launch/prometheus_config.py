@@ -41,13 +41,13 @@ def find_service(home: Path) -> Service | None:
     logs, lock = home / "logs" / "ray", home / "run" / "lock"
     try:
         owner = int(lock.read_text().removeprefix("process "))
-        session = logs.readlink().parent  # the link leads to RAY_FOLDER/session_latest/logs
+        session = logs.readlink().parent  # the link leads to RUN_FOLDER/ray/session_latest/logs
     except (OSError, ValueError):
         return None
     if not psutil.pid_exists(owner):
         return None
     haproxy = None
-    for config in (session.parent / "ha").glob("*/haproxy.cfg"):  # Ray names the folder after its node
+    for config in (session.parents[1] / "ha").glob("*/haproxy.cfg"):  # Ray names the folder after its node
         with contextlib.suppress(OSError):  # the service may be stopping
             if found := HAPROXY_METRICS.search(config.read_text()):
                 host = ANY_ADDRESS.get(found[1], found[1])

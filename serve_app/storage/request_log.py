@@ -20,6 +20,7 @@ from queue import Empty, Full, Queue
 from typing import Any, Final
 
 from serve_app.contracts.units import DAY_S
+from serve_app.storage.private_files import open_private
 
 FOLDER: Final = "logs"
 FILE_BYTES: Final = 32 * 1024 * 1024
@@ -61,7 +62,7 @@ class RequestLog:
 
     def __init__(self, home: Path, name: str) -> None:
         folder = home / FOLDER
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _remove_old(folder)
         self._file = _File(
             folder / f"{name}.jsonl", maxBytes=FILE_BYTES, backupCount=FILES, delay=True, encoding="utf-8"
@@ -101,6 +102,9 @@ class _File(RotatingFileHandler):
     """Reports a disk that accepts no lines at most once a minute, without the line."""
 
     _reported_at = -math.inf
+
+    def _open(self) -> Any:
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=open_private)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         if time.monotonic() - self._reported_at > REPORT_S:

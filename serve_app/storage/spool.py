@@ -49,7 +49,7 @@ class Spool:
         if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", name, re.ASCII):
             raise InvalidValue(f"spool name {name!r}: use up to 100 of A-Z, a-z, 0-9, '.', '_' and '-'")
         self._folder = Path(folder)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._name = name
         self._suffix = suffix
         self._flushed = flushed

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from serve_app.contracts.books import Settlement
 from serve_app.contracts.errors import SpoolFull
+from serve_app.storage.private_files import open_private
 from serve_app.storage.settlement_lines import from_line
 
 logger = logging.getLogger(__name__)
@@ -141,7 +142,7 @@ class SpoolFile:
     def set_aside(self, lines: Sequence[bytes]) -> None:
         """Stores lines that can never settle on disk, before they leave the spool."""
         beside = self.path.with_name(self.path.name + REFUSED)
-        with open(beside, "ab") as file:
+        with open(beside, "ab", opener=open_private) as file:
             file.writelines(line if line.endswith(b"\n") else line + b"\n" for line in lines)
             file.flush()
             os.fsync(file.fileno())

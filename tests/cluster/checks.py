@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import stat
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -47,6 +48,8 @@ FLAGS = (
     "RAY_SERVE_HAPROXY_RETRY_ON",
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH",
 )
+READ = ("flags.env", "secrets.env", "private-tmp.sh")  # by the shell that starts Ray on a machine
+MAX_SOCKET_PATH = 107  # bytes
 MIN_DRIVER = 580  # for torch's CUDA 13 build
 
 Document = dict[str, Any]
@@ -141,6 +144,21 @@ def driver_problems(node: Document, document: Document) -> Iterator[str]:
         yield f"no setup command checks that the driver is {MIN_DRIVER} or newer"
 
 
+def private_tmp_problems(given: dict[str, str], folder: Path, installed: str) -> Iterator[str]:
+    """Checks the environment that Ray starts with on a machine, for a `folder` that is at `installed` on a real one."""
+    if given.get("RAY_TMPDIR") != str(folder):
+        yield "Ray's folder is one that all users share"
+    if stat.S_IMODE(folder.stat().st_mode) != 0o700:
+        yield "other users may enter Ray's folder"
+    for name in ("CONFIG_FILE_LOC", "SOCKET_PATH", "METRICS_SOCKET_PATH", "SERVER_STATE_BASE", "SERVER_STATE_FILE"):
+        path = given.get(f"RAY_SERVE_HAPROXY_{name}", "")
+        if not Path(path).is_relative_to(folder):
+            yield f"HAProxy's {name} is outside of it"
+        # Serve adds the node's id, HAProxy a suffix while it replaces its own socket.
+        elif len(path.replace(str(folder), installed)) + 57 + len(".1234567.tmp") > MAX_SOCKET_PATH:
+            yield f"HAProxy's {name} has a path that is too long for a socket"
+
+
 def launcher_problems(document: Document, given_flags: dict[str, str]) -> list[str]:
     """Ray's own schema, sizes that fit, and Ray started in a shell that has read the flags and the secrets."""
     problems = [*schema_problems(document, launcher_schema()), *flag_problems(given_flags)]
@@ -167,7 +185,7 @@ def launcher_problems(document: Document, given_flags: dict[str, str]) -> list[s
             problems.append(f"{part}: does not start Ray")
         for command in starts:
             before = command.split("ray start")[0]
-            problems += [f"{part}: {file} is not read" for file in ("flags.env", "secrets.env") if file not in before]
+            problems += [f"{part}: {file} is not read" for file in READ if file not in before]
             if "set -a" not in before:
                 problems.append(f"{part}: the variables are not exported")
     if not any("pip install" in command and "serve-app" in command for command in document["setup_commands"]):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .checks import CLUSTER, DRAIN, FLAGS, SECRETS, deployments, flags, read
+from .checks import CLUSTER, DRAIN, FLAGS, SECRETS, deployments, flags, private_tmp_problems, read
 
 UNITS = CLUSTER / "bare-metal"
 ROLES = {
@@ -66,13 +66,14 @@ def started(role: str, folder: Path, tls: Path) -> tuple[dict[str, str], list[st
     """The environment and the arguments that Ray gets; `tls` is in the place of the machine's own file."""
     for part in ("venv/bin", "cluster/bare-metal"):
         (folder / part).mkdir(parents=True)
-    shutil.copy(CLUSTER / "flags.env", folder / "cluster")
+    for file in ("flags.env", "private-tmp.sh"):
+        shutil.copy(CLUSTER / file, folder / "cluster")
     shutil.copy(UNITS / "start-ray", folder / "cluster" / "bare-metal")
     ray = folder / "venv" / "bin" / "ray"
-    ray.write_text(f'#!/bin/bash\nenv -0 > {folder}/env\nprintf "%s\\n" "$@" > {folder}/arguments\n')
+    ray.write_text(f'#!/bin/bash\nenv -0 > {folder}/env\nprintf "%s\\n" "$@" > {folder}/arguments; umask > {folder}/umask\n')
     ray.chmod(0o755)
     command = service(role)["ExecStart"].replace("/opt/serve-app", str(folder)).replace("${RAY_HEAD}", "head:6379")
-    environment = {**os.environ, "SERVE_APP_RAY_TLS": str(tls)}
+    environment = {**os.environ, "SERVE_APP_RAY_TLS": str(tls), "SERVE_APP_HOME": str(folder / "state")}
     subprocess.run(shlex.split(command), check=True, timeout=300, env=environment)
     found = dict(one.split("=", 1) for one in (folder / "env").read_text().split("\0") if one)
     return found, (folder / "arguments").read_text().splitlines()
@@ -97,6 +98,19 @@ def test_ray_starts_in_the_foreground_with_the_flags_and_what_the_role_offers(ro
     assert ("--num-gpus=0" in arguments) == (role != "model")
     offered = [one for one in arguments if one.startswith("--resources=")]
     assert offered == ([f'--resources={{"{role}": 1}}'] if role in ("gateway", "accounting") else [])
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_only_the_services_user_reaches_rays_sockets_and_haproxys(role: str, tmp_path: Path) -> None:
+    old = tmp_path / "state" / "tmp" / "ray" / "session_old"
+    old.mkdir(parents=True)
+    (tmp_path / "state" / "tmp").chmod(0o777)
+    environment, arguments = started(role, tmp_path, tmp_path / "none")
+    assert [*private_tmp_problems(environment, tmp_path / "state" / "tmp", "/var/lib/serve-app/tmp")] == []
+    assert not old.exists()
+    assert not [one for one in arguments if one.startswith("--temp-dir")]  # it would take precedence
+    assert (tmp_path / "umask").read_text().strip() == "0077"
+    assert service(role)["Environment"].split()[0] == "SERVE_APP_HOME=/var/lib/serve-app"
 
 
 def test_every_deployment_finds_a_machine() -> None:

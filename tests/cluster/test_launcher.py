@@ -10,7 +10,18 @@ from pathlib import Path
 import pytest
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from .checks import CLUSTER, FLAGS, SECRETS, Document, flags, launcher_problems, read, serve_problems
+from .checks import (
+    CLUSTER,
+    FLAGS,
+    READ,
+    SECRETS,
+    Document,
+    flags,
+    launcher_problems,
+    private_tmp_problems,
+    read,
+    serve_problems,
+)
 from .mutate import REMOVED, broken, renamed
 
 CLOUDS = ["aws.yaml", "gcp.yaml"]
@@ -85,7 +96,7 @@ def test_a_machine_without_a_gpu_is_not_asked_for_its_driver(launcher: Document,
 
 
 @pytest.mark.parametrize("part", ["head_start_ray_commands", "worker_start_ray_commands"])
-@pytest.mark.parametrize("needed", ["flags.env", "secrets.env", "set -a", "ray start"])
+@pytest.mark.parametrize("needed", [*READ, "set -a", "ray start"])
 def test_ray_that_starts_without_its_environment_is_found(launcher: Document, part: str, needed: str) -> None:
     command = launcher[part][1]
     assert needed in command
@@ -133,7 +144,8 @@ def started_with(launcher: Document, part: str, resources: str, home: Path) -> d
     """The environment that Ray starts with on a machine of these resources, and the secrets left in its file."""
     (home / "serve-app" / "cluster").mkdir(parents=True)
     (home / "venv" / "bin").mkdir(parents=True)
-    (home / "serve-app" / "cluster" / "flags.env").write_text((CLUSTER / "flags.env").read_text())
+    for file in ("flags.env", "private-tmp.sh"):
+        (home / "serve-app" / "cluster" / file).write_text((CLUSTER / file).read_text())
     (home / "secrets.env").write_text((CLUSTER / "secrets.env.template").read_text() + PREVIOUS)
     ray = home / "venv" / "bin" / "ray"
     ray.write_text(f"#!/bin/sh\nenv > {home}/environment\n")
@@ -157,5 +169,7 @@ def test_only_gateway_machines_start_ray_with_the_secrets(launcher: Document, tm
         assert started["RAY_AUTH_MODE"] == "token"
         assert started["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
         assert {name for name in SECRETS if name in started} == (set(SECRETS) if kind == "gateway" else set())
+        folder = tmp_path / kind / "tmp"
+        assert [*private_tmp_problems(started, folder, "/home/ubuntu/tmp")] == []
     left = (tmp_path / "gpu" / "secrets.env").read_text()
     assert [name for name in SECRETS if name in left] == []

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import subprocess
 import sys
+import tempfile
 import textwrap
+import time
+from argparse import Namespace
 from pathlib import Path
 
 import psutil
+from ray._common.utils import try_to_create_directory
+
+from serve_app.launch.__main__ import Launch
+from serve_app.launch.driver import Driver, driver_environment
+from serve_app.launch.preflight import free_port
 
 # The driver starts a child that ignores stop signals, and one whose parent exits at once.
 DRIVER = """
@@ -68,3 +77,46 @@ os.kill(os.getpid(), 9)
     assert result.returncode == -9
     assert has_ended(int(pid_file.read_text()))
     assert os.path.exists(str(pid_file) + ".log")
+
+
+def test_only_their_owner_reads_the_files_of_a_drivers_processes(tmp_path: Path) -> None:
+    program = "import subprocess, sys; subprocess.run(['touch', sys.argv[1]], check=True)"
+    before = os.umask(0)
+    try:
+        driver = Driver([sys.executable, "-c", program, str(tmp_path / "made")], {**os.environ}, tmp_path / "log")
+        while driver.exit_code() is None:
+            time.sleep(0.02)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "made").stat().st_mode) == 0o600
+
+
+def test_rays_folder_is_in_one_that_only_this_user_can_enter(tmp_path: Path) -> None:
+    """Ray opens its own folder to everybody."""
+    run = Path(tempfile.mkdtemp(prefix="sa-", dir=tmp_path))
+    options = Namespace(home=tmp_path, port="8000", ready_timeout=None, tls=False, num_cpus=4)
+    launch = Launch(options)
+    launch.metrics_port, launch.dashboard_port = 1, None
+    command = launch._driver_command(tmp_path / "config.yaml", run)
+    folder = Path(command[command.index("--temp-dir") + 1])
+    try_to_create_directory(str(folder))
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o777
+    assert folder.parent == run
+    assert stat.S_IMODE(run.stat().st_mode) == 0o700
+
+
+def test_all_sockets_of_a_run_are_in_its_folder_and_their_paths_are_short_enough(tmp_path: Path) -> None:
+    environment = driver_environment(tmp_path / "home", tmp_path, free_port())
+    for name in ("HAPROXY_SOCKET_PATH", "HAPROXY_METRICS_SOCKET_PATH", "HAPROXY_CONFIG_FILE_LOC"):
+        path = Path(environment[f"RAY_SERVE_{name}"])
+        assert path.parent == tmp_path / "ha"
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        # Serve adds the id of the node, HAProxy a suffix while it replaces its own socket.
+        assert len(f"/tmp/sa-12345678/{path.relative_to(tmp_path)}/{'0' * 56}.12345678.tmp") <= 107
+
+
+def test_rays_processes_listen_on_this_machine_alone(tmp_path: Path) -> None:
+    environment = driver_environment(tmp_path / "home", tmp_path, free_port())
+    program = "from ray._private.services import get_node_ip_address; print(get_node_ip_address())"
+    found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "127.0.0.1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import subprocess
 import time
 from collections.abc import Iterator
@@ -45,6 +46,14 @@ def started(tmp_path: Path, config: HAProxyConfig) -> Iterator[psutil.Process]:
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         yield psutil.Process(process.pid)
         process.terminate()
+
+
+def test_only_haproxys_own_user_can_use_its_control_socket(started: psutil.Process, config: HAProxyConfig) -> None:
+    deadline = time.monotonic() + 60
+    while not Path(config.socket_path).is_socket():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert stat.S_IMODE(Path(config.socket_path).stat().st_mode) == 0o600
 
 
 def test_the_exporter_is_local_and_the_statistics_are_off(started: psutil.Process, config: HAProxyConfig) -> None:

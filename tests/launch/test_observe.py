@@ -40,9 +40,9 @@ class StandIn:
     home: Path
     addresses: dict[str, str]
 
-    def start(self, ray_folder: Path, ray: str, haproxy: str) -> None:
-        """Creates what exists once a service is ready. Ray's folder is a new one at each start."""
-        logs = ray_folder / "session_latest" / "logs"
+    def start(self, run_folder: Path, ray: str, haproxy: str) -> None:
+        """Creates what exists once a service is ready. Its run folder is a new one at each start."""
+        logs = run_folder / "ray" / "session_latest" / "logs"
         logs.mkdir(parents=True)
         (self.home / "logs").mkdir(parents=True, exist_ok=True)
         (self.home / "run").mkdir(exist_ok=True)
@@ -50,9 +50,9 @@ class StandIn:
         (logs.parent / "prom_metrics_service_discovery.json").write_text(
             json.dumps([{"labels": {"job": "ray"}, "targets": [ray]}])
         )
-        (ray_folder / "ha" / "a1b2").mkdir(parents=True)
+        (run_folder / "ha" / "a1b2").mkdir(parents=True)
         host, port = haproxy.rsplit(":", 1)
-        (ray_folder / "ha" / "a1b2" / "haproxy.cfg").write_text(
+        (run_folder / "ha" / "a1b2" / "haproxy.cfg").write_text(
             f"global\nfrontend prometheus\n    bind {host}:{port}\n    mode http\n"
         )
         (self.home / "logs" / "ray").unlink(missing_ok=True)
@@ -216,7 +216,7 @@ def test_what_is_missing_is_said_in_one_line(
         assert "apt-get install prometheus" in refuses(stand_in.home, free_port())
     if shutil.which("prometheus"):
         assert f"no service runs on the state folder {tmp_path}" in refuses(tmp_path, free_port())
-        (tmp_path / "sa-1" / "session_latest" / "prom_metrics_service_discovery.json").unlink()
+        (tmp_path / "sa-1" / "ray" / "session_latest" / "prom_metrics_service_discovery.json").unlink()
         assert "--no-dashboard" in refuses(stand_in.home, free_port())
 
 

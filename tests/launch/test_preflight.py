@@ -138,6 +138,26 @@ def test_a_wrong_config_names_every_path_and_nothing_stays_running(tmp_path: Pat
     assert not list(Path("/tmp").glob(f"sa-*/{tmp_path.name}"))
 
 
+def test_a_state_folder_of_an_earlier_start_is_closed_to_other_users(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    assert not preflight.prepare_home(home)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (home, *home.iterdir())} == {0o700}
+    (home / "secrets").mkdir()
+    home.chmod(0o755)
+    assert preflight.prepare_home(home)
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+
+
+def test_a_folder_of_other_programs_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "index.html").touch()
+    (tmp_path / "site").chmod(0o755)
+    with pytest.raises(LaunchError, match="set SERVE_APP_HOME to a new folder"):
+        preflight.prepare_home(tmp_path / "site")
+    assert stat.S_IMODE((tmp_path / "site").stat().st_mode) == 0o755
+    assert [path.name for path in (tmp_path / "site").iterdir()] == ["index.html"]
+
+
 def test_two_services_do_not_share_a_state_folder(tmp_path: Path) -> None:
     preflight.prepare_home(tmp_path)
     with preflight.lock_home(tmp_path), pytest.raises(LaunchError, match=f"process {os.getpid()}"):
