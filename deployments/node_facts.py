@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import ray
 
 from serve_app import __version__
-from serve_app.settings import GatewayArgs, ModelArgs
+from serve_app.settings import GatewayArgs, ModelArgs, home_dir
+from serve_app.storage.private_files import is_open_to_others
 
 Facts = dict[str, Any]
 # Part of a process's command line -> name of the Ray process.
@@ -49,6 +51,7 @@ class Node:
             "flags": {name: value for name, value in os.environ.items() if name.startswith(FLAGS)},
             "versions": {"Ray": version("ray"), "serve-app": __version__, "Python": platform.python_version()},
             "listeners": list(_listeners()),
+            "open_paths": list(_open_paths(gateway_args)),
             "tls": _tls(),
             "ledger": _ledger(gateway_args),
             "weights": [_weights(one) | {"offline": offline} for one in models],
@@ -69,6 +72,21 @@ def _listeners() -> Iterator[Facts]:
                 if one.status == psutil.CONN_LISTEN:
                     yield {"what": what, "address": one.laddr[0], "port": one.laddr[1]}
         except psutil.Error:
+            continue
+
+
+def _open_paths(gateway_args: Facts | None) -> Iterator[str]:
+    """Yields the paths of Ray, HAProxy and the service that other users of this machine can reach."""
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        return  # a container has no other users
+    home = (gateway_args or {}).get("home") or home_dir()
+    sockets = Path(os.environ.get("RAY_SERVE_HAPROXY_SOCKET_PATH", "/tmp/haproxy-serve/admin.sock"))
+    temporary = ray.get_runtime_context().get_temp_dir()
+    for path in (Path(home), Path(temporary), *sockets.parent.glob(f"*/{sockets.name}")):
+        try:
+            if is_open_to_others(path):
+                yield str(path)
+        except OSError:
             continue
 
 

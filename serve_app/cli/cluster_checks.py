@@ -51,6 +51,7 @@ def judge(facts: Facts, known: Known) -> list[Check]:
         versions_check(nodes),
         clocks_check(nodes),
         ports_check(nodes, known.firewall),
+        files_check(nodes),
         tls_check(nodes),
         certificates_check(nodes, facts["now"]),
         applications_check(facts["applications"]),
@@ -122,6 +123,14 @@ def ports_check(nodes: Sequence[Facts], firewall: bool) -> Check:
         f"listen on all addresses, and it can't be seen from here who reaches them: {listed}",
         "close them to other machines (cluster/networkpolicy.yaml, a firewall), then confirm with --firewall",
     )
+
+
+def files_check(nodes: Sequence[Facts]) -> Check:
+    """Checks that other users of a node can't reach the sockets of Ray and HAProxy, nor the state folder."""
+    if reached := [f"{path} on {node['name']}" for node in nodes for path in node["open_paths"]]:
+        hint = "read cluster/private-tmp.sh before `ray start`; `chmod go=` a state folder"
+        return Check("files", "fail", f"other users can reach {', '.join(reached)}", hint)
+    return Check("files", "ok", "sockets and state folders are closed to other users")
 
 
 def tls_check(nodes: Sequence[Facts]) -> Check:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -17,10 +19,12 @@ from serve_app.cli.command import Session, command
 from serve_app.cli.connection import Connection
 from serve_app.cli.output import CommandError, UsageError
 from serve_app.contracts.units import GIB
+from serve_app.storage.private_files import OTHERS, is_open_to_others
 
 MIN_PYTHON = (3, 11)
 MIN_MEMORY_GIB = 2.0
 MIN_DISK_GIB = 2.0
+LOCAL = ("memory", "disk", "state folder", "secrets", "sockets", "ports")  # checks of this machine's service
 FLAGS = Path("cluster/flags.env")
 LOG = "check the service's log"
 
@@ -90,15 +94,16 @@ def machine_checks(connection: Connection) -> Iterator[Check]:
     version = ".".join(map(str, sys.version_info[:3]))
     yield _judge("python", sys.version_info[:2] >= MIN_PYTHON, version, "install Python 3.11 or newer")
     if not connection.is_local:
-        yield from _skipped("the service runs on another machine", "memory", "disk", "state folder", "secrets")
+        yield from _skipped("the service runs on another machine", *LOCAL)
         return
     yield _memory()
     yield _disk(connection.home)
     yield from state_checks(connection)
+    yield from run_checks(connection.home)
 
 
 def state_checks(connection: Connection) -> Iterator[Check]:
-    """Checks that the state folder exists and that only its owner can read its secrets."""
+    """Checks that the state folder exists and that only its owner can enter it and read its secrets."""
     home = connection.home
     if not home.is_dir():
         if connection.key_is_from_home:
@@ -108,13 +113,15 @@ def state_checks(connection: Connection) -> Iterator[Check]:
             yield Check("state folder", "skip", f"{home} does not exist; the operator key is given otherwise")
         yield Check("secrets", "skip", "no state folder")
         return
-    yield Check("state folder", "ok", str(home))
+    is_open = is_open_to_others(home)
+    detail = f"other users can enter {home} ({_mode(home):04o})" if is_open else str(home)
+    yield _judge("state folder", not is_open, detail, f"chmod go= {home}")
     secrets = home / "secrets"
     if not secrets.is_dir():
         yield Check("secrets", "skip", f"{secrets} does not exist")
         return
     try:
-        open_to_others = [path for path in (secrets, *sorted(secrets.rglob("*"))) if _mode(path) & 0o077]
+        open_to_others = [path for path in (secrets, *sorted(secrets.rglob("*"))) if _mode(path) & OTHERS]
     except OSError as error:
         yield Check("secrets", "fail", f"can't look into {secrets}: {error.strerror}", "run this as the folder's owner")
         return
@@ -125,6 +132,62 @@ def state_checks(connection: Connection) -> Iterator[Check]:
         f"others may read {names}" if open_to_others else "readable by their owner only",
         f"chmod -R go= {secrets}",
     )
+
+
+def run_checks(home: Path) -> Iterator[Check]:
+    """Checks that other users can't reach the sockets of the running service, and other machines not its metrics."""
+    import psutil
+
+    from serve_app.local_run import find_run
+
+    run = find_run(home)
+    if run is None:
+        yield from _skipped(f"no service runs on {home}", "sockets", "ports")
+        return
+    try:
+        reached = [path for path in (run.folder, run.session.parent) if is_open_to_others(path)]
+        reached += [path for path in run.haproxy_files("admin.sock") if _mode(path) & OTHERS]
+        served = [f"{host}:{port}" for host, port in _open_ports(run.launcher) if _has_metrics(host, port)]
+    except (OSError, psutil.Error) as error:
+        yield from _skipped(f"{error}; run this as the owner of the service", "sockets", "ports")
+        return
+    yield _judge(
+        "sockets",
+        not reached,
+        f"other users can reach {', '.join(map(str, reached))}" if reached else "closed to other users",
+        "restart the service, with a release that closes them",
+    )
+    yield _judge(
+        "ports",
+        not served,
+        f"other machines can read metrics on {', '.join(served)}" if served else "metrics are for this machine alone",
+        "restart the service without SERVE_APP_HAPROXY_HOST and RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER, or use a firewall",
+    )
+
+
+def _open_ports(launcher: int) -> list[tuple[str, int]]:
+    """Returns the addresses and ports on which a process of the service accepts other machines."""
+    import psutil
+
+    parent = psutil.Process(launcher)
+    found: set[tuple[str, int]] = set()
+    for process in (parent, *parent.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            listening = [one.laddr for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+            found |= {(one.ip, one.port) for one in listening if not ip_address(one.ip).is_loopback}
+    return sorted(found)
+
+
+def _has_metrics(host: str, port: int) -> bool:
+    """Returns whether the port serves metrics without a token."""
+    import httpx
+
+    address = ip_address(host)
+    reachable = "127.0.0.1" if address.is_unspecified else f"[{host}]" if address.version == 6 else host
+    try:
+        return httpx.get(f"http://{reachable}:{port}/metrics", timeout=2, trust_env=False).is_success
+    except httpx.HTTPError:  # of another protocol
+        return False
 
 
 def service_checks(client: AdminClient, connection: Connection) -> Iterator[Check]:

@@ -27,6 +27,7 @@ from serve_app.launch import laptop_tls, preflight
 from serve_app.launch.driver import Driver, become_subreaper, driver_environment
 from serve_app.launch.first_call import banner, first_key
 from serve_app.launch.preflight import LaunchError
+from serve_app.local_run import RAY
 from serve_app.model import bundled
 from serve_app.settings import ModelArgs, SettingsError, home_dir, parse, read_config
 
@@ -34,7 +35,6 @@ READY_S, SLOW_S = 180.0, 1800.0  # maximum wait for readiness; the second with l
 TOLD_S = 30.0  # between two lines of progress
 STOP_S = 13.0
 KEPT_LOGS = 5
-RAY = "ray"  # Ray's folder in that of the run
 
 
 class _Stopped(Exception):

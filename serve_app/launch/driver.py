@@ -22,6 +22,7 @@ import psutil
 from serve_app.api.doors import DOORS
 from serve_app.launch import haproxy_config
 from serve_app.launch.preflight import LaunchError, free_port
+from serve_app.local_run import HAPROXY
 
 HAPROXY_HARD_STOP_S = 900  # old workers of HAProxy outlive the longest stream
 HAPROXY_MAXCONN = 20_000
@@ -47,7 +48,7 @@ def driver_environment(
     HAProxy's files and ports belong to this run alone. With a `certificate`, HAProxy terminates TLS. Raises LaunchError
     for an invalid setting, and if TLS is requested without HAProxy.
     """
-    haproxy = temporary / "ha"
+    haproxy = temporary / HAPROXY
     haproxy.mkdir(mode=0o700)
     defaults = {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",

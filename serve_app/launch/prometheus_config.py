@@ -10,10 +10,10 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import yaml
 
 from serve_app.launch.preflight import LaunchError
+from serve_app.local_run import find_run
 
 SCRAPE_S = 5
 RAY_TARGETS = "prom_metrics_service_discovery.json"  # Ray's dashboard keeps it up to date
@@ -37,22 +37,17 @@ class Service:
 
 
 def find_service(home: Path) -> Service | None:
-    """Returns the running service of this state folder, found through files that its launcher writes."""
-    logs, lock = home / "logs" / "ray", home / "run" / "lock"
-    try:
-        owner = int(lock.read_text().removeprefix("process "))
-        session = logs.readlink().parent  # the link leads to RUN_FOLDER/ray/session_latest/logs
-    except (OSError, ValueError):
-        return None
-    if not psutil.pid_exists(owner):
+    """Returns the running service of this state folder."""
+    run = find_run(home)
+    if run is None:
         return None
     haproxy = None
-    for config in (session.parents[1] / "ha").glob("*/haproxy.cfg"):  # Ray names the folder after its node
+    for config in run.haproxy_files("haproxy.cfg"):
         with contextlib.suppress(OSError):  # the service may be stopping
             if found := HAPROXY_METRICS.search(config.read_text()):
                 host = ANY_ADDRESS.get(found[1], found[1])
                 haproxy = f"[{host}]:{found[2]}" if ":" in host else f"{host}:{found[2]}"
-    return Service(session / RAY_TARGETS, haproxy)
+    return Service(run.session / RAY_TARGETS, haproxy)
 
 
 def write_config(

@@ -26,6 +26,7 @@ def node(name: str, **other: Any) -> Facts:
         "flags": dict(FLAGS),
         "versions": {"Ray": "2.60.0", "serve-app": "0.1.0", "Python": "3.11.9"},
         "listeners": [{"what": "GCS", "address": "10.0.0.1", "port": 6379}],
+        "open_paths": [],
         "tls": {"used": True, "ends": {"RAY_TLS_SERVER_CERT": NOW + 90 * DAY_S}},
         "ledger": None,
         "weights": [{"model": "org/model", "error": "", "offline": True}],
@@ -98,6 +99,7 @@ def test_flags_are_read_as_bash_reads_them() -> None:
             "dashboard on port 8265 of head",
         ),
         ("ports", "warn", lambda f, n: [one.update(listeners=[]) for one in n], "can't be looked at"),
+        ("files", "fail", lambda f, n: n[1].update(open_paths=["/tmp/ray"]), "other users can reach /tmp/ray on books"),
         ("TLS", "fail", lambda f, n: n[2].update(tls={"used": False, "ends": {}}), "not set on gpu"),
         (
             "certificates",

@@ -57,6 +57,8 @@ def test_every_node_is_asked_and_what_differs_fails(address: str) -> None:
     # One machine has one clock and one installation.
     assert {statuses[name] for name in ("versions", "clocks", "TLS", "GPU drivers", "times")} == {"ok"}
     assert "GCS on port " in details["ports"]
+    assert statuses["files"] == "fail"
+    assert "/tmp/ray on " in details["files"]  # where a plain `ray start` has it
     assert statuses["applications"] == "warn"
 
 

@@ -1,0 +1,48 @@
+"""Finds the service that `make serve` runs on a state folder, through the files that its launcher writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from serve_app.settings import SettingsError, read_config
+
+#: Folders in the run's own folder: Ray's, and HAProxy's, which has a folder for each node.
+RAY, HAPROXY = "ray", "ha"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRun:
+    """A running service: the launcher's process, and the folder of Ray's session."""
+
+    launcher: int
+    session: Path
+
+    @property
+    def folder(self) -> Path:
+        """The folder of this run."""
+        return self.session.parents[1]
+
+    def haproxy_files(self, name: str) -> Iterator[Path]:
+        return (self.folder / HAPROXY).glob(f"*/{name}")
+
+
+def find_run(home: Path) -> LocalRun | None:
+    """Returns the running service of this state folder."""
+    try:
+        launcher = int((home / "run" / "lock").read_text().removeprefix("process "))
+        session = (home / "logs" / "ray").readlink().parent  # the link leads to FOLDER/ray/session_latest/logs
+    except (OSError, ValueError):
+        return None
+    return LocalRun(launcher, session) if psutil.pid_exists(launcher) else None
+
+
+def last_port(home: Path) -> int | None:
+    """Returns the port of the last service that was started on this state folder."""
+    try:
+        return int(read_config(home / "run" / "config.yaml")["http_options"]["port"])
+    except (SettingsError, KeyError, TypeError, ValueError):
+        return None
