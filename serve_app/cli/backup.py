@@ -29,8 +29,8 @@ _Database = Annotated[
         "--database-url",
         metavar="URL",
         help=(
-            "Database URL of the ledger. Give the password in PGPASSWORD or ~/.pgpass. "
-            "[SERVE_APP_DATABASE_URL, else SERVE_APP_HOME/ledger.db]"
+            "Database URL of the ledger. Give the password in PGPASSWORD or ~/.pgpass. The command does not use the "
+            "service's URL. [SERVE_APP_DATABASE_URL, else SERVE_APP_HOME/ledger.db]"
         ),
     ),
 ]
@@ -55,14 +55,17 @@ def back_up_ledger(
     no secrets. Keep SERVE_APP_SECRET_KEY separate from the file: without that key no API key works.
     """
     with _errors():
-        from serve_app.accounting.backup import back_up
+        from serve_app.accounting.backup import back_up, shown
         from serve_app.accounting.database import Database
 
-        with closing(Database(_url(session, database))) as opened, complete_file(to, "wb") as file:
+        url = _url(session, database)
+        with closing(Database(url)) as opened, complete_file(to, "wb") as file:
             manifest = back_up(opened, file, to.parent, progress_of(session))
         size = to.stat().st_size
+    where = shown(url)
     session.out.record(
-        {"file": str(to), "file_bytes": size, **_document(manifest)}, [("file", to), ("bytes", size), *_lines(manifest)]
+        {"database": where, "file": str(to), "file_bytes": size, **_document(manifest)},
+        [("ledger", where), ("file", to), ("bytes", size), *_lines(manifest)],
     )
 
 
@@ -110,7 +113,10 @@ def _errors() -> Iterator[None]:
 
 
 def _url(session: Session, named: str | None) -> Any:
-    """Returns the ledger's URL. Raises UsageError without the typed text, which may hold a password."""
+    """Returns the ledger's URL. Raises UsageError without the typed text, which may hold a password.
+
+    It is the state folder's ledger only if the operator named no service, or the state folder's service.
+    """
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -119,8 +125,14 @@ def _url(session: Session, named: str | None) -> Any:
     text = named or os.environ.get("SERVE_APP_DATABASE_URL", "").strip()
     if is_placeholder(text):
         raise UsageError("SERVE_APP_DATABASE_URL is still the placeholder of a template: write the database's address")
+    connection = session.connection
+    if not text and connection.is_named and not connection.is_of_home():
+        raise UsageError(
+            f"{connection.url} is not known to be the service of {connection.home.absolute()}, and this command works on "
+            "the database itself: name the database with --database, or the state folder in SERVE_APP_HOME alone"
+        )
     try:
-        return make_url(text or f"sqlite:///{session.connection.home.absolute() / 'ledger.db'}")
+        return make_url(text or f"sqlite:///{connection.home.absolute() / 'ledger.db'}")
     except (ArgumentError, ValueError):
         raise UsageError(
             "the database's address must look like sqlite:////path/ledger.db or postgresql+psycopg://user@host/name"

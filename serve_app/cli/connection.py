@@ -63,11 +63,19 @@ class Connection:
     key_in_environment: str | None
     operator: str = ""
     insecure: bool = False
+    is_named: bool = False  # whether the operator named the URL, as an option or in the environment
 
     @property
     def is_local(self) -> bool:
         """Whether the URL is this machine's own."""
         return _is_local(self.url)
+
+    def is_of_home(self) -> bool | None:
+        """Returns whether the URL is that of the last service on the state folder. None if no service ran on it."""
+        from serve_app.local_run import last_port
+
+        port = last_port(self.home)
+        return None if port is None else self.is_local and urlsplit(self.url).port == port
 
     @property
     def authority(self) -> Path | None:
@@ -131,6 +139,7 @@ def resolve(options: SharedOptions, environment: Mapping[str, str], folder: Path
         key_in_environment=None if options.key_file else environment.get("SERVE_APP_OPERATOR_KEY") or None,
         operator=_checked_operator(operator) if operator else _user_at_host(),
         insecure=options.insecure or environment.get("SERVE_APP_INSECURE") == "1",
+        is_named=bool(options.url or environment.get("SERVE_APP_URL") or environment.get("PORT")),
     )
 
 

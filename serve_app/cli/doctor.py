@@ -96,6 +96,9 @@ def machine_checks(connection: Connection) -> Iterator[Check]:
     if not connection.is_local:
         yield from _skipped("the service runs on another machine", *LOCAL)
         return
+    if connection.is_named and connection.is_of_home() is False:
+        yield from _skipped(f"the service is not that of {connection.home}; set SERVE_APP_HOME", *LOCAL)
+        return
     yield _memory()
     yield _disk(connection.home)
     yield from state_checks(connection)

@@ -111,6 +111,52 @@ def test_books_that_do_not_add_up_are_restored_and_reported(run: Run, home: Path
     assert (tmp_path / "new.db").is_file()
 
 
+@pytest.mark.parametrize("command", ["backup --to {0}/b", "restore --from {0}/made"])
+@pytest.mark.parametrize(
+    ("url", "last_port"),
+    [("https://service.example", 8000), ("http://127.0.0.1:8001", 8000), ("http://127.0.0.1:8001", None)],
+)
+@pytest.mark.parametrize("how", ["option", "variable", "port"])
+def test_with_the_address_of_another_service_nothing_is_saved_or_restored(
+    run: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    command: str, url: str, last_port: int | None, how: str,
+) -> None:  # fmt: skip
+    assert run("ledger", "backup", "--to", tmp_path / "made").code == 0
+    if command.startswith("restore"):
+        (home / "ledger.db").unlink()
+    if last_port is not None:
+        _last_served(home, last_port)
+    options = ["--url", url] if how == "option" else []
+    if how != "option":
+        monkeypatch.setenv("SERVE_APP_URL" if how == "variable" else "PORT", url if how == "variable" else "8001")
+    refused = run("ledger", *command.format(tmp_path).split(), *options)
+    assert (refused.code, refused.out) == (2, "")
+    assert f"is not known to be the service of {home}" in refused.error_line
+    assert "--database" in refused.error_line
+    assert not (tmp_path / "b").exists()
+    assert (home / "ledger.db").exists() == command.startswith("backup")
+
+
+def _last_served(home: Path, port: int) -> None:
+    (home / "run").mkdir()
+    (home / "run" / "config.yaml").write_text(f"http_options: {{host: 127.0.0.1, port: {port}}}\n")
+
+
+def test_with_the_address_of_the_folders_own_service_its_ledger_is_saved_and_named(
+    run: Run, home: Path, tmp_path: Path
+) -> None:
+    _last_served(home, 8001)
+    own = ("--url", "http://127.0.0.1:8001")
+    made = run("ledger", "backup", "--to", tmp_path / "b", *own, "--json")
+    assert (made.code, made.json["database"]) == (0, f"sqlite:///{home}/ledger.db")
+    assert f"sqlite:///{home}/ledger.db" in run("ledger", "backup", "--to", tmp_path / "b", *own).out
+
+
+def test_a_database_that_is_named_is_saved_whatever_the_address(run: Run, home: Path, tmp_path: Path) -> None:
+    other = ("--url", "https://service.example", "--database", f"sqlite:///{home}/ledger.db")
+    assert run("ledger", "backup", "--to", tmp_path / "b", *other).code == 0
+
+
 FAILURES: list[tuple[str, int, str]] = [
     ("backup --to {0}/missing/b", 1, "can't write"),
     ("backup --to {0}", 1, "is a folder"),

@@ -154,6 +154,13 @@ def test_metrics_that_other_machines_may_read(
     assert statuses(run("doctor", "--json"))["ports"] == "ok"
 
 
+def test_a_folder_of_another_service_is_not_judged(run: Run, service: FakeService, home: Path) -> None:
+    (home / "run" / "config.yaml").write_text("http_options: {port: 1}\n")
+    found = run("doctor", "--json")
+    assert {statuses(found)[name] for name in LOCAL} == {"skip"}
+    assert f"not that of {home}" in check(found, "sockets")["detail"]
+
+
 def test_sockets_and_ports_of_a_service_that_does_not_run(run: Run, service: FakeService, home: Path) -> None:
     (home / "logs" / "ray").unlink()
     found = statuses(run("doctor", "--json"))
