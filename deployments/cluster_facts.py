@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import socket
 import sys
 import time
+from ipaddress import ip_address
 from typing import Any
 
 import ray
+from ray._private import ray_constants, services
 from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -35,8 +38,9 @@ def main() -> int:
     parser.add_argument("--address", default=os.environ.get("RAY_ADDRESS") or "auto", help="HOST:PORT of the head")
     options = parser.parse_args()
     try:
-        _expect_listener(options.address)
-        ray.init(address=options.address, namespace="serve", log_to_driver=False, logging_level=logging.ERROR)
+        address = _address(options.address)
+        _expect_listener(address)
+        ray.init(address=address, namespace="serve", log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray's errors for a missing cluster have no common class
         print((str(error).splitlines() or [type(error).__name__])[0], file=sys.stderr)
         return 3
@@ -90,6 +94,19 @@ def gather() -> Facts:
         "limiters": {name: _limiter_error(name) for name in _limiters(applications)},
         "times": _times(applications),
     }
+
+
+def _address(given: str) -> str:
+    """Returns HOST:PORT of the head. `given` may be "auto". Raises ConnectionError if there is no cluster.
+
+    On Linux, Ray (2.60) replaces a loopback address with the machine's other address, where `make serve` does not
+    listen.
+    """
+    address: str = services.get_ray_address_from_environment(given, None)
+    with contextlib.suppress(ValueError):  # a name
+        if ip_address(address.rpartition(":")[0].strip("[]")).is_loopback:
+            ray_constants.ENABLE_RAY_CLUSTER = False
+    return address
 
 
 def _expect_listener(address: str) -> None:
