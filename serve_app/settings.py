@@ -161,9 +161,9 @@ class _StateArgs(_Strict):
     """State folder. Default: `SERVE_APP_HOME`, else `.serve-app` in the working directory."""
 
     def state_dir(self) -> Path:
-        """Returns the state folder. Creates it if it is missing."""
+        """Returns the state folder. Creates it, closed to other users, if it is missing."""
         path = self.home or home_dir()
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return path
 
 

@@ -128,8 +128,8 @@ def _url(session: Session, named: str | None) -> Any:
     connection = session.connection
     if not text and connection.is_named and not connection.is_of_home():
         raise UsageError(
-            f"{connection.url} is not known to be the service of {connection.home.absolute()}, and this command works on "
-            "the database itself: name the database with --database, or the state folder in SERVE_APP_HOME alone"
+            f"{connection.url} is not known to be the service of {connection.home.absolute()}, and this command uses "
+            "the database, not the service: name it with --database, or unset SERVE_APP_URL, PORT and --url"
         )
     try:
         return make_url(text or f"sqlite:///{connection.home.absolute() / 'ledger.db'}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -65,9 +66,9 @@ def image_problems(pool: Pool) -> Iterator[str]:
 
 
 def is_pinned(image: str) -> bool:
-    name, _, digest = image.partition("@")
+    name, at, digest = image.partition("@")
     tag = name.rpartition("/")[2].partition(":")[2]
-    return bool(digest) or tag not in ("", "latest")
+    return bool(re.fullmatch(r"sha256:[0-9a-f]{64}", digest)) if at else tag not in ("", "latest")
 
 
 def room_problems(pool: Pool) -> Iterator[str]:

@@ -70,7 +70,9 @@ def started(role: str, folder: Path, tls: Path) -> tuple[dict[str, str], list[st
         shutil.copy(CLUSTER / file, folder / "cluster")
     shutil.copy(UNITS / "start-ray", folder / "cluster" / "bare-metal")
     ray = folder / "venv" / "bin" / "ray"
-    ray.write_text(f'#!/bin/bash\nenv -0 > {folder}/env\nprintf "%s\\n" "$@" > {folder}/arguments; umask > {folder}/umask\n')
+    ray.write_text(
+        f'#!/bin/bash\nenv -0 > {folder}/env\nprintf "%s\\n" "$@" > {folder}/arguments\numask > {folder}/umask\n'
+    )
     ray.chmod(0o755)
     command = service(role)["ExecStart"].replace("/opt/serve-app", str(folder)).replace("${RAY_HEAD}", "head:6379")
     environment = {**os.environ, "SERVE_APP_RAY_TLS": str(tls), "SERVE_APP_HOME": str(folder / "state")}

@@ -15,6 +15,7 @@ from packaging.utils import canonicalize_name
 from .checks import CLUSTER, REPOSITORY
 
 FILES = ["Dockerfile", "Dockerfile.gateway", "Dockerfile.vllm"]
+PYTHON = re.compile(r"python:3\.\d+\.\d+-slim-\w+(@sha256:[0-9a-f]{64})?")
 ENGINE = {"torch", "transformers", "accelerate", "gguf", "llguidance", "safetensors"}
 # What runs on the gateway's image: the deployments, the builders of all applications, the autoscaling policy.
 STARTED = (
@@ -92,8 +93,22 @@ def test_an_image_runs_without_root_and_installs_what_was_tested(name: str) -> N
 def test_all_images_have_one_python() -> None:
     bases = {name: [text for word, text in instructions(name) if word == "FROM"] for name in FILES}
     assert bases["Dockerfile"] == bases["Dockerfile.gateway"]
-    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", bases["Dockerfile"][0])
+    assert PYTHON.fullmatch(bases["Dockerfile"][0])
     assert bases["Dockerfile.vllm"] == ["${BASE}"]
+
+
+@pytest.mark.parametrize(
+    ("image", "accepted"),
+    [
+        ("python:3.11.14-slim-bookworm", True),
+        (f"python:3.11.14-slim-bookworm@sha256:{'0a' * 32}", True),
+        (f"python@sha256:{'0a' * 32}", False),  # does not say which Python
+        ("python:3.11.14-slim-bookworm@sha256:0a", False),
+        ("python:3-slim-bookworm", False),
+    ],
+)
+def test_a_base_image_may_be_pinned_by_its_digest_beside_its_version(image: str, accepted: bool) -> None:
+    assert bool(PYTHON.fullmatch(image)) == accepted
 
 
 @pytest.mark.parametrize("name", FILES)

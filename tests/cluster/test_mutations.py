@@ -43,6 +43,14 @@ def test_a_mistake_is_reported_with_its_object(production: Manifests, name: str,
     assert all("/" in problem.split(" ")[0] or problem.startswith("PrometheusRule") for problem in found)
 
 
+@pytest.mark.parametrize(("digest", "accepted"), [("sha256:" + "0a" * 32, True), ("sha256:0a", False)])
+def test_an_image_may_be_pinned_by_its_digest(production: Manifests, digest: str, accepted: bool) -> None:
+    edit = Edit(production)
+    edit.container("h100").update(image=f"registry.example.com/serve-app-model@{digest}")
+    found = problems(edit.result(), formed="RayService")
+    assert any("is not pinned" in problem for problem in found) != accepted
+
+
 def test_a_misspelt_key_of_a_pod_is_reported(production: Manifests) -> None:
     edit = Edit(production)
     edit.pod("l40s").update(toleration=[])

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import stat
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Iterator
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
 
+import grpc
+import httpx
+import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve_app.contracts import metrics
 from serve_app.contracts.metric import Metric
+from serve_app.local_run import LocalRun, find_run
 from tests.cluster.metric_names import dashboard_metrics, own_metrics
+from tests.service import intruder
 from tests.service.harness import Service, nano, until
 
 pytestmark = pytest.mark.service
@@ -109,3 +121,104 @@ def test_secrets_are_readable_by_their_owner_alone(service: Service) -> None:
     secrets = list((service.home / "secrets").iterdir())
     assert {path.name for path in secrets} >= {"operator-key", "secret-key", "first-api-key"}
     assert {stat.S_IMODE(path.stat().st_mode) for path in secrets} == {0o600}
+
+
+def running(service: Service) -> LocalRun:
+    found = find_run(service.home)
+    assert found is not None
+    return found
+
+
+def connections(service: Service, kind: str) -> Iterator[Any]:
+    """The sockets of all processes of the service."""
+    launcher = psutil.Process(service.process.pid)
+    for process in (launcher, *launcher.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            yield from process.net_connections(kind)
+
+
+def test_what_the_service_writes_is_for_its_owner_alone(service: Service) -> None:
+    service.chat(service.first_key, max_tokens=1)
+    home = service.home
+    written = [*home.glob("ledger.db*"), *home.glob("spool/*"), *home.glob("logs/*.jsonl"), *home.glob("secrets/*")]
+    assert {path.parent.name for path in written} == {home.name, "spool", "logs", "secrets"}
+    assert {str(path): oct(mode) for path in written if (mode := path.stat().st_mode) & 0o077} == {}
+    sockets = [*running(service).haproxy_files("admin.sock")]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in sockets} == {0o600}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_of_the_machine_reaches_no_file_and_no_socket(service: Service) -> None:
+    folders = [str(service.home), str(running(service).folder)]
+    paths = {*folders, *(one.laddr for one in connections(service, "unix") if one.laddr)}
+    for folder in folders:
+        for parent, names, files in os.walk(folder):
+            paths |= {os.path.join(parent, name) for name in (*names, *files)}
+    assert any(path.startswith("@serve-app-") for path in paths)  # between processes of the service
+    assert {"ledger.db", "operator-key", "admin.sock", "raylet"} <= {Path(path).name for path in paths}
+    command = [sys.executable, intruder.__file__]
+    done = subprocess.run(command, input=json.dumps(sorted(paths)), capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == []
+
+
+METHODS = (
+    "ray.rpc.NodeInfoGcsService/GetAllNodeInfo",
+    "ray.rpc.InternalKVGcsService/InternalKVKeys",
+    "ray.rpc.NodeManagerService/GetResourceLoad",
+    "ray.rpc.CoreWorkerService/GetCoreWorkerStats",
+    "ray.rpc.ReporterService/GetTraceback",
+    "ray.serve.ASGIService/HandleRequest",
+)
+PAGES = ("/admin/accounts", "/user/usage", "/api/v0/nodes", "/api/jobs/", "/api/serve/applications/", "/nodes", "/logs")
+REFUSED = {
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNIMPLEMENTED,  # not of this port
+    grpc.StatusCode.UNAVAILABLE,  # not gRPC
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+}
+
+
+def page(host: str, port: int, path: str) -> httpx.Response | None:
+    with contextlib.suppress(httpx.HTTPError):  # not HTTP
+        return httpx.get(f"http://{host}:{port}{path}", timeout=60, trust_env=False)
+    return None
+
+
+def call(host: str, port: int, method: str) -> grpc.StatusCode:
+    """The status of a call without a token."""
+    with grpc.insecure_channel(f"{host}:{port}") as channel:
+        try:
+            channel.unary_unary(f"/{method}")(b"", timeout=60)
+        except grpc.RpcError as error:
+            return error.code()
+    return grpc.StatusCode.OK
+
+
+@pytest.mark.slow
+def test_no_port_but_the_public_one_answers_without_a_token(service: Service) -> None:
+    """Metrics are for this machine alone. All else wants a token or a key."""
+    listening = {one.laddr for one in connections(service, "tcp") if one.status == psutil.CONN_LISTEN}
+    answered: set[str] = set()
+    for address, port in sorted(listening):
+        if port == service.http.base_url.port:
+            continue
+        is_loopback = ip_address(address).is_loopback
+        host = address if is_loopback and ":" not in address else "127.0.0.1"
+        metrics_page = page(host, port, "/metrics")
+        if metrics_page is not None and metrics_page.is_success:
+            assert metrics_page.text.startswith("# HELP")
+            assert is_loopback, f"metrics on {address}:{port}"
+            continue
+        for path in PAGES:
+            shown = page(host, port, path)
+            assert shown is None or shown.status_code >= 400, f"{address}:{port}{path}"
+        codes = {method: call(host, port, method) for method in METHODS}
+        assert {*codes.values()} <= REFUSED, f"{address}:{port}: {codes}"
+        wants_token = {method for method, code in codes.items() if code == grpc.StatusCode.UNAUTHENTICATED}
+        assert is_loopback or wants_token, f"{address}:{port}: {codes}"
+        answered |= wants_token
+    assert answered == set(METHODS)

@@ -25,7 +25,11 @@ _INSIDE = "SERVE_APP_DRILL_INSIDE"
 
 def missing(weights: Path, root: Path = ROOT, environment: str = sys.prefix) -> str:
     """Why this machine can't run the drill; empty where it can. `weights` is the folder of the bundled model."""
-    needed = {"checkout": root, "virtual environment": Path(environment), "bundled model (SERVE_APP_TEST_HOME)": weights}
+    needed = {
+        "checkout": root,
+        "virtual environment": Path(environment),
+        "bundled model (SERVE_APP_TEST_HOME)": weights,
+    }
     for what, folder in needed.items():
         if any(path.is_relative_to("/tmp") for path in (folder.absolute(), folder.resolve())):
             return f"the {what} is at {folder}, and each node's own /tmp hides it: move it out of /tmp"
