@@ -1,4 +1,4 @@
-"""Adds pages to the site (mkdocs.yml): README.md as its home, CHANGELOG.md, and the help of `serve-app`."""
+"""Adds pages to the site (mkdocs.yml): README.md as its home, CHANGELOG.md, SECURITY.md, and the help of `serve-app`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def on_files(files: Files, config: Any) -> Files:
     text = re.sub(r"^  (?=serve-app )", "    ", text.replace("# `serve-app`", "# Command line", 1), flags=re.MULTILINE)
     home = re.sub(r"(\]\(|src=\")docs/", r"\1", (ROOT / "README.md").read_text(encoding="utf-8"))
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    for name, page in (("cli.md", text), ("index.md", home), ("CHANGELOG.md", changes)):
+    security = (ROOT / "SECURITY.md").read_text(encoding="utf-8").replace("](docs/", "](")
+    for name, page in (("cli.md", text), ("index.md", home), ("CHANGELOG.md", changes), ("SECURITY.md", security)):
         files.append(File.generated(config, name, content=page))
     return files
