@@ -54,11 +54,15 @@ class Admit:
 class Adjust:
     """Replaces the estimate of an admitted request with the tokenizer's exact count, before any output exists.
 
-    Returns Grant, Refusal or Recovering.
+    Returns Grant, Refusal or Recovering. `key_digest` is that of the Admit: a limiter that has restarted reads the key
+    and its account before it decides.
     """
 
     request_id: str
     prompt_tokens: int
+    key_digest: str = ""  # empty: sent by an earlier release
+
+    __setstate__ = set_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +173,9 @@ class OpenHold:
     max_tokens: int
     backend: str = ""
     idempotency_key: str | None = None
+    opened_at: float = 0.0  # Unix time, no earlier than the start that is settled; 0: sent by an earlier release
+
+    __setstate__ = set_state
 
 
 @dataclass(frozen=True, slots=True)

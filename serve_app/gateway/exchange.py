@@ -273,7 +273,7 @@ class Exchange:
     def _hold(self, grant: Grant) -> None:
         self._state = State.HELD
         self.grant = grant
-        self._services.limiter.opened(self._admit, grant)
+        self._services.limiter.opened(self._admit, grant, self.started_at)
         if grant.max_tokens < self._chat.n and not grant.tentative:
             self._give_back()
             message = (
@@ -311,7 +311,8 @@ class Exchange:
         assert self._generation is not None
         await self._generation.stop()
         self._state = State.HELD  # the replica has rejected the call, so nothing runs
-        adjusted = await _from_limiter(self._services.limiter.ask(Adjust(self.request_id, prompt_tokens)))
+        ask = Adjust(self.request_id, prompt_tokens, self._caller.digest)
+        adjusted = await _from_limiter(self._services.limiter.ask(ask))
         if isinstance(adjusted, Refusal):
             self._give_back()
             raise refusal_error(adjusted)

@@ -123,8 +123,8 @@ class LimiterClient:
         """Returns the report of each shard, in order; None for a shard that does not answer now. Never raises."""
         return tuple(await asyncio.gather(*(shard.live(ask) for shard in self._shards)))
 
-    def opened(self, admit: Admit, grant: Grant) -> None:
-        """Keeps the grant's hold alive from here on."""
+    def opened(self, admit: Admit, grant: Grant, at: float) -> None:
+        """Keeps the grant's hold alive from here on. `at` is when the request began, in Unix time."""
         self._shard_of(grant.account_id).open[grant.request_id] = OpenHold(
             request_id=grant.request_id,
             account_id=grant.account_id,
@@ -136,6 +136,7 @@ class LimiterClient:
             max_tokens=grant.max_tokens,
             backend=admit.backend,
             idempotency_key=admit.idempotency_key,
+            opened_at=at,
         )
 
     def adopt(self, holds: Sequence[OpenHold]) -> None:

@@ -304,4 +304,5 @@ def _hold_of(settlement: Settlement) -> OpenHold:
         max_tokens=settlement.completion_tokens,
         backend=settlement.backend,
         idempotency_key=None if reply is None else reply.idempotency_key,
+        opened_at=settlement.started_at,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
+from math import inf
 
 from serve_app.contracts.addresses import Address, Network, allowed_networks
 from serve_app.contracts.books import AccountSnapshot, KeySnapshot
@@ -98,7 +99,7 @@ class Account:
     def __post_init__(self) -> None:
         self.limit(self.contract)
 
-    def apply(self, snapshot: AccountSnapshot, default: Contract) -> None:
+    def apply(self, snapshot: AccountSnapshot, default: Contract, now: float) -> None:
         """Takes over a committed state unless it is older than the known one."""
         if snapshot.version < self.version:
             return
@@ -108,6 +109,18 @@ class Account:
         known, self.snapshot = self.snapshot, snapshot
         if known is None or known.limits != snapshot.limits:
             self.limit(default)
+        if known is None:
+            self._recharge_announced(now)
+
+    def _recharge_announced(self, now: float) -> None:
+        """Charges the holds that came before the first snapshot again, at the account's own limits."""
+        for bucket in self.tokens:
+            bucket.tat = -inf
+        for hold in self.holds.values():
+            hold.tokens = [
+                Charge(charge.bucket, now, charge.units) if charge.bucket in self.tokens else charge
+                for charge in hold.tokens
+            ]
 
     def limit(self, default: Contract) -> None:
         """Sets the limits: the account's, and the default's where the account has none. Current use is kept."""
@@ -235,6 +248,11 @@ class Key:
         self._period = None
         return True
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the ledger's state of the key and of its account was applied."""
+        return self.snapshot is not None and self.account.snapshot is not None
+
     def allows(self, address: Address | None) -> bool:
         """Returns whether the key may be used from `address`; None is an unknown address."""
         if self.networks is None:
@@ -261,7 +279,8 @@ class Key:
 
     def _spend(self, spent: int, period: str, version: int) -> None:
         if period != self.spent_period:
-            self._ending = self.spent, self.spent_period
+            # Holds that were removed before the key was known are not in the figure: see `freed`.
+            self._ending = (0, "") if self.snapshot is None else (self.spent, self.spent_period)
         self.spent, self.spent_period, self.spent_version = spent, period, version
 
     def period(self, at: float) -> Period:
@@ -353,7 +372,7 @@ class Registry:
         """Takes over what the ledger committed. Ignores anything older than the known state."""
         account = self.account_or_new(snapshot.account_id, now)
         if isinstance(snapshot, AccountSnapshot):
-            account.apply(snapshot, self.default)
+            account.apply(snapshot, self.default, now)
             self.touch(account, now)
             return
         key = self.key_or_new(account, snapshot.key_id, now)

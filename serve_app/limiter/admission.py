@@ -107,7 +107,8 @@ class Admission:
 
     def knows(self, key_digest: str) -> bool:
         """Returns whether the key and its account need no look-up."""
-        return not isinstance(self._authenticate("", key_digest, ""), UnknownKey)
+        key = self._keys.get(key_digest)
+        return key is not None and key.is_known
 
     def knows_account(self, account_id: str) -> bool:
         """Returns whether the account is known here, so that its changes and its keys' must be applied."""
@@ -155,11 +156,12 @@ class Admission:
         hold.share = self.shares.charge_share(ask.backend, account.account_id, account.contract, offer.charge, now)
         return self._open(hold, offer.max_tokens, now, offer.tentative)
 
-    def adjust(self, ask: Adjust) -> Grant | Refusal | Recovering:
+    def adjust(self, ask: Adjust) -> Grant | Refusal | UnknownKey | Recovering:
         """Replaces the estimated prompt by the counted one: new hold, new output budget, corrected token buckets.
 
         If the prompt and one token of output cost too much, it returns 402 and undoes the admission. A request that is
-        not open here gets 503, or `Recovering` while it may still be announced.
+        not open here gets 503, or `Recovering` while it may still be announced. For an announced request, it is unknown
+        what the account can pay until account and key are known: UnknownKey.
         """
         now = self._clock()
         if now >= self.admits_until:
@@ -172,14 +174,16 @@ class Admission:
         key, terms = hold.key, hold.terms
         account = key.account
         at = self._wall()
-        # After a restart, account and key may not be known yet: then only the announced hold can be spent.
-        available, of_budget = hold.amount, False
-        if account.balance is not None and key.snapshot is not None:
-            available = max(0, account.spendable(hold.opened_at) + hold.amount)
-            if key.snapshot.budget is not None:
-                left = hold.amount if key.unsure_s(at) else max(0, key.left(at) + hold.amount)
-                if left < available:
-                    available, of_budget = left, True
+        if not key.is_known:
+            return UnknownKey(ask.request_id, ask.key_digest)
+        assert key.snapshot is not None
+        available, of_budget = max(0, account.spendable(hold.opened_at) + hold.amount), False
+        if key.snapshot.budget is not None:
+            if unsure_s := key.unsure_s(at):
+                return Recovering(ask.request_id, unsure_s)
+            left = max(0, key.left(at) + hold.amount)
+            if left < available:
+                available, of_budget = left, True
         budget = output_budget(available, ask.prompt_tokens, terms.max_tokens, terms.prompt_price, terms.output_price)
         if budget < 1:
             needed = ask.prompt_tokens * terms.prompt_price + terms.output_price
@@ -258,8 +262,8 @@ class Admission:
             return
         account = self._registry.account_or_new(open_hold.account_id, now)
         key = self._registry.key_or_new(account, open_hold.key_id, now)
-        # It was opened earlier than now. Grants that may have expired before it began are not expected to pay for it.
-        hold = Hold(open_hold.request_id, key, open_hold, holder, open_hold.hold, opened_at=self._wall())
+        opened_at = open_hold.opened_at or self._wall()
+        hold = Hold(open_hold.request_id, key, open_hold, holder, open_hold.hold, opened_at)
         hold.charge_tokens(now, open_hold.tokens_charged)
         self._open(hold, open_hold.max_tokens, now, tentative=False)
 
@@ -352,7 +356,7 @@ class Admission:
             return refusals.revoked(request_id)
         if snapshot.expires_at is not None and snapshot.expires_at <= self._wall():
             return refusals.key_expired(request_id, snapshot.expires_at)
-        if account.balance is None or account.snapshot is None:
+        if account.snapshot is None:
             return UnknownKey(request_id, key_digest)
         if not account.snapshot.active:
             return refusals.suspended(request_id)

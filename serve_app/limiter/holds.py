@@ -66,6 +66,7 @@ class Hold:
         return OpenHold(
             self.request_id, self.key.account.account_id, self.key.key_id, self.amount, self.tokens_charged,
             terms.prompt_price, terms.output_price, self.grant.max_tokens, terms.backend, terms.idempotency_key,
+            self.opened_at,
         )  # fmt: skip
 
     def charge_tokens(self, now: float, tokens: int) -> None:

@@ -149,7 +149,7 @@ class LimiterService:
         unknown = [
             ask.key_digest
             for ask in asks
-            if isinstance(ask, Admit | Identify) and ask.look_up and not self.admission.knows(ask.key_digest)
+            if _looks_up(ask) and ask.key_digest and not self.admission.knows(ask.key_digest)
         ]
         looked_up = await self._look_up(unknown) if unknown else {}
         return [self._answer(ask, looked_up) for ask in asks]
@@ -195,9 +195,11 @@ class LimiterService:
             logger.exception("the limiter failed on %s", type(ask).__name__)
             message = "The service failed to admit this request. Try again."
             return Refusal(getattr(ask, "request_id", ""), 503, "overloaded", message, 1.0)
-        if not isinstance(answer, UnknownKey) or not ask.look_up:
+        if not isinstance(answer, UnknownKey) or not _looks_up(ask):
             return answer
         if looked_up.get(answer.key_digest) is False:
+            if isinstance(ask, Adjust):
+                return refusals.lost(ask.request_id, self._rng)
             message = "the API key is not known here: check it or create a new one"
             return Refusal(answer.request_id, 401, "invalid_api_key", message)
         # The ledger has not answered yet, or its answer was older than a settlement: ask again.
@@ -317,3 +319,8 @@ class LimiterService:
                 self._report()
             except Exception:
                 logger.exception("leases could not be expired, or idle accounts not forgotten")
+
+
+def _looks_up(ask: Any) -> bool:
+    """Returns whether an unknown key is looked up for this ask."""
+    return isinstance(ask, Adjust) or (isinstance(ask, Admit | Identify) and ask.look_up)

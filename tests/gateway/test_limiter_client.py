@@ -12,8 +12,9 @@ from serve_app.contracts import key_format as keys
 from serve_app.contracts.accounting_shards import AccountingShards
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.commands import Command, FindKeys, PostHolds
-from serve_app.contracts.generation import Delta, Started
+from serve_app.contracts.generation import Delta, Rejected, Rejection, Started
 from serve_app.contracts.limiting import (
+    Adjust,
     Admit,
     Grant,
     Identify,
@@ -31,13 +32,25 @@ from serve_app.gateway.limiter_client import LimiterClient
 from serve_app.limiter import limiter_service
 from serve_app.limiter.limiter_service import STUCK_S, LimiterService
 from tests.gateway.connections import Call
-from tests.gateway.world import PATIENT_S, World, price, until
+from tests.gateway.world import PATIENT_S, World, price, says, settled, until
 
 RECOVERY_S = 0.05
 
 
 def digest(key: str) -> str:
     return keys.digest(key)
+
+
+async def call_across_a_restart(world: World) -> Call:
+    """Returns a request whose prompt was counted when the limiter was lost. The next limiter knows its hold alone."""
+    world.limiter.wire.fail.add("Adjust")
+    call = Call(world, max_tokens=48)
+    await world.limiter.wire.seen("Adjust").wait()
+    world.limiter.service = world.new_limiter()
+    await world.limiter.service.follow()
+    world.limiter_client.start()
+    await until(lambda: world.open_requests == 1)
+    return call
 
 
 def admit(world: World, key: str, request_id: str = "r") -> Admit:
@@ -88,6 +101,40 @@ async def test_a_restarted_limiter_learns_of_open_holds_before_it_admits(world: 
     gate.set()
     await call.done()
     await next_one.done()
+    await until(lambda: world.is_idle)
+
+
+@pytest.mark.parametrize("ledger_is_away", [False, True])
+async def test_a_limiter_that_restarts_while_a_prompt_is_counted_reads_the_account_before_it_decides(
+    world: World, ledger_is_away: bool
+) -> None:
+    world.backends.play([Rejected(Rejection.CREDIT, prompt_tokens=500)], says("x", prompt=500))
+    call = await call_across_a_restart(world)
+    if ledger_is_away:
+        world.accounting.wire_call.down("FindKeys")
+    world.limiter.wire.up()
+    if ledger_is_away:
+        await until(lambda: sum(isinstance(ask, Adjust) for ask in world.limiter.asked) > 1)
+        assert len(world.backends.calls) == 1
+        world.accounting.wire_call.up()
+    assert (await call.done()).status == 200
+    assert [one.sampling.max_tokens for one in world.backends.calls] == [48, 48]
+    await settled(world, requests=1, spent=price(500, 1))
+
+
+async def test_a_request_whose_key_the_ledger_no_longer_knows_is_sent_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restore of an older ledger."""
+    world.backends.play([Rejected(Rejection.CREDIT, prompt_tokens=500)], says("x", prompt=500))
+    call = await call_across_a_restart(world)
+
+    async def finds_nothing(digests: list[str]) -> list[bool]:
+        return [False for _ in digests]
+
+    monkeypatch.setattr(world.limiter.service._queries, "_send", finds_nothing)
+    world.limiter.wire.up()
+    assert (await call.done()).status == 503
     await until(lambda: world.is_idle)
 
 

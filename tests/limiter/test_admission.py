@@ -400,10 +400,11 @@ def test_a_hold_announced_during_recovery_counts_before_the_balance_is_known() -
     assert world.adjust(10, "old") == Recovering("old", 2.0)
     world.admission.announce(OpenHold("old", "b", "k2", 700, 300, PROMPT_PRICE, OUTPUT_PRICE, 100), "g")
     assert (world.admission.status("b").held, world.admission.status("b").open_requests) == (700, 1)
-    assert world.adjust(50, "old").max_tokens == 100
+    assert isinstance(world.adjust(50, "old"), UnknownKey)
     world.now += 2
     world.admission.apply(key_snapshot("e", "k2", "b", True, 1))
     assert isinstance(world.ask(key_digest="e"), UnknownKey)
     world.admission.apply(account_snapshot("b", 700, 1))
+    assert world.adjust(50, "old").max_tokens == 100
     assert world.admission.status("b").held == 50 * PROMPT_PRICE + 100 * OUTPUT_PRICE
     assert world.grant("new", key_digest="e").hold == 700 - 600

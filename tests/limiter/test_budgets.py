@@ -245,7 +245,7 @@ def test_a_budget_that_becomes_monthly_counts_what_the_ledger_reports_for_the_mo
     assert world.grant("1", 0, 1000).hold == 990
 
 
-def test_where_the_old_days_end_is_not_known_an_open_request_keeps_what_it_holds() -> None:
+def test_where_the_old_days_end_is_not_known_an_open_request_waits_for_the_new_day_to_be_counted() -> None:
     world = World()
     grant = world.grant("1")
     world.wait(MIDNIGHT - world.at + 0.25)
@@ -253,6 +253,23 @@ def test_where_the_old_days_end_is_not_known_an_open_request_keeps_what_it_holds
     world.announce(grant)
     world.account()
     world.key(budget=10 * COST, budget_period="day", spent=0, spent_period=TOMORROW)
-    assert world.adjust(120, "1").max_tokens == (COST - 120 * PROMPT_PRICE) // OUTPUT_PRICE
+    assert world.adjust(120, "1") == Recovering("1", pytest.approx(CLOCK_SKEW_S - 0.25))
     world.wait(CLOCK_SKEW_S)
     assert world.adjust(120, "1").max_tokens == 100
+
+
+def test_what_ended_before_a_restarted_limiter_knew_the_key_counts_in_the_day_that_ends() -> None:
+    world = World()
+    grants = [world.grant(name) for name in ("1", "2")]
+    world.wait(MIDNIGHT - world.at + 0.25)
+    world.restart()
+    for grant in grants:
+        world.announce(grant)
+    ends = {"account_id": "a", "key_id": "k", "balance": 10**6}
+    world.end("1", 100, 100, **ends, version=5, key_spent=COST, key_period=TODAY)
+    world.end("2", 100, 100, **ends, version=6, key_spent=0, key_period=TOMORROW)
+    world.account(version=6)
+    world.key(budget=2 * COST, budget_period="day", spent=0, spent_period=TOMORROW, spent_version=6)
+    assert isinstance(world.ask("3"), Recovering), "the second one may have been charged to either day"
+    world.wait(CLOCK_SKEW_S)
+    world.grant("3")

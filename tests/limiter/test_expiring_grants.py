@@ -70,6 +70,20 @@ def test_an_old_request_may_still_grow_into_its_grant() -> None:
     assert world.adjust(1000, "old").status == 402
 
 
+def test_after_a_restart_an_old_request_is_still_paid_by_the_grant_and_new_money_is_all_free() -> None:
+    world = World()
+    world.account(balance=COST, expiring=((SOON, COST),))
+    old = world.grant("old", 50, 100)
+    began = world.at
+    world.wait(100)
+    world.restart()
+    world.announce(old, opened_at=began)
+    world.account(balance=COST + 50, expiring=((SOON, COST),))
+    world.key()
+    assert world.adjust(100, "old").max_tokens == 100
+    assert world.grant("new", 0, 1000).hold == 50
+
+
 @pytest.mark.parametrize(
     ("lots", "free"),
     [

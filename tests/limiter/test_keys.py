@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.contracts.limiting import Grant, Identify, Identity, OpenHold, Refusal, Release
+from serve_app.contracts.limiting import Grant, Identify, Identity, OpenHold, Refusal, Release, UnknownKey
 from tests.limiter.world import NOON, OUTPUT_PRICE, PROMPT_PRICE, World, account_snapshot, key_snapshot
 
 # Who may use a key
@@ -279,15 +279,34 @@ def test_a_restarted_limiter_knows_the_keys_running_requests_before_it_knows_the
     assert (account.held, account.keys["k"].held, account.keys["k"].open) == (0, 0, 0)
 
 
-def test_after_a_restart_a_request_gets_no_more_than_its_hold_until_the_key_is_known() -> None:
+@pytest.mark.parametrize("first", ["account", "key"])
+def test_after_a_restart_a_reply_is_shortened_only_by_what_key_and_account_really_have_left(first: str) -> None:
     world = World()
     grant = world.grant(prompt=100, output=100)
     world.restart()
     world.announce(grant)
+    assert world.adjust(120) == UnknownKey("r", "d")
+    getattr(world, first)()
+    assert not world.admission.knows("d")
+    assert world.adjust(120) == UnknownKey("r", "d")
     world.account()
+    world.key()
+    assert world.admission.knows("d")
+    assert world.adjust(120).max_tokens == 100
+    world.key(version=3, budget=grant.hold, budget_period="day")
     assert world.adjust(120).max_tokens == 92
-    world.key(budget=grant.hold + 100, budget_period="day")
-    assert world.adjust(100).max_tokens == 100
+
+
+def test_a_key_that_is_revoked_while_the_account_is_unknown_is_still_looked_up() -> None:
+    world = World()
+    grant = world.grant(prompt=100, output=100)
+    world.restart()
+    world.announce(grant)
+    world.key(active=False)
+    assert not world.admission.knows("d"), "its request waits for the account"
+    world.account()
+    assert world.adjust(120).max_tokens == 100
+    assert world.refusal("next").status == 401
 
 
 def test_keys_of_two_accounts_with_the_same_id_are_separate() -> None:

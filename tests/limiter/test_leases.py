@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from serve_app.contracts.limiting import OpenHold, Recovering, Renew
-from tests.limiter.world import OUTPUT_PRICE, PROMPT_PRICE, World
+from tests.limiter.world import CONTRACT, OUTPUT_PRICE, PROMPT_PRICE, World
 
 
 def test_a_holder_that_stops_renewing_loses_its_holds_and_slots() -> None:
@@ -73,6 +77,21 @@ def test_recovery_ends_by_itself_and_announced_requests_are_known_in_it() -> Non
     assert world.ask("new") == Recovering("new", 2.0)
     world.now += 2
     assert world.grant("new").tokens.remaining == 600 - (150 - 30) - 200, "30 have drained in 3 s"
+
+
+@pytest.mark.parametrize("own", [100, 600_000])
+def test_announced_requests_count_at_the_accounts_own_limit_once_it_is_known(own: int) -> None:
+    world = World()
+    open_hold = OpenHold("1", "a", "k", 1000, 100_000, PROMPT_PRICE, OUTPUT_PRICE, 100)
+    for contract in (CONTRACT, replace(CONTRACT, tpm=own)):
+        world.contract = contract
+        world.restart()
+        world.admission.announce(open_hold, "g")
+        world.account(tpm=own)
+        world.key()
+        assert world.admission._accounts["a"].tokens[0].used(world.now) == pytest.approx(100_000), contract
+        world.end("1", 100, 100)
+        assert world.admission._accounts["a"].tokens[0].used(world.now) == pytest.approx(200), contract
 
 
 def test_an_announced_hold_is_released_like_any_other() -> None:

@@ -80,7 +80,7 @@ class World:
         return answer
 
     def adjust(self, prompt: int, request_id: str = "r") -> Any:
-        return self.admission.adjust(Adjust(request_id, prompt))
+        return self.admission.adjust(Adjust(request_id, prompt, "d"))
 
     def end(self, request_id: str = "r", prompt: int = 0, output: int = 0, **more: Any) -> None:
         self.admission.release(Release(request_id, prompt, output, **more))
