@@ -54,8 +54,14 @@ class Catalogue:
     """
 
     def __init__(
-        self, settings: GatewaySettings, served: Served = NOTHING, availability: Availability | None = None
+        self,
+        settings: GatewaySettings,
+        served: Served = NOTHING,
+        availability: Availability | None = None,
+        *,
+        is_known: bool = True,
     ) -> None:
+        self.is_known = is_known  # False: the ledger may have other identifiers and prices
         self.configured = settings.models  # identifiers of the configuration, with its weights
         self.of_ledger = served
         self.availability = Availability() if availability is None else availability

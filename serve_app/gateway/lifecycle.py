@@ -73,7 +73,7 @@ class Lifecycle:
             async with asyncio.timeout(FIRST_READ_S):
                 await _until(self.read)
         except TimeoutError:
-            logger.warning("the ledger does not answer: the weights of the configuration hold until it does")
+            logger.warning("the ledger does not answer: identifiers and prices are unknown until it does")
         await self.read_status()
         for step, every_s in ((self.read, READ_S), (self.read_status, STATUS_S), (self.look, LOOK_S)):
             self._tasks.append(
@@ -86,7 +86,7 @@ class Lifecycle:
 
     def rebuild(self) -> None:
         """Builds a new catalogue from the current settings and the ledger's state."""
-        catalogue = Catalogue(self._services.settings, self._served, self._availability)
+        catalogue = Catalogue(self._services.settings, self._served, self._availability, is_known=self._has_read)
         self._services.catalogue = catalogue
         self._health.keep({(name, backend) for name in catalogue.identifiers for backend in catalogue.behind(name)})
         self._refresh()

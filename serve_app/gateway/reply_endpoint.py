@@ -31,6 +31,7 @@ from serve_app.gateway.authentication import Authenticator, Caller
 from serve_app.gateway.exchange import Exchange
 from serve_app.gateway.idempotency import Retry
 from serve_app.gateway.record import RequestRecord
+from serve_app.gateway.refusal_errors import restarting
 from serve_app.gateway.reruns import RunsAgain
 from serve_app.gateway.services import Services
 from serve_app.gateway.web import (
@@ -142,6 +143,8 @@ class ReplyToRequest:
                     self._record.admitted(*caller.account_and_key)
                     raise
         self._request.state.identified = True
+        if not self._services.catalogue.is_known:
+            raise restarting()
         try:
             with Share(self._bodies.identified, caller.digest, settings.bodies_max_bytes, of_one) as share:
                 body = await reader.read(share)

@@ -169,6 +169,24 @@ async def test_a_gateway_that_starts_knows_the_weights_before_its_first_request(
     assert other.asked() == {"new": 3}
 
 
+async def test_a_gateway_serves_nothing_until_it_knows_the_identifiers_and_prices_of_the_ledger(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it charges the configured price, and answers 422 for an identifier that is only in the ledger."""
+    monkeypatch.setattr(lifecycle, "FIRST_READ_S", 0.01)
+    world.accounting.wire_call.down("ReadServed")
+    gateway = Gateway(world)
+    gateway.lifecycle.rebuild()  # as after the first configuration
+    await gateway.lifecycle.start()
+    for model in ("svc-chat", "svc-created"):
+        call = await Call(world, gateway.key, model=model).done()
+        assert (call.status, call.headers["retry-after"]) == (503, "2")
+    world.accounting.wire_call.up()
+    await until(lambda: world.services.catalogue.is_known)
+    gateway.lifecycle.stop()
+    assert await gateway.ask(1) == [200]
+
+
 async def test_while_the_ledger_is_away_what_was_known_holds(
     gateway: Gateway, caplog: pytest.LogCaptureFixture
 ) -> None:
