@@ -92,8 +92,7 @@ class RequestContext:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        incoming = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-        request_id = request_id_of(incoming.decode("latin-1"))
+        request_id = request_id_of(scope)
         scope.setdefault("state", {})["request_id"] = request_id  # as `request.state.request_id`, for the audit log
         started = False
 
@@ -349,15 +348,20 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def request_id_of(incoming: str | None) -> str:
+def request_id_of(scope: Scope) -> str:
     """Returns the caller's `x-request-id` if it is 1 to 128 characters of printable ASCII, else a new id.
 
     The id is for finding a request in logs. It is not unique, because a caller may send the same id repeatedly.
     Admission and billing use an id that the service generates.
     """
-    if incoming is not None and _REQUEST_ID.fullmatch(incoming):
-        return incoming
-    return f"req_{uuid.uuid4().hex}"
+    incoming = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
+    return incoming if _REQUEST_ID.fullmatch(incoming) else f"req_{uuid.uuid4().hex}"
+
+
+def with_request_id(scope: Scope) -> Scope:
+    """Returns the scope with `request_id_of` as its only `x-request-id`, for a server that repeats what it finds."""
+    others = [pair for pair in scope["headers"] if pair[0] != b"x-request-id"]
+    return {**scope, "headers": [*others, (b"x-request-id", request_id_of(scope).encode())]}
 
 
 def rate_limit_headers(requests: Window | None, tokens: Window | None) -> dict[str, str]:

@@ -91,3 +91,6 @@ def test_every_response_has_a_request_id_and_the_limits_in_force(service: Servic
     assert answer.headers["x-ratelimit-limit-requests"] == "50"
     assert answer.headers["x-ratelimit-remaining-requests"] == "49"
     assert service.http.get("/nowhere").headers["x-request-id"]
+    for not_kept in ("", "x" * 129, b"\xff"):
+        [made] = service.http.get("/nowhere", headers={"x-request-id": not_kept}).headers.get_list("x-request-id")
+        assert made.startswith("req_"), not_kept
