@@ -11,8 +11,8 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.handles import PICKLED, AccountingHandle, answer_of
+from deployments.http_server import amend_http_server
 from deployments.priority import yield_to_models
-from deployments.request_ids import keep_request_ids
 from serve_app import secret_files
 from serve_app.console.app import build_console
 from serve_app.console.notifier import Notifier
@@ -48,7 +48,7 @@ class ConsoleIngress:
 
     def __init__(self, args: ConsoleArgs) -> None:
         yield_to_models()
-        keep_request_ids()
+        amend_http_server()
         keys = secret_files.load_secrets(args.state_dir())
         shards = [_handle(shard_name("Accounting", index)) for index in range(args.accounting_shards)]
         gateway = _handle("Gateway")

@@ -15,9 +15,9 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.applications import BackendApplications
 from deployments.handles import AccountingHandle, BackendHandles, LimiterHandle
+from deployments.http_server import amend_http_server
 from deployments.metrics import RayMetrics
 from deployments.priority import yield_to_models
-from deployments.request_ids import keep_request_ids
 from serve_app import __version__, secret_files
 from serve_app.admin.accounts import states_of
 from serve_app.admin.auditing import record_prices
@@ -69,7 +69,7 @@ class Gateway:
     def __init__(self, args: GatewayArgs, limiters: list[DeploymentHandle], accounting: list[DeploymentHandle]) -> None:
         logger.info("serve-app %s", __version__)
         yield_to_models()
-        keep_request_ids()
+        amend_http_server()
         self._metrics = RayMetrics()
         self._shares: dict[tuple[str, str], float] = {}  # as last exported
         backends = BackendHandles()

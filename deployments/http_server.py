@@ -1,0 +1,39 @@
+"""Amends Serve's HTTP server: request ids that the service does not keep, and streams over HTTP/1.0."""
+
+from __future__ import annotations
+
+from ray.serve._private import http_util
+from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.http import httptools_impl
+
+from serve_app.gateway.web import with_request_id
+
+
+class KeptRequestIds(http_util.RequestIdMiddleware):  # type: ignore[misc]
+    """Serve's middleware. It would return an empty, endless or non-ASCII id as it came, while the log has another."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await super().__call__(scope if scope["type"] == "lifespan" else with_request_id(scope), receive, send)
+
+
+class UnchunkedBefore11(httptools_impl.RequestResponseCycle):
+    """uvicorn's response. Over HTTP/1.0, a body without a length ends with the connection (RFC 9112, section 6.1).
+
+    uvicorn would send it in chunks, which an HTTP/1.0 client takes for a part of the body.
+    """
+
+    async def send(self, message: Message) -> None:
+        if self.scope["http_version"] == "1.0":
+            if message["type"] == "http.response.start":
+                self._ends_with_connection = all(name.lower() != b"content-length" for name, _ in message["headers"])
+                if self._ends_with_connection:
+                    self.chunked_encoding = False
+            elif self._ends_with_connection:
+                self.expected_content_length = len(message.get("body", b""))  # of this piece: uvicorn counts it down
+        await super().send(message)  # type: ignore[arg-type]
+
+
+def amend_http_server() -> None:
+    """Call this in an ingress's constructor. Serve starts its HTTP server after that."""
+    http_util.RequestIdMiddleware = KeptRequestIds
+    httptools_impl.RequestResponseCycle = UnchunkedBefore11  # type: ignore[misc]
