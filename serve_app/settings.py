@@ -205,7 +205,8 @@ class GatewayArgs(_StateArgs):
     alert_mail: bool = False
     """Whether `/account/alerts` accepts e-mail addresses. True if the console has `mail`."""
     private_webhooks: bool = False
-    """Whether `/account/alerts` accepts addresses that are not public, http, and any port. Must equal the console's setting."""
+    """Whether `/account/alerts` accepts addresses that are not public, http, and any port. Must equal the console's
+    setting."""
 
     @model_validator(mode="after")
     def _lease_outlives_orphans(self) -> GatewayArgs:
