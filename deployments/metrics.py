@@ -105,9 +105,9 @@ class RayMetrics:
         asyncio.get_running_loop().call_later(delay_s, call, context=contextvars.Context())
 
     def _ray(self, metric: Metric) -> Any:
-        if (made := self._made.get(metric)) is None:
-            kind = Counter if metric.kind == "counter" else Gauge
-            made = self._made[metric] = kind(metric.name, metric.description, metric.labels)
+        made = self._made.get(metric)
+        if made is None:
+            made = self._made[metric] = _make(metric)
         return made
 
 
@@ -147,3 +147,7 @@ def _gauges(histogram: Metric) -> tuple[Metric, Metric, Metric]:
         for suffix, more in (("bucket", ("le",)), ("sum", ()), ("count", ()))
     )
     return bucket, total, count
+
+
+def _make(metric: Metric) -> Any:
+    return (Counter if metric.kind == "counter" else Gauge)(metric.name, metric.description, metric.labels)
