@@ -127,7 +127,7 @@ class Database:
         with _availability(), self._bounded(), self._turn, self._writes.begin() as connection:
             yield connection
 
-    def migrate(self, revision: str = "head") -> None:
+    def migrate(self) -> None:
         """Upgrades the schema to this release. Harmless to repeat, also while other processes do the same.
 
         Raises SchemaMismatch if a newer release has migrated the database and this one does not run on it, and
@@ -139,7 +139,7 @@ class Database:
             migrates = self._writes.execution_options(ledger_migrates=True)
             with _availability(), self._bounded(_MIGRATION_S), migrates.begin() as connection:
                 _allow(connection, _MIGRATION_S)
-                self._upgrade(connection, revision)
+                self._upgrade(connection)
         finally:
             if self.engine.dialect.name == "sqlite":
                 self.engine.dispose()  # that connection does not check foreign keys
@@ -157,7 +157,7 @@ class Database:
                 connection.execute(_FORGET_REVISION)
                 if revision in revisions()[:-1]:
                     connection.execute(text("INSERT INTO alembic_version VALUES (:named)"), {"named": revision})
-                    self._upgrade(connection, "head")
+                    self._upgrade(connection)
                     connection.execute(_FORGET_REVISION)
                 yield connection
         finally:
@@ -188,7 +188,7 @@ class Database:
         with self.snapshot() as connection:
             return bool(connection.execute(select(head.c.runs_from)).scalar_one() <= revisions()[-1])
 
-    def _upgrade(self, connection: Connection, revision: str) -> None:
+    def _upgrade(self, connection: Connection) -> None:
         is_sqlite = connection.dialect.name == "sqlite"
         if not is_sqlite:
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
@@ -205,7 +205,7 @@ class Database:
             connection.execute(select(head.c.id).with_for_update())
         config = migration_config()
         config.attributes["connection"] = connection
-        alembic.command.upgrade(config, revision)
+        alembic.command.upgrade(config, "head")
         if is_sqlite and (broken := connection.exec_driver_sql("PRAGMA foreign_key_check").first()):
             raise AssertionError(f"the migration would leave a row that refers to nothing: {tuple(broken)}")
 

@@ -79,7 +79,6 @@ class Engine:
         settings: EngineSettings,
         *,
         progress: Callable[[str], None] = logger.info,
-        clock: Callable[[], float] = time.monotonic,
     ) -> Engine:
         """Load the model of the settings and start an engine on it; `progress` receives lines about the loading.
 
@@ -93,7 +92,7 @@ class Engine:
         max_context = min(runner.class_bounds[-1], runner.num_blocks * settings.block_size)
         chat = ChatRenderer(loaded.tokenizer, max_context)
         eos, fingerprint = loaded.eos_token_ids, loaded.fingerprint
-        return cls(runner, vocabulary, eos, settings, chat=chat, fingerprint=fingerprint, clock=clock)
+        return cls(runner, vocabulary, eos, settings, chat=chat, fingerprint=fingerprint)
 
     @property
     def chat(self) -> ChatRenderer:

@@ -68,13 +68,11 @@ class LimiterClient:
         accounting: BooksPort,
         *,
         admit_timeout_s: float,
-        most_keys: int = MAX_KEYS,
     ) -> None:
         self.holder = holder
         self.admit_timeout_s = admit_timeout_s
         self.spool: SpoolState | None = None
         self.accounting = accounting
-        self._most_keys = most_keys
         self._accounts: OrderedDict[str, str] = OrderedDict()  # key digest -> account, least recently used first
         self._look_ups: Coalescer[str, str | None] = Coalescer(
             self._find_accounts, timeout_s=LOOK_UP_TIMEOUT_S, most=KEYS_PER_QUERY
@@ -197,7 +195,7 @@ class LimiterClient:
     async def _find_accounts(self, digests: list[str]) -> list[str | None]:
         found = await self.accounting.run(FindKeys(tuple(digests)))
         self._accounts |= {digest: key.account_id for digest, (key, _) in found.items()}
-        while len(self._accounts) > self._most_keys:
+        while len(self._accounts) > MAX_KEYS:
             self._accounts.popitem(last=False)
         return [found[digest][0].account_id if digest in found else None for digest in digests]
 

@@ -32,16 +32,16 @@ def check_port(port: int) -> None:
     if not 1 <= port <= 65535:
         raise LaunchError(f"PORT must be from 1 to 65535, not {port}")
     if not is_free(port):
-        raise LaunchError(f"port {port} is taken: stop what listens there or choose another with PORT=…")
+        raise LaunchError(f"port {port} is taken: stop the program that uses it, or choose another port with PORT=…")
 
 
-def check_free_memory(least: int = MIN_MEMORY, available: int | None = None) -> None:
+def check_free_memory(available: int | None = None) -> None:
     if available is None:
         available = psutil.virtual_memory().available
-    if available < least:
+    if available < MIN_MEMORY:
         raise LaunchError(
-            f"too little memory: {available / GIB:.1f} GiB are available, {least / GIB:.1f} GiB are needed: "
-            "close something"
+            f"too little memory: {available / GIB:.1f} GiB are available, {MIN_MEMORY / GIB:.1f} GiB are needed: "
+            "close other programs"
         )
 
 
@@ -94,12 +94,12 @@ def lock_home(home: Path) -> IO[str]:
     return file
 
 
-def is_free(port: int, host: str = "127.0.0.1") -> bool:
+def is_free(port: int) -> bool:
     """Whether the port is free to listen on."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            probe.bind(("127.0.0.1", port))
         except OSError:
             return False
     return True
