@@ -14,7 +14,7 @@ UV_VERSION := 0.13.9
 install = if [ -x $(UV) ]; then $(UV) pip install -q --python $(BIN)/python -c constraints.txt -b constraints.txt $(1); \
   else sed -e '/^ *--hash/d' -e 's/ *\\$$//' constraints.txt > $(VENV)/versions.txt && $(PIP) install -q -c $(VENV)/versions.txt $(1); fi
 PYTEST := $(BIN)/python -m pytest
-# Tests without the running service run by file, each process with one thread of torch. The service has the machine alone.
+# Tests without the running service run by file, each process with one torch thread. Service tests use the whole machine.
 WORKERS ?= 2
 PARALLEL = OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
 # pytest's status for a folder without tests of one half.
@@ -77,7 +77,7 @@ lint: $(VENV)/.lint ## run ruff, mypy and the import rules
 docs: $(VENV)/.lint ## build the documentation as a site in .docs, and check its links
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-lock: $(VENV)/.base ## write constraints.txt anew after a change of pyproject.toml (ARGS=--upgrade for newer versions)
+lock: $(VENV)/.base ## update constraints.txt after a change of pyproject.toml (ARGS=--upgrade for newer versions)
 	@$(UV) pip compile -q pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock" -o constraints.txt $(ARGS)
 
 # Without .venv, as on a bare CUDA machine, the Python that has torch runs it: make gpu-check PYTHON=python3.
@@ -94,7 +94,7 @@ bench-engine: $(VENV)/.bench ## compare the whole service with other servers, 20
 bench-engine-peers: $(VENV)/.base ## install the servers that bench-engine compares with, into .bench (ARGS='--only vllm')
 	@$(BIN)/python -m bench.engine.setup_peers $(ARGS)
 
-bench-gateway: $(VENV)/.bench ## measure the service around a model that replies at once, 15 minutes (ARGS=--without for each speed-up; needs wrk)
+bench-gateway: $(VENV)/.bench ## measure the service around a model that replies immediately, 15 minutes (ARGS=--without for each speed-up; needs wrk)
 	@$(BIN)/python -m bench.gateway --json .bench/gateway/results.json $(ARGS)
 
 bench-gateway-peer: $(VENV)/.base ## install the LiteLLM proxy that bench-gateway compares with, into .bench
@@ -106,7 +106,7 @@ bench-quality: $(VENV)/.base ## compare the perplexity of int8 and float32
 pictures: $(VENV)/.test $(NODE)/.installed ## make the pictures of the console in README.md, from its test in a browser (needs chromium and chromium-driver)
 	@SERVE_APP_PICTURES=docs/console $(BIN)/python -m pytest -q tests/service/test_console.py
 
-bench-console: $(VENV)/.base ## measure what 50 people who browse the console cost those who chat, six minutes (ARGS='--rounds 2')
+bench-console: $(VENV)/.base ## measure how much 50 people who browse the console slow down chat, six minutes (ARGS='--rounds 2')
 	@$(BIN)/python -m bench.console $(ARGS)
 
 bench-paint: $(VENV)/.test ## measure how soon a browser shows the console's pages, two minutes (needs chromium and chromium-driver)
@@ -133,7 +133,7 @@ fuzz: $(VENV)/.bench ## send 20,000 random requests beside another account's str
 healthy: $(VENV)/.test $(VENV)/.bench ## send ordinary traffic for ten minutes and fail if an alert fires (ARGS='--minutes 2 --pictures FOLDER'; needs prometheus)
 	@$(BIN)/python -m bench.healthy $(ARGS)
 
-attack: $(VENV)/.base ## attack the service with hostile clients while ordinary ones measure, ten minutes (ARGS=--quick: two); stop other programs first
+attack: $(VENV)/.base ## attack the service with hostile clients while ordinary clients measure, ten minutes (ARGS=--quick: two); stop other programs first
 	@$(BIN)/python -m bench.attack --json .bench/attack.json $(ARGS)
 
 chaos: $(VENV)/.test ## kill processes at random under load for five minutes, then check the books (ARGS='--database postgresql')

@@ -99,7 +99,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"tags": ["a,b"]}, 422, "no comma"),
     ({"tags": "a"}, 400, "tags"),
     ({"addresses": ["10.0.0.5/8"]}, 422, "write 10.0.0.0/8"),
-    ({"addresses": ["example.com"]}, 422, "no address or network"),
+    ({"addresses": ["example.com"]}, 422, "not a valid address or network"),
     ({"addresses": ["10.0.0.1"] * 51}, 422, "addresses"),
     ({"addresses": []}, 422, "addresses"),
     ({"addresses": "10.0.0.1"}, 400, "addresses"),

@@ -191,7 +191,7 @@ async def test_a_backend_from_its_deployment_to_its_end(world: World, admin: htt
 BAD_BACKENDS: list[tuple[dict[str, Any], int, str]] = [
     ({"args": {"model": "bundled", "dtyp": "int8"}}, 422, "args.dtyp: unknown key"),
     ({"args": {"model": "bundled"}, "options": {"replicas": 2}}, 400, "options.replicas"),
-    ({"options": {"num_replicas": 1, "autoscaling_config": {}}}, 422, "not both"),
+    ({"options": {"num_replicas": 1, "autoscaling_config": {}}}, 422, "use either"),
     ({"name": "app:adapter"}, 422, "name"),
 ]
 

@@ -126,7 +126,7 @@ def test_the_overview_shows_the_limits_that_apply_and_why_they_are_lower_now(hou
     browser, path = house.member(), f"/console/accounts/{house.account_id}"
     page = browser.get(path).text
     assert "rpm: the service&#39;s default" in page or "rpm: the service's default" in page
-    assert "Set aside" not in page
+    assert "Held for running" not in page
     house.ledger.set_limits(house.account_id, tpm=7)
     contract = Contract(rpm=11, tpm=22, concurrency=33)
     house.status = AccountStatus(house.account_id, 250_000_000, 2, contract, pressed=(("smollm2", 5),))

@@ -74,7 +74,7 @@ def test_a_large_credit_needs_a_second_operator(house: House) -> None:
     assert submit(fay, path, f"{path}/credit", **fields).headers["location"] == credits
     page = fred.get(credits).text
     assert "&lt;b&gt;invoice 7&lt;/b&gt;" in page
-    assert "Asked for by fay@example.org" in page
+    assert "Requested by fay@example.org" in page
     assert balance(house) == 5
     [approve] = {part for part in page.split('"') if part.endswith("/approve")}
     assert approve not in fay.get(credits).text
@@ -115,7 +115,7 @@ def test_what_waits_for_the_ledger_is_shown_with_the_books(house: House) -> None
         {"holder": "gateway-2", "open_requests": 0, "spool": None},
     ]
     page = browser.get(path).text
-    assert "gateway-1</th><td>7</td><td>3</td><td>900</td><td>12.5</td><td>away</td>" in page
+    assert "gateway-1</th><td>7</td><td>3</td><td>900</td><td>12.5</td><td>unavailable</td>" in page
     assert 'gateway-2</th><td>0</td><td colspan="4">not reported yet</td>' in page
     stray = settlement("r9", "acct_none", "key_none")
     [answer] = house.ledger.settle([stray])

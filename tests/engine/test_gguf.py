@@ -148,9 +148,9 @@ def test_a_problem_of_a_gguf_file_is_reported_in_one_line(tmp_path: Path) -> Non
     write_gguf(good, "novel")
     broken = {
         "missing.gguf": (None, "There is no model at"),
-        "broken.gguf": (b"GGUF" + bytes(100), "no GGUF file, or damaged"),
-        "text.gguf": (b"hello", "no GGUF file, or damaged"),
-        "short.gguf": (good.read_bytes()[:-100], "no GGUF file, or damaged"),
+        "broken.gguf": (b"GGUF" + bytes(100), "is damaged or not GGUF"),
+        "text.gguf": (b"hello", "is damaged or not GGUF"),
+        "short.gguf": (good.read_bytes()[:-100], "is damaged or not GGUF"),
         "novel.gguf": (good.read_bytes(), "of the architecture 'novel' .*: use the model's safetensors instead"),
     }
     for name, (content, line) in broken.items():

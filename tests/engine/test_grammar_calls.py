@@ -149,7 +149,7 @@ def test_json_beside_calls_without_a_marker_can_not_be_taken_for_one(compiler: G
         (tagged("<c>", otherwise=Grammar.tool_calls([("a", ANY, "")])), "only JSON", None),
         (tagged("<c>", otherwise=Grammar(GrammarKind.JSON_SCHEMA, '{"not": {}}')), "not", None),
         (bare(otherwise=Grammar(GrammarKind.JSON_SCHEMA, '{"type": "array"}')), "type object", None),
-        (bare(otherwise=Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object", "anyOf": []}')), "at its top", None),
+        (bare(otherwise=Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object", "anyOf": []}')), "at the top level", None),
         (
             bare(otherwise=Grammar(GrammarKind.JSON_SCHEMA, json.dumps({
                 "type": "object", "properties": {"name": {}, "arguments": {}}, "additionalProperties": False,

@@ -36,7 +36,7 @@ def test_fields_of_our_own_and_arguments_of_vllm_are_told_apart() -> None:
         ({"vllm": {"max_num_seqs": 9}}, "write the setting max_running instead"),
         ({"vllm": {"tokenizer": "x"}}, "vllm.tokenizer: the service sets it itself"),
         ({"vllm": {"tensor_parallel_size": 0}}, "args.vllm.tensor_parallel_size"),
-        ({"vllm": {"adapters": {"a:b": "x"}}}, "no name of an adapter"),
+        ({"vllm": {"adapters": {"a:b": "x"}}}, "not a valid adapter name"),
         ({"dtype": "int8"}, "set vllm.quantization"),
         ({"speculation_rows": 4}, "speculation_rows is a setting of the native engine"),
         ({"engine": "native", "vllm": {"swap_space": 0}}, "write engine: vllm"),

@@ -345,12 +345,12 @@ def test_operators_limit_suspend_and_give_credit_that_a_second_one_approves(serv
     browser.find_element(By.NAME, "amount").send_keys("150")
     browser.find_element(By.NAME, "memo").send_keys("invoice 7")
     click("Credit")
-    titled(browser, "Credits that wait")
+    titled(browser, "Pending credits")
     assert browser.find_elements(By.XPATH, "//button[text()='Approve 150.00']") == []
     assert account.nano < 5 * 10**9
     sign_in(operators[1])
     browser.find_element(By.LINK_TEXT, "Credits").click()
-    titled(browser, "Credits that wait")
+    titled(browser, "Pending credits")
     expect_usable(browser)
     click("Approve 150.00")
     until(lambda: account.nano > 154 * 10**9)

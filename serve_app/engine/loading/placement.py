@@ -28,9 +28,9 @@ def check_devices(settings: EngineSettings) -> None:
         if wanted not in _SPREAD:
             _check_device(wanted)
     else:
-        if "" in wanted and len(wanted) > 1:  # accelerate would put everything there, even the parts named beside it
+        if "" in wanted and len(wanted) > 1:  # accelerate would put everything there, even the named parts
             raise ModelError(
-                "device_map contains '' (the whole model) and parts of it: name only parts, "
+                "device_map contains '' (the whole model) and parts of it: name every part instead, "
                 "as model.embed_tokens, model.layers.0, model.norm, lm_head."
             )
         for device in wanted.values():
