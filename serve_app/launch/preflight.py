@@ -14,6 +14,7 @@ from typing import IO
 import psutil
 
 from serve_app.contracts.units import GIB
+from serve_app.model import bundled
 from serve_app.storage.private_files import OTHERS
 
 MIN_MEMORY = int(2.5 * GIB)  # Ray's processes, one replica with its weights and a small KV cache
@@ -60,7 +61,7 @@ def prepare_home(home: Path) -> bool:
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         if home.stat().st_mode & OTHERS:
-            if any(home.iterdir()) and not (home / "secrets").is_dir():
+            if not _is_own(home):
                 raise LaunchError(
                     f"{home} has other files, and other users can read it: set SERVE_APP_HOME to a new folder, or "
                     f"`chmod go= {home}` if it is for this service alone"
@@ -75,6 +76,12 @@ def prepare_home(home: Path) -> bool:
     except OSError as error:
         raise LaunchError(f"the state folder {home} can't be used ({error.strerror}): set SERVE_APP_HOME") from None
     return closed
+
+
+def _is_own(home: Path) -> bool:
+    """Returns whether the folder is empty, or an earlier start or `make setup` has used it."""
+    used = home.name == ".serve-app" or (home / "secrets").is_dir() or (home / "models" / bundled.NAME).is_dir()
+    return used or not any(home.iterdir())
 
 
 def lock_home(home: Path) -> IO[str]:

@@ -126,6 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--home", type=Path, required=True, help="folder to keep it in, below models/")
     options = parser.parse_args(arguments)
     try:
+        options.home.expanduser().mkdir(mode=0o700, parents=True, exist_ok=True)  # may become the state folder
         print(prepare_bundled_model(options.home, lambda line: print(line, file=sys.stderr)))
     except ModelError as error:
         print(error, file=sys.stderr)

@@ -138,11 +138,16 @@ def test_a_wrong_config_names_every_path_and_nothing_stays_running(tmp_path: Pat
     assert not list(Path("/tmp").glob(f"sa-*/{tmp_path.name}"))
 
 
-def test_a_state_folder_of_an_earlier_start_is_closed_to_other_users(tmp_path: Path) -> None:
+def test_a_new_state_folder_is_closed_to_other_users(tmp_path: Path) -> None:
     home = tmp_path / "home"
     assert not preflight.prepare_home(home)
     assert {stat.S_IMODE(path.stat().st_mode) for path in (home, *home.iterdir())} == {0o700}
-    (home / "secrets").mkdir()
+
+
+@pytest.mark.parametrize("made", ["home/secrets", "home/models/smollm2-135m-instruct", "home", ".serve-app/test"])
+def test_a_state_folder_of_an_earlier_start_or_setup_is_closed(tmp_path: Path, made: str) -> None:
+    (tmp_path / made).mkdir(parents=True)
+    home = tmp_path / made.split("/")[0]
     home.chmod(0o755)
     assert preflight.prepare_home(home)
     assert stat.S_IMODE(home.stat().st_mode) == 0o700
