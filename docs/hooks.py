@@ -1,4 +1,4 @@
-"""Adds pages to the site (mkdocs.yml): README.md as home, CHANGELOG.md, SECURITY.md, and the help of `serve-app`."""
+"""Adds pages to the site (mkdocs.yml): README.md as its home, changes, security, and the help of `serve-app`."""
 
 from __future__ import annotations
 
