@@ -35,6 +35,10 @@ _UNCHANGED: Final = {one.name for one in fields(SamplingParams)} & ChatRequest.m
 """Fields of a chat request that the engine reads under the same name and in the same form."""
 
 
+class NotRunning(BackendUnavailable):
+    """No replica has started the call, because its backend does not run while another one does."""
+
+
 @dataclass(slots=True)
 class Availability:
     """The backends that get requests now. Written by the gateway's `Lifecycle`, read with each request."""
@@ -265,6 +269,10 @@ class Generation:
         while not self._events.empty():
             yield self._events.get_nowait()
 
+    def leave(self) -> None:
+        """Ends a call that no replica has started: `next_event` raises NotRunning."""
+        self._events.put_nowait(NotRunning("it does not run, and another backend does"))
+
     def cancel(self) -> None:
         """Stops the model. Never waits."""
         self._phases.end()
@@ -276,7 +284,7 @@ class Generation:
         await asyncio.wait([self._reading])
 
     def _raise_failure(self, event: BackendEvent | BaseException) -> BackendEvent:
-        if isinstance(event, BaseException):
+        if isinstance(event, BaseException) and not isinstance(event, NotRunning):
             self._phases.failed = True
         if isinstance(event, BackendUnavailable):
             raise event

@@ -61,7 +61,7 @@ from serve_app.contracts.generation import (
 from serve_app.contracts.limiting import Adjust, Grant, Refusal, Release
 from serve_app.contracts.ports import BackendUnavailable
 from serve_app.gateway.authentication import Caller
-from serve_app.gateway.backends import PLAIN, Generation, admit_for, call_for, system_fingerprint
+from serve_app.gateway.backends import PLAIN, Generation, NotRunning, admit_for, call_for, system_fingerprint
 from serve_app.gateway.idempotency import Retry
 from serve_app.gateway.record import RequestRecord
 from serve_app.gateway.refusal_errors import not_recordable, refusal_error, rejection_error, restarting, waited_too_long
@@ -299,6 +299,7 @@ class Exchange:
         )
         services.calls.add(self._record)
         self._generation = Generation(services.backends, self.backend, call, self._record.phases)
+        self._record.leave = None if runs.has_sent else self._generation.leave  # only the same weights can continue
         self._state = State.CALLED
         try:
             async with asyncio.timeout(left_s):
@@ -362,9 +363,13 @@ class Exchange:
         record.settled(failure, time.monotonic() - began)
         if settled is None or settled.charged:
             raise self._replica_lost()
-        services.observer.runs_again(record)
         services.calls.discard(record)
-        services.calls.add(self._runs.begin_next())  # the lost run counts against its backend
+        is_lost = not isinstance(lost, NotRunning)
+        if is_lost:
+            services.observer.runs_again(record)
+        lost_run = self._runs.begin_next()
+        if is_lost:
+            services.calls.add(lost_run)  # it counts against its backend
         self.request_id = record.request_id
         if not self._runs.has_sent:  # otherwise only the same weights can continue
             self.backend = record.backend = services.catalogue.choose_backend(

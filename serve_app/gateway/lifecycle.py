@@ -62,6 +62,7 @@ class Lifecycle:
         self._health = BackendHealth(clock)
         self._status: Mapping[str, Mapping[str, Any]] | None = None  # None: not known yet
         self._judged: set[str] = set()  # running requests that have a verdict
+        self._down: dict[str, set[str]] = {}  # by identifier: backends that do not run while another one does
         self._exported: dict[tuple[str, str], bool] = {}  # whether ejected
         self._is_away = False
         self._has_read = False
@@ -134,6 +135,7 @@ class Lifecycle:
         probes = self._availability.probes | self._health.due_probes()
         self._availability.probes = {key: probes[key] for key in probes.keys() & self._health.ejected}
         self._refresh()
+        self._move_waiting()
         for one in ejections:
             logger.error("%s: the backend %s is ejected: %s", one.identifier, one.backend, one.reason)
             self._counted.add(metrics.BACKEND_EJECTIONS, 1, one.identifier, one.backend)
@@ -150,6 +152,14 @@ class Lifecycle:
             if record.phases.ended_at is not None or record.phases.failed:
                 self._services.calls.discard(record)
                 self._judged.discard(record.request_id)
+
+    def _move_waiting(self) -> None:
+        """Ends calls that wait for a backend that does not run: their requests run again on another backend."""
+        for record in self._services.calls:
+            leave = record.leave if record.phases.started_at is None else None
+            if leave is not None and record.backend in self._down.get(record.model, ()):
+                record.leave = None
+                leave()
 
     def _verdict(self, record: RequestRecord) -> Verdict | None:
         """Returns None while the verdict is open, or when the client ended the request too early for one."""
@@ -183,6 +193,7 @@ class Lifecycle:
         for identifier in catalogue.identifiers:
             names = set(catalogue.behind(identifier))
             down = {name for name in names if not self._is_ready(name)}
+            self._down[identifier] = down if names - down else set()
             bad = {name for name in names if (identifier, name) in ejected}
             for left_out in (down | bad, down):
                 if names - left_out:

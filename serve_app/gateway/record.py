@@ -54,6 +54,7 @@ class RequestRecord:
     total_s: float = 0.0
     messages: object = None  # prompt and reply, if the operator logs the account's texts
     reply: list[str] | None = None
+    leave: Callable[[], None] | None = None  # ends a call that waits for a backend without replicas; see `Lifecycle`
     open: int = 1
 
     def close(self) -> None:

@@ -232,6 +232,50 @@ async def test_once_a_gateway_says_that_it_is_ready_no_request_waits_for_a_backe
     assert gateway.asked() == {"fake": MANY}
 
 
+async def test_requests_run_on_the_backend_that_is_ready_first_whichever_they_were_given_to(gateway: Gateway) -> None:
+    await gateway.give(EVEN)
+    gateway.world.backends.report = {"fake": STARTS, "new": STARTS}
+    await gateway.step()
+    gateway.backends.scripts["fake"] = [asyncio.Event()]
+    calls = [Call(gateway.world, gateway.key, messages=one) for one in gateway.questions[:8]]
+    await until(lambda: len(gateway.backends.asked) == len(calls))
+    given = gateway.asked()
+    assert given.keys() == {"fake", "new"}
+    gateway.world.backends.report = {"fake": STARTS, "new": UP}
+    await gateway.step()
+    assert [(await call.done()).status for call in calls] == [200] * len(calls)
+    assert gateway.asked() == {"new": given["fake"]}
+    assert gateway.world.metrics.reruns == [], "no replica was lost"
+    await until(lambda: gateway.world.is_idle)
+    rows = gateway.world.ledger.export_usage().rows
+    assert sum(row.outcome == "completed" for row in rows) == len(calls)
+    assert sum(row.charged for row in rows if row.outcome != "completed") == 0
+
+
+async def test_a_request_that_waits_for_a_backend_that_stops_moves_and_one_that_it_has_begun_stays(
+    gateway: Gateway,
+) -> None:
+    await gateway.give({"fake": 1})
+    gate = asyncio.Event()
+    gateway.backends.scripts["fake"] = [Started(10, 0), gate, *says("Hello")[1:]]
+    begun = Call(gateway.world, gateway.key, messages=gateway.questions[0])
+    await until(lambda: any(record.phases.started_at for record in gateway.world.services.calls))
+    gateway.backends.scripts["fake"] = [asyncio.Event()]
+    waits = Call(gateway.world, gateway.key, messages=gateway.questions[1])
+    await until(lambda: len(gateway.backends.asked) == 2)
+    gateway.world.backends.report = {"fake": STARTS, "new": STARTS}
+    await gateway.step()
+    await gateway.give(EVEN)
+    await gateway.step()
+    assert len(gateway.backends.asked) == 2, "no backend runs: it waits"
+    gateway.world.backends.report = {"fake": STARTS, "new": UP}
+    await gateway.step()
+    assert (await waits.done()).status == 200
+    gate.set()
+    assert (await begun.done()).status == 200
+    assert gateway.backends.asked == ["fake", "fake", "new"]
+
+
 async def test_a_backend_that_has_scaled_to_zero_gets_requests_which_start_it(gateway: Gateway) -> None:
     await gateway.give(EVEN)
     gateway.world.backends.report = {"fake": UP, "new": {"status": "RUNNING", "replicas": 0}}
