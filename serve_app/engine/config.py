@@ -82,7 +82,7 @@ class EngineSettings(BaseModel):
     """Maximum prompt tokens per step."""
     prefill_chunk_busy: int | None = Field(default=None, ge=1)
     """Maximum prompt tokens per step while other requests stream. By default it is measured: such a step takes at most
-    twice the time of a step without prompt tokens, and a step of long prompts alone about 40 ms."""
+    twice the time of a step without prompt tokens, and a step of long prompts alone about 20 ms."""
     speculation_rows: int = Field(default=8, ge=0)
     """Guessed tokens that are verified per step for a single stream; one less for each further stream. 0 disables
     guessing."""

@@ -85,3 +85,26 @@ def test_a_lost_step_does_not_block_later_ones() -> None:
 def test_the_smallest_chunk_is_no_larger_than_the_largest() -> None:
     pacer = PrefillPacer(16, 8)
     assert set(drive(pacer, 1, 0.01, 0.01, 20)) == {0, 8}
+
+
+def drive_idle(pacer: PrefillPacer, floor_s: float, token_s: float, steps: int) -> int:
+    """The chunk after `steps` steps without streams."""
+    for _ in range(steps):
+        chunk = pacer.idle_chunk()
+        pacer.observe(0, chunk, floor_s + token_s * chunk)
+    return pacer.idle_chunk()
+
+
+@given(st.floats(0.001, 0.012), st.floats(0.0001, 0.002))
+def test_without_streams_a_short_prompt_waits_for_a_step_of_20_ms_or_the_smallest(
+    floor_s: float, token_s: float
+) -> None:
+    chunk = drive_idle(PrefillPacer(16, 512), floor_s, token_s, 200)
+    assert chunk in (16, 512) or floor_s + token_s * chunk == pytest.approx(0.02, rel=0.1)
+    assert chunk == 16 or floor_s + token_s * chunk <= 0.022
+
+
+def test_a_slow_model_computes_long_prompts_in_steps_that_are_worth_their_floor() -> None:
+    pacer = PrefillPacer(16, 512)
+    pacer.observe(1, 0, 0.1)
+    assert drive_idle(pacer, 0.1, 0.001, 200) == pytest.approx(50, abs=2)

@@ -8,7 +8,8 @@ _SMOOTHING_DOWN = 0.75  # weight of a faster decoding step: other work on the ma
 _REMEASURE = 64  # steps with prompt tokens after which the cost of a step without them is measured again
 _NEAR = 1.5  # a cost measured for N rows is valid from N / this to N * this rows
 _FIRST_TRY = 64  # prompt tokens, while their cost is unknown
-_IDLE_S = 0.04  # target for a step without streams: the maximum wait of a prompt that arrives during the step
+_IDLE_S = 0.02  # target for a step without streams: the maximum wait of a prompt that arrives during the step
+_IDLE_STEPS = 1.5  # the target in steps of one stream, if this is longer: a shorter step would hardly compute a prompt
 _MAX_OWED = 32.0  # maximum number of steps without prompt tokens after a step with them
 
 
@@ -24,7 +25,7 @@ class PrefillPacer:
     while the rows stay within a power of two. `smallest` and `largest` bound the chunk, in tokens.
 
     Without streams a step of long prompts takes about _IDLE_S, so another account's short prompt does not wait long. On
-    a CPU, chunks of more than 64 tokens hardly lower the cost per token.
+    a CPU, chunks of more than 16 tokens hardly lower the cost per token.
     """
 
     def __init__(self, smallest: int, largest: int) -> None:
@@ -56,7 +57,8 @@ class PrefillPacer:
         """Tokens of long prompts for a step that decodes nothing."""
         if self._idle_token_s is None:
             return min(self._largest, _FIRST_TRY)
-        return self._bounded(_IDLE_S / self._idle_token_s)
+        target_s = max(_IDLE_S, _IDLE_STEPS * (self._estimate(1) or 0.0))
+        return self._bounded(target_s / self._idle_token_s)
 
     def observe(self, rows: int, prompt_tokens: int, seconds: float) -> None:
         """Record the duration of a step of `rows` decoding sequences and `prompt_tokens`."""
