@@ -84,7 +84,7 @@ class Ordinary:
             f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {key}\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
-        began, raw = await _exchanged(Call(self._port, head.encode() + body, REPLY_TOKENS, source), GIVEN_UP_S)
+        began, raw = await exchanged(Call(self._port, head.encode() + body, REPLY_TOKENS, source), GIVEN_UP_S)
         self.sent.append(sent(began, raw, is_new))
 
     async def _probe(self, path: str) -> None:
@@ -96,7 +96,7 @@ class Ordinary:
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
 
     async def _look(self, path: str, data: bytes) -> None:
-        began, raw = await _exchanged(Call(self._port, data, 0, PROBER), PROBE_S)
+        began, raw = await exchanged(Call(self._port, data, 0, PROBER), PROBE_S)
         self.probes.append(Probe(path, began, time.perf_counter(), status_of(raw)))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -105,7 +105,8 @@ class Ordinary:
         task.add_done_callback(self._running.discard)
 
 
-async def _exchanged(call: Call, most_s: float) -> tuple[float, RawReply]:
+async def exchanged(call: Call, most_s: float) -> tuple[float, RawReply]:
+    """Returns when an exchange began, before its connection was open, and the reply. Gives up after `most_s`."""
     began = time.perf_counter()
     into: list[RawReply] = []
     with contextlib.suppress(TimeoutError):

@@ -32,6 +32,7 @@ def markdown(results: Results) -> str:
         promise_table(verdicts(results)),
         latencies(results),
         attackers(results),
+        customer(results),
         smuggling(results),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -108,6 +109,24 @@ def attackers(results: Results) -> str:
     ]  # fmt: skip
     lines = [f"- {one['title']}: {ATTACKS[name].what}." for name, one in results["records"].items() if name in ATTACKS]
     return f"What the attackers did:\n\n{table(head, rows)}\n\n" + "\n".join(lines)
+
+
+def customer(results: Results) -> str:
+    """Returns what the customer saw, with a row for each case."""
+    rows = [
+        [
+            row["case"],
+            f"{_ms(row['calm']['p50'])} / {_ms(row['calm']['p99'])} ({row['calm']['samples']})",
+            f"{_ms(row['after']['p50'])} / {_ms(row['after']['p99'])} ({row['after']['samples']})",
+            _times(row["factor"]),
+            f"{row['after']['failed']} of {row['after']['sent']}",
+        ]
+        for row in results.get("customer", ())
+    ]
+    if not rows:
+        return ""
+    head = ["", "calm p50 / p99, ms (samples)", "now", "factor of p99", "failed"]
+    return f"What a good customer saw of its own hang-ups and refused requests:\n\n{table(head, rows)}"
 
 
 def smuggling(results: Results) -> str:

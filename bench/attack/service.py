@@ -51,15 +51,16 @@ class Attacked(Launched):
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """Keys of the ordinary clients, with some that are not used yet, and what the attackers know."""
+    """Keys of the ordinary clients, with some that are not used yet, of a customer, and what the attackers know."""
 
     keys: tuple[str, ...]
     new_keys: tuple[str, ...]
+    customer: str
     target: Target
 
 
 def make_accounts(server: Attacked, new_keys: int) -> Accounts:
-    """The ordinary accounts' own rates are lifted; the attacker's accounts have those of every account.
+    """The rates of ordinary accounts and of the customer are lifted; the attacker's accounts have the default ones.
 
     Raises:
         urllib.error.URLError: the service refuses one.
@@ -70,7 +71,8 @@ def make_accounts(server: Attacked, new_keys: int) -> Accounts:
         str(server.admin(f"/admin/accounts/{made[number % ORDINARY][0]}/keys", {"name": f"new-{number}"})["key"])
         for number in range(new_keys)
     ]
+    _, customer = server.new_account("customer", "1000", **lifted)
     _, key = server.new_account("attacker", "1000")
     broke = str(server.admin("/admin/accounts", {"name": "broke"})["id"])
     broke_key = str(server.admin(f"/admin/accounts/{broke}/keys", {"name": "attack"})["key"])
-    return Accounts(tuple(key for _, key in made), tuple(unused), Target(server.port, key, broke_key))
+    return Accounts(tuple(key for _, key in made), tuple(unused), customer, Target(server.port, key, broke_key))

@@ -11,6 +11,7 @@ from typing import Any, Final
 import psutil
 
 from bench.attack import smuggling, smuggling_cases
+from bench.attack.customer import Customer
 from bench.attack.figures import is_settled, judged, window
 from bench.attack.hostile import ATTACKS
 from bench.attack.ordinary import GIVEN_UP_S, Ordinary
@@ -18,8 +19,9 @@ from bench.attack.processes import Hostile, attacker, burner, cores
 from bench.attack.service import Accounts, Attacked
 from bench.harness.command import say
 
+CUSTOMER: Final = "customer"
 SMUGGLING: Final = "smuggling"
-NAMES: Final = (*ATTACKS, SMUGGLING)
+NAMES: Final = (*ATTACKS, CUSTOMER, SMUGGLING)
 NEW_KEY_EVERY: Final = 20  # requests
 WARM_UP_S: Final = 8.0
 LOOK_BACK_S: Final = 2.0  # of quiet before the next attack
@@ -72,6 +74,7 @@ class Session:
         self._ordinary = Ordinary(server.port, accounts.keys, accounts.new_keys, scope.per_s, NEW_KEY_EVERY, scope.seed)
         self._marks: dict[str, dict[str, tuple[float, float]]] = {}
         self._facts: dict[str, dict[str, Any]] = {}
+        self._customer: list[dict[str, Any]] = []
         self._smuggled: list[dict[str, Any]] = []
 
     async def run(self) -> dict[str, Any]:
@@ -83,6 +86,8 @@ class Session:
             for name in self._scope.attacks:
                 if name == SMUGGLING:
                     await self._smuggle()
+                elif name == CUSTOMER:
+                    await self._be_a_customer()
                 else:
                     await self._attack(name)
         finally:
@@ -100,6 +105,7 @@ class Session:
                 name: {**self._facts[name], **judged(sent, probes, marks, GIVEN_UP_S)}
                 for name, marks in self._marks.items()
             },
+            "customer": self._customer,
             "smuggling": self._smuggled,
         }
 
@@ -144,6 +150,16 @@ class Session:
             },
         }
         say(self._line(name))
+
+    async def _be_a_customer(self) -> None:
+        say("a customer that hangs up, or has a few refused requests")
+        self._customer = await Customer(self._server.port, self._accounts.customer).run()
+        for row in self._customer:
+            calm, after = row["calm"], row["after"]
+            say(
+                f"  {row['case']}: p99 {_ms(calm['p99'])} calm, {_ms(after['p99'])} now; "
+                f"factor {row['factor'] or 0:.1f}, failed {after['failed']}"
+            )
 
     async def _smuggle(self) -> None:
         say("request smuggling through HAProxy")

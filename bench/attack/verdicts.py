@@ -32,10 +32,22 @@ def total(count: Callable[[Results], Iterable[float]]) -> Callable[[Results], Sp
     return measure
 
 
+def of_customer(results: Results) -> Spread | None:
+    """The worst factor of the customer's cases; None where one was not measured."""
+    factors = [row["factor"] for row in results.get("customer", ())]
+    return None if not factors or None in factors else Spread.of([max(factors)])
+
+
 PROMISES: Final = (
     *(
         Promise(f"{attack.title}: p99 to the first token, over the calm one", MAX_FACTOR, factor_of(name), at_most=True)
         for name, attack in ATTACKS.items()
+    ),
+    Promise(
+        "a customer's p99 after its own hang-ups and refused requests, over the calm one",
+        MAX_FACTOR,
+        of_customer,
+        at_most=True,
     ),
     Promise(
         "ordinary requests that failed under attack",

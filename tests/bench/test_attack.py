@@ -56,10 +56,12 @@ def results(requests: list[Sent], probes: list[Probe] | None = None, **smuggled:
     machine = {
         "cores": 2, "cpu": "x", "family": "y", "memory_bytes": 2**34, "system": "Linux", "python": "3", "libraries": {},
     }  # fmt: skip
+    calm = window(requests, *MARKS["calm"], GIVEN_UP_S)
+    customer = {"case": "64 hang-ups", "calm": calm, "after": calm, "factor": 1.0}
     row = {"case": "two lengths", "statuses": [400], "closed": True, "problems": [], **smuggled}
     return {
         "machine": machine, "date": "2026-11-22", "seconds": 60.0, "scope": asdict(Scope()), "client_cpu": 0.02,
-        "records": {"wrong-keys": record}, "smuggling": [row],
+        "records": {"wrong-keys": record}, "customer": [customer], "smuggling": [row],
     }  # fmt: skip
 
 
@@ -158,6 +160,14 @@ def test_a_promise_that_is_broken_shows(found: dict[str, Any], text: str) -> Non
     assert "**no**" in report.markdown(found)
 
 
+def test_a_customer_that_becomes_slow_breaks_a_promise() -> None:
+    found = results(calm_run())
+    found["customer"].append({**found["customer"][0], "case": "512 hang-ups", "factor": 12.0})
+    assert len(broken(found)) == 1
+    assert "customer" in broken(found)[0]
+    assert "| 512 hang-ups | 100 / 100 (100) | 100 / 100 (100) | 12.0 | 0 of 100 |" in report.customer(found)
+
+
 def test_smuggling_cases_are_listed_by_what_they_got_and_wrong_ones_apart() -> None:
     found = results(calm_run())
     rows = [("a", [400], True, []), ("b", [400], True, []), ("c", [401, 201], False, ["two"]), ("d", [], True, [])]
@@ -180,7 +190,7 @@ def test_an_attack_that_was_not_measured_is_not_promised() -> None:
     found = results(calm_run())
     kept = {verdict.promise.text: verdict.kept for verdict in verdicts(found)}
     assert sum(one is None for one in kept.values()) == len(ATTACKS) - 1
-    assert broken({**found, "records": {}, "smuggling": []}) == []
+    assert broken({**found, "records": {}, "customer": [], "smuggling": []}) == []
 
 
 def test_figures_beside_other_programs_are_called_bad() -> None:

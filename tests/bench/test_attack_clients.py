@@ -11,7 +11,7 @@ from itertools import repeat
 
 import pytest
 
-from bench.attack import connections, hostile
+from bench.attack import connections, customer, hostile
 from bench.attack.connections import Hammer, Holder, Tally, status_of, whole
 from bench.attack.hostile import ATTACKS, Target
 from bench.attack.processes import burner
@@ -201,3 +201,42 @@ async def test_a_process_that_dies_is_an_error_and_no_endless_wait() -> None:
             await process.ran(WITHIN_S)
     finally:
         process.stop()
+
+
+async def test_the_customer_hangs_up_counts_its_next_requests_and_leaves_out_those_that_are_to_be_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in (("HANG_UPS", (3,)), ("HANG_UPS_S", 0.01), ("HANG_UP_S", 0.05), ("NEXT", 4), ("MANY", 34)):
+        monkeypatch.setattr(customer, name, value)
+    monkeypatch.setattr(customer, "NEXT_PER_S", 1000.0)
+    monkeypatch.setattr(customer, "MANY_PER_S", 1000.0)
+    seen: Counter[str] = Counter()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.split(b"content-length: ")[1].split(b"\r\n")[0])
+            body = json.loads(await reader.readexactly(length))
+            if body["max_tokens"] > 1:
+                await reader.readexactly(1)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            seen["cut"] += 1
+            return
+        if body["model"] != "svc-chat":
+            seen["refused"] += 1
+            writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+        else:
+            seen["served"] += 1
+            head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+            text = b'data: {"choices": [{"delta": {"content": "x"}}]}\n\n'
+            usage = b'data: {"choices": [], "usage": {"completion_tokens": 1}}\n\ndata: [DONE]\n\n'
+            writer.write(head + text + usage)
+
+    async with served(serve) as port:
+        rows = await customer.Customer(port, "key").run()
+        await until(lambda: seen["cut"] == 3)
+    assert seen == {"cut": 3, "served": 4 + 4 + 34 + 32, "refused": 2}
+    assert [(row["calm"]["samples"], row["after"]["samples"], row["after"]["failed"]) for row in rows] == [
+        (4, 4, 0),
+        (34, 32, 0),
+    ]

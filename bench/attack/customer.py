@@ -1,0 +1,86 @@
+"""A good customer that hangs up often, or has a few refused requests: its next requests must not become slow."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from bench.attack.figures import Sent, factor, window
+from bench.attack.ordinary import GIVEN_UP_S, exchanged, sent
+from bench.harness.client import Call, exchange
+
+HANG_UPS: Final = (64, 128, 512)
+HANG_UPS_S: Final = 2.0  # for all of them
+HANG_UP_S: Final = 0.3  # after the request is sent
+NEXT: Final = 200  # requests that are measured afterwards
+NEXT_PER_S: Final = 20.0
+MANY: Final = 1000
+MANY_PER_S: Final = 100.0
+REFUSED_EVERY: Final = 17  # 6%
+SOURCE: Final = "127.0.0.8"
+
+
+class Customer:
+    """Sends small requests with one key. Their prompt is always the same, so the model can do many of them."""
+
+    def __init__(self, port: int, key: str) -> None:
+        self._port, self._key = port, key
+
+    async def run(self) -> list[dict[str, Any]]:
+        """Returns a row for each case: the windows `calm` and `after`, and the factor of their p99."""
+        rows = []
+        calm = await self._measure(NEXT, NEXT_PER_S)
+        for number in HANG_UPS:
+            await self._paced(number, number / HANG_UPS_S, lambda _: self._hang_up())
+            after = await self._measure(NEXT, NEXT_PER_S)
+            rows.append(
+                _row(f"{number} hang-ups in {HANG_UPS_S:g} s, then {NEXT_PER_S:g} requests a second", calm, after)
+            )
+        calm = await self._measure(MANY, MANY_PER_S)
+        after = await self._measure(MANY, MANY_PER_S, REFUSED_EVERY)
+        rows.append(_row(f"{MANY_PER_S:g} requests per s, {1 / REFUSED_EVERY:.0%} of them refused", calm, after))
+        return rows
+
+    async def _measure(self, number: int, per_s: float, refused_every: int = 0) -> dict[str, Any]:
+        """Returns the window of these requests, without those that are meant to be refused."""
+        began = time.perf_counter()
+        found: list[Sent] = []
+
+        async def send(place: int) -> None:
+            if refused_every and place % refused_every == 0:
+                await exchanged(self._call("no-such-model", 1), GIVEN_UP_S)
+            else:
+                found.append(sent(*await exchanged(self._call("svc-chat", 1), GIVEN_UP_S), is_new=False))
+
+        await self._paced(number, per_s, send)
+        return window(found, began, time.perf_counter(), GIVEN_UP_S)
+
+    async def _hang_up(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(exchange(self._call("svc-chat", 256), []), HANG_UP_S)
+
+    async def _paced(self, number: int, per_s: float, send: Callable[[int], Coroutine[Any, Any, None]]) -> None:
+        began = time.perf_counter()
+        async with asyncio.TaskGroup() as tasks:
+            for place in range(number):
+                await asyncio.sleep(max(0.0, began + place / per_s - time.perf_counter()))
+                tasks.create_task(send(place))
+
+    def _call(self, model: str, max_tokens: int) -> Call:
+        fields = {"max_tokens": max_tokens, "min_tokens": max_tokens, "temperature": 0, "stream": True}
+        usage = {"stream_options": {"include_usage": True}}
+        messages = [{"role": "user", "content": "Hi"}]
+        body = json.dumps({"model": model, "messages": messages, **fields, **usage}).encode()
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {self._key}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        return Call(self._port, head.encode() + body, max_tokens, SOURCE)
+
+
+def _row(case: str, calm: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    return {"case": case, "calm": calm, "after": after, "factor": factor(calm, after)}
