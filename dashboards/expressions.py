@@ -1,4 +1,4 @@
-"""Which expressions a board holds, and which metrics are in them."""
+"""Finds the expressions of a board, and the metrics in them."""
 
 from __future__ import annotations
 
