@@ -1,14 +1,25 @@
-"""Renders chat messages with the model's own template into prompt tokens."""
+"""Renders chat messages with the model's own template into prompt tokens.
+
+Only the template's own text becomes control tokens. In text of messages and tools, `literal` replaces the first
+character of each control token's name by a stand-in: half of a surrogate pair, which no text of a client contains. The
+template copies stand-ins like any other character, and `tokenize` encodes such a name as ordinary text.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from serve_app.engine.errors import ContextLengthExceeded
+from serve_app.engine.text.plain_text import Names, PlainText
 
+_FIRST_STAND_IN = 0xDC00
+_OTHER_HALVES = re.compile("[\ud800-\udbff]")
+_AFTER_STAND_IN = re.compile("(?<=[\udc00-\udfff])")
+_MARKER = re.compile(r"<.*>|\[.*\]", re.DOTALL)
 _LONG = 8  # characters per token of context: twice as many as ordinary text has
 _PIECE = 16_384  # characters
 
@@ -25,6 +36,12 @@ class ChatRenderer:
         # A token stands for at most the UTF-8 bytes of its text, so this gives a lower bound on the number of tokens.
         self._longest_token = max(len(str(token).encode()) for token in tokenizer.get_vocab())
         self._core = getattr(tokenizer, "backend_tokenizer", None)
+        self._plain_text = None if self._core is None else PlainText(self._core, ())
+        self._control_names = self._find_control_names()
+        self._names = {frozenset[str](): Names(self._control_names)}  # by the names that are left out
+        first = self._names[frozenset()].first_characters
+        self._stand_ins = {character: chr(_FIRST_STAND_IN + number) for number, character in enumerate(first)}
+        self._restore = str.maketrans({stand_in: character for character, stand_in in self._stand_ins.items()})
         self._lock = threading.Lock()
 
     @property
@@ -41,14 +58,51 @@ class ChatRenderer:
         added = getattr(self._tokenizer, "added_tokens_decoder", {}).values()
         return frozenset(self._tokenizer.all_special_tokens) | {str(token) for token in added if token.special}
 
+    def _find_control_names(self) -> frozenset[str]:
+        """Names of special tokens, and of other added tokens that look like markers and that the template uses."""
+        templates = getattr(self._tokenizer, "chat_template", None) or ""
+        text = "\n".join(templates.values()) if isinstance(templates, dict) else templates
+        added = (str(token) for token in getattr(self._tokenizer, "added_tokens_decoder", {}).values())
+        markers = {name for name in added if _MARKER.fullmatch(name) and (name in text or name[1:2] in ("|", "｜"))}
+        return self.special_names | markers
+
+    def literal(self, value: Any, spared: Sequence[str] = ()) -> Any:
+        """A copy of messages or tools, with stand-ins in all texts and keys. `spared` names stay control tokens.
+
+        Raises ValueError if they are nested too deeply.
+        """
+        left_out = frozenset(spared)
+        if left_out not in self._names:
+            self._names[left_out] = Names(self._control_names - left_out)
+        try:
+            return self._literal(value, self._names[left_out])
+        except RecursionError:
+            raise ValueError("the messages or tools are nested too deeply") from None
+
+    def _literal(self, value: Any, names: Names) -> Any:
+        match value:
+            case str():
+                text = _whole(value)
+                if not (begins := names.begins(text)):
+                    return text
+                characters = list(text)
+                for begin in begins:
+                    characters[begin] = self._stand_ins[characters[begin]]
+                return "".join(characters)
+            case Mapping():
+                return {self._literal(key, names): self._literal(part, names) for key, part in value.items()}
+            case list() | tuple():
+                return [self._literal(part, names) for part in value]
+        return value
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         continue_final: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
-        """Token ids of the conversation, ready for the assistant's turn: `tokenize` of `text`."""
-        return self.tokenize(self.text(messages, continue_final, tools))
+        """Token ids of the conversation, ready for the assistant's turn. No text of it becomes a control token."""
+        return self.tokenize(self.text(self.literal(messages), continue_final, self.literal(tools)))
 
     def text(
         self,
@@ -70,10 +124,10 @@ class ChatRenderer:
         try:
             plain = [self._plain(message) for message in messages]
             more = {} if tools is None else {"tools": _clean(list(tools))}
-            of_tools = len(json.dumps(more, ensure_ascii=False).encode()) if more else 0
+            of_tools = _num_bytes(json.dumps(more, ensure_ascii=False)) if more else 0
         except RecursionError:
             raise ValueError("the messages or tools are nested too deeply") from None
-        self._refuse_oversized(sum(len(m["content"].encode()) for m in plain) + of_tools)
+        self._refuse_oversized(sum(_num_bytes(m["content"]) for m in plain) + of_tools)
         try:
             return str(
                 self._tokenizer.apply_chat_template(
@@ -88,17 +142,21 @@ class ChatRenderer:
             raise ValueError(f"the model's chat template refuses these messages: {error}") from error
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids of a text that already holds its special tokens.
+        """Token ids of a result of `text`, with its control tokens.
 
         Raises:
             ContextLengthExceeded: the text is too long to fit.
         """
-        self._refuse_oversized(len(text.encode()))
-        self._refuse_overlong(text)
-        if self._core is not None:  # thread-safe and releases the GIL, unlike the tokenizer's call
-            return list(self._core.encode(text, add_special_tokens=False).ids)
-        with self._lock:
-            return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        first, *others = (_whole(piece.translate(self._restore)) for piece in _AFTER_STAND_IN.split(text))
+        whole = "".join([first, *others])
+        self._refuse_oversized(len(whole.encode()))
+        self._refuse_overlong(whole)
+        if self._core is None or self._plain_text is None:
+            with self._lock:  # a blank divides each name that is only text
+                return list(self._tokenizer(" ".join([first, *others]), add_special_tokens=False)["input_ids"])
+        # Thread-safe and releases the GIL, unlike the tokenizer's call.
+        ids = list(self._core.encode(first, add_special_tokens=False).ids)
+        return ids + [token for piece in others for token in self._plain_text.encode_piece(piece)]
 
     @staticmethod
     def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,11 +186,19 @@ class ChatRenderer:
                 raise ContextLengthExceeded(0, self._max_context)
 
 
+def _whole(text: str) -> str:
+    return text.encode(errors="replace").decode()
+
+
+def _num_bytes(text: str) -> int:
+    return len(text.encode(errors="replace"))
+
+
 def _clean(value: Any) -> Any:
-    """The value without unpaired surrogates, which JSON can carry but no tokenizer accepts."""
+    """The value without unpaired surrogates, which JSON can carry but no tokenizer accepts, except stand-ins."""
     match value:
         case str():
-            return value.encode(errors="replace").decode()
+            return _OTHER_HALVES.sub("?", value)
         case Mapping():
             return {_clean(key): _clean(part) for key, part in value.items()}
         case list() | tuple():

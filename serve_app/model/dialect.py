@@ -10,7 +10,7 @@ from serve_app.contracts.generation import GenerateCall, Grammar, SamplingParams
 from serve_app.engine.chat import ChatRenderer
 from serve_app.model.tools.call_grammars import optional_calls, required_calls
 from serve_app.model.tools.format_table import TOOL_FORMATS, format_of
-from serve_app.model.tools.messages import conversation
+from serve_app.model.tools.messages import conversation, with_parsed_arguments
 from serve_app.model.tools.parser import ReplyParser
 from serve_app.model.tools.reasoning import markers_of
 
@@ -48,10 +48,15 @@ class Dialect:
             ValueError: the template rejects the messages.
         """
         tools = _callable(call)
-        messages: Sequence[Mapping[str, Any]] = call.messages
+        # Templates drop earlier reasoning by its markers, so these keep their meaning in the model's own messages.
+        markers = () if self._markers is None else (self._markers.begin, self._markers.end)
+        messages: Sequence[Mapping[str, Any]] = [
+            self._chat.literal(with_parsed_arguments(message), markers if message["role"] == "assistant" else ())
+            for message in call.messages
+        ]
         definitions = None
         if tools or any("tool_calls" in message or message["role"] == "tool" for message in messages):
-            messages, definitions = conversation(self._format, messages, tools)
+            messages, definitions = conversation(self._format, messages, self._chat.literal(tools))
         text = self._chat.text(messages, call.continue_final, definitions)
         left_open = self._markers is not None and not call.continue_final and self._markers.left_open(text)
         return Prompt(self._chat.tokenize(text), self._sampling(call, tools, left_open), left_open)
@@ -62,13 +67,16 @@ class Dialect:
         if not tools and self._markers is None:
             return None
         parser = self._format.parser if tools else ReplyParser
+        is_held, begins, other = _is_held(call, tools), bool(self._format.begins), call.sampling.grammar is not None
         return parser(
             [tool["function"]["name"] for tool in tools],
             f"{call.reply_id or call.request_id}-{choice}",  # a repeated request has the same ids
             # Text or JSON that the grammar allows must not be parsed as an unchecked call.
-            _is_held(call, tools) and (not self._format.begins or call.sampling.grammar is not None),
+            is_held and (not begins or other),
             self._markers,
             prompt.left_open,
+            is_held and (begins or not other),
+            call.tool_choice == "required",
         )
 
     def _sampling(self, call: GenerateCall, tools: Tools, left_open: bool) -> SamplingParams:

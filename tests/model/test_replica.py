@@ -57,6 +57,9 @@ class ScriptedEngine:
             raise ValueError("roles must alternate")
         return text
 
+    def literal(self, value: Any, spared: Any = ()) -> Any:
+        return value
+
     def tokenize(self, text: str) -> list[int]:
         return list(range(len(text)))
 

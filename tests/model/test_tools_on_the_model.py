@@ -135,6 +135,22 @@ async def test_a_call_that_is_cut_by_length_says_so(replica: Replica) -> None:
     assert all(ending is not Ending.COMPLETE for _, _, ending in calls_of(events))
 
 
+@pytest.mark.parametrize("function", [None, "weather"])
+@pytest.mark.parametrize(
+    "options", [{"max_tokens": 1}, {"max_tokens": 4}, {"max_tokens": 8}, {"stop": ("a",)}], ids=str
+)
+async def test_a_required_call_that_is_cut_before_its_name_is_no_text(
+    replica: Replica, function: str | None, options: dict[str, Any]
+) -> None:
+    for n in (1, 2):
+        sampling = SamplingParams(**{"max_tokens": 60, "seed": 1, **options})
+        call = a_call(sampling, tools=(WEATHER, CLOCK), tool_choice="required", function=function, n=n)
+        events = await ask(replica, call)
+        for choice in range(n):
+            assert not [part for part in parts_of(events, choice) if isinstance(part, Text)]
+        assert events[-1].completion_tokens
+
+
 async def test_tools_are_in_the_prompt_and_are_billed(replica: Replica) -> None:
     plain = await ask(replica, a_call(SamplingParams(1)))
     told = await ask(replica, a_call(SamplingParams(1), tools=(WEATHER,), tool_choice="auto"))

@@ -36,6 +36,9 @@ class HeldChat:
     def text(self, messages: Sequence[dict[str, Any]], continue_final: bool = False, tools: Any = None) -> str:
         return prompt_text(messages)
 
+    def literal(self, value: Any, spared: Any = ()) -> Any:
+        return value
+
     def tokenize(self, text: str) -> list[int]:
         return list(text.encode())
 

@@ -22,25 +22,42 @@ class CallReader:
 
     Text that was skipped but is not part of a call stays held in the source. `offered` are the functions that a call
     without a marker may name. Only these names distinguish such a call from other JSON. `rng` generates the ids.
+    `checked` and `only_calls` are as in `ReplyParser`.
     """
 
-    def __init__(self, source: Source, offered: Collection[str], rng: random.Random) -> None:
+    def __init__(
+        self,
+        source: Source,
+        offered: Collection[str],
+        rng: random.Random,
+        checked: bool = False,
+        only_calls: bool = False,
+    ) -> None:
         self.parts: list[Part] = []
         self.by_length = False  # whether the length limit ended the reply
         self.after_call = False  # whether no text has come since the last call
         self._source = source
         self._offered = frozenset(offered)
         self._rng = rng
+        self._checked = checked or only_calls
+        self._only_calls = only_calls
         self._calls = 0
 
     def add_text(self, text: str) -> None:
-        if text:
+        if text and not self._only_calls:
             self.parts.append(Text(text))
             self.after_call = False
 
     def keep_as_text(self) -> None:
         """Adds the held text to the reply as plain text."""
         self.add_text(self._source.take_held())
+
+    def end_attempt(self) -> None:
+        """Adds held text that began like a call, but is none, as plain text. A call that was cut is dropped instead."""
+        if self._checked and self._source.is_over:
+            self.drop_held()
+        else:
+            self.keep_as_text()
 
     def drop_held(self) -> None:
         """Drops the held text, which belongs to the syntax of calls."""
@@ -122,7 +139,7 @@ class CallReader:
             if c != "{":
                 break
             if not (yield from self.read_object(marked)):
-                self.keep_as_text()
+                self.end_attempt()
                 break
             c = yield from self._source.skip_space()
 
@@ -132,7 +149,7 @@ class CallReader:
         while (yield from self._source.skip_space()) == "{":
             if not (yield from self.read_object(marked)):
                 if called:
-                    self.keep_as_text()
+                    self.end_attempt()
                 break
             called = True
             c = yield from self._source.skip_space()
@@ -151,7 +168,7 @@ class CallReader:
 
     def _complete_call(self, name: str, arguments: str | None) -> bool:
         """Adds a call that is complete at once. Without arguments, the reply's end cuts it short, or it is no call."""
-        if arguments is None and not (self.by_length and self._source.is_over):
+        if arguments is None and not ((self.by_length or self._checked) and self._source.is_over):
             return False
         self._start_call(name)
         if arguments is not None:

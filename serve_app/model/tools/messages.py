@@ -27,7 +27,7 @@ def conversation(
 
     `tools` are the functions that the model may call now. Earlier calls stay in the messages even without `tools`.
     """
-    result = [_with_parsed_arguments(message) for message in messages]
+    result = [with_parsed_arguments(message) for message in messages]
     result = _for_template(tool_format, result) if tool_format.reads_calls else _written_out(tool_format, result)
     if tool_format.reads_calls and tool_format.separator is None:
         result = _one_by_one(result)
@@ -53,7 +53,8 @@ def tools_as_text(tool_format: ToolFormat, tools: Sequence[Message]) -> str:
     return "\n".join(lines)
 
 
-def _with_parsed_arguments(message: Message) -> dict[str, Any]:
+def with_parsed_arguments(message: Message) -> dict[str, Any]:
+    """Returns the message with the arguments of its calls as objects, if they are JSON."""
     calls = message.get("tool_calls")
     if not calls:
         return _without_calls(message)

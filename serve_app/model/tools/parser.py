@@ -28,7 +28,9 @@ class ReplyParser:
 
     `offered` are the names of the functions in the prompt; `seed` determines the ids of calls. With `only_first`, calls
     can only be at the beginning. A reply that begins differently is text, whatever it contains. A form that the format
-    reads as a call only if it stands alone is then text, too. `markers` are the reasoning markers, None for a model
+    reads as a call only if it stands alone is then text, too. With `checked`, a grammar allows no text that begins like
+    a call, so a call that was cut before it is known is dropped. With `only_calls`, the grammar allows no text at all
+    beside reasoning, and none is returned. `markers` are the reasoning markers, None for a model
     without reasoning. `left_open` says that the prompt already contains the first marker.
     """
 
@@ -41,9 +43,11 @@ class ReplyParser:
         only_first: bool = False,
         markers: Markers | None = None,
         left_open: bool = False,
+        checked: bool = False,
+        only_calls: bool = False,
     ) -> None:
         self._source = Source()
-        self._calls = CallReader(self._source, offered, random.Random(seed))
+        self._calls = CallReader(self._source, offered, random.Random(seed), checked, only_calls)
         self._only_first = only_first
         self._steps = self._whole_reply(markers, left_open)
         self._proceed()
@@ -57,7 +61,7 @@ class ReplyParser:
         """Ends the reply and returns the parts that were held back. A `reason` of "length" cuts calls short.
 
         An open call ends as cut. A call that was not open yet is cut only if its name was known and the length limit
-        ended the reply; otherwise it is text.
+        ended the reply, or a grammar has checked it; otherwise it is text.
         """
         self._source.ended = True
         self._calls.by_length = reason == "length"

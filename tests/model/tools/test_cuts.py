@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from serve_app.contracts.generation import Part, Reasoning, Text
+from serve_app.contracts.generation import Ending, Part, Reasoning, Text
 from serve_app.model.tools.format_table import TOOL_FORMATS
 from serve_app.model.tools.parser import ReplyParser, merged
 from serve_app.model.tools.reasoning import MARKERS, Markers
@@ -74,6 +74,40 @@ def test_a_reply_that_ends_anywhere_loses_no_text_and_no_argument(tool_format: s
         assert arguments.startswith(calls[0].arguments)
         started = reply.index(arguments)
         assert len(calls[0].arguments) == max(0, min(end - started, len(arguments)))
+
+
+@pytest.mark.parametrize("reason", ["length", "stop"])
+@pytest.mark.parametrize("tool_format", TOOL_FORMATS)
+def test_a_required_call_that_is_cut_anywhere_is_no_text(tool_format: str, reason: str) -> None:
+    arguments = [json.dumps({"city": city}) for city in ("Rome", HARD)]
+    chosen = TOOL_FORMATS[tool_format]
+    single = chosen.around("get_weather")
+    replies = [chosen.opening + arguments[0].join(single) + chosen.closing]
+    if chosen.separator is not None:
+        replies.append(written(tool_format, [("get_weather", text) for text in arguments]))
+    for reply in replies:
+        for end in range(len(reply) + 1):
+            parser = chosen.parser(OFFERED, only_calls=True)
+            said = summary(merged([*parser.feed(reply[:end]), *parser.feed_end(reason)]))
+            assert all(isinstance(part, Call) for part in said), reply[:end]
+            cut = [part for part in said if isinstance(part, Call) and part.ending is not Ending.COMPLETE]
+            assert len(said) - len(cut) == sum(f": {text}" in reply[:end] or text in reply[:end] for text in arguments)
+
+
+@pytest.mark.parametrize("reason", ["length", "stop"])
+@pytest.mark.parametrize("tool_format", TOOL_FORMATS)
+def test_a_call_that_a_grammar_has_checked_and_that_is_cut_is_no_text(tool_format: str, reason: str) -> None:
+    chosen = TOOL_FORMATS[tool_format]
+    before = f"{HARD}\n" if chosen.begins else ""
+    reply = before + written(tool_format, [("get_weather", '{"city": "Rome"}')])
+    for end in range(len(before) + max(1, len(chosen.begins)), len(reply) + 1):
+        parser = chosen.parser(OFFERED, only_first=not chosen.begins, checked=True)
+        said = summary(merged([*parser.feed(reply[:end]), *parser.feed_end(reason)]))
+        assert [part for part in said if isinstance(part, str)] == ([HARD] if before else []), reply[:end]
+    parser = chosen.parser(OFFERED, only_first=not chosen.begins, checked=True)
+    assert merged([*parser.feed("a <tool [TOOL_ <｜tool"), *parser.feed_end(reason)]) == [
+        Text("a <tool [TOOL_ <｜tool")
+    ]
 
 
 # Pieces of what the formats write, in any order, as a confused model may generate them.

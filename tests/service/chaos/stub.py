@@ -33,6 +33,9 @@ class StubChat:
     def text(self, messages: Sequence[dict[str, Any]], continue_final: bool = False, tools: Any = None) -> str:
         return " ".join(message.get("content") or "" for message in messages)
 
+    def literal(self, value: Any, spared: Any = ()) -> Any:
+        return value
+
     def tokenize(self, text: str) -> list[int]:
         return [0] * (PER_PROMPT + len(text.split()))
 

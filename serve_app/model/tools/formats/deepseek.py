@@ -43,10 +43,10 @@ class DeepSeekParser(ReplyParser):
             if marker == CALLS_BEGIN:
                 yield from source.skip_space()
                 if not (yield from source.skip(CALL_BEGIN)):
-                    self._calls.keep_as_text()
+                    self._calls.end_attempt()
                     continue
             if not (yield from self._read_call()):
-                self._calls.keep_as_text()
+                self._calls.end_attempt()
 
     def _read_call(self) -> Steps[bool]:
         source = self._source

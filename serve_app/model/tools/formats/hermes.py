@@ -26,7 +26,7 @@ class HermesParser(ReplyParser):
     def _text_and_calls(self) -> Steps[None]:
         while (yield from self._text_until((BEGIN,), (END,))):
             if (yield from self._source.skip_space()) != "{" or not (yield from self._calls.read_object()):
-                self._calls.keep_as_text()
+                self._calls.end_attempt()
 
 
 def _used_by(template: str) -> bool:

@@ -33,13 +33,13 @@ class LlamaParser(ReplyParser):
             if (yield from self._source.skip_space()) == "{":
                 yield from self._read_objects(marked=True)
             else:
-                self._calls.keep_as_text()
+                self._calls.end_attempt()
 
     def _read_objects(self, marked: bool) -> Steps[None]:
         if (yield from self._calls.read_object(marked)):
             yield from self._calls.read_objects_after(marked)
         else:
-            self._calls.keep_as_text()
+            self._calls.end_attempt()
 
 
 def _used_by(template: str) -> bool:

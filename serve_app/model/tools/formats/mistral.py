@@ -36,9 +36,9 @@ class MistralParser(ReplyParser):
                 if (yield from self._source.skip(TOOL_CALLS[1:])):
                     yield from self._read_call()
                 else:
-                    self._calls.keep_as_text()
+                    self._calls.end_attempt()
             elif not (yield from self._calls.read_array(marked=False)):
-                self._calls.keep_as_text()
+                self._calls.end_attempt()
         while (yield from self._text_until((TOOL_CALLS,))):
             yield from self._read_call()
 
@@ -52,7 +52,7 @@ class MistralParser(ReplyParser):
         else:
             called = yield from self._read_named_call()
         if not called:
-            self._calls.keep_as_text()
+            self._calls.end_attempt()
 
     def _read_named_call(self) -> Steps[bool]:
         source = self._source

@@ -33,7 +33,7 @@ class PlainParser(ReplyParser):
                 yield from source.skip_span(_OF_WORDS, _LONGEST_WORD)
                 c = yield from source.skip_space()
             if not (yield from self._read_calls(c)):
-                self._calls.keep_as_text()
+                self._calls.end_attempt()
             if fenced and self._calls.after_call:
                 yield from source.skip_space()
                 if (yield from source.skip(FENCE)) or source.is_over:
