@@ -351,7 +351,11 @@ def test_a_fault_of_a_tools_schema_is_named_by_its_path_and_in_the_users_terms(
     assert str(caught.value).startswith("properties.at.items.")
 
 
-AGE = {"type": "object", "properties": {"age": {"type": "integer"}, "name": {"type": "string"}}}
+AGE = {
+    "type": "object",
+    "properties": {"age": {"type": "integer"}, "name": {"type": "string"}},
+    "additionalProperties": True,
+}
 
 
 @pytest.mark.parametrize(
@@ -360,7 +364,7 @@ AGE = {"type": "object", "properties": {"age": {"type": "integer"}, "name": {"ty
         AGE,
         {**AGE, "required": ["age"]},
         {**AGE, "additionalProperties": {"type": ["string", "integer"]}},
-        {"properties": AGE["properties"]},
+        {"properties": AGE["properties"], "additionalProperties": True},
         {"anyOf": [AGE, {"type": "null"}]},
         {"$defs": {"a": AGE}, "$ref": "#/$defs/a"},
     ],

@@ -16,6 +16,7 @@ from typing import Any
 from serve_app.contracts.generation import Grammar, GrammarKind
 from serve_app.engine.errors import UnsupportedGrammar
 from serve_app.engine.grammar import call_grammar, lark
+from serve_app.engine.grammar.closed_schema import closed
 from serve_app.engine.grammar.exact_schema import exact
 from serve_app.engine.grammar.unenforceable import Complaint, enforceable, place_of, place_of_keyword
 
@@ -142,11 +143,12 @@ def _options(strict: bool) -> dict[str, Any]:
 
 
 def _schema(schema: Any, strict: bool) -> dict[str, Any]:
-    """The schema in exact terms, without llguidance's internal options, which users must not set."""
+    """The schema with closed objects and in exact terms, without llguidance's options, which users must not set."""
     if schema is True:
         return {}
     if not isinstance(schema, dict):
         raise UnsupportedGrammar("a JSON schema must be an object that allows at least one value")
+    schema = closed(schema)
     if strict and _may_be_met_by_doubles(schema):
         raise UnsupportedGrammar("unsupported in the JSON schema: minProperties without additionalProperties: false")
     plain = {key: value for key, value in schema.items() if key != "x-guidance"}
@@ -180,7 +182,8 @@ def _tool_calls(calls: dict[str, Any], strict: bool, special: Mapping[str, int])
         kind, text, its_strict = calls["otherwise"]
         if kind not in (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA):
             raise UnsupportedGrammar("with tools, only JSON can be enforced")
-        otherwise = json.loads(text) if kind == GrammarKind.JSON_SCHEMA else {"type": "object"}, _embed(its_strict)
+        other = closed(json.loads(text)) if kind == GrammarKind.JSON_SCHEMA else {"type": "object"}
+        otherwise = other, _embed(its_strict)
     embeds = [_embed(strict and number not in calls["lenient"]) for number in range(len(calls["alternatives"]))]
     return call_grammar.to_lark(calls, special, embeds, otherwise)
 

@@ -97,10 +97,11 @@ def _enforceable(schema: Any, tried: _Tried) -> Any:
         return schema
     dropped = set(_faulty_keywords(schema, tried))
     names = _faulty_names(schema, tried)
-    kept: dict[str, Any] = {}
+    # If a name's pattern cannot be enforced, any name must be allowed.
+    kept: dict[str, Any] = {"additionalProperties": True} if names else {}
     for key, value in schema.items():
-        if key in dropped or (names and key == "additionalProperties"):
-            continue  # if a name's pattern cannot be enforced, any name must be allowed
+        if key in dropped or key in kept:
+            continue
         if key in _BY_NAME and isinstance(value, Mapping):
             faulty = {name.partition(".")[2] for name in names} if key == "patternProperties" else ()
             kept[key] = {name: _enforceable(part, tried) for name, part in value.items() if name not in faulty}

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from serve_app.contracts.generation import Grammar
 from serve_app.model.tools.tool_format import ToolFormat
 
 Tool = Mapping[str, Any]  # as the API defines it
-
-# Keywords that constrain an object's members beyond `properties`.
-_OPENING: Final = frozenset(
-    {
-        "additionalProperties", "allOf", "anyOf", "dependentRequired", "dependentSchemas", "$dynamicRef", "if",
-        "minProperties", "not", "oneOf", "patternProperties", "propertyNames", "$ref", "unevaluatedProperties",
-    }
-)  # fmt: skip
 
 
 class BadTool(ValueError):
@@ -87,9 +79,7 @@ def _grammar(
 def arguments_schema(function: Tool) -> dict[str, Any]:
     """Returns the JSON Schema for the arguments of a function; without parameters, the schema of the empty object.
 
-    Arguments that match it also match the function's schema. If the function's schema lists an object's members and
-    leaves open whether there may be others, this one allows no others. The function does not need them, and small
-    models tend to invent some.
+    Arguments that match it also match the function's schema.
 
     Raises:
         BadTool: the function's parameters do not describe an object.
@@ -100,8 +90,4 @@ def arguments_schema(function: Tool) -> dict[str, Any]:
     kind = parameters.get("type", "object")
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         raise BadTool(function["name"], f"the parameters of {function['name']} must be of type object")
-    schema = {**parameters, "type": "object"}
-    listed = schema.get("properties")
-    if isinstance(listed, Mapping) and _OPENING.isdisjoint(schema) and set(schema.get("required") or ()) <= set(listed):
-        schema["additionalProperties"] = False
-    return schema
+    return {**parameters, "type": "object"}
