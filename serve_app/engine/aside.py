@@ -63,6 +63,10 @@ class Aside:
         # Cancelling the caller cancels a job that has not started; a running job cannot be cancelled.
         return await asyncio.wrap_future(running)
 
+    def submit(self, job: Callable[[], Result]) -> Future[Result]:
+        """Run a job outside of the tenants' turns, without an event loop."""
+        return self._threads.submit(job)
+
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
 

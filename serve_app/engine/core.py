@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -111,7 +112,7 @@ class EngineCore:
             self._prompt_tokens += sequence.num_prompt
             said, text = len(sequence.request.said), self.streams[sequence].said_text
             self._emit(sequence, Started(sequence.num_prompt, sequence.cached_tokens, said=said, said_text=text))
-        return plan
+        return replace(plan, chunks=tuple(chunk for chunk in plan.chunks if self.streams[chunk.sequence].ready))
 
     def compute(self, plan: StepPlan, streams: Sequence[OutputStream]) -> list[list[SampledToken]]:
         """Run the model; return the next tokens of each chunk that samples. `streams` belong to the plan's chunks."""
@@ -142,6 +143,10 @@ class EngineCore:
                 self.scheduler.computed(chunk)
                 continue
             stream = self.streams[sequence]
+            if stream.was_interrupted(entries):  # its last token is computed again once the grammar is ready
+                self.scheduler.computed(chunk, billed=False)
+                sequence.num_computed -= 1
+                continue
             if chunk.draft:
                 self._drafted += len(chunk.draft)
                 self._accepted += stream.verify(chunk.draft, entries)

@@ -16,7 +16,7 @@ from serve_app.engine.core import EngineCore, Runner
 from serve_app.engine.delivery import LoopSink, Outbox
 from serve_app.engine.device_faults import free_cached_memory, is_device_lost, is_out_of_memory
 from serve_app.engine.errors import DeviceLost, EngineClosed, EngineFailed, first_line
-from serve_app.engine.grammar.compiler import GrammarCompiler
+from serve_app.engine.grammar.compiler import Compiled, GrammarCompiler
 from serve_app.engine.loading import loader
 from serve_app.engine.models.choose_runner import create_runner
 from serve_app.engine.output_stream import OutputStream
@@ -28,6 +28,7 @@ from serve_app.engine.text.detokenizer import Vocabulary
 
 logger = logging.getLogger(__name__)
 
+_POLL_S = 0.01
 MAX_FAILURES = 5  # consecutive failed computations after which the device counts as lost, whatever the errors say
 
 
@@ -109,10 +110,11 @@ class Engine:
         self, request: GenerationRequest, interval_s: Callable[[], float] = lambda: 0.0
     ) -> AsyncGenerator[Event, None]:
         """Implements `EnginePort.generate`."""
+        compiled = None
         if request.sampling.grammar is not None:
-            await self._grammars.prepare(request.sampling.grammar, request.tenant)
+            compiled = await self._grammars.prepare(request.sampling.grammar, request.tenant)
         sink = LoopSink(asyncio.get_running_loop(), interval_s)
-        self._submit(request, sink)
+        self._submit(request, sink, compiled)
         finished = False
         try:
             while not finished:
@@ -143,7 +145,7 @@ class Engine:
             self._thread.join()
             self._grammars.close()
 
-    def _submit(self, request: GenerationRequest, sink: LoopSink) -> None:
+    def _submit(self, request: GenerationRequest, sink: LoopSink, compiled: Compiled | None = None) -> None:
         if request.adapter:
             raise ValueError(f"the native engine has no adapters, and {request.adapter!r} is asked for")
         params, vocab = request.sampling, self._runner.vocab_size
@@ -151,7 +153,9 @@ class Engine:
         max_output = min(params.max_tokens, self.settings.max_output, room)
         sequence = TokenSequence(request, next(self._arrivals), self._clock(), max_output)
         rows = self.settings.speculation_rows
-        grammar = None if params.grammar is None else self._grammars.start_grammar(params.grammar)
+        grammar = None
+        if params.grammar is not None:
+            grammar = self._grammars.start_grammar(params.grammar, compiled, request.tenant)
         stream = OutputStream(sequence, self._vocabulary, vocab, self._eos_token_ids, sink, rows, grammar)
         with self._lock:
             if self._closing:
@@ -192,6 +196,9 @@ class Engine:
         if plan.chunks:
             self._run_plan(plan, streams)
             self._outbox.deliver()
+        else:  # all requests wait for their grammars
+            with self._lock:
+                self._work.wait(_POLL_S)
         return True
 
     def _run_plan(self, plan: StepPlan, streams: Sequence[OutputStream]) -> None:

@@ -62,6 +62,16 @@ class OutputStream:
         self._guess_tokens = guess_tokens
         self._forced: tuple[int, ...] = ()
 
+    @property
+    def ready(self) -> bool:
+        """Whether the next token can be chosen; False while the grammar is compiled again."""
+        return self.sampling.grammar is None or self.sampling.grammar.ready
+
+    def was_interrupted(self, sampled: Sequence[SampledToken]) -> bool:
+        """Whether a step chose no token because the grammar has to be compiled again first."""
+        grammar = self.sampling.grammar
+        return grammar is not None and sampled[-1].token == DEAD_END and grammar.interrupted
+
     def guess(self, limit: int) -> tuple[int, ...]:
         """At most `limit` tokens that may come next: tokens forced by the grammar, or else a guess that it allows."""
         grammar = self.sampling.grammar
@@ -91,7 +101,7 @@ class OutputStream:
         reason = None
         for entry in sampled:
             reason = self._push(entry)
-            if reason is not None:
+            if reason is not None or not self.ready:
                 break
         return Accepted(self.sequence.num_output - before, self._text.take(), reason)
 
@@ -109,7 +119,7 @@ class OutputStream:
                 return self._text.end(FinishReason.LENGTH)
             logger.error("No token for request %s: %s.", self.sequence.request_id, why or "the logits are not numbers")
             return FinishReason.ERROR
-        if token in self._eos_token_ids:
+        if token in self._eos_token_ids and (self.sampling.grammar is None or self.sampling.grammar.may_end):
             return self._text.end(FinishReason.STOP)
         self.sequence.tokens.append(token)
         self.sampling.advance(token)

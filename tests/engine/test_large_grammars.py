@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from serve_app.engine.grammar.compiler import GrammarCompiler, GrammarState
 from tests.engine.counted import Counted
 
 TOKENS = 40
+Renew = Callable[[list[int]], Future[LLMatcher]]
 
 
 def string(pattern: str) -> dict[str, Any]:
@@ -72,12 +74,22 @@ def schema(keywords: Any, strict: bool = True) -> Grammar:
     return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(keywords), strict)
 
 
+def until_ready(state: GrammarState) -> GrammarState:
+    """Waits while the grammar is compiled again, as an engine does between its steps."""
+    while not state.ready:
+        assert state._renewal is not None
+        state._renewal.result(60)
+    return state
+
+
 def reply(state: GrammarState, tokenizer: Any, tokens: int, seed: int = 1) -> str:
     """A random reply of at most so many tokens, long ones preferred, as an engine asks for it."""
     eos, rng, said = tokenizer.eos_token_id, np.random.default_rng(seed), []
     while len(said) < tokens and not state.finished and state.error is None:
         state.prepare(state.forced()[:4])
-        row = state.masks()[0].numpy().view(np.uint8)
+        row = until_ready(state).masks()[0].numpy().view(np.uint8)
+        if not until_ready(state).error and not row.any():
+            continue
         ids = np.unpackbits(row, bitorder="little").nonzero()[0]
         choices = ids[ids != eos]
         if not len(choices):
@@ -157,10 +169,10 @@ def test_replies_of_one_grammar_do_not_use_up_its_lexer(small_lexer: GrammarComp
         state = small_lexer.start_grammar(grammar)
         renew = state._renew
 
-        def counted(renew: Callable[[], LLMatcher] = renew) -> LLMatcher:
+        def counted(tokens: list[int], renew: Renew = renew) -> Future[LLMatcher]:
             nonlocal renewed
             renewed += 1
-            return renew()
+            return renew(tokens)
 
         state._renew = counted
         reply(state, bundled_tokenizer, 150, seed)
@@ -178,9 +190,10 @@ def test_a_reply_whose_next_token_costs_too_much_says_so_and_leaves_others_alone
     beside = bundled_compiler.start_grammar(grammar)
     state = bundled_compiler.start_grammar(grammar)
     for token in bundled_tokenizer.encode('"' + "a" * 200):
-        state.accept(token)
-        state.masks()
-    assert state.too_large
+        until_ready(state).accept(token)
+        until_ready(state).masks()
+        until_ready(state).masks()  # with a new matcher
+    assert until_ready(state).too_large
     assert "too large" in str(state.error)
     assert beside.masks().any()
     assert beside.error is None

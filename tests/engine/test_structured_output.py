@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jsonschema
 import pytest
 import torch
+from llguidance import LLParserLimits
 
 from serve_app.contracts.generation import Delta, FinishReason, Grammar, GrammarKind, SamplingParams
 from serve_app.engine.engine import Engine
 from serve_app.engine.errors import UnsupportedGrammar
+from serve_app.engine.grammar import compiler
 from serve_app.engine.grammar.compiler import GrammarCompiler, GrammarState
 from serve_app.engine.loading.loader import LoadedModel
 from serve_app.engine.request import GenerationRequest
@@ -229,6 +231,83 @@ def test_a_reply_whose_grammar_becomes_too_large_ends_there_with_its_text(monkey
     inbox = run(engine, [request("large", grammar=schema(type="integer"))])["large"]
     end = inbox.wait()
     assert (inbox.text, end.reason, end.completion_tokens) == ("1", FinishReason.LENGTH, 1)
+    engine.close()
+
+
+@pytest.fixture
+def crowded() -> Iterator[tuple[Engine, Grammar]]:
+    """An engine whose lexers hold one reply by this grammar, and not two that begin differently."""
+    engine = fake_engine(FakeRunner(b"a" * 201), speculation_rows=0)
+    engine._grammars._limits = LLParserLimits(max_lexer_states=300)
+    yield engine, Grammar(GrammarKind.REGEX, "a[ac]{200}|b[bd]{200}")
+    engine.close()
+
+
+def test_nobody_waits_while_a_grammar_is_compiled_again_and_its_reply_goes_on(
+    crowded: tuple[Engine, Grammar], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, grammar = crowded
+    assert run(engine, [request("first", grammar=grammar, max_tokens=300)])["first"].text == "a" * 201
+    compiling, may_compile = threading.Event(), threading.Event()
+    compile_grammar = GrammarCompiler._compile
+
+    def slow(self: GrammarCompiler, *arguments: Any) -> Any:
+        compiling.set()
+        assert may_compile.wait(60)
+        assert threading.current_thread() is not engine._thread
+        return compile_grammar(self, *arguments)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", slow)
+    inbox = Inbox()
+    submit(engine, request("second", grammar=grammar, max_tokens=300, logit_bias=((ord("a"), -100.0),)), inbox)
+    assert compiling.wait(60)
+    for name in ("third", "fourth"):
+        assert run(engine, [request(name, max_tokens=20)])[name].text == "a" * 20
+    assert inbox.finals == 0
+    may_compile.set()
+    end = inbox.wait()
+    assert (inbox.text, end.reason, end.completion_tokens) == ("b" * 201, FinishReason.STOP, 201)
+    assert engine.stats().kv_blocks_used == 0
+
+
+def test_a_reply_can_be_stopped_while_its_grammar_is_compiled_again(
+    crowded: tuple[Engine, Grammar], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, grammar = crowded
+    run(engine, [request("first", grammar=grammar, max_tokens=300)])
+    compiling, may_compile = threading.Event(), threading.Event()
+
+    def slow(*arguments: Any) -> Any:
+        compiling.set()
+        assert may_compile.wait(60)
+        raise UnsupportedGrammar("gone")
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", slow)
+    stopped, failed = Inbox(), Inbox()
+    for name, inbox in (("stopped", stopped), ("failed", failed)):
+        submit(engine, request(name, grammar=grammar, max_tokens=300, logit_bias=((ord("a"), -100.0),)), inbox)
+    assert compiling.wait(60)
+    engine.abort("stopped")
+    assert stopped.wait().reason is FinishReason.ABORT
+    may_compile.set()
+    assert failed.wait().reason is FinishReason.LENGTH
+    assert failed.text.startswith("b")
+    assert engine.stats().kv_blocks_used == 0
+
+
+async def test_no_grammar_is_compiled_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = fake_engine(FakeRunner(b'"hello"'))
+    compile_grammar, threads = GrammarCompiler._compile, set()
+
+    def noted(self: GrammarCompiler, *arguments: Any) -> Any:
+        threads.add(threading.current_thread())
+        return compile_grammar(self, *arguments)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", noted)
+    monkeypatch.setattr(compiler, "_CACHED", 0)
+    events = [event async for event in engine.generate(request(grammar=HELLO))]
+    assert events[-1].reason is FinishReason.STOP  # type: ignore[union-attr]
+    assert threads.isdisjoint({threading.current_thread(), engine._thread})
     engine.close()
 
 

@@ -22,6 +22,7 @@ PLACE = {
     "required": ["city", "people"],
     "additionalProperties": False,
 }
+NAMED = {"a": {"enum": ["<|im_start|>"]}}
 WEATHER = ('{"name": "weather", "arguments": ', json.dumps(PLACE), "}")
 
 
@@ -49,6 +50,29 @@ async def test_a_reply_in_json_mode_is_an_object(asker: Asker) -> None:
 async def test_a_reply_by_a_regular_expression_matches_it(asker: Asker, expression: str) -> None:
     reply = await asker.ask(max_tokens=40, grammar=Grammar(GrammarKind.REGEX, expression), temperature=0.7, seed=1)
     assert reply.end.reason is FinishReason.LENGTH or re.fullmatch(expression, reply.text)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "texts"),
+    [
+        (
+            Grammar(GrammarKind.REGEX, "cat <filename>|less <filename>|<\\|im_end\\|> x"),
+            {"cat <filename>", "less <filename>", "<|im_end|> x"},
+        ),
+        (Grammar(GrammarKind.JSON_SCHEMA, '{"const": "a<|im_end|>b"}'), {'"a<|im_end|>b"'}),
+        (
+            Grammar.tool_calls([("<call>", json.dumps({**PLACE, "properties": NAMED, "required": ["a"]}), "")]),
+            {'<call>{"a":"<|im_start|>"}'},
+        ),
+    ],
+    ids=["choices", "const", "argument"],
+)
+async def test_names_of_special_tokens_that_a_grammar_forces_are_text(
+    asker: Asker, grammar: Grammar, texts: set[str]
+) -> None:
+    reply = await asker.ask("Choose.", max_tokens=60, grammar=grammar)
+    assert reply.end.reason is FinishReason.STOP
+    assert re.sub(r"(?<=[{:])\s+|\s+(?=[}:])", "", reply.text) in texts
 
 
 async def test_a_required_call_has_arguments_by_its_schema(asker: Asker) -> None:

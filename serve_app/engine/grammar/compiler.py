@@ -5,24 +5,29 @@ A `GrammarCompiler` belongs to a model, a `GrammarState` to a request.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.hf import from_tokenizer
 
 from serve_app.contracts.generation import Grammar, GrammarKind
 from serve_app.engine.aside import Aside
 from serve_app.engine.errors import UnsupportedGrammar
 from serve_app.engine.grammar import translate
 from serve_app.engine.grammar.unenforceable import TooManyTries
+from serve_app.engine.text.detokenizer import Vocabulary
+from serve_app.engine.text.plain_text import PlainText
 
 _CACHED = 64  # number of compiled grammars, each a few MB at most
 # Bounds on the cost of a hostile grammar. Beyond a bound, compiling fails or a reply ends before its next token.
@@ -46,6 +51,35 @@ class Compiled(NamedTuple):
     matcher: LLMatcher
 
 
+class _Spellings:
+    """A tokenizer as llguidance reads it: the bytes of each token, and the tokens of text that a grammar forces.
+
+    These tokens always spell the text. The tokenizer itself may encode it differently: as a special token, or
+    normalized.
+    """
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+    tables: LLTokenizer  # set once they are built
+
+    def __init__(self, tokenizer: Any, width: int, eos: int, special: Mapping[str, int]) -> None:
+        vocabulary = Vocabulary(tokenizer)
+        if not vocabulary.is_byte_level and "<0x0A>" not in tokenizer.get_vocab():
+            raise ValueError("it has no tokens for single bytes")
+        self.eos_token_id = eos
+        self.special_token_ids = list(special.values())
+        self.tokens = [vocabulary.spelling(token) for token in range(width)]
+        for name, token in special.items():
+            self.tokens[token] = b"\xff" + name.encode()
+        self._text = PlainText(tokenizer.backend_tokenizer, special)
+
+    def __call__(self, text: str) -> list[int]:
+        tokens = self._text.encode(text)
+        if b"".join(self.tokens[token] for token in tokens) == text.encode():
+            return tokens
+        return self.tables.greedy_tokenize(text)
+
+
 class GrammarCompiler:
     """Compiles grammars for one tokenizer and creates states. All methods may be called from any thread.
 
@@ -66,14 +100,26 @@ class GrammarCompiler:
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="grammar")
         self._aside = Aside("compile", rest=_REST)
 
-    def start_grammar(self, grammar: Grammar) -> GrammarState:
-        """A state for a new reply; raises the errors of `compile`."""
-        matcher = self.compile(grammar).matcher
+    def start_grammar(self, grammar: Grammar, compiled: Compiled | None = None, tenant: str = "") -> GrammarState:
+        """A state for a new reply. Without the result of `prepare`, this compiles; it then raises its errors."""
+        matcher = (compiled or self.compile(grammar)).matcher
         with self._lock:
             copy = matcher.deep_copy()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            loop = None
 
-        def renew() -> LLMatcher:
-            return self._compiled_anew(grammar, matcher)
+        def renew(tokens: list[int]) -> Future[LLMatcher]:
+            def compile_anew() -> LLMatcher:
+                fresh = self._compiled_anew(grammar, matcher)
+                if tokens:
+                    fresh.consume_tokens(tokens)
+                return fresh
+
+            if loop is None:
+                return self._aside.submit(compile_anew)
+            return asyncio.run_coroutine_threadsafe(self._aside.run(tenant, compile_anew), loop)
 
         return GrammarState(copy, self._vocab, self._width, self._eos, self._executor, renew)
 
@@ -128,7 +174,7 @@ class GrammarCompiler:
                 raise self._located(grammar, error) from None
 
     def _compile(self, grammar: Grammar) -> Compiled:
-        text = translate.to_lark(grammar, self._special_tokens())
+        text = translate.to_lark(grammar, self._special_tokens)
         matcher = LLMatcher(self._tokenizer(), text, log_level=0, limits=self._limits)
         for _ in range(2):  # finds faults that compiling misses: no text fits, or the lexer is too large
             if not matcher.is_error():
@@ -159,23 +205,27 @@ class GrammarCompiler:
         place = translate.place_of_fault(schema, str(error), self._complaint)
         return UnsupportedGrammar(f"{place}: {error}" if place else str(error))
 
+    @cached_property
     def _special_tokens(self) -> dict[str, int]:
-        """Names and ids of the tokens that llguidance counts as special, which no bytes of a grammar match.
+        """Names and ids of the tokens that no text of a grammar becomes.
 
-        llguidance counts every added token that is written like a tag, including Qwen's <tool_call>, which Qwen's
-        tokenizer counts as text.
+        As in llguidance's own tokenizers, and so in vLLM, every added token that is written like a tag counts as
+        special, including Qwen's <tool_call>, which Qwen's tokenizer counts as text.
         """
-        tables = self._tokenizer()
         added = getattr(self._hf_tokenizer, "added_tokens_decoder", {})
-        return {str(token): i for i, token in added.items() if i < self._width and tables.is_special_token(i)}
+        return {
+            str(token): i
+            for i, token in added.items()
+            if i < self._width and (token.special or re.fullmatch("<.*>", str(token), re.DOTALL))
+        }
 
     def _tokenizer(self) -> LLTokenizer:
         with self._tables_lock:
             if self._tables is None:
+                eos = sorted(self._eos) or [self._hf_tokenizer.eos_token_id or 0]
                 try:
-                    self._tables = from_tokenizer(
-                        self._hf_tokenizer, n_vocab=self._width, eos_token=sorted(self._eos) or None
-                    )
+                    spellings = _Spellings(self._hf_tokenizer, self._width, eos[0], self._special_tokens)
+                    self._tables = spellings.tables = LLTokenizer(spellings, eos_token=eos)  # type: ignore[arg-type]
                 except Exception as error:
                     raise UnsupportedGrammar(f"this model's tokenizer doesn't support grammars: {error}") from error
             return self._tables
@@ -189,7 +239,8 @@ class GrammarState:
     - `too_large`: it failed because the grammar is too large to continue.
 
     Replies with the same grammar share its lexer, which has a maximum number of states. When the lexer reaches it,
-    `renew` compiles a separate matcher for this reply, which then consumes the tokens so far.
+    `renew` starts to compile a separate matcher for this reply, which then consumes the tokens so far. Until it has
+    ended, the state is not `ready`, and its masks allow no token.
     """
 
     def __init__(
@@ -199,7 +250,7 @@ class GrammarState:
         width: int,
         eos_token_ids: frozenset[int],
         executor: ThreadPoolExecutor,
-        renew: Callable[[], LLMatcher],
+        renew: Callable[[list[int]], Future[LLMatcher]],
     ) -> None:
         self._matcher = matcher
         self._words = -(-vocab // 32)
@@ -211,6 +262,9 @@ class GrammarState:
         self._forced: tuple[int, ...] = ()
         self._draft: tuple[int, ...] = ()
         self._pending: Future[np.ndarray] | None = None
+        self._renewal: Future[LLMatcher] | None = None
+        self._renewed_at = -1  # number of tokens at the last renewal
+        self.interrupted = False  # whether a renewal has begun since masks were last computed
         self.finished = False
         self.error: str | None = None
         self.too_large = False
@@ -236,26 +290,56 @@ class GrammarState:
             self._pending.set_result(done)
         return torch.from_numpy(self._pending.result()[: 1 + len(draft), : self._words])
 
+    @property
+    def ready(self) -> bool:
+        """Whether the next token can be chosen, after an error as well; False while the grammar is compiled again."""
+        self._wait_for_worker()
+        if self._renewal is None:
+            return True
+        if not self._renewal.done():
+            return False
+        renewal, self._renewal, self._pending = self._renewal, None, None
+        try:
+            self._matcher = renewal.result()
+        except Exception:
+            self._fail()
+            return True
+        if rest := self._tokens[self._renewed_at :]:
+            self._matcher.consume_tokens(rest)
+        self._look()
+        return self._renewal is None
+
+    async def become_ready(self) -> None:
+        """Wait until the state is `ready`."""
+        while not self.ready:
+            if self._renewal is not None:
+                await asyncio.wait([asyncio.wrap_future(self._renewal)])
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the reply may end here."""
+        self._wait_for_worker()
+        return self.error is None and (self.finished or self._matcher.is_accepting())
+
     def accept(self, token: int) -> None:
         """Advance by one token of the reply; a forbidden token sets `error`."""
         self._wait_for_worker()
         self._pending = None
         if self.error is not None:
             return
-        if token in self._eos and (self.finished or self._matcher.is_accepting()):
+        if token in self._eos and self.may_end:
             self.finished = True
             return
         self._tokens.append(token)
         self._forced = self._forced[1:] if self._forced[:1] == (token,) else ()
-        if self._matcher.consume_token(token) or self._is_renewed():
+        if self._renewal is None:
+            self._matcher.consume_token(token)
             self._look()
-        else:
-            self._fail()
 
     def forced(self) -> tuple[int, ...]:
         """Tokens that must come next, as the tokenizer spells them: a draft that is nearly always accepted."""
         self._wait_for_worker()
-        if self.finished or self.error is not None:
+        if self.finished or self.error is not None or self._renewal is not None:
             return ()
         if not self._forced:  # the cost grows with the number of tokens, so all are computed at once
             self._forced = tuple(self._matcher.compute_ff_tokens())
@@ -264,35 +348,32 @@ class GrammarState:
     def allowed_part(self, draft: Sequence[int]) -> tuple[int, ...]:
         """The longest start of the draft that the grammar allows."""
         self._wait_for_worker()
-        if self.error is not None or not draft:
+        if self.error is not None or self._renewal is not None or not draft:
             return ()
         return tuple(draft[: self._matcher.validate_tokens(list(draft))])
 
     def _look(self) -> None:
-        if self._matcher.is_error() and not self._is_renewed():
-            self._fail()
+        if self._matcher.is_error():
+            self._renew_or_fail()
         elif self._matcher.is_stopped():
             if self._matcher.is_accepting():
                 self.finished = True
             else:
                 self.error = f"the grammar has ended inside a reply: {self._matcher.stop_reason()}"
 
+    def _renew_or_fail(self) -> None:
+        """Handle an error of the matcher. A new matcher that reaches a limit at the same token would do so again."""
+        if translate.is_too_large(self._matcher.get_error()) and self._renewed_at < len(self._tokens):
+            self._renewed_at, self.interrupted = len(self._tokens), True
+            with contextlib.suppress(RuntimeError):  # the engine is closing
+                self._renewal = self._renew(self._tokens[:])
+                return
+        self._fail()
+
     def _fail(self) -> None:
+        self.interrupted = False
         message = self._matcher.get_error()
         self.error, self.too_large = translate.explain(message), translate.is_too_large(message)
-
-    def _is_renewed(self) -> bool:
-        """Replace a matcher that has reached a limit, at the same position of the reply; False if that fails."""
-        if not translate.is_too_large(self._matcher.get_error()):
-            return False
-        try:
-            fresh = self._renew()
-        except UnsupportedGrammar:
-            return False
-        if self._tokens and not fresh.consume_tokens(self._tokens):
-            return False
-        self._matcher = fresh
-        return True
 
     def _wait_for_worker(self) -> None:
         """Wait for the worker thread, since only one thread at a time may use the matcher."""
@@ -303,16 +384,14 @@ class GrammarState:
         """The rows of `masks`; leaves the matcher where it was. Never raises."""
         masks = np.full((1 + len(draft), self._all_words), -1, dtype=np.int32)
         try:
-            if self.error is None:
+            if self.error is None and self._renewal is None:
+                self.interrupted = False
                 self._fill(masks, draft)
-                if self._matcher.is_error() and self._is_renewed():
-                    masks[:] = -1
-                    self._fill(masks, draft)
                 if self._matcher.is_error():
-                    self._fail()
+                    self._renew_or_fail()
         except BaseException as error:  # a panic of llguidance's Rust code is not an Exception
             self.error = f"the grammar engine failed: {error}"
-        if self.error is not None:
+        if self.error is not None or self._renewal is not None:
             masks[:] = 0
         return masks
 
@@ -327,5 +406,5 @@ class GrammarState:
             if not self._matcher.consume_token(token):
                 return
             consumed += 1
-        if consumed and not self._matcher.rollback(consumed):
-            self._fail()
+        if consumed:
+            self._matcher.rollback(consumed)

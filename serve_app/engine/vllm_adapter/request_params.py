@@ -50,3 +50,12 @@ def keywords(
         "logprobs": params.logprobs,
         "detokenize": False,
     }
+
+
+def grammar_text(lark: str) -> str:
+    """The Lark text for vLLM. Text that it forces may be written in any tokens that spell it.
+
+    Otherwise vLLM allows only the tokens in which the model's tokenizer encodes this text. If it contains a special
+    token's name, these do not spell it, and the reply fails.
+    """
+    return f'%llguidance {{"no_forcing": true}}\n{lark}'

@@ -126,15 +126,17 @@ class VllmEngine:
         if params.grammar is not None and request.said:
             raise UnsupportedGrammar("vLLM can't continue a reply that is held to a grammar")
         if params.grammar is not None:
-            lark = (await self._grammars.prepare(params.grammar, request.tenant)).lark
-            state = self._grammars.start_grammar(params.grammar)
+            compiled = await self._grammars.prepare(params.grammar, request.tenant)
+            lark, state = compiled.lark, self._grammars.start_grammar(params.grammar, compiled, request.tenant)
         max_output = min(params.max_tokens, self._limits.max_output, room)
         if len(request.said) >= max_output:  # vLLM would report an invalid `max_tokens`
             raise ValueError("the reply has ended with the tokens that are to be continued")
         sampling = VllmSampling(
             **request_params.keywords(params, max_output, self._limits.eos_token_ids, lark, len(request.said)),
             output_kind=RequestOutputKind.DELTA,
-            structured_outputs=None if lark is None else StructuredOutputsParams(grammar=lark),
+            structured_outputs=None
+            if lark is None
+            else StructuredOutputsParams(grammar=request_params.grammar_text(lark)),
         )
         sink = LoopSink(asyncio.get_running_loop(), interval_s)
         finished = False
@@ -233,6 +235,8 @@ class VllmEngine:
             )
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
+                    if live.grammar is not None:
+                        await live.grammar.become_ready()
                     if (reason := self._take(live, output)) is not None:
                         self._end(live, reason)
                         return
