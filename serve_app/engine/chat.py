@@ -37,7 +37,11 @@ class ChatRenderer:
         self._longest_token = max(len(str(token).encode()) for token in tokenizer.get_vocab())
         self._core = getattr(tokenizer, "backend_tokenizer", None)
         self._plain_text = None if self._core is None else PlainText(self._core, ())
+        self._added = {str(token): token for token in getattr(tokenizer, "added_tokens_decoder", {}).values()}
         self._control_names = self._find_control_names()
+        # Such tokens are found after normalization, which may turn other characters into their names.
+        is_normalized = any(self._added[name].normalized for name in self._control_names if name in self._added)
+        self._normalizer = getattr(self._core, "normalizer", None) if is_normalized else None
         self._names = {frozenset[str](): Names(self._control_names)}  # by the names that are left out
         first = self._names[frozenset()].first_characters
         self._stand_ins = {character: chr(_FIRST_STAND_IN + number) for number, character in enumerate(first)}
@@ -55,15 +59,14 @@ class ChatRenderer:
     @property
     def special_names(self) -> frozenset[str]:
         """Names of the special tokens; a reply's text omits them unless `SamplingParams.shown` lists them."""
-        added = getattr(self._tokenizer, "added_tokens_decoder", {}).values()
-        return frozenset(self._tokenizer.all_special_tokens) | {str(token) for token in added if token.special}
+        special = {name for name, token in self._added.items() if token.special}
+        return frozenset(self._tokenizer.all_special_tokens) | special
 
     def _find_control_names(self) -> frozenset[str]:
         """Names of special tokens, and of other added tokens that look like markers and that the template uses."""
         templates = getattr(self._tokenizer, "chat_template", None) or ""
         text = "\n".join(templates.values()) if isinstance(templates, dict) else templates
-        added = (str(token) for token in getattr(self._tokenizer, "added_tokens_decoder", {}).values())
-        markers = {name for name in added if _MARKER.fullmatch(name) and (name in text or name[1:2] in ("|", "｜"))}
+        markers = {n for n in self._added if _MARKER.fullmatch(n) and (n in text or n[1:2] in ("|", "｜"))}
         return self.special_names | markers
 
     def literal(self, value: Any, spared: Sequence[str] = ()) -> Any:
@@ -83,7 +86,12 @@ class ChatRenderer:
         match value:
             case str():
                 text = _whole(value)
-                if not (begins := names.begins(text)):
+                begins = names.begins(text)
+                if not begins and self._normalizer is not None:
+                    normal = self._normalizer.normalize_str(text)
+                    if begins := names.begins(normal):
+                        text = normal
+                if not begins:
                     return text
                 characters = list(text)
                 for begin in begins:

@@ -112,7 +112,11 @@ class EngineCore:
             self._prompt_tokens += sequence.num_prompt
             said, text = len(sequence.request.said), self.streams[sequence].said_text
             self._emit(sequence, Started(sequence.num_prompt, sequence.cached_tokens, said=said, said_text=text))
-        return replace(plan, chunks=tuple(chunk for chunk in plan.chunks if self.streams[chunk.sequence].ready))
+        chunks = tuple(chunk for chunk in plan.chunks if self.streams[chunk.sequence].ready)
+        if chunks or not plan.to_clear:
+            return replace(plan, chunks=chunks)
+        self._runner.clear_blocks(plan.to_clear)  # no step would do it
+        return replace(plan, chunks=(), to_clear=())
 
     def compute(self, plan: StepPlan, streams: Sequence[OutputStream]) -> list[list[SampledToken]]:
         """Run the model; return the next tokens of each chunk that samples. `streams` belong to the plan's chunks."""

@@ -48,18 +48,24 @@ class Dialect:
             ValueError: the template rejects the messages.
         """
         tools = _callable(call)
-        # Templates drop earlier reasoning by its markers, so these keep their meaning in the model's own messages.
-        markers = () if self._markers is None else (self._markers.begin, self._markers.end)
-        messages: Sequence[Mapping[str, Any]] = [
-            self._chat.literal(with_parsed_arguments(message), markers if message["role"] == "assistant" else ())
-            for message in call.messages
-        ]
+        messages: Sequence[Mapping[str, Any]] = [self._literal(with_parsed_arguments(m)) for m in call.messages]
         definitions = None
         if tools or any("tool_calls" in message or message["role"] == "tool" for message in messages):
             messages, definitions = conversation(self._format, messages, self._chat.literal(tools))
         text = self._chat.text(messages, call.continue_final, definitions)
         left_open = self._markers is not None and not call.continue_final and self._markers.left_open(text)
         return Prompt(self._chat.tokenize(text), self._sampling(call, tools, left_open), left_open)
+
+    def _literal(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Returns the message without control tokens.
+
+        Templates drop earlier reasoning by its markers, so these keep their meaning in the model's own messages.
+        """
+        literal: dict[str, Any] = self._chat.literal(message)
+        if self._markers is not None and message["role"] == "assistant":
+            markers = self._markers.begin, self._markers.end
+            literal["content"] = self._chat.literal(message.get("content"), markers)
+        return literal
 
     def parser(self, call: GenerateCall, prompt: Prompt, choice: int) -> ReplyParser | None:
         """Returns the parser for one choice of the reply; None if the reply can only be text."""

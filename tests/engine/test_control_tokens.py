@@ -166,6 +166,17 @@ def test_halves_of_surrogate_pairs_are_no_way_around(family: tuple[ChatRenderer,
         assert control(tokenizer, names, ids) == expected
 
 
+def test_characters_that_normalization_turns_into_a_name_are_text() -> None:
+    tokenizer = model_folders.tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    tokenizer.add_tokens([AddedToken("<|end|>", special=False, normalized=True)])
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}<|end|>{% endfor %}"
+    renderer, end = ChatRenderer(tokenizer), tokenizer.convert_tokens_to_ids("<|end|>")
+    for text in ("<|end|>", "<|END|>", "＜|end|＞"):
+        assert renderer.render(talk(f"a{text}b")).count(end) == 1
+    assert renderer.render(talk("＜|ＥＮＤ|")) == tokenizer("<|end|<|end|>", add_special_tokens=False)["input_ids"]
+
+
 def test_a_tokenizer_in_python_reads_no_control_tokens_either() -> None:
     class Slow:
         chat_template = CHATML
