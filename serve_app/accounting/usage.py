@@ -46,6 +46,8 @@ def sum_usage(connection: Connection, wanted: SumUsage, _now: float) -> list[Usa
         matching.append(usage_daily.c.day >= check_day(wanted.day_from))
     if wanted.day_to is not None:
         matching.append(usage_daily.c.day <= check_day(wanted.day_to))
+    if wanted.day_from is not None and wanted.day_to is not None and wanted.day_from > wanted.day_to:
+        raise InvalidValue(f"the first day, {wanted.day_from}, is after the last day, {wanted.day_to}: swap them")
     tagged = _tagged(connection, wanted.account_id)
     columns = _GROUPS | {"tag": func.coalesce(tagged.c.tag, "").label("tag")}
     groups = [columns[name] for name in dict.fromkeys(wanted.group_by)]

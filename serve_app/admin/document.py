@@ -65,6 +65,13 @@ Every path works with and without `/v1`. Bodies are JSON in UTF-8; write integer
 response has `x-request-id`. Errors have the body `Error`, including 404 for an unknown path and 405 for a method that \
 the path does not support.
 """
+REFUSED_REQUESTS: Final = """\
+Errors are checked in the order 401, 403, 400, 422, 409, 402, 429, 503. Some 422 errors come last, because they need \
+the model: a prompt that is too long, a `logit_bias` for an id that is not a token, a schema that can't be enforced.
+
+A refused request is not billed. It does not count against a limit, except for a 422 that needs the model: that counts \
+as one request with its prompt."""
+"""Which refused requests count. `docs/api.md` has the same text."""
 _TAGS: Final = {
     "Chat": "Chat completions.",
     "Models": "Available models.",
@@ -239,8 +246,7 @@ def _chat() -> Schema:
         "summary": "Create a chat completion",
         "description": (
             "null is the same as absent. Unknown fields are ignored. A wrong type returns 400, a wrong value 422. "
-            "Errors are reported in the order 401, 400, 422, 402, 429, 503. A refused request is not billed and does "
-            "not count against limits.\n\n"
+            f"{REFUSED_REQUESTS}\n\n"
             "Rules that the schema does not express: write integers without a decimal point; `prefix` is only for the "
             "last message; `max_tokens` and `max_completion_tokens` are equal if both are sent; `min_tokens` is at "
             "most `max_tokens`; `resume` needs one choice without `logprobs`; `tools` does not repeat a name; "

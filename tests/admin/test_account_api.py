@@ -236,6 +236,7 @@ async def test_requests_come_page_by_page(world: World, robot: httpx.AsyncClient
         after = {"after": page["next"]}
     assert seen == [f"r{number}" for number in range(5)]
     refused(await robot.get("/account/requests", params={"from": "2026-11-02", "to": "2026-11-01"}), 422, "from")
+    refused(await robot.get("/account/usage", params={"from": "2026-11-02", "to": "2026-11-01"}), 422, "swap them")
 
 
 async def test_a_key_that_is_made_chats_and_is_shown_once(

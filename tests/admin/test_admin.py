@@ -317,6 +317,7 @@ async def test_a_full_check_of_the_books_can_be_asked_for(admin: httpx.AsyncClie
 async def test_usage_refuses_what_it_cannot_group_by(admin: httpx.AsyncClient) -> None:
     refused(await admin.get("/admin/usage", params={"group_by": "moon"}), 422, "moon")
     refused(await admin.get("/admin/usage", params={"from": "2026-13-01"}), 422, "YYYY-MM-DD")
+    refused(await admin.get("/admin/usage", params={"from": "2026-13-01", "to": "2026-01-01"}), 422, "YYYY-MM-DD")
 
 
 async def test_a_nul_in_a_query_finds_nothing_on_any_database(admin: httpx.AsyncClient) -> None:

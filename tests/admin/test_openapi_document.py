@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,7 +14,7 @@ from fastapi import FastAPI
 from jsonschema import Draft202012Validator
 from starlette.routing import Route
 
-from serve_app.admin.document import build_document
+from serve_app.admin.document import REFUSED_REQUESTS, build_document
 from serve_app.api import errors
 from serve_app.gateway.backends import Catalogue
 from serve_app.settings import GatewaySettings
@@ -64,6 +65,11 @@ def test_the_document_is_valid_openapi_3_1() -> None:
     schemathesis.openapi.from_dict(DOCUMENT).validate()
     for schema in DOCUMENT["components"]["schemas"].values():
         Draft202012Validator.check_schema(schema)
+
+
+def test_the_document_and_the_guide_say_alike_which_refused_requests_count() -> None:
+    assert REFUSED_REQUESTS in DOCUMENT["paths"]["/chat/completions"]["post"]["description"]
+    assert REFUSED_REQUESTS in (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 
 
 def test_every_route_is_described_under_both_base_forms_and_nothing_else_is(world: World) -> None:

@@ -14,7 +14,7 @@ from serve_app.contracts import key_format as keys
 from serve_app.contracts.limiting import Identity
 from tests.accounting.books import settlement
 from tests.gateway.connections import Call
-from tests.gateway.world import World
+from tests.gateway.world import OPERATOR, World
 
 
 def client_of(world: World, key: str) -> httpx.AsyncClient:
@@ -62,6 +62,16 @@ async def test_a_usage_row_has_only_the_columns_of_its_grouping(
     sums = {"requests", "prompt_tokens", "cached_tokens", "completion_tokens", "total_tokens", "charged"}
     assert (body["object"], set(row)) == ("list", sums | groups)
     assert (row["total_tokens"], row["charged"]) == (12, "0.000016")
+
+
+async def test_usage_of_days_in_the_wrong_order_is_refused(user: httpx.AsyncClient) -> None:
+    days = {"from": "2026-11-02", "to": "2026-11-01"}
+    admin_key = {"authorization": f"Bearer {OPERATOR}"}
+    for path, headers in (("/user/usage", user.headers), ("/admin/usage", admin_key)):
+        answer = await user.get(path, params=days, headers=headers)
+        assert answer.status_code == 422, path
+        assert "the first day, 2026-11-02, is after the last day, 2026-11-01" in answer.json()["error"]["message"]
+        assert (await user.get(path, params={"from": "2026-11-02", "to": "2026-11-02"}, headers=headers)).is_success
 
 
 @pytest.mark.parametrize("group_by", ["day", "day,model,key", ","])

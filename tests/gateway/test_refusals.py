@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
 import pytest
 
 from serve_app.contracts import key_format as keys
+from serve_app.contracts.generation import Finished, FinishReason, Rejected, Rejection, Started
 from serve_app.contracts.limiting import Refusal, Release, Window
 from serve_app.gateway.refusal_errors import refusal_error
 from tests.gateway.connections import Call
-from tests.gateway.world import World, price, settled, until
+from tests.gateway.world import World, price, says, settled, until
 
 WINDOWS = Window(10, 0, 6.0), Window(1000, 250, 45.0)
 RETRY = {"retry-after", "retry-after-ms"}
@@ -90,3 +92,56 @@ async def test_a_keys_own_rate_is_429_and_shows_in_the_headers(world: World) -> 
     assert call.headers["x-ratelimit-remaining-requests"] == "0"
     assert 1 <= int(call.headers["retry-after"]) <= 60
     assert (await Call(world).done()).status == 200
+
+
+# Which refused requests count. The text for clients is `REFUSED_REQUESTS`.
+
+LARGE = Rejected(Rejection.CREDIT, prompt_tokens=10**6)
+KEY = {"idempotency-key": "1"}
+
+
+@pytest.mark.parametrize(
+    ("status", "rejected", "fields", "counts"),
+    [
+        (400, None, {"messages": 1}, 0),
+        (422, None, {"top_p": 2}, 0),
+        (422, None, {"model": "svc-none"}, 0),
+        (402, LARGE, {}, 0),
+        (422, Rejected(Rejection.CONTEXT, prompt_tokens=40_000, limit=32768), {}, 1),
+        (422, Rejected(Rejection.INVALID, message="no token", param="logit_bias"), {}, 1),
+        (503, Rejected(Rejection.QUEUE_FULL), {}, 0),
+        (503, Rejected(Rejection.CLOSED), {}, 0),
+        (503, Finished(FinishReason.DEADLINE, 0, 0, 0), {}, 0),
+    ],
+)
+async def test_a_refused_request_counts_only_if_it_needed_the_model_to_be_found_wrong(
+    world: World, status: int, rejected: Any, fields: dict[str, Any], counts: int
+) -> None:
+    world.backends.play(*([[rejected]] if rejected else []), says("x"))
+    refused = await Call(world, **fields).done()
+    assert refused.status == status
+    after = await Call(world).done()
+    assert after.headers["x-ratelimit-remaining-requests"] == str(999 - counts)
+    await settled(world, requests=1, spent=price(10, 1))
+
+
+@pytest.mark.parametrize(("limits", "status"), [({"credit": 0}, 402), ({"concurrency": 0}, 429), ({"rpm": 0}, 429)])
+async def test_a_request_that_is_not_admitted_counts_against_nothing(
+    world: World, limits: dict[str, int], status: int
+) -> None:
+    account_id, key = world.new_account(**limits)
+    assert (await Call(world, key).done()).status == status
+    account = world.limiter.service.admission._accounts[account_id]
+    assert not any(bucket.used(world.clock()) for bucket in (*account.requests, *account.tokens))
+
+
+async def test_a_reused_idempotency_key_and_one_in_progress_count_against_nothing(world: World) -> None:
+    gate = asyncio.Event()
+    world.backends.play([Started(10, 0), gate, *says("x")[1:]], says("x"))
+    first = Call(world, sends=KEY)
+    await until(lambda: world.backends.running)
+    assert (await Call(world, sends=KEY).done()).status == 409
+    gate.set()
+    await first.done()
+    assert (await Call(world, sends=KEY, max_tokens=7).done()).status == 422
+    assert (await Call(world).done()).headers["x-ratelimit-remaining-requests"] == "998"
