@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from serve_app.api.chat_messages import MESSAGES
 from serve_app.api.chat_request import ChatRequest
 from serve_app.api.field_checks import OnlyWith, Range
-from serve_app.api.messages import MESSAGES
 
 Schema = dict[str, Any]
 

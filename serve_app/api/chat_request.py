@@ -2,7 +2,7 @@
 
 `ChatRequest` has the JSON type, range, default and description of each field. The checks of a body (400, then 422), the
 values that the gateway reads and the OpenAPI schema (`chat_openapi`) come from these declarations. Messages are in
-`messages`, functions and reply formats in `tools_and_formats`.
+`chat_messages`, functions and reply formats in `tools_and_formats`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from serve_app.api import errors
+from serve_app.api.chat_messages import Message, check_messages
 from serve_app.api.codec import (
     MAX_ITEMS,
     FirstFault,
@@ -29,7 +30,6 @@ from serve_app.api.codec import (
     wrong_type,
 )
 from serve_app.api.field_checks import Check, OnlyWith, Range
-from serve_app.api.messages import Message, check_messages
 from serve_app.api.prompt_estimate import estimate_prompt_tokens
 from serve_app.api.structured_outputs import OTHER_FORMS, REFUSED, form_of, refuse_other_forms
 from serve_app.api.tools_and_formats import (

@@ -50,8 +50,8 @@ def test_a_person_joins_a_second_account_and_chooses_between_the_two(house: Hous
     token, expires_at = digest("second"), house.clock.now + 3600
     house.ledger.run(InvitePerson(other, "ada@example.org", "billing", token, expires_at))
     path = "/console/invitations/second"
-    assert "Accept the invitation" not in eve.get(path).text
-    assert "Accept the invitation" in ada.get(path).text
+    assert "Join the account" not in eve.get(path).text
+    assert "Join the account" in ada.get(path).text
     assert submit(eve, "/console/profile", f"{path}/join").status_code == 422
     assert submit(ada, path, f"{path}/join").status_code == 303
     page = ada.get("/console/").text

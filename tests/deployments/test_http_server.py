@@ -19,7 +19,7 @@ from serve_app.contracts.generation import Delta, Started
 from serve_app.gateway.web import RequestContext
 from tests.gateway.connections import chat_body, http_request, served
 from tests.gateway.haproxy import balanced
-from tests.gateway.world import World, says, settled
+from tests.gateway.world import World, price, says, settled
 
 KEPT = [b"mine", b"!", b"two words", b"x" * 128]
 REPLACED = [b"", b" ", b"x" * 129, b"x" * 100_000, "\u00e9".encode(), b"\xff", b"a\tb", b"\x7f"]
@@ -101,7 +101,7 @@ async def test_a_stream_over_http_1_0_arrives_piece_by_piece_and_its_failure_as_
             rest = await reader.read(-1)
         writer.close()
     assert json.loads(rest.rpartition(b"data: ")[2])["error"]["code"] == "server_error"
-    await settled(world, requests=1, spent=0)
+    await settled(world, requests=1, spent=price(10, 1))
 
 
 async def test_over_http_1_0_a_response_with_a_length_is_as_ever(world: World) -> None:

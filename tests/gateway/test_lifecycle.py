@@ -179,7 +179,7 @@ async def test_a_gateway_serves_nothing_until_it_knows_the_identifiers_and_price
     gateway.lifecycle.rebuild()  # as after the first configuration
     await gateway.lifecycle.start()
     for model in ("svc-chat", "svc-created"):
-        call = await Call(world, gateway.key, model=model).done()
+        call = await Call(world, world.key, model=model).done()
         assert (call.status, call.headers["retry-after"]) == (503, "2")
     world.accounting.wire_call.up()
     await until(lambda: world.services.catalogue.is_known)
@@ -237,7 +237,7 @@ async def test_requests_run_on_the_backend_that_is_ready_first_whichever_they_we
     gateway.world.backends.report = {"fake": STARTS, "new": STARTS}
     await gateway.step()
     gateway.backends.scripts["fake"] = [asyncio.Event()]
-    calls = [Call(gateway.world, gateway.key, messages=one) for one in gateway.questions[:8]]
+    calls = [Call(gateway.world, key, messages=one) for key, one in gateway.questions[:8]]
     await until(lambda: len(gateway.backends.asked) == len(calls))
     given = gateway.asked()
     assert given.keys() == {"fake", "new"}
@@ -258,10 +258,11 @@ async def test_a_request_that_waits_for_a_backend_that_stops_moves_and_one_that_
     await gateway.give({"fake": 1})
     gate = asyncio.Event()
     gateway.backends.scripts["fake"] = [Started(10, 0), gate, *says("Hello")[1:]]
-    begun = Call(gateway.world, gateway.key, messages=gateway.questions[0])
+    (key, first), (other, second) = gateway.questions[:2]
+    begun = Call(gateway.world, key, messages=first)
     await until(lambda: any(record.phases.started_at for record in gateway.world.services.calls))
     gateway.backends.scripts["fake"] = [asyncio.Event()]
-    waits = Call(gateway.world, gateway.key, messages=gateway.questions[1])
+    waits = Call(gateway.world, other, messages=second)
     await until(lambda: len(gateway.backends.asked) == 2)
     gateway.world.backends.report = {"fake": STARTS, "new": STARTS}
     await gateway.step()
