@@ -214,8 +214,9 @@ def _rejected_sampling(error: ValueError, call: GenerateCall) -> Rejected | None
         if call.sampling.grammar is not None and call.sampling.grammar.kind is GrammarKind.REGEX:
             param = "guided_regex"
         return Rejected(Rejection.INVALID, message=f"{param}: {error}.", param=param)
-    if str(error).startswith("logit_bias"):  # the sampler names the parameter
-        return Rejected(Rejection.INVALID, message=f"{error}. Leave it out.", param="logit_bias")
+    param = str(error).partition(" ")[0]
+    if param in ("logit_bias", "min_p"):  # the sampler names the parameter
+        return Rejected(Rejection.INVALID, message=f"{error}. Leave it out.", param=param)
     return None
 
 

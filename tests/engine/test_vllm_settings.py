@@ -73,6 +73,17 @@ def test_no_more_biases_reach_vllm_than_its_process_survives() -> None:
         of(logit_bias=more, ignore_eos=True)
 
 
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [({"min_p": 0.1}, "min_p"), ({"logit_bias": ((3, 1.0),)}, "logit_bias"), ({"ignore_eos": True}, "logit_bias")],
+    ids=str,
+)
+def test_what_vllm_can_not_combine_with_a_draft_model_is_refused_by_name(given: dict[str, Any], param: str) -> None:
+    with pytest.raises(ValueError, match=f"^{param} .*speculative decoding"):
+        keywords(SamplingParams(max_tokens=9, **given), 9, EOS, None, speculates=True)
+    assert keywords(SamplingParams(max_tokens=9), 9, EOS, None, speculates=True)["logit_bias"] is None
+
+
 def test_a_bias_of_minus_a_hundred_bans_a_token_also_with_the_least_repetition_penalty() -> None:
     bias = of(logit_bias=((3, -100.0), (4, -99.0)), repetition_penalty=0.01)["logit_bias"]
     assert bias[4] == -99.0

@@ -170,9 +170,11 @@ async def test_an_engine_that_is_full_rejects_the_request(error: Exception, reas
     assert not made.settled
 
 
-async def test_a_bias_that_the_sampler_refuses_is_the_requests_fault_and_names_the_field() -> None:
-    [rejected] = await Made(ValueError("logit_bias holds ids outside the vocabulary")).all()
-    assert (rejected.reason, rejected.param) == (Rejection.INVALID, "logit_bias")
+@pytest.mark.parametrize("param", ["logit_bias", "min_p"])
+async def test_a_field_that_the_sampler_refuses_is_the_requests_fault_and_is_named(param: str) -> None:
+    [rejected] = await Made(ValueError(f"{param} is not possible here")).all()
+    assert (rejected.reason, rejected.param) == (Rejection.INVALID, param)
+    assert rejected.message == f"{param} is not possible here. Leave it out."
 
 
 async def test_a_grammar_that_the_engine_cannot_enforce_is_refused_with_its_reason() -> None:

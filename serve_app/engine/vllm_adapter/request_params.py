@@ -15,21 +15,31 @@ _SEEDS = 2**63 - 1  # vLLM takes -1 for no seed
 
 
 def keywords(
-    params: SamplingParams, max_output: int, eos: frozenset[int], lark: str | None, said: int = 0
+    params: SamplingParams,
+    max_output: int,
+    eos: frozenset[int],
+    lark: str | None,
+    said: int = 0,
+    *,
+    speculates: bool = False,
 ) -> dict[str, Any]:
     """Keyword arguments for vLLM's SamplingParams, except for the grammar and the kind of output.
 
-    The first `said` tokens of the output are part of the prompt for vLLM.
+    The first `said` tokens of the output are part of the prompt for vLLM. `speculates`: it has a draft model.
 
     Stop strings and their minimum number of tokens are not included, because the service finds stop strings in its own
     text. vLLM ends a reply at a token of `eos`, which is then the last token of its output.
 
-    Raises ValueError for more biases than vLLM takes.
+    Raises ValueError for more biases than vLLM takes, and for parameters that it can't combine with a draft model.
     """
     ignored = params.ignore_eos and lark is None
     bias = dict(params.logit_bias)
     if params.ignore_eos:
         bias |= dict.fromkeys(eos, _MIN_BIAS)
+    if speculates and params.min_p:
+        raise ValueError("min_p is not possible with this model, because it uses speculative decoding")
+    if speculates and bias:
+        raise ValueError("logit_bias and ignore_eos are not possible with this model: it uses speculative decoding")
     if len(bias) > _MAX_BIASES:
         raise ValueError(f"logit_bias and the end tokens that ignore_eos bans are more than {_MAX_BIASES} token ids")
     return {

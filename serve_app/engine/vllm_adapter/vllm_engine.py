@@ -132,7 +132,14 @@ class VllmEngine:
         if len(request.said) >= max_output:  # vLLM would report an invalid `max_tokens`
             raise ValueError("the reply has ended with the tokens that are to be continued")
         sampling = VllmSampling(
-            **request_params.keywords(params, max_output, self._limits.eos_token_ids, lark, len(request.said)),
+            **request_params.keywords(
+                params,
+                max_output,
+                self._limits.eos_token_ids,
+                lark,
+                len(request.said),
+                speculates=self._llm.vllm_config.speculative_config is not None,
+            ),
             output_kind=RequestOutputKind.DELTA,
             structured_outputs=None
             if lark is None
