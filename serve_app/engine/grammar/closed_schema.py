@@ -53,12 +53,12 @@ class _Closing:
                 result[key] = [self.closed(part, key in _BRANCHES and merges) for part in value]
             else:
                 result[key] = self.closed(value, False) if key in _SINGLE else value
-        least = schema.get("minProperties", 0)
-        if names is not None and (names or not merges) and not (isinstance(least, int) and least > len(names)):
-            own_names = result.get("properties", {})
-            result["properties"] = {**own_names, **{name: {} for name in names if name not in own_names}}
-            result["additionalProperties"] = False
-        return result
+        least, listed = schema.get("minProperties"), result.get("properties", {})
+        if names is None or not isinstance(listed, dict) or (merges and not names):
+            return result
+        if isinstance(least, int) and least > len(names):
+            return result
+        return {**result, "properties": {**{name: {} for name in names}, **listed}, "additionalProperties": False}
 
     def _names(self, schemas: Iterable[Any], merged: bool = True) -> dict[str, None] | None:
         """The properties that schemas and those merged with them mention; None if they are not to be closed."""
