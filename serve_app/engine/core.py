@@ -147,9 +147,9 @@ class EngineCore:
                 self.scheduler.computed(chunk)
                 continue
             stream = self.streams[sequence]
-            if stream.was_interrupted(entries):  # its last token is computed again once the grammar is ready
+            if stream.was_interrupted(entries):
                 self.scheduler.computed(chunk, billed=False)
-                sequence.num_computed -= 1
+                self._compute_last_again(sequence)
                 continue
             if chunk.draft:
                 self._drafted += len(chunk.draft)
@@ -163,6 +163,13 @@ class EngineCore:
                 self.scheduler.condemn(sequence)
             if accepted.reason is not None:
                 self.finish(sequence, accepted.reason)
+            else:
+                self._compute_last_again(sequence)
+
+    @staticmethod
+    def _compute_last_again(sequence: TokenSequence) -> None:
+        """Leave one token to compute, from which the next one is chosen, if the grammar has interrupted a step."""
+        sequence.num_computed = min(sequence.num_computed, len(sequence.tokens) - 1)
 
     def fail(self, plan: StepPlan) -> None:
         """End the requests of a step that raised; blocks that it may have written are cleared before reuse."""

@@ -270,6 +270,24 @@ def test_nobody_waits_while_a_grammar_is_compiled_again_and_its_reply_goes_on(
     assert engine.stats().kv_blocks_used == 0
 
 
+@pytest.mark.parametrize("guesses", [0, 8])
+@pytest.mark.parametrize("states", [300, 350, 400, 450, 500])
+def test_replies_are_the_same_wherever_their_grammar_is_compiled_again(guesses: int, states: int) -> None:
+    engine = fake_engine(FakeRunner(b"a" * 200), speculation_rows=guesses)
+    engine._grammars._limits = LLParserLimits(max_lexer_states=states)
+    grammar = Grammar(GrammarKind.REGEX, "|".join(f"({a}{{50}}[{a}{b}]{{50}}){{2}}" for a, b in ("ax", "by", "cz")))
+    banned = {"a": (), "b": ((ord("a"), -100.0),), "c": ((ord("a"), -100.0), (ord("b"), -100.0))}
+    for number in range(2):
+        inboxes = run(
+            engine, [request(name, grammar=grammar, max_tokens=300, logit_bias=banned[name]) for name in banned]
+        )
+        for name, inbox in inboxes.items():
+            end = inbox.wait()
+            assert (inbox.text, end.reason, end.completion_tokens) == (name * 200, FinishReason.STOP, 200), number
+    assert engine.stats().kv_blocks_used == 0
+    engine.close()
+
+
 def test_a_reply_can_be_stopped_while_its_grammar_is_compiled_again(
     crowded: tuple[Engine, Grammar], monkeypatch: pytest.MonkeyPatch
 ) -> None:
