@@ -19,8 +19,8 @@ from serve_app.accounting.served_backends import check_not_retired
 from serve_app.accounting.served_traffic import actor_of, check_weights, end_traffic, last_row, start_traffic
 from serve_app.accounting.validation import check_name, check_time, equals
 from serve_app.contracts.errors import Conflict, InvalidValue, ModelNotFound
-from serve_app.contracts.money import MAX_CHARGE, TOKENS_PER_PRICE, Price
-from serve_app.contracts.served import ModelSpec, PriceVersion, ServedModel, price_at
+from serve_app.contracts.money import MAX_CHARGE, TOKENS_PER_PRICE, Price, PriceVersion, price_at
+from serve_app.contracts.served import ModelSpec, ServedModel
 from serve_app.contracts.served_commands import CreateModel, ListPrices, RemoveModel, SchedulePrice, UpdateModel
 
 _IDENTIFIER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)

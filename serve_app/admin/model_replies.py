@@ -9,8 +9,8 @@ from pydantic import Field
 
 from serve_app.admin.served import ServedView
 from serve_app.admin.values import Count, Instant, PerMillion, Reply
-from serve_app.contracts.money import format_price
-from serve_app.contracts.served import PriceVersion, Traffic
+from serve_app.contracts.money import PriceVersion, format_price
+from serve_app.contracts.served import Traffic
 
 Source = Literal["config.yaml", "ledger"]
 Share = Annotated[float, Field(ge=0, le=1, description="Share of the identifier's requests.")]

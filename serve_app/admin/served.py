@@ -11,8 +11,8 @@ from serve_app.admin.endpoint import AdminServices
 from serve_app.api import errors
 from serve_app.contracts.calls import Unavailable, application_of
 from serve_app.contracts.errors import LedgerUnavailable
-from serve_app.contracts.money import Price
-from serve_app.contracts.served import ModelSpec, Served, price_at
+from serve_app.contracts.money import Price, price_at
+from serve_app.contracts.served import ModelSpec, Served
 from serve_app.contracts.served_commands import ReadServed
 from serve_app.gateway.backends import Catalogue
 from serve_app.gateway.lifecycle import is_ready

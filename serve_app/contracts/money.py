@@ -6,6 +6,7 @@ Floats are rejected: 0.1 is not a tenth. A nano-unit is 1e-9 of the account's cu
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
@@ -98,3 +99,24 @@ class Price:
         """Returns the cost in nano-units. Cached tokens are part of the prompt and have a separate price."""
         uncached = prompt_tokens - cached_tokens
         return uncached * self.input + cached_tokens * self.cached_input + completion_tokens * self.output
+
+
+@dataclass(frozen=True, slots=True)
+class PriceVersion:
+    """The price of an identifier from `effective_at` on."""
+
+    identifier: str
+    version: int
+    effective_at: float
+    price: Price
+
+
+def price_at(prices: Sequence[PriceVersion], now: float, configured: Price | None = None) -> Price:
+    """Returns the price in effect. `prices` are ordered by (effective_at, version); at equal times the later applies.
+
+    Before the first of them, the configured price applies, or else the first: clocks of two machines differ.
+    """
+    for one in reversed(prices):
+        if one.effective_at <= now:
+            return one.price
+    return prices[0].price if configured is None else configured

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 from annotated_types import Ge, Gt, Le
 
-from serve_app.contracts.money import Price
+from serve_app.contracts.money import PriceVersion
 
 Tokens = Annotated[int, Ge(1), Le(10**8)]
 Seconds = Annotated[float, Gt(0), Le(3600)]
@@ -85,16 +85,6 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class PriceVersion:
-    """The price of an identifier from `effective_at` on."""
-
-    identifier: str
-    version: int
-    effective_at: float
-    price: Price
-
-
-@dataclass(frozen=True, slots=True)
 class Backend:
     """A backend deployed by command. Its name permanently stands for these args and options."""
 
@@ -118,17 +108,6 @@ class Served:
     #: By identifier, in the order of `price_at`: the price in effect and scheduled prices.
     prices: Mapping[str, Sequence[PriceVersion]] = field(default_factory=dict)
     backends: Mapping[str, Backend] = field(default_factory=dict)  # by name, without those retired long ago
-
-
-def price_at(prices: Sequence[PriceVersion], now: float, configured: Price | None = None) -> Price:
-    """Returns the price in effect. `prices` are ordered by (effective_at, version); at equal times the later applies.
-
-    Before the first of them, the configured price applies, or else the first: clocks of two machines differ.
-    """
-    for one in reversed(prices):
-        if one.effective_at <= now:
-            return one.price
-    return prices[0].price if configured is None else configured
 
 
 def raised(weights: Mapping[str, int], before: Mapping[str, int]) -> set[str]:

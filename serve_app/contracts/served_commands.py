@@ -11,8 +11,8 @@ from typing import Any
 
 from serve_app.contracts.books import Audit
 from serve_app.contracts.commands import Command
-from serve_app.contracts.money import Price
-from serve_app.contracts.served import Backend, ModelSpec, PriceVersion, Served, ServedModel, Traffic
+from serve_app.contracts.money import Price, PriceVersion
+from serve_app.contracts.served import Backend, ModelSpec, Served, ServedModel, Traffic
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ from serve_app.api.chat_request import ChatRequest
 from serve_app.contracts.calls import application_of, detached
 from serve_app.contracts.generation import BackendEvent, Bill, GenerateCall, Grammar, GrammarKind, SamplingParams
 from serve_app.contracts.limiting import Admit, Grant
-from serve_app.contracts.money import Price
+from serve_app.contracts.money import Price, price_at
 from serve_app.contracts.phases import Phases
 from serve_app.contracts.ports import BackendPort, BackendUnavailable
-from serve_app.contracts.served import SamplingDefaults, Served, price_at
+from serve_app.contracts.served import SamplingDefaults, Served
 from serve_app.contracts.trace_context import TraceCall
 from serve_app.gateway.conversations import conversation_key
 from serve_app.gateway.served_models import models_of

@@ -12,8 +12,8 @@ from serve_app.api.chat_request import ChatRequest
 from serve_app.api.field_checks import Range
 from serve_app.contracts.books import Audit
 from serve_app.contracts.errors import BackendNotFound, Conflict, InvalidValue, ModelNotFound
-from serve_app.contracts.money import Price
-from serve_app.contracts.served import ModelSpec, SamplingDefaults, Served, price_at
+from serve_app.contracts.money import Price, price_at
+from serve_app.contracts.served import ModelSpec, SamplingDefaults, Served
 from serve_app.contracts.served_commands import (
     CreateModel,
     DeployBackend,

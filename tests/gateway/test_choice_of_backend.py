@@ -7,8 +7,8 @@ from math import sqrt
 
 import pytest
 
-from serve_app.contracts.money import Price
-from serve_app.contracts.served import ModelSpec, PriceVersion, Served, ServedModel, Traffic
+from serve_app.contracts.money import Price, PriceVersion
+from serve_app.contracts.served import ModelSpec, Served, ServedModel, Traffic
 from serve_app.gateway.backends import Availability, Catalogue
 from serve_app.settings import GatewaySettings
 
