@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ray.serve._private import http_util
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http import httptools_impl
 
 from serve_app.gateway.web import with_request_id
 
 
-class KeptRequestIds(http_util.RequestIdMiddleware):  # type: ignore[misc]
+class KeptRequestIds(http_util.RequestIdMiddleware):
     """Serve's middleware. It would return an empty, endless or non-ASCII id as it came, while the log has another."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -22,7 +24,7 @@ class UnchunkedBefore11(httptools_impl.RequestResponseCycle):
     uvicorn would send it in chunks, which an HTTP/1.0 client takes for a part of the body.
     """
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: Any) -> None:
         if self.scope["http_version"] == "1.0":
             if message["type"] == "http.response.start":
                 self._ends_with_connection = all(name.lower() != b"content-length" for name, _ in message["headers"])
@@ -30,7 +32,7 @@ class UnchunkedBefore11(httptools_impl.RequestResponseCycle):
                     self.chunked_encoding = False
             elif self._ends_with_connection:
                 self.expected_content_length = len(message.get("body", b""))  # of this piece: uvicorn counts it down
-        await super().send(message)  # type: ignore[arg-type]
+        await super().send(message)
 
 
 def amend_http_server() -> None:

@@ -31,6 +31,7 @@ from serve_app.admin import (
 )
 from serve_app.admin.endpoint import Endpoint
 from serve_app.admin.values import Reply, Schema
+from serve_app.api.chat_door import ChatDoor
 from serve_app.api.chat_examples import EXAMPLES
 from serve_app.api.chat_openapi import REF, chat_request_schemas
 from serve_app.api.reply_models import ChatCompletion, ChatCompletionChunk
@@ -236,7 +237,7 @@ def _chat() -> Schema:
         "ChatCompletion",
         ("x-trace-id", "server-timing", *responses.RATE_LIMITS, "idempotency-replayed"),
     )
-    reply["content"]["text/event-stream"] = {
+    reply["content"][ChatDoor.stream_type.partition(";")[0]] = {
         "schema": {"$ref": f"{REF}ChatCompletionEvent"},
         "examples": {"stream": {"summary": "A short stream", "value": _EXAMPLE_STREAM}},
     }

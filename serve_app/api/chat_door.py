@@ -26,6 +26,7 @@ class ChatDoor:
 
     path = "/chat/completions"
     id_prefix = "chatcmpl-"
+    stream_type = "text/event-stream; charset=utf-8"
     keep_alive = KEEP_ALIVE
     resumed = RESUMED
 

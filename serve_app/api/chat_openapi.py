@@ -112,7 +112,6 @@ def _messages(message: Schema) -> dict[str, Schema]:
 def _complete_variants(schemas: dict[str, Schema]) -> None:
     """Adds the requirements beyond types: the rules of the `_complete` validators."""
     _require(schemas["TextPart"], "text")
-    _require(schemas["Tool"], "function")
     schemas["ResponseFormat"]["anyOf"] = [
         {"title": "without a schema", "properties": {"type": {"enum": ["text", "json_object"]}}},
         {

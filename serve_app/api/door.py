@@ -45,6 +45,7 @@ class Door(Protocol):
 
     path: str  # relative to the base URL
     id_prefix: str  # prefix of request ids
+    stream_type: str  # `content-type` of a stream
     keep_alive: bytes  # sent in a stream while there is no event
     resumed: bytes  # sent in a stream when another replica continues the reply
 

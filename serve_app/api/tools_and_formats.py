@@ -29,7 +29,18 @@ class CalledFunction(Shape):
     """JSON in a string."""
 
 
-class ToolCall(Shape):
+class OfFunction(Shape):
+    """An object whose `type` must be function. With another type it may lack `function`: the type is at fault."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("function") is None and given.get("type", "function") != "function":
+            return given | {"function": {"name": "", "arguments": ""}}
+        return given
+
+
+class ToolCall(OfFunction):
     """A call that the assistant made."""
 
     id: str
@@ -101,17 +112,11 @@ class Function(Shape):
     """Enforce `parameters` for the arguments."""
 
 
-class Tool(Shape):
+class Tool(OfFunction):
     """A tool that the model may use."""
 
     type: _FunctionType
-    function: Function | None = None
-
-    @model_validator(mode="after")
-    def _complete(self) -> Tool:
-        if self.type == "function" and self.function is None:
-            missing("function")
-        return self
+    function: Function
 
 
 class FunctionName(Shape):
@@ -121,7 +126,7 @@ class FunctionName(Shape):
     """One of `tools`."""
 
 
-class NamedTool(Shape):
+class NamedTool(OfFunction):
     """A tool choice that names a function."""
 
     type: _FunctionType
@@ -168,7 +173,7 @@ def check_tools(tools: Sequence[Tool]) -> None:
     names: set[str] = set()
     for at, tool in enumerate(tools):
         _check_type(f"tools[{at}].type", tool.type)
-        name = tool.function.name if tool.function else ""
+        name = tool.function.name
         _check_name(f"tools[{at}].function.name", name)
         if name in names:
             raise invalid(f"tools[{at}].function.name", f"must not repeat, but {name} is there twice")
@@ -176,7 +181,7 @@ def check_tools(tools: Sequence[Tool]) -> None:
     total = sum(
         check_schema(f"tools[{at}].function.parameters", tool.function.parameters)
         for at, tool in enumerate(tools)
-        if tool.function and tool.function.parameters is not None
+        if tool.function.parameters is not None
     )
     if total > MAX_BYTES_OF_TOOLS:
         found = f"parameters of {total} bytes, and at most {MAX_BYTES_OF_TOOLS} are possible for all tools together"
@@ -186,9 +191,13 @@ def check_tools(tools: Sequence[Tool]) -> None:
 def check_tool_choice(choice: str | NamedTool, tools: Sequence[Tool]) -> None:
     """Checks a tool choice against the tools. Raises ApiError (422)."""
     if isinstance(choice, NamedTool):
-        _check_type("tool_choice.type", choice.type)
+        is_list = choice.type == "allowed_tools"
+        advice = (
+            "To allow some functions only, send only these in tools" if is_list else "Send other choices as a string"
+        )
+        _check_type("tool_choice.type", choice.type, f". {advice}")
         name = choice.function.name
-        if name not in {tool.function.name for tool in tools if tool.function}:
+        if name not in {tool.function.name for tool in tools}:
             raise invalid("tool_choice.function.name", f"must name one of the tools, but it is {quote(name)}")
     elif choice not in TOOL_CHOICES:
         raise invalid("tool_choice", f"must be none, auto, required or a function, but it is {quote(choice)}")
@@ -196,9 +205,9 @@ def check_tool_choice(choice: str | NamedTool, tools: Sequence[Tool]) -> None:
         raise invalid("tool_choice", "can be required only when tools are given")
 
 
-def _check_type(field: str, kind: str) -> None:
+def _check_type(field: str, kind: str, advice: str = "") -> None:
     if kind != "function":
-        raise invalid(field, f"must be function, but it is {quote(kind)}")
+        raise invalid(field, f"must be function, but it is {quote(kind)}{advice}")
 
 
 def _check_name(field: str, name: str) -> None:

@@ -17,6 +17,7 @@ from typing import Final
 from pydantic_core import from_json
 
 from serve_app.api import errors
+from serve_app.api.chat_door import ChatDoor
 from serve_app.contracts.books import StoredReply
 from serve_app.contracts.calls import Unavailable
 from serve_app.gateway.authentication import Caller
@@ -36,15 +37,15 @@ _KEY: Final = re.compile(rf"[!-~]{{1,{MAX_KEY_LENGTH}}}")
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Identifies a repeated request, by its key and its body."""
+    """Identifies a repeated request, by its key, its door and its body."""
 
     idempotency_key: str
     fingerprint: str
 
     @classmethod
-    def from_header(cls, header: str, body: bytes) -> Retry:
-        """Builds a Retry from the header and the body of a request. Raises ApiError (422)."""
-        return cls(valid_idempotency_key(header), body_fingerprint(body))
+    def from_header(cls, header: str, path: str, body: bytes) -> Retry:
+        """Builds a Retry from the header, the door's path and the body of a request. Raises ApiError (422)."""
+        return cls(valid_idempotency_key(header), request_fingerprint(path, body))
 
     async def find_stored(self, settlements: Settlements, account_id: str) -> bytes | None:
         """Returns the stored reply, or None.
@@ -108,11 +109,15 @@ def valid_idempotency_key(header: str) -> str:
     return header
 
 
-def body_fingerprint(body: bytes) -> str:
-    """Returns the SHA-256 of a valid JSON body in 64 hex digits. The order of members and white space do not count.
+def request_fingerprint(path: str, body: bytes) -> str:
+    """Returns the SHA-256 of a door's path and a valid JSON body, in 64 hex digits.
+
+    The order of members and white space do not count. The path of the chat door is left out, so replies that an earlier
+    release stored are still found.
 
     It covers the body as sent, not the request parsed from it. After an upgrade the service may know more fields or
     have other defaults: a retry is still the same request.
     """
     canonical = json.dumps(from_json(body, allow_inf_nan=False), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    door = "" if path == ChatDoor.path else path
+    return hashlib.sha256((door + canonical).encode()).hexdigest()

@@ -164,7 +164,7 @@ class ReplyToRequest:
         # Streams ignore the key. OpenAI's SDKs send one only if configured to, but then with every POST, like clients
         # made by the same generator. Refusing the key would make streams unusable for them.
         key = None if chat.stream else self._request.headers.get("idempotency-key")
-        return chat, None if key is None else Retry.from_header(key, body)
+        return chat, None if key is None else Retry.from_header(key, self._door.path, body)
 
     async def _fail(self, error: ApiError, scope: Scope, receive: Receive, sender: Sender) -> None:
         with contextlib.suppress(ClientGone):
@@ -253,7 +253,7 @@ class ReplyToRequest:
 
         def stream_headers() -> Headers:
             own = {"cache_control": "no-cache", "x_accel_buffering": "no"}
-            return self._headers(exchange, "text/event-stream; charset=utf-8", **own)
+            return self._headers(exchange, self._door.stream_type, **own)
 
         reply = begun()
         while True:

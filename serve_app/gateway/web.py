@@ -20,6 +20,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.api import errors
+from serve_app.api.doors import DOORS
 from serve_app.api.errors import ApiError
 from serve_app.contracts.limiting import Window
 
@@ -60,11 +61,18 @@ def api_error_response(_: Request, error: Exception) -> Response:
 def http_error_response(request: Request, error: Exception) -> Response:
     """Returns the JSON error for an exception that the framework raised."""
     assert isinstance(error, HTTPException)
+    path = request.url.path
     if error.status_code == 405:
-        return error_response(errors.method_not_allowed(request.method, request.url.path, _methods(request)))
+        return _error_at(path, errors.method_not_allowed(request.method, path, _methods(request)))
     if error.status_code == 404:
-        return error_response(errors.not_found(f"there is no {request.method} {request.url.path}"))
-    return error_response(errors.server_error())
+        return error_response(errors.not_found(f"there is no {request.method} {path}"))
+    return _error_at(path, errors.server_error())
+
+
+def _error_at(path: str, error: ApiError) -> JSONResponse:
+    """Returns the error in the format of the door at the path, if there is one."""
+    door = next((door for door in DOORS if path in (door.path, f"/v1{door.path}")), None)
+    return error_response(error, body=None if door is None else door.error_body(error))
 
 
 def _methods(request: Request) -> set[str]:
@@ -120,7 +128,7 @@ class RequestContext:
         except Exception:
             logger.exception("request %s failed", json.dumps(request_id))
             if not started:
-                await error_response(errors.server_error())(scope, receive, send_tagged)
+                await _error_at(scope["path"], errors.server_error())(scope, receive, send_tagged)
 
 
 def _has_body(scope: Scope) -> bool:

@@ -65,7 +65,7 @@ def lanes_of(text: str) -> Lanes:
 
 _BUSY = (
     '{"error":{"message":"Most requests of this address were refused lately, and many wait. Try again in 5 s.",'
-    '"type":"overloaded_error","param":null,"code":"overloaded"}}'
+    '"type":"overloaded_error","param":null,"code":"overloaded_error"}}'
 )
 _REFUSED = (
     '{"error":{"message":"Most requests of this API key were refused lately, and it sends too many. Try again in 1 s.",'

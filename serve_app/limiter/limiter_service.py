@@ -10,7 +10,7 @@ from functools import partial
 from itertools import islice, takewhile
 from math import inf
 from random import Random
-from typing import Any
+from typing import Any, TypeGuard
 
 from serve_app.contracts import metrics as declared
 from serve_app.contracts.books import AccountSnapshot, KeySnapshot
@@ -321,6 +321,6 @@ class LimiterService:
                 logger.exception("leases could not be expired, or idle accounts not forgotten")
 
 
-def _looks_up(ask: Any) -> bool:
+def _looks_up(ask: Any) -> TypeGuard[Admit | Identify | Adjust]:
     """Returns whether an unknown key is looked up for this ask."""
     return isinstance(ask, Adjust) or (isinstance(ask, Admit | Identify) and ask.look_up)

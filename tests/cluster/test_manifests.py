@@ -6,6 +6,8 @@ test_mutations.py breaks them.
 import pytest
 import yaml
 
+from serve_app.api.doors import DOORS
+
 from .checks import CLUSTER, flags
 from .manifests import COMMON, SETS, read_all, read_set
 from .network_rules import serves
@@ -21,6 +23,14 @@ def test_a_set_has_no_problem(name: str) -> None:
 def test_every_manifest_belongs_to_a_set() -> None:
     own = {path.name for path in CLUSTER.glob("*.yaml")} - {"aws.yaml", "gcp.yaml", "serve-gpu.yaml"}
     assert own == set(COMMON)
+
+
+def test_the_gateway_publishes_every_door_under_both_base_paths_and_no_other_exact_path() -> None:
+    found = [one for one in read_all("gateway-api.yaml") if one["kind"] == "HTTPRoute"]
+    [route] = [one for one in found if one["metadata"]["name"] == "serve-app"]
+    paths = [match["path"] for rule in route["spec"]["rules"] for match in rule["matches"]]
+    exact = {path["value"] for path in paths if path["type"] == "Exact"}
+    assert exact == {prefix + door.path for door in DOORS for prefix in ("", "/v1")} | {"/health", "/ready"}
 
 
 @pytest.mark.parametrize("name", SETS)

@@ -11,8 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
+from serve_app.api.chat_door import ChatDoor
 from serve_app.contracts import key_format as keys
 from serve_app.contracts.generation import Delta, Finished, FinishReason, Started
+from serve_app.gateway.reply_endpoint import ReplyEndpoint
 from tests.gateway.connections import Call, chat_body, http_request, served
 from tests.gateway.world import NANO, OPERATOR, World, price, says, until
 
@@ -201,6 +203,22 @@ async def test_unknown_routes_and_methods_answer_json(http: httpx.AsyncClient) -
             assert answer.json()["error"]["type"] == "invalid_request_error"
         assert ("allow" in answer.headers) == (status == 405)
         assert answer.headers["x-request-id"]
+
+
+async def test_errors_at_a_door_have_its_format(
+    world: World, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_: object) -> None:
+        raise RuntimeError("stray")
+
+    monkeypatch.setattr(ChatDoor, "error_body", lambda _, error: {"own": error.code})
+    for prefix in ("", "/v1"):
+        assert (await http.get(f"{prefix}/chat/completions")).json() == {"own": "method_not_allowed"}
+        assert (await http.post(f"{prefix}/chat/completions")).json() == {"own": "invalid_api_key"}
+    monkeypatch.setattr(ReplyEndpoint, "__call__", fails)
+    answer = await http.post("/v1/chat/completions")
+    assert (answer.status_code, answer.json()) == (500, {"own": "server_error"})
+    assert (await http.get("/nothing")).json()["error"]["code"] == "not_found"
 
 
 async def test_the_request_id_is_kept_when_it_is_printable(http: httpx.AsyncClient) -> None:

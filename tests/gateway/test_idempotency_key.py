@@ -6,9 +6,11 @@ import json
 
 import pytest
 
+from serve_app.api.chat_door import ChatDoor
 from serve_app.api.errors import ApiError
-from serve_app.gateway.idempotency import MAX_KEY_LENGTH, body_fingerprint, valid_idempotency_key
+from serve_app.gateway.idempotency import MAX_KEY_LENGTH, request_fingerprint, valid_idempotency_key
 
+PATH = ChatDoor.path
 BODY = {"model": "svc-chat", "messages": [{"role": "user", "content": "Grüße"}], "temperature": 0.5, "user": "u"}
 
 
@@ -27,8 +29,12 @@ def test_any_other_key_is_422_and_the_header_is_named(key: str) -> None:
 
 def test_the_order_of_members_white_space_and_escapes_do_not_make_another_request() -> None:
     one = json.dumps(BODY).encode()
-    assert body_fingerprint(one) == body_fingerprint(json.dumps(BODY, indent=2, ensure_ascii=False).encode())
-    assert body_fingerprint(one) == body_fingerprint(json.dumps(dict(reversed(BODY.items()))).encode())
+    assert request_fingerprint(PATH, one) == request_fingerprint(
+        PATH, json.dumps(BODY, indent=2, ensure_ascii=False).encode()
+    )
+    assert request_fingerprint(PATH, one) == request_fingerprint(
+        PATH, json.dumps(dict(reversed(BODY.items()))).encode()
+    )
 
 
 @pytest.mark.parametrize(
@@ -36,11 +42,18 @@ def test_the_order_of_members_white_space_and_escapes_do_not_make_another_reques
     [{"model": "svc-coder"}, {"temperature": 0.6}, {"user": "v"}, {"seed": 1}, {"messages": []}, {"user": None}],
 )
 def test_any_other_difference_in_the_body_makes_another_request(change: dict[str, object]) -> None:
-    assert body_fingerprint(json.dumps({**BODY, **change}).encode()) != body_fingerprint(json.dumps(BODY).encode())
+    assert request_fingerprint(PATH, json.dumps({**BODY, **change}).encode()) != request_fingerprint(
+        PATH, json.dumps(BODY).encode()
+    )
 
 
 def test_a_fingerprint_outlives_an_upgrade_of_the_service() -> None:
     # Stored for a day, and compared by the version that runs then.
-    assert body_fingerprint(b'{"model": "svc-chat", "messages": [{"role": "user", "content": "Hi"}]}') == (
+    assert request_fingerprint(PATH, b'{"model": "svc-chat", "messages": [{"role": "user", "content": "Hi"}]}') == (
         "1fed44ace5de41ffbcf7f6275907c4bc02ebeaffd7004dff42f0b0167cdf2440"
     )
+
+
+def test_the_same_body_at_another_door_is_another_request() -> None:
+    body = json.dumps(BODY).encode()
+    assert len({request_fingerprint(path, body) for path in (PATH, "/completions", "/responses")}) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 import subprocess
 import time
@@ -13,6 +14,8 @@ import pytest
 from ray.serve._private.haproxy import HAProxyApi, HAProxyConfig
 from ray.serve.config import HTTPOptions
 
+from serve_app.api import errors
+from serve_app.launch import haproxy_config
 from serve_app.launch.driver import driver_environment
 from serve_app.launch.preflight import LaunchError, free_port
 
@@ -32,6 +35,12 @@ def listening(process: psutil.Process, ports: set[int]) -> set[tuple[str, int]]:
     """Addresses on which it listens by now, of these ports."""
     found = [one.laddr for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
     return {(address.ip, address.port) for address in found if address.port in ports}
+
+
+def test_a_lanes_refusal_is_the_services_503() -> None:
+    body = json.loads(haproxy_config._BUSY)
+    message = body["error"]["message"]
+    assert body == errors.overloaded(message, retry_after_s=5).body()
 
 
 @pytest.fixture

@@ -445,9 +445,7 @@ class Limits(RuleBasedStateMachine):
             amounts = grant.hold, grant.tokens_charged, *prices, grant.max_tokens
             terms = ask.backend, ask.idempotency_key, request.started_at
             self.admission.announce(OpenHold(name, "a", grant.key_id, *amounts, *terms), "g")
-            request.ask = replace(
-                ask, max_tokens=grant.max_tokens
-            )  # output that was not granted is not asked for again
+            request.ask = replace(ask, max_tokens=grant.max_tokens)  # the rest is not asked for again
         answer = self.admission.admit(Admit("early", "g", "d0", "m", 1, 1, 1, 1))
         assert isinstance(answer, Recovering)
         self.pass_time(RECOVERY_S, RECOVERY_S)

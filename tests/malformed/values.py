@@ -42,6 +42,8 @@ def _format(**more: Any) -> dict[str, Any]:
 
 
 _CALL = {"id": "c", "type": "retrieval", "function": {"name": "f", "arguments": "{}"}}
+_CUSTOM = {"id": "c", "type": "custom", "custom": {"name": "f", "input": "x"}}
+_ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "name": "f"}]}}
 _VALUES: list[tuple[str, dict[str, Any], str, str]] = [
     ("no message", {"messages": []}, "messages", "at least one"),
     ("an empty role", {"messages": [_said("")]}, "messages[0].role", "must be one of"),
@@ -53,6 +55,8 @@ _VALUES: list[tuple[str, dict[str, Any], str, str]] = [
      "messages[0].content[1].type", "only text"),
     ("a call of another type", {"messages": [_said("assistant", None, tool_calls=[_CALL])]},
      "messages[0].tool_calls[0].type", "function"),
+    ("a custom call", {"messages": [_said("assistant", None, tool_calls=[_CUSTOM])]},
+     "messages[0].tool_calls[0].type", '"custom"'),
     ("calls with too many values in their arguments", {"messages": [USER, _said("assistant", None, tool_calls=[
         {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[" + "[]," * 60_000 + "[]]"}}] * 2)]},
      "messages", "more than 100000 values"),
@@ -92,6 +96,11 @@ _VALUES: list[tuple[str, dict[str, Any], str, str]] = [
     ("a tool with a long name", {"tools": [_tool("a" * 10_000)]}, "tools[0].function.name", "64"),
     ("a tool twice", {"tools": [_tool(), _tool()]}, "tools[1].function.name", "twice"),
     ("an unknown choice", {"tools": [_tool()], "tool_choice": "any"}, "tool_choice", '"any"'),
+    ("a list of allowed tools", {"tools": [_tool()], "tool_choice": _ALLOWED}, "tool_choice.type", "these in tools"),
+    ("a custom choice", {"tools": [_tool()], "tool_choice": {"type": "custom", "custom": {"name": "f"}}},
+     "tool_choice.type", '"custom"'),
+    ("a choice as an object", {"tools": [_tool()], "tool_choice": {"type": "any"}}, "tool_choice.type", "as a string"),
+    ("a custom tool", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type", "function"),
     ("an empty choice", {"tools": [_tool()], "tool_choice": ""}, "tool_choice", "required"),
     ("a tool required of none", {"tool_choice": "required"}, "tool_choice", "tools"),
     ("a tool required of an empty list", {"tools": [], "tool_choice": "required"}, "tool_choice", "tools"),
