@@ -125,14 +125,16 @@ async def test_a_refused_request_counts_only_if_it_needed_the_model_to_be_found_
     await settled(world, requests=1, spent=price(10, 1))
 
 
-@pytest.mark.parametrize(("limits", "status"), [({"credit": 0}, 402), ({"concurrency": 0}, 429), ({"rpm": 0}, 429)])
+@pytest.mark.parametrize(("limits", "statuses"), [({"credit": 0}, [402, 402]), ({"rpm": 1}, [200, 429, 429])])
 async def test_a_request_that_is_not_admitted_counts_against_nothing(
-    world: World, limits: dict[str, int], status: int
+    world: World, limits: dict[str, int], statuses: list[int]
 ) -> None:
     account_id, key = world.new_account(**limits)
-    assert (await Call(world, key).done()).status == status
+    assert [(await Call(world, key).done()).status for _ in statuses] == statuses
     account = world.limiter.service.admission._accounts[account_id]
-    assert not any(bucket.used(world.clock()) for bucket in (*account.requests, *account.tokens))
+    used = [round(sum(bucket.used(world.clock()) for bucket in one)) for one in (account.requests, account.tokens)]
+    served = statuses.count(200)
+    assert used == [served, served * (10 + 2)]
 
 
 async def test_a_reused_idempotency_key_and_one_in_progress_count_against_nothing(world: World) -> None:
