@@ -45,7 +45,7 @@ class Lanes:
     per_reply: int = 4
     delay_ms: int = 800  # of each request of a lane, and of each 429
     at_once: int = 32  # requests of a lane at the gateways, 40 a second by the delay: a few long replies don't close it
-    waiting: int = 400  # requests of an address or key that wait: ten seconds' worth
+    waiting: int = 400  # open requests of a slow address or key, ten seconds' worth: others are refused at once
     large_bytes: int = 8192  # a body of this size fills HAProxy's buffer, which ends the delay: it has another lane
     large_bytes_per_s: int = 2_000_000  # of one address
     large_at_once: int = 4
@@ -82,12 +82,12 @@ def _tables(lanes: Lanes, socket: str) -> str:
 # Keys that got a chat reply lately.
 backend good_keys
     stick-table type binary len 20 size 200k expire 10m
-# Refused requests and chat replies of each sender, which is such a key or an address.
+# Refused requests, chat replies and open requests of each sender, which is such a key or an address.
 backend senders
-    stick-table type binary len 20 size 200k expire 60s store gpc(2),gpc_rate(2,10s)
-# Requests of slow senders: those that go to the gateways without a delay, and those that are open.
+    stick-table type binary len 20 size 200k expire 60s store gpc(2),gpc_rate(2,10s),conn_cur
+# Requests of slow senders that go to the gateways without a delay.
 backend slow_senders
-    stick-table type binary len 20 size 200k expire 60s store gpc(1),gpc_rate(1,1s),conn_cur
+    stick-table type binary len 20 size 200k expire 60s store gpc(1),gpc_rate(1,1s)
 backend upload_rates
     stick-table type ipv6 size 200k expire 60s store bytes_in_rate(1s)
 backend lanes
@@ -130,11 +130,11 @@ def _frontend(lanes: Lanes, socket: str, paths: str) -> str:
     http-request set-var(txn.is_slow) bool(true) if {{ sc_gpc_rate(0,0),sub(txn.free) gt 0 }}
     acl is_slow var(txn.is_slow) -m bool
     acl is_beyond sc_gpc_rate(0,1),sub(txn.direct) ge 0
-    acl many_wait sc_conn_cur(1) gt {lanes.waiting}
+    acl many_are_open sc_conn_cur(0) gt {lanes.waiting}
     http-request track-sc1 var(txn.sender) table slow_senders if is_slow
-    http-request deny {refused} if is_slow is_good_key is_beyond many_wait
+    http-request deny {refused} if is_slow is_good_key is_beyond many_are_open
     http-request tarpit {refused} if is_slow is_good_key is_beyond
-    http-request deny {busy} if is_slow !is_good_key many_wait
+    http-request deny {busy} if is_slow !is_good_key many_are_open
     http-request sc-inc-gpc(0,1) if is_slow
 """
 
