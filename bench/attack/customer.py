@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from bench.attack.figures import Sent, factor, window
-from bench.attack.ordinary import GIVEN_UP_S, exchanged, sent
+from bench.attack.ordinary import GIVEN_UP_S, exchanged, status_of
 from bench.harness.client import Call, exchange
 
 HANG_UPS: Final = (64, 128, 512)
@@ -25,7 +25,11 @@ SOURCE: Final = "127.0.0.8"
 
 
 class Customer:
-    """Sends small requests with one key. Their prompt is always the same, so the model can do many of them."""
+    """Sends small requests with one key.
+
+    The measured requests repeat one reply under its idempotency key. They take the whole path but for the model, which
+    could not compute as many.
+    """
 
     def __init__(self, port: int, key: str) -> None:
         self._port, self._key = port, key
@@ -33,6 +37,7 @@ class Customer:
     async def run(self) -> list[dict[str, Any]]:
         """Returns a row for each case: the windows `calm` and `after`, and the factor of their p99."""
         rows = []
+        await exchanged(self._call(), GIVEN_UP_S)  # the reply that is repeated
         calm = await self._measure(NEXT, NEXT_PER_S)
         for number in HANG_UPS:
             await self._paced(number, number / HANG_UPS_S, lambda _: self._hang_up())
@@ -52,16 +57,19 @@ class Customer:
 
         async def send(place: int) -> None:
             if refused_every and place % refused_every == 0:
-                await exchanged(self._call("no-such-model", 1), GIVEN_UP_S)
+                await exchanged(self._call(model="no-such-model"), GIVEN_UP_S)
             else:
-                found.append(sent(*await exchanged(self._call("svc-chat", 1), GIVEN_UP_S), is_new=False))
+                began, raw = await exchanged(self._call(), GIVEN_UP_S)
+                first_at, status = raw.pieces[0][0] if raw.pieces else None, status_of(raw)
+                is_whole = status == 200 and raw.ended_at is not None
+                found.append(Sent(began, first_at if status == 200 else None, raw.ended_at, status, is_whole))
 
         await self._paced(number, per_s, send)
         return window(found, began, time.perf_counter(), GIVEN_UP_S)
 
     async def _hang_up(self) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(exchange(self._call("svc-chat", 256), []), HANG_UP_S)
+            await asyncio.wait_for(exchange(self._call(max_tokens=256, stream=True), []), HANG_UP_S)
 
     async def _paced(self, number: int, per_s: float, send: Callable[[int], Coroutine[Any, Any, None]]) -> None:
         began = time.perf_counter()
@@ -70,14 +78,14 @@ class Customer:
                 await asyncio.sleep(max(0.0, began + place / per_s - time.perf_counter()))
                 tasks.create_task(send(place))
 
-    def _call(self, model: str, max_tokens: int) -> Call:
-        fields = {"max_tokens": max_tokens, "min_tokens": max_tokens, "temperature": 0, "stream": True}
-        usage = {"stream_options": {"include_usage": True}}
+    def _call(self, max_tokens: int = 1, model: str = "svc-chat", stream: bool = False) -> Call:
         messages = [{"role": "user", "content": "Hi"}]
-        body = json.dumps({"model": model, "messages": messages, **fields, **usage}).encode()
+        fields = {"model": model, "messages": messages, "max_tokens": max_tokens, "stream": stream}
+        body = json.dumps({**fields, "min_tokens": max_tokens, "temperature": 0}).encode()
         head = (
             f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {self._key}\r\n"
-            f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            f"idempotency-key: customer\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            "connection: close\r\n\r\n"
         )
         return Call(self._port, head.encode() + body, max_tokens, SOURCE)
 
