@@ -19,7 +19,7 @@ from serve_app.cli.command import Session, command
 from serve_app.cli.connection import Connection
 from serve_app.cli.output import CommandError, UsageError
 from serve_app.contracts.units import GIB
-from serve_app.storage.private_files import OTHERS, is_open_to_others
+from serve_app.storage.private_files import OTHERS, is_loopback, is_open_to_others
 
 MIN_PYTHON = (3, 11)
 MIN_MEMORY_GIB = 2.0
@@ -177,7 +177,7 @@ def _open_ports(launcher: int) -> list[tuple[str, int]]:
     for process in (parent, *parent.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
             listening = [one.laddr for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
-            found |= {(one.ip, one.port) for one in listening if not ip_address(one.ip).is_loopback}
+            found |= {(one.ip, one.port) for one in listening if not is_loopback(one.ip)}
     return sorted(found)
 
 

@@ -137,6 +137,7 @@ def test_metrics_that_other_machines_may_read(
     registry = CollectorRegistry()
     server, thread = start_http_server(0, "127.0.0.1", registry)
     listening = [("0.0.0.0", server.server_port), ("::", free_port()), ("127.0.0.1", server.server_port)]
+    listening.append(("::ffff:127.0.0.1", server.server_port))
     connections = [
         SimpleNamespace(laddr=SimpleNamespace(ip=ip, port=port), status=psutil.CONN_LISTEN) for ip, port in listening
     ]

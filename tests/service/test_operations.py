@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from serve_app.contracts import metrics
 from serve_app.contracts.metric import Metric
 from serve_app.local_run import LocalRun, find_run
+from serve_app.storage.private_files import is_loopback
 from tests.cluster.metric_names import dashboard_metrics, own_metrics
 from tests.service import intruder
 from tests.service.harness import Service, nano, until
@@ -206,12 +206,12 @@ def test_no_port_but_the_public_one_answers_without_a_token(service: Service) ->
     for address, port in sorted(listening):
         if port == service.http.base_url.port:
             continue
-        is_loopback = ip_address(address).is_loopback
-        host = address if is_loopback and ":" not in address else "127.0.0.1"
+        is_local = is_loopback(address)
+        host = address if is_local and ":" not in address else "127.0.0.1"
         metrics_page = page(host, port, "/metrics")
         if metrics_page is not None and metrics_page.is_success:
             assert metrics_page.text.startswith("# HELP")
-            assert is_loopback, f"metrics on {address}:{port}"
+            assert is_local, f"metrics on {address}:{port}"
             continue
         for path in PAGES:
             shown = page(host, port, path)
@@ -219,6 +219,6 @@ def test_no_port_but_the_public_one_answers_without_a_token(service: Service) ->
         codes = {method: call(host, port, method) for method in METHODS}
         assert {*codes.values()} <= REFUSED, f"{address}:{port}: {codes}"
         wants_token = {method for method, code in codes.items() if code == grpc.StatusCode.UNAUTHENTICATED}
-        assert is_loopback or wants_token, f"{address}:{port}: {codes}"
+        assert is_local or wants_token, f"{address}:{port}: {codes}"
         answered |= wants_token
     assert answered == set(METHODS)
