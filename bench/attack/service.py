@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from bench.attack.hostile import Target
-from bench.harness.command import say
-from bench.harness.servers import Launched, deployment, shipped_config
-from serve_app.model.bundled import ensure_bundled_model
+from bench.harness.servers import OneReplica
 
 ORDINARY: Final = 4  # accounts
 
 
-class Attacked(Launched):
-    """config.yaml with one replica of the bundled model: one that starts in an attack would last into the next."""
+class Attacked(OneReplica):
+    """The service that is attacked."""
 
     name = "attack"
-    title = "serve-app"
-
-    def config(self) -> dict[str, Any]:
-        config = shipped_config()
-        model = deployment(config, "Model")
-        del model["autoscaling_config"]
-        model["num_replicas"] = 1
-        return config
-
-    def command(self) -> list[str]:
-        folder = ensure_bundled_model(self.folder / "home", say).parent  # converted once for all runs
-        shutil.rmtree(self.home, ignore_errors=True)  # a new ledger for every run
-        self.home.mkdir(parents=True)
-        (self.home / "models").symlink_to(folder.absolute())
-        return super().command()
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {}
 
     def account_names(self) -> list[str]:
         names: list[str] = []

@@ -21,17 +21,22 @@ from urllib.error import URLError
 
 import httpx
 
-from bench.attack.service import Attacked
 from bench.fuzz.bystander import beside
 from bench.fuzz.requests import Drawn, draw
 from bench.harness.command import PEERS, completed, say
 from bench.harness.machine import describe
-from bench.harness.servers import ServerError
+from bench.harness.servers import OneReplica, ServerError
 
 STALL_S: Final = 0.3
 MAX_UNCACHED: Final = 32  # tokens of a cached prompt that are computed again: the last block, which may be partial
 SETTLED_S: Final = 30.0  # after which every reply must be on the books
 KEPT: Final = 20  # examples of each finding
+
+
+class Fuzzed(OneReplica):
+    """The service that gets the requests."""
+
+    name = "fuzz"
 
 
 @dataclass
@@ -130,7 +135,7 @@ async def _received(events: AsyncIterator[dict[str, Any]]) -> Received:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Returns what happened. All that was started has ended when this returns or raises."""
-    server = Attacked(PEERS)
+    server = Fuzzed(PEERS)
     began = time.time()
     try:
         server.start()
@@ -170,7 +175,7 @@ def _longest(gaps: list[float]) -> float:
     return round(max(gaps, default=0.0), 3)
 
 
-def _compare_with_books(server: Attacked, account: str, client: Client) -> None:
+def _compare_with_books(server: OneReplica, account: str, client: Client) -> None:
     """Finds text without a bill, and bills other than the client was told."""
     until = time.monotonic() + SETTLED_S
     while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import urllib.request
 from abc import ABC, abstractmethod
@@ -12,10 +13,11 @@ from typing import Any
 
 import yaml
 
-from bench.harness.command import ROOT
+from bench.harness.command import ROOT, say
 from bench.harness.processes import Tree
 from serve_app import secret_files
 from serve_app.launch.preflight import free_port
+from serve_app.model.bundled import ensure_bundled_model
 
 
 class ServerError(Exception):
@@ -118,6 +120,37 @@ class Launched(Server):
         body = {"name": name, "credit": credit, "kind": "grant", **fields}
         account = str(self.admin("/admin/accounts", body)["id"])
         return account, str(self.admin(f"/admin/accounts/{account}/keys", {"name": "bench"})["key"])
+
+
+class Bundled(Launched):
+    """config.yaml with the bundled model, with a new ledger for every start."""
+
+    title = "serve-app"
+
+    def config(self) -> dict[str, Any]:
+        return shipped_config()
+
+    def command(self) -> list[str]:
+        folder = ensure_bundled_model(self.folder / "home", say).parent  # converted once for all runs
+        shutil.rmtree(self.home, ignore_errors=True)
+        self.home.mkdir(mode=0o700, parents=True)
+        (self.home / "models").symlink_to(folder.absolute())
+        return super().command()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+
+class OneReplica(Bundled):
+    """The same with one replica of the model, because one that starts during a measurement would disturb it."""
+
+    def config(self) -> dict[str, Any]:
+        config = super().config()
+        model = deployment(config, "Model")
+        del model["autoscaling_config"]
+        model["num_replicas"] = 1
+        return config
 
 
 def shipped_config() -> dict[str, Any]:

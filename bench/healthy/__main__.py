@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -21,36 +20,23 @@ import httpx
 
 from bench.harness.command import PEERS, ROOT, completed, say
 from bench.harness.processes import Tree
-from bench.harness.servers import Launched, ServerError, shipped_config
+from bench.harness.servers import Bundled, ServerError
 from bench.healthy.traffic import Keys, Traffic
 from dashboards import pictures
 from dashboards.query import Prometheus
 from serve_app.launch.preflight import free_port
-from serve_app.model.bundled import ensure_bundled_model
 
 BOARDS: Final = ("users", "engine", "money")
 STEP_S: Final = 5.0  # as often as `make observe` scrapes
 
 
-class Healthy(Launched):
-    """config.yaml as it is, with a ledger of its own and the port at which Ray says what to scrape."""
+class Healthy(Bundled):
+    """The service, with the port at which Ray says what to scrape."""
 
     name = "healthy"
-    title = "serve-app"
-
-    def config(self) -> dict[str, Any]:
-        return shipped_config()
 
     def command(self) -> list[str]:
-        folder = ensure_bundled_model(self.folder / "home", say).parent  # converted once for all runs
-        shutil.rmtree(self.home, ignore_errors=True)
-        self.home.mkdir(parents=True)
-        (self.home / "models").symlink_to(folder.absolute())
         return [one for one in super().command() if one != "--no-dashboard"]
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {}
 
 
 @contextmanager
