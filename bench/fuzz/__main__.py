@@ -54,7 +54,7 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What one client has of its reply."""
+    """The part of a reply that a client received."""
 
     request_id: str
     text: bool  # any content, call or reasoning

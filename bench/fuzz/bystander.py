@@ -13,7 +13,7 @@ from bench.harness.servers import ServerError
 
 
 def beside(base_url: str, key: str, work: Callable[[], None]) -> tuple[list[float], list[int]]:
-    """Runs `work` beside the other account, in a process of its own; returns its gaps and uncached tokens."""
+    """Runs `work` beside the other account in a separate process; returns gaps and uncached tokens."""
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
     process = context.Process(target=_bystander, args=(theirs, base_url, key), daemon=True)

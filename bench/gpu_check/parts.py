@@ -1,4 +1,4 @@
-"""The parts of the check. Each runs in a process of its own with a limit, so its crash or hang costs only itself."""
+"""The parts of the check. Each runs in a separate process with a time limit, so its crash or hang costs only itself."""
 
 from __future__ import annotations
 
