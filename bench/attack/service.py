@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+from bench.attack.customer import MEASURED
 from bench.attack.hostile import Target
-from bench.harness.servers import OneReplica
+from bench.gateway.request import BACKEND
+from bench.gateway.systems import stub_application
+from bench.harness.servers import OneReplica, deployment
 
 ORDINARY: Final = 4  # accounts
 
 
 class Attacked(OneReplica):
-    """The service that is attacked."""
+    """The service that is attacked. The customer's second model replies at once."""
 
     name = "attack"
+
+    def config(self) -> dict[str, Any]:
+        config = super().config()
+        deployment(config, "Gateway")["user_config"]["models"][MEASURED]["backends"] = {BACKEND: 100}
+        config["applications"].append(stub_application())
+        return config
 
     def account_names(self) -> list[str]:
         names: list[str] = []

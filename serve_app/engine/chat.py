@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from serve_app.engine.errors import ContextLengthExceeded
-from serve_app.engine.text.plain_text import Names, PlainText
+from serve_app.engine.text.plain_text import Names, PlainText, token_ids
 
 _FIRST_STAND_IN = 0xDC00
 _OTHER_HALVES = re.compile("[\ud800-\udbff]")
@@ -162,8 +162,8 @@ class ChatRenderer:
         if self._core is None or self._plain_text is None:
             with self._lock:  # a blank divides each name that is only text
                 return list(self._tokenizer(" ".join([first, *others]), add_special_tokens=False)["input_ids"])
-        # Thread-safe and releases the GIL, unlike the tokenizer's call.
-        ids = list(self._core.encode(first, add_special_tokens=False).ids)
+        # Thread-safe, unlike the tokenizer's call.
+        ids = token_ids(self._core, first)
         return ids + [token for piece in others for token in self._plain_text.encode_piece(piece)]
 
     @staticmethod
@@ -189,7 +189,7 @@ class ChatRenderer:
             return
         counted = 0
         for start in range(0, len(text), _PIECE):
-            counted += len(self._core.encode(text[start : start + _PIECE], add_special_tokens=False).ids)
+            counted += len(token_ids(self._core, text[start : start + _PIECE]))
             if counted > self._max_context * 5 // 4:
                 raise ContextLengthExceeded(0, self._max_context)
 

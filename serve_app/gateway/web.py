@@ -241,8 +241,9 @@ class BodyReader:
             async with asyncio.timeout_at(late_since) as limit:
                 while self._has_more:
                     await self._receive(share)
-                    late_since = self._began + self._allowed_s()
-                    limit.reschedule(late_since)
+                    if (allowed_until := self._began + self._allowed_s()) > late_since:
+                        late_since = allowed_until
+                        limit.reschedule(late_since)
         except TimeoutError:
             try:
                 # This process was busy and read nothing: the client gets that time again.

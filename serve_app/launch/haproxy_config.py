@@ -30,6 +30,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 COUNT = 64  # lanes of each kind: two addresses rarely share one
+PIECE = 8192  # bytes; without a least size HAProxy passes a slowed body on in pieces of a few bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ backend lanes
 backend lanes_of_large_bodies
     timeout queue 60s
     balance hash var(txn.sender)
-    filter bwlim-in uploads limit {lanes.large_bytes_per_s} key src table upload_rates
+    filter bwlim-in uploads limit {lanes.large_bytes_per_s} key src table upload_rates min-size {PIECE}
     http-request set-bandwidth-limit uploads
 {large}
 """

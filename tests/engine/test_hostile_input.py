@@ -61,15 +61,15 @@ def test_the_largest_schemas_that_are_taken_compile_and_give_masks(
 
 
 class Counting:
-    """A tokenizer's core that counts the characters it is given."""
+    """A tokenizer's core that counts the characters it is given, with only the call that releases the GIL."""
 
     def __init__(self, core: Any) -> None:
         self._core = core
         self.characters = 0
 
-    def encode(self, text: str, **options: Any) -> Any:
-        self.characters += len(text)
-        return self._core.encode(text, **options)
+    def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
+        self.characters += sum(map(len, texts))
+        return self._core.encode_batch_fast(texts, **options)
 
 
 @pytest.mark.parametrize("kind", TOO_LONG)
@@ -80,6 +80,13 @@ def test_of_a_prompt_that_is_far_too_long_only_the_beginning_is_tokenized(bundle
         renderer.render([{"role": "user", "content": TOO_LONG[kind]}])
     assert refusal.value.prompt_tokens == 0  # a count of the beginning is not the prompt's
     assert counting.characters < len(TOO_LONG[kind]) / 4
+
+
+def test_other_threads_run_while_a_long_prompt_is_tokenized(bundled_tokenizer: Any) -> None:
+    renderer = ChatRenderer(bundled_tokenizer)
+    renderer._core = counting = Counting(renderer._core)
+    assert renderer.tokenize("words " * 1000) == bundled_tokenizer("words " * 1000)["input_ids"]
+    assert counting.characters == 6000
 
 
 @pytest.mark.parametrize("repeated", ["the quick brown fox ", "\u4e2d", " ", "="])
