@@ -129,7 +129,7 @@ async def test_vllm_runs_with_its_own_sizes_for_an_api_server_on_the_gpu(
     model_path: Path, given: dict[str, int], sequences: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_h100 = {UsageContext.OPENAI_API_SERVER: 8192}, {UsageContext.OPENAI_API_SERVER: 1024}
-    monkeypatch.setattr(EngineArgs, "get_batch_defaults", lambda _: on_h100)
+    monkeypatch.setattr(EngineArgs, "get_batch_defaults", classmethod(lambda *_: on_h100))
     monkeypatch.setattr(AsyncLLM, "from_vllm_config", lambda config, **_: config)
     chosen = EngineSettings(model=str(model_path), **given)
     config, _ = await starting._start(engine_arguments(chosen, VllmSettings(), model_path, "float32"), None)  # type: ignore[arg-type]
@@ -175,18 +175,15 @@ async def test_a_request_that_vllm_refuses_is_the_requests_fault_and_leaves_noth
             await roomy.ask(min_p=0.1)
         assert caught.value.param == "min_p"
         assert "value=" not in str(caught.value)
+
+        def refuse_grammar(params: object) -> None:
+            raise VLLMValidationError("Structured outputs are not for this model")
+
+        patch.setattr(engine._llm.input_processor, "validate_logits_processors_params", refuse_grammar)
+        with pytest.raises(UnsupportedGrammar, match="Structured outputs are not for this model"):
+            await roomy.ask(grammar=Grammar(GrammarKind.JSON_OBJECT))
     await roomy.until_idle()
     assert (await roomy.ask(max_tokens=3, ignore_eos=True)).end.completion_tokens == 3
-
-
-async def test_a_grammar_that_only_vllm_refuses_is_an_error_of_the_grammar(
-    roomy: Asker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = roomy.engine
-    assert isinstance(engine, VllmEngine)
-    monkeypatch.setattr(type(engine._llm.model_config), "is_diffusion", True)
-    with pytest.raises(UnsupportedGrammar, match="Structured outputs"):
-        await roomy.ask(grammar=Grammar(GrammarKind.JSON_OBJECT), temperature=1.0)
 
 
 def test_a_context_that_does_not_fit_the_memory_is_refused_and_the_remedies_help(model_path: Path) -> None:

@@ -20,6 +20,7 @@ class Refusing(ScriptedEngine):
 
     def __init__(self, *refused: str, reason: FinishReason = FinishReason.LENGTH) -> None:
         super().__init__(Started(5, 0), Delta("one", 1), Finished(FinishReason.LENGTH, 5, 0, 1))
+        self.max_context = 1000
         self.refused = refused
         self.reason = reason
 
