@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from vllm import SamplingParams as VllmSampling
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
@@ -40,8 +40,6 @@ from serve_app.engine.vllm_adapter import request_params
 from serve_app.engine.vllm_adapter.vllm_stats import StepCounts, own_metrics
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _HELD_S = 0.02  # maximum delay of joined deltas when no further output arrives
 
@@ -70,7 +68,6 @@ class _Live:
     task: asyncio.Task[None] | None = None  # set once the request is in vLLM
     has_started: bool = False
     cached_tokens: int = 0
-    refusal: Exception | None = None  # why vLLM has not taken it
 
     @property
     def request(self) -> GenerationRequest:
@@ -149,18 +146,18 @@ class VllmEngine:
         try:
             sampling = VllmSampling(**keywords, output_kind=RequestOutputKind.DELTA, structured_outputs=held)
         except VLLMClientError as error:
-            raise _refusal(error, params) from error
+            raise _refusal(error, params) or error from error
         sink = LoopSink(asyncio.get_running_loop(), interval_s)
         finished = False
         try:
             text = ReplyText(self._vocabulary, params, max_output)
             said_text = text.replay(request.said)
-            live = await self._on_loop(lambda: self._submit(request, sampling, text, said_text, state, sink))
+            await self._on_loop(lambda: self._submit(request, sampling, text, said_text, state, sink))
             while not finished:
                 event = await sink.events.get()
                 finished = isinstance(event, Finished)
-                if finished and live.refusal is not None:
-                    raise live.refusal
+                if finished and sink.refusal is not None:
+                    raise sink.refusal
                 yield event
         finally:
             if not finished:
@@ -222,7 +219,7 @@ class VllmEngine:
         said_text: str,
         grammar: GrammarState | None,
         sink: LoopSink,
-    ) -> _Live:
+    ) -> None:
         if self._closing or self._llm.errored:
             raise EngineClosed("The engine is closed.")
         if request.request_id in self._live:
@@ -233,7 +230,6 @@ class VllmEngine:
             live.deadline = self._loop.call_at(request.first_token_by, self._end, live, FinishReason.DEADLINE)
         if request.first_token_by is None or request.first_token_by > self._loop.time():
             self._release()
-        return live
 
     def _release(self) -> None:
         for place in self._gate.release():
@@ -263,8 +259,8 @@ class VllmEngine:
             logger.error("Request %s is lost: vLLM's engine process has failed.", request.request_id)
             self._end(live, FinishReason.ABORT)
         except Exception as error:
-            live.refusal = None if live.has_started else _refusal(error, request.sampling)
-            log = logger.error if live.refusal is None else logger.warning
+            live.sink.refusal = None if live.has_started else _refusal(error, request.sampling)
+            log = logger.error if live.sink.refusal is None else logger.warning
             log("vLLM failed on request %s: %s.", request.request_id, first_line(error.__cause__ or error))
         self._end(live, FinishReason.ERROR)  # no effect if it has ended
 
@@ -371,19 +367,19 @@ class VllmEngine:
         self._outbox.deliver()
         self._llm.shutdown()
 
-    async def _on_loop(self, work: Callable[[], T]) -> T:
+    async def _on_loop(self, work: Callable[[], None]) -> None:
         """Run `work` on the engine's loop, before any later call. Raises EngineClosed if the loop is closed."""
-        done: Future[T] = Future()
+        done: Future[None] = Future()
 
         def run() -> None:
             if not done.set_running_or_notify_cancel():
                 return  # the caller has gone
             try:
-                result = work()
+                work()
             except Exception as error:
                 done.set_exception(error)
             else:
-                done.set_result(result)
+                done.set_result(None)
 
         try:
             if self._closing:
@@ -391,7 +387,7 @@ class VllmEngine:
             self._loop.call_soon_threadsafe(run)
         except RuntimeError:
             raise EngineClosed("The engine is closed.") from None
-        return await asyncio.wrap_future(done)
+        await asyncio.wrap_future(done)
 
 
 def _refusal(error: Exception, params: SamplingParams) -> Exception | None:
