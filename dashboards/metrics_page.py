@@ -30,6 +30,13 @@ NOTES = (
     "first event.",
     "Counters start at 0 with each process. Do not bill from metrics: the ledger is authoritative.",
 )
+OWN = (
+    "A replica on vLLM also exports vLLM's own metrics, with `ray_vllm_` in place of `vllm:`: for example "
+    "`ray_vllm_time_to_first_token_seconds_bucket`, about 600 series per replica. [vLLM's documentation]"
+    "(https://docs.vllm.ai/en/latest/usage/metrics.html) describes them. Replicas read them every 5 s. vLLM's queue is "
+    "nearly empty, because requests wait in the service's queue: waiting requests are in the table above. Metrics that "
+    "only show configuration (`…_info`) are left out."
+)
 TABLE = "| metric | kind | unit | labels | description |\n|---|---|---|---|---|"
 
 
@@ -39,6 +46,7 @@ def page() -> str:
     for title, declared in GROUPS:
         rows = "\n".join(_row(metric) for metric in declared)
         sections.append(f"## {title}\n\n{TABLE}\n{rows}\n")
+    sections.append(f"## vLLM\n\n{OWN}\n")
     return "\n".join(sections)
 
 

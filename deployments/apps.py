@@ -7,6 +7,7 @@ from typing import Any
 from ray.serve import Application
 
 from serve_app.contracts.calls import shard_name
+from serve_app.engine.engines import ENGINES
 from serve_app.settings import ConsoleArgs, GatewayArgs, ModelArgs, parse
 
 
@@ -41,7 +42,7 @@ def model(args: dict[str, Any]) -> Application:
     from deployments.model import Model
 
     settings = parse(ModelArgs, args, "args")
-    return routing.routed(Model.options(ray_actor_options=_resources(settings)), settings)  # type: ignore[attr-defined]
+    return routing.routed(Model.options(**_options(settings)), settings)  # type: ignore[attr-defined]
 
 
 def backend(args: dict[str, Any], options: dict[str, Any], version: str) -> Application:
@@ -50,16 +51,21 @@ def backend(args: dict[str, Any], options: dict[str, Any], version: str) -> Appl
     from deployments.model import Model
 
     settings = parse(ModelArgs, args, "args")
-    resources = _resources(settings) | options.get("ray_actor_options", {})
+    own = _options(settings)
+    resources = own["ray_actor_options"] | options.get("ray_actor_options", {})
     deployment = Model.options(  # type: ignore[attr-defined]
-        **{**options, "ray_actor_options": resources}, version=version, _internal=True
+        **{**own, **options, "ray_actor_options": resources}, version=version, _internal=True
     )
     return routing.routed(deployment, settings)
 
 
-def _resources(settings: ModelArgs) -> dict[str, Any]:
+def _options(settings: ModelArgs) -> dict[str, Any]:
+    """Returns the deployment's options that follow from the settings. Those of a config file replace them."""
     from deployments.model import RESOURCES
 
-    # A config file's ray_actor_options replace these. `Model` reports it if that was a mistake.
+    # `Model` reports it if a config file's ray_actor_options were a mistake.
     python = settings.python()
-    return RESOURCES if python is None else RESOURCES | {"runtime_env": {"py_executable": python}}
+    resources = RESOURCES if python is None else RESOURCES | {"runtime_env": {"py_executable": python}}
+    # Calls beyond this wait in Serve's routers, where accounts don't take turns.
+    calls = ENGINES[settings.engine].max_running(settings) + settings.max_waiting
+    return {"ray_actor_options": resources, "max_ongoing_requests": calls}

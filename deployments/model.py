@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import logging
 import sys
 import time
@@ -43,6 +44,7 @@ from serve_app.times import MODEL_STOPS_S
 logger = logging.getLogger("ray.serve")
 
 REPORT_S = 0.5
+SAMPLES_EVERY = 10  # reports: Ray exports every 10 s
 RESOURCES = {"num_cpus": 1}
 
 # Switch interval: seconds that the engine's thread waits for the interpreter lock while the event loop is busy.
@@ -78,7 +80,6 @@ async def _gateway_handle(deployment: str) -> DeploymentHandle:
 
 @serve.deployment(
     name="Model",
-    max_ongoing_requests=128,
     # When `args` change, Serve starts new replicas alongside the old ones. The old replicas stop only after the new
     # ones are healthy. This needs spare capacity; without it, the new replicas wait. With Serve's default, the old
     # replicas would stop first.
@@ -93,15 +94,16 @@ class Model:
     """One engine with its weights."""
 
     async def __init__(self, settings: ModelArgs) -> None:  # type: ignore[misc]  # Serve awaits it
+        self._report: asyncio.Task[None] | None = None  # set last
         logger.info("serve-app %s", __version__)
         secret_files.forget_environment()  # on a one-machine service, Ray passes it to all processes
         sys.setswitchinterval(SWITCH_S)
         if settings.model == "bundled":
-            path = ensure_bundled_model(home_dir(), logger.info)
+            path = await asyncio.to_thread(ensure_bundled_model, home_dir(), logger.info)
             cache = settings.cache_dir or str(bundled_cache_dir(home_dir()))
             settings = settings.model_copy(update={"model": str(path), "cache_dir": cache})
         began = time.monotonic()
-        self._engine = start_engine(settings)
+        self._engine = await asyncio.to_thread(start_engine, settings)  # may take minutes
         load_s = time.monotonic() - began
         logger.info("The model was loaded in %.1f s.", load_s)
         dialect = Dialect(self._engine.chat, settings.tool_format, settings.reasoning)
@@ -129,8 +131,8 @@ class Model:
         self._metrics.set(metrics.REPLICA_COST, settings.cost_per_hour)
         self._counts = EngineCounts(self._metrics)
         self._pressure = PressureReporter(context.app_name, name, _limiter)
-        self._meter = LoadMeter(settings.max_running)
-        self._load = ReplicaLoad(slots=settings.max_running)
+        self._meter = LoadMeter(self._engine.max_running)
+        self._load = ReplicaLoad(slots=self._engine.max_running)
         self._report = asyncio.get_running_loop().create_task(self._report_forever())
 
     async def generate(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
@@ -151,9 +153,11 @@ class Model:
         return self._load.metrics()
 
     async def _report_forever(self) -> None:
-        while True:
+        for number in itertools.count():
             stats = self._engine.stats()
             self._counts.export(stats)
+            if number % SAMPLES_EVERY == 0:
+                self._counts.export_samples(self._engine.samples())
             waiting, size, age_s = await asyncio.to_thread(measure, self._spool)
             self._metrics.set(metrics.SPOOL_SETTLEMENTS, waiting, "replica")
             self._metrics.set(metrics.SPOOL_BYTES, size, "replica")
@@ -165,6 +169,8 @@ class Model:
 
     async def __del__(self) -> None:
         """Settles cut streams, then ends the engine's thread."""
+        if self._report is None:  # it is still loading; the engine ends with the process
+            return
         self._report.cancel()
         await self._replica.drain()
         await asyncio.to_thread(self._engine.close)

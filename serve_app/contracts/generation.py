@@ -283,13 +283,16 @@ class Rejection(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The only event of a request that did not start. Nothing was generated, and nothing is billed."""
+    """The only event of a request that did not run, except for `Started` if its engine refused it only then.
+
+    Nothing was generated, and nothing is billed.
+    """
 
     reason: Rejection
     prompt_tokens: int = 0  # exact; with CONTEXT, 0 if the prompt is too long to be counted
     limit: int = 0  # tokens, with CONTEXT
     message: str = ""  # with INVALID
-    param: str = "messages"  # with INVALID, the invalid field
+    param: str = "messages"  # with INVALID, the invalid field; empty if it is unknown
 
 
 @dataclass(frozen=True, slots=True)

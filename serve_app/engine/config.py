@@ -70,7 +70,7 @@ class EngineSettings(BaseModel):
     block_size: int = Field(default=16, ge=1, le=256)
     """Tokens per KV block."""
     max_running: int = Field(default=32, ge=1)
-    """Maximum number of running requests."""
+    """Maximum number of running requests. Default with `engine: vllm`: vLLM's own for the GPU."""
     max_waiting: int = Field(default=96, ge=0)
     """Maximum number of waiting requests. Then a request gets 503. An account below its even share of the queue is
     still admitted, up to twice `max_waiting` in total."""

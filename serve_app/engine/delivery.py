@@ -17,7 +17,7 @@ class LoopSink:
     So the coroutine wakes a few times a second, not for each token. The first text and all other events leave at once.
     """
 
-    __slots__ = ("events", "interval_s", "loop", "sent_at", "waiting")
+    __slots__ = ("events", "interval_s", "loop", "refusal", "sent_at", "waiting")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, interval_s: Callable[[], float] = lambda: 0.0) -> None:
         self.loop = loop
@@ -25,6 +25,7 @@ class LoopSink:
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.waiting: list[Event] = []
         self.sent_at = -math.inf  # time of the last delta
+        self.refusal: Exception | None = None  # the reason if the engine has ended the request without running it
 
     def add(self, event: Event) -> None:
         """Store an event; a delta is joined with the delta before it."""

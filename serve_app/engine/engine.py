@@ -20,7 +20,7 @@ from serve_app.engine.grammar.compiler import Compiled, GrammarCompiler
 from serve_app.engine.loading import loader
 from serve_app.engine.models.choose_runner import create_runner
 from serve_app.engine.output_stream import OutputStream
-from serve_app.engine.port import EngineStats, Promise
+from serve_app.engine.port import EngineStats, Promise, Sample
 from serve_app.engine.request import GenerationRequest
 from serve_app.engine.sampling import ranges
 from serve_app.engine.scheduling.sequence import StepPlan, TokenSequence
@@ -55,6 +55,7 @@ class Engine:
         self.fingerprint = fingerprint  # identifies everything that affects replies; empty if unknown
         # A single sequence must always fit into the cache; otherwise it could never finish.
         self.max_context = min(runner.class_bounds[-1], runner.num_blocks * settings.block_size)
+        self.max_running = settings.max_running
         self._runner = runner
         self._vocabulary = vocabulary
         self._eos_token_ids = eos_token_ids
@@ -100,6 +101,9 @@ class Engine:
         if self._chat is None:
             raise ValueError("this engine was built without a chat renderer")
         return self._chat
+
+    def samples(self) -> tuple[Sample, ...]:
+        return ()
 
     def check_health(self) -> None:
         """Raises EngineFailed if the engine was closed, or if it has lost its thread or its device."""

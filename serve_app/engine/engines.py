@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.errors import ModelError
-from serve_app.engine.vllm_adapter.vllm_settings import VllmSettings, problem
+from serve_app.engine.loading import prepared
+from serve_app.engine.vllm_adapter import process_environment
+from serve_app.engine.vllm_adapter.vllm_settings import MAX_SEQUENCES, VllmSettings, max_sequences, problem
 
 if TYPE_CHECKING:
     from serve_app.engine.port import EnginePort
@@ -29,6 +31,9 @@ class EngineKind(Protocol):
 
     def problem(self, settings: EngineSettings, options: Any) -> str | None:
         """The first problem with the settings; None if no problem is known."""
+
+    def max_running(self, settings: EngineSettings) -> int:
+        """Upper bound of the requests that run together; exact only after the start."""
 
     def start(self, settings: EngineSettings, options: Any, gpus: float, on_nodes: bool, say: Say) -> EnginePort:
         """Load the model and start the engine.
@@ -50,6 +55,9 @@ class Native:
     def problem(self, settings: EngineSettings, options: Any) -> str | None:
         return None
 
+    def max_running(self, settings: EngineSettings) -> int:
+        return settings.max_running
+
     def start(self, settings: EngineSettings, options: Any, gpus: float, on_nodes: bool, say: Say) -> EnginePort:
         from serve_app.engine.engine import Engine
         from serve_app.engine.loading.placement import check_gpus
@@ -69,6 +77,9 @@ class Vllm:
     def problem(self, settings: EngineSettings, options: VllmSettings) -> str | None:
         return problem(settings, options)
 
+    def max_running(self, settings: EngineSettings) -> int:
+        return max_sequences(settings) or MAX_SEQUENCES
+
     def start(
         self, settings: EngineSettings, options: VllmSettings, gpus: float, on_nodes: bool, say: Say
     ) -> EnginePort:
@@ -77,6 +88,7 @@ class Vllm:
                 f"This replica runs on {sys.executable}, which has no vLLM. Where config.yaml has ray_actor_options "
                 "for Model, add runtime_env: {py_executable: PATH}; `make engine-vllm` installs vLLM."
             )
+        process_environment.prepare(prepared.cache_dir(settings.cache_dir) / "vllm")
         from serve_app.engine.vllm_adapter import start
 
         return start.start(settings, options, gpus, on_nodes, say)

@@ -36,6 +36,17 @@ class UnsupportedGrammar(ValueError):
         super().__init__(message)
 
 
+class RequestRefused(ValueError):
+    """The engine does not support the parameters of a request; nothing was generated.
+
+    `param` is the field at fault, empty if it is unknown. The message has no full stop.
+    """
+
+    def __init__(self, message: str, param: str = "") -> None:
+        self.param = param
+        super().__init__(message)
+
+
 class EngineClosed(Exception):
     """The engine was closed and accepts no more requests."""
 

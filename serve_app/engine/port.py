@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from serve_app.contracts.generation import Event
 from serve_app.engine.chat import ChatRenderer
@@ -43,6 +43,16 @@ class EngineStats:
     step_sequences: int = 0  # sum of the sequences of all steps
 
 
+class Sample(NamedTuple):
+    """A value of a metric that only one kind of engine has. A counter starts at 0 when the engine starts."""
+
+    kind: Literal["counter", "gauge"]
+    name: str
+    description: str
+    labels: Mapping[str, str]
+    value: float
+
+
 class EnginePort(Protocol):
     """An engine that has started: it has its weights and accepts requests. Safe to use from any thread."""
 
@@ -53,6 +63,10 @@ class EnginePort(Protocol):
     @property
     def max_context(self) -> int:
         """Maximum number of tokens of prompt and reply together."""
+
+    @property
+    def max_running(self) -> int:
+        """Maximum number of requests that run together."""
 
     @property
     def lacks(self) -> frozenset[Promise]:
@@ -72,10 +86,11 @@ class EnginePort(Protocol):
 
         Deltas that arrive within `interval_s()` seconds of the last one are joined; the first one leaves at once.
 
-        Raises, at the first event:
+        Raises, instead of the first event or after `Started`:
             ValueError: the prompt is empty, a live request has the same id, a parameter is out of its range, or the
                 reply has ended with the `said` tokens.
             UnsupportedGrammar: a subclass of ValueError: the engine cannot enforce the grammar.
+            RequestRefused: a subclass of ValueError: the engine does not support the parameters.
             ContextLengthExceeded: the prompt leaves no room for a token of output.
             QueueFull: too many requests are waiting.
             EngineClosed: the engine was closed.
@@ -83,6 +98,9 @@ class EnginePort(Protocol):
 
     def stats(self) -> EngineStats:
         """The current load."""
+
+    def samples(self) -> Iterable[Sample]:
+        """The engine's own metrics, besides `stats`."""
 
     def check_health(self) -> None:
         """Raises EngineFailed if the engine accepts no more requests, so that its replica must be replaced."""

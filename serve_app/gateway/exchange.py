@@ -190,11 +190,7 @@ class Exchange:
             else:
                 self._record.phases.failed = True
         if isinstance(first, Rejected):
-            if self._runs.to_continue and first.reason not in (Rejection.QUEUE_FULL, Rejection.CLOSED):
-                self._give_back()  # the request is valid: part of its reply is sent, but this backend can't continue
-                raise self._replica_lost()
-            self._give_back(first)
-            raise rejection_error(first)
+            raise self._rejected(first)
         if isinstance(first, Finished) and first.reason is FinishReason.DEADLINE:
             self._give_back()
             raise waited_too_long()
@@ -241,6 +237,8 @@ class Exchange:
                         event = await self._generation.next_event()
                 except TimeoutError:
                     return None
+            if isinstance(event, Rejected) and self._state is State.CALLED:
+                raise self._rejected(event)
             self._count_usage(event)
             if isinstance(event, Delta | ReplyParts | ChoiceEnded):
                 if self._runs.passes(event):
@@ -306,6 +304,14 @@ class Exchange:
                 return await self._generation.next_event()
         except TimeoutError:
             raise waited_too_long() from None
+
+    def _rejected(self, rejected: Rejected) -> ApiError:
+        """Gives everything back, and returns the error of a request that its replica does not run."""
+        if self._runs.to_continue and rejected.reason not in (Rejection.QUEUE_FULL, Rejection.CLOSED):
+            self._give_back()  # the request is valid: part of its reply is sent, but this backend can't continue
+            return self._replica_lost()
+        self._give_back(rejected)
+        return rejection_error(rejected)
 
     async def _call_again(self, prompt_tokens: int) -> BackendEvent:
         """Adjusts the hold to the counted prompt, which exceeds the estimate, and calls the replica again."""

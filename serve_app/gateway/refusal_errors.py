@@ -38,7 +38,7 @@ def rejection_error(rejected: Rejected) -> ApiError:
         case Rejection.QUEUE_FULL:
             return errors.overloaded("the model's queue is full: try again later", retry_after_s=5)
         case Rejection.INVALID:
-            return errors.invalid_parameters(rejected.message, param=rejected.param)
+            return errors.invalid_parameters(rejected.message, param=rejected.param or None)
         case Rejection.CREDIT:
             return errors.insufficient_balance("the prompt costs more than the balance: add funds or shorten it")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from serve_app.contracts import metrics
 from serve_app.contracts.metric import Metric, Metrics
-from serve_app.engine.port import EngineStats
+from serve_app.engine.port import EngineStats, Sample
 
 GAUGES: dict[Metric, str] = {
     metrics.RUNNING: "running",
@@ -34,6 +36,8 @@ class EngineCounts:
     def __init__(self, exported: Metrics) -> None:
         self._exported = exported
         self._known: dict[Metric, float] = dict.fromkeys(COUNTERS, 0)
+        self._own: dict[str, Metric] = {}  # by name
+        self._sampled: dict[tuple[str, tuple[str, ...]], float] = {}  # last values
         exported.export_zeros(COUNTERS)
 
     def export(self, stats: EngineStats) -> None:
@@ -44,3 +48,23 @@ class EngineCounts:
             if value > self._known[counter]:
                 self._exported.add(counter, value - self._known[counter])
                 self._known[counter] = value
+
+    def export_samples(self, samples: Iterable[Sample]) -> None:
+        """Exports the engine's own metrics under their names."""
+        for sample in samples:
+            metric = self._own.get(sample.name)
+            if metric is None:
+                metric = Metric(sample.kind, sample.name, "", sample.description, tuple(sample.labels))
+                self._own[sample.name] = metric
+            labels = tuple(sample.labels[label] for label in metric.labels)
+            before = self._sampled.get((sample.name, labels))
+            if sample.value == before:
+                continue
+            self._sampled[sample.name, labels] = sample.value
+            if sample.kind == "gauge":
+                self._exported.set(metric, sample.value, *labels)
+                continue
+            if before is None:
+                self._exported.export_zeros([metric], [sample.labels])
+            if sample.value > (before or 0):
+                self._exported.add(metric, sample.value - (before or 0), *labels)

@@ -25,7 +25,13 @@ from serve_app.contracts.generation import (
 from serve_app.contracts.phases import Phases
 from serve_app.contracts.spans import SpanExport
 from serve_app.engine.aside import Aside
-from serve_app.engine.errors import ContextLengthExceeded, EngineClosed, QueueFull, UnsupportedGrammar
+from serve_app.engine.errors import (
+    ContextLengthExceeded,
+    EngineClosed,
+    QueueFull,
+    RequestRefused,
+    UnsupportedGrammar,
+)
 from serve_app.engine.port import EnginePort
 from serve_app.engine.request import GenerationRequest
 from serve_app.model.choices import generate_choices
@@ -70,7 +76,10 @@ class Replica:
         self._aside = Aside("prompts")
 
     async def generate(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
-        """Streams Rejected alone, or Started, the reply and Finished. Closing or cancelling it stops the engine."""
+        """Streams Started, the reply and Finished, or ends with Rejected in place of a reply.
+
+        Closing or cancelling it stops the engine.
+        """
         phases = Phases()
         phases.called()
         trace = None
@@ -214,6 +223,8 @@ def _rejected_sampling(error: ValueError, call: GenerateCall) -> Rejected | None
         if call.sampling.grammar is not None and call.sampling.grammar.kind is GrammarKind.REGEX:
             param = "guided_regex"
         return Rejected(Rejection.INVALID, message=f"{param}: {error}.", param=param)
+    if isinstance(error, RequestRefused):
+        return Rejected(Rejection.INVALID, message=f"{error}.", param=error.param)
     param = str(error).partition(" ")[0]
     if param in ("logit_bias", "min_p"):  # the sampler names the parameter
         return Rejected(Rejection.INVALID, message=f"{error}. Leave it out.", param=param)

@@ -1,39 +1,82 @@
-"""Generates an engine's first reply, before any client's. It loads and compiles the parts that every reply needs."""
+"""Generates an engine's first replies, before any client's. They load and compile the parts that replies need."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 from typing import Final
 
-from serve_app.contracts.generation import Bill, Finished, FinishReason, GenerateCall, SamplingParams
+from serve_app.contracts.generation import (
+    Bill,
+    Finished,
+    FinishReason,
+    GenerateCall,
+    Grammar,
+    GrammarKind,
+    SamplingParams,
+)
 from serve_app.contracts.money import Price
-from serve_app.engine.errors import ContextLengthExceeded, ModelError
+from serve_app.engine.errors import ContextLengthExceeded, EngineClosed, ModelError
 from serve_app.engine.port import EnginePort
 from serve_app.engine.request import GenerationRequest
 from serve_app.model.dialect import Dialect
 
+logger = logging.getLogger("ray.serve")
+
 NAME: Final = "warm-up"  # request id and tenant: no account finds this prompt in the cache
-TOKENS: Final = 8
 MESSAGES: Final = ({"role": "user", "content": "Count: " + " ".join(map(str, range(64)))},)
+_SHORT = SamplingParams(2, min_tokens=2)
+#: The replies. An engine may compute each in another way; on a GPU also those with top_p with and without a seed.
+REPLIES: Final = {
+    "plain": SamplingParams(8, min_tokens=8),
+    "temperature 0": replace(_SHORT, temperature=0.0),
+    "top_p": replace(_SHORT, top_p=0.9),
+    "top_k": replace(_SHORT, top_k=40),
+    "top_p and top_k": replace(_SHORT, top_p=0.9, top_k=40),
+    "top_p, top_k and seed": replace(_SHORT, top_p=0.9, top_k=40, seed=1),
+    "min_p": replace(_SHORT, min_p=0.05),
+    "logit_bias": replace(_SHORT, logit_bias=((0, -1.0),), ignore_eos=True),
+    "penalties": replace(_SHORT, repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1),
+    "logprobs": replace(_SHORT, logprobs=5),
+    "a grammar": SamplingParams(2, grammar=Grammar(GrammarKind.JSON_OBJECT)),
+}
 
 
 async def warm_up(engine: EnginePort, dialect: Dialect) -> None:
-    """Generates a short reply, unless its prompt is too long for the context. Raises ModelError if that fails."""
-    sampling = SamplingParams(TOKENS, ignore_eos=True)
-    call = GenerateCall(NAME, MESSAGES, sampling, 0, Bill(NAME, NAME, NAME, NAME, Price(0, 0, 0)))
+    """Generates short replies, unless their prompt is too long for the context.
+
+    Raises ModelError if the plain reply fails or the engine ends. Another reply may fail, because the engine may not
+    support its parameters.
+    """
+    call = GenerateCall(NAME, MESSAGES, REPLIES["plain"], 0, Bill(NAME, NAME, NAME, NAME, Price(0, 0, 0)))
     try:
         prompt = await asyncio.to_thread(dialect.prompt, call)
     except ContextLengthExceeded:
         return
-    if len(prompt.token_ids) + TOKENS > engine.max_context:
+    if len(prompt.token_ids) + REPLIES["plain"].max_tokens > engine.max_context:
         return
-    request = GenerationRequest(
-        request_id=NAME,
-        prompt_token_ids=tuple(prompt.token_ids),
-        sampling=replace(prompt.sampling, max_tokens=TOKENS),
-        tenant=NAME,
-    )
-    async for event in engine.generate(request, lambda: 0.0):
-        if isinstance(event, Finished) and event.reason not in (FinishReason.LENGTH, FinishReason.STOP):
-            raise ModelError(f"the model was loaded and can't reply: its first reply ended with {event.reason}")
+    for name, sampling in REPLIES.items():
+        sampling = replace(sampling, shown=prompt.sampling.shown)
+        reason = await _reply(engine, GenerationRequest(NAME, tuple(prompt.token_ids), sampling, NAME))
+        if reason is FinishReason.ABORT or (name == "plain" and not _is_good(reason)):
+            raise ModelError(f"the model was loaded and can't reply: its first reply ({name}) ended with {reason}")
+        if not _is_good(reason):
+            logger.warning("The first reply with %s failed: %s.", name, reason)
+
+
+def _is_good(reason: FinishReason | ValueError) -> bool:
+    return reason in (FinishReason.LENGTH, FinishReason.STOP)
+
+
+async def _reply(engine: EnginePort, request: GenerationRequest) -> FinishReason | ValueError:
+    """Generates a reply. Returns its end, or why the engine refuses the request."""
+    try:
+        async for event in engine.generate(request, lambda: 0.0):
+            if isinstance(event, Finished):
+                return event.reason
+    except ValueError as refused:
+        return refused
+    except EngineClosed:
+        return FinishReason.ABORT
+    return FinishReason.ABORT

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from serve_app.contracts.generation import SamplingParams
-from serve_app.engine.vllm_adapter.request_params import keywords
+from serve_app.contracts.generation import Grammar, GrammarKind, SamplingParams
+from serve_app.engine.engines import ENGINES
+from serve_app.engine.errors import RequestRefused, UnsupportedGrammar
+from serve_app.engine.vllm_adapter.request_params import keywords, refusal
 from serve_app.settings import ModelArgs, SettingsError, parse
 
 EOS = frozenset({2, 7})
@@ -120,3 +122,46 @@ def test_the_least_number_of_tokens_is_never_above_the_most() -> None:
 def test_each_seed_is_one_that_vllm_takes(seed: int) -> None:
     assert 0 <= of(seed=seed)["seed"] < 2**63
     assert of()["seed"] is None
+
+
+@pytest.mark.parametrize(
+    ("message", "parameter", "given", "param"),
+    [
+        ("The min_p and logit_bias parameters are not yet supported.", None, {"min_p": 0.1}, "min_p"),
+        ("The min_p and logit_bias parameters are not yet supported.", None, {"logit_bias": ((3, 1.0),)}, "logit_bias"),
+        ("Requested logprobs of 9, which is greater than max allowed: 5", "logprobs", {"logprobs": 9}, "logprobs"),
+        ("sampling distribution replay requires temperature > 0", None, {"temperature": 0.0}, "temperature"),
+        ("token_ids hold something", "stop_token_ids", {"min_p": 0.1}, ""),
+        ("The model is tired", None, {}, ""),
+    ],
+    ids=lambda value: str(value)[:20],
+)  # fmt: skip
+def test_what_vllm_refuses_names_the_field_that_the_request_has_set(
+    message: str, parameter: str | None, given: dict[str, Any], param: str
+) -> None:
+    error = refusal(message, parameter, SamplingParams(max_tokens=9, **given))
+    assert isinstance(error, RequestRefused)
+    assert error.param == param
+    assert message in str(error)
+    assert str(error).startswith(param)
+
+
+@pytest.mark.parametrize(
+    ("message", "parameter"),
+    [
+        ("Structured outputs are not yet supported for diffusion language models.", None),
+        ("Grammar error: too many states", None),
+        ("out of range", "structured_outputs"),
+    ],
+)
+def test_what_vllm_refuses_about_a_grammar_is_an_error_of_the_grammar(message: str, parameter: str | None) -> None:
+    grammar = Grammar(GrammarKind.JSON_OBJECT)
+    assert isinstance(refusal(message, parameter, SamplingParams(9, grammar=grammar)), UnsupportedGrammar)
+    assert not isinstance(refusal(message, parameter, SamplingParams(9)), UnsupportedGrammar)
+
+
+def test_the_number_of_running_requests_is_vllms_unless_it_is_set() -> None:
+    assert ENGINES["vllm"].max_running(args()) == 1024
+    assert ENGINES["vllm"].max_running(args(max_running=32)) == 36  # four are for accounts that have none running
+    assert ENGINES["vllm"].max_running(args(max_running=1)) == 2
+    assert ENGINES["native"].max_running(parse(ModelArgs, {"model": "m"}, "args")) == 32

@@ -13,6 +13,7 @@ from .replies import Asker
 MAX_RUNNING, MAX_WAITING = 4, 8
 # 364 and 728 tokens of the bundled model; vLLM's blocks are large.
 KV_CACHE = {"native": "8MiB", "vllm": "32MiB"}
+VLLM_CONTEXT = 512  # what fits
 
 
 def start_native(home: Path) -> EnginePort:
@@ -43,6 +44,7 @@ def start_vllm(home: Path) -> EnginePort:
         model=str(ensure_bundled_model(home, print)),
         dtype="float32",
         kv_cache_memory=KV_CACHE["vllm"],
+        max_context=VLLM_CONTEXT,
         max_running=MAX_RUNNING,
         max_waiting=MAX_WAITING,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +17,16 @@ from safetensors.torch import save_file
 
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: `make test-vllm`")
 
-from serve_app.contracts.generation import Delta, FinishReason
+from vllm.engine.arg_utils import EngineArgs
+from vllm.exceptions import VLLMValidationError
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from serve_app.contracts.generation import Delta, FinishReason, Grammar, GrammarKind
 from serve_app.engine.config import EngineSettings
-from serve_app.engine.errors import EngineClosed, EngineFailed, ModelError
-from serve_app.engine.vllm_adapter.start import start
+from serve_app.engine.errors import EngineClosed, EngineFailed, ModelError, RequestRefused, UnsupportedGrammar
+from serve_app.engine.vllm_adapter import start as starting
+from serve_app.engine.vllm_adapter.start import engine_arguments, start
 from serve_app.engine.vllm_adapter.vllm_engine import VllmEngine
 from serve_app.engine.vllm_adapter.vllm_settings import VllmSettings
 
@@ -113,6 +120,84 @@ async def test_an_adapter_replies_for_those_who_name_it_and_shares_no_prompt_wit
 def test_an_argument_that_vllm_does_not_have_is_named_with_the_nearest_one(model_path: Path) -> None:
     with pytest.raises(ModelError, match=r"vllm\.max_num_batch_tokens.*do you mean max_num_batched_tokens"):
         start(settings(model_path), VllmSettings(further={"max_num_batch_tokens": 512}))
+
+
+@pytest.mark.parametrize(
+    ("given", "sequences"), [({}, 1024), ({"max_running": 32}, 36), ({"max_running": 4}, 5)], ids=str
+)
+async def test_vllm_runs_with_its_own_sizes_for_an_api_server_on_the_gpu(
+    model_path: Path, given: dict[str, int], sequences: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_h100 = {UsageContext.OPENAI_API_SERVER: 8192}, {UsageContext.OPENAI_API_SERVER: 1024}
+    monkeypatch.setattr(EngineArgs, "get_batch_defaults", classmethod(lambda *_: on_h100))
+    monkeypatch.setattr(AsyncLLM, "from_vllm_config", lambda config, **_: config)
+    chosen = EngineSettings(model=str(model_path), **given)
+    config, _ = await starting._start(engine_arguments(chosen, VllmSettings(), model_path, "float32"), None)  # type: ignore[arg-type]
+    scheduler = config.scheduler_config
+    assert (scheduler.max_num_batched_tokens, scheduler.max_num_seqs) == (8192, sequences)
+
+
+async def test_what_vllm_counts_is_exported_under_its_names(roomy: Asker) -> None:
+    def tokens() -> float:
+        [found] = [sample for sample in roomy.engine.samples() if sample.name == "vllm_generation_tokens"]
+        assert found.kind == "counter"
+        assert found.labels["model_name"]
+        return found.value
+
+    await roomy.until_idle()
+    before = tokens()
+    await roomy.ask("A river", max_tokens=12, ignore_eos=True)
+    await roomy.until_idle()
+    assert tokens() - before == 12
+    samples = list(roomy.engine.samples())
+    assert all(re.fullmatch(r"vllm_[a-z0-9_]+", sample.name) for sample in samples)
+    buckets = [s.value for s in samples if s.name == "vllm_inter_token_latency_seconds_bucket"]
+    assert buckets == sorted(buckets)
+    assert buckets[-1] >= 11
+    assert len({(s.name, *s.labels.values()) for s in samples}) == len(samples)
+
+
+async def test_a_request_that_vllm_refuses_is_the_requests_fault_and_leaves_nothing_behind(
+    roomy: Asker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RequestRefused) as caught:
+        await roomy.ask(repetition_penalty=-1.0)  # refused when its parameters are made
+    assert caught.value.param == "repetition_penalty"
+
+    def refuse(params: object) -> None:
+        raise VLLMValidationError("min_p is not for this model", parameter="min_p", value=0.1)
+
+    engine = roomy.engine
+    assert isinstance(engine, VllmEngine)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._llm.input_processor, "validate_logits_processors_params", refuse)
+        with pytest.raises(RequestRefused, match="min_p is not for this model") as caught:  # once it has its turn
+            await roomy.ask(min_p=0.1)
+        assert caught.value.param == "min_p"
+        assert "value=" not in str(caught.value)
+
+        def refuse_grammar(params: object) -> None:
+            raise VLLMValidationError("Structured outputs are not for this model")
+
+        patch.setattr(engine._llm.input_processor, "validate_logits_processors_params", refuse_grammar)
+        with pytest.raises(UnsupportedGrammar, match="Structured outputs are not for this model"):
+            await roomy.ask(grammar=Grammar(GrammarKind.JSON_OBJECT))
+    await roomy.until_idle()
+    assert (await roomy.ask(max_tokens=3, ignore_eos=True)).end.completion_tokens == 3
+
+
+def test_a_context_that_does_not_fit_the_memory_is_refused_and_the_remedies_help(model_path: Path) -> None:
+    options = VllmSettings(further={"enforce_eager": True})
+    with pytest.raises(ModelError, match=r"of the 4096 tokens of max_context") as caught:
+        start(settings(model_path, kv_cache_memory="32MiB", max_context=4096), options)
+    [memory, context] = re.findall(r"kv_cache_memory to (\S+), or max_context to (\d+)", str(caught.value))[0]
+    for given in (
+        {"kv_cache_memory": memory, "max_context": 4096},
+        {"kv_cache_memory": "32MiB", "max_context": context},
+    ):
+        engine = start(settings(model_path, **given), options)
+        assert engine.max_context == int(given["max_context"])
+        engine.close()
 
 
 def test_a_gpu_for_the_cpu_build_is_refused(model_path: Path) -> None:

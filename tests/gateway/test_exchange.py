@@ -107,6 +107,20 @@ async def test_a_request_that_a_replica_rejects_consumes_nothing(
         assert after.headers["x-ratelimit-remaining-requests"] == "999"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("param", "named"), [("min_p", "min_p"), ("", None)])
+async def test_a_request_that_an_engine_refuses_only_after_its_start_is_refused_and_free(
+    world: World, stream: bool, param: str, named: str | None
+) -> None:
+    refused = Rejected(Rejection.INVALID, message="this model's engine refuses the request.", param=param)
+    world.backends.play([Started(10, 0), refused])
+    call = await Call(world, stream=stream).done()
+    assert call.status == 422
+    error = call.json["error"]
+    assert (error["code"], error["param"]) == ("invalid_parameter", named)
+    await settled(world, requests=0, spent=0)
+
+
 @pytest.mark.parametrize(
     "rejected",
     [

@@ -25,7 +25,13 @@ from serve_app.contracts.generation import (
 )
 from serve_app.contracts.money import Price
 from serve_app.contracts.ports import SettleAnswer
-from serve_app.engine.errors import ContextLengthExceeded, EngineClosed, QueueFull, UnsupportedGrammar
+from serve_app.engine.errors import (
+    ContextLengthExceeded,
+    EngineClosed,
+    QueueFull,
+    RequestRefused,
+    UnsupportedGrammar,
+)
 from serve_app.engine.request import GenerationRequest
 from serve_app.model.replica import SHORT, Replica, _is_short
 from serve_app.model.reply import Reply
@@ -175,6 +181,19 @@ async def test_a_field_that_the_sampler_refuses_is_the_requests_fault_and_is_nam
     [rejected] = await Made(ValueError(f"{param} is not possible here")).all()
     assert (rejected.reason, rejected.param) == (Rejection.INVALID, param)
     assert rejected.message == f"{param} is not possible here. Leave it out."
+
+
+@pytest.mark.parametrize("started", [False, True], ids=["at once", "once it has its turn"])
+@pytest.mark.parametrize("param", ["min_p", ""])
+async def test_a_request_that_the_engine_refuses_is_the_requests_fault(param: str, started: bool) -> None:
+    script = [Started(10, 0)] if started else []
+    made = Made(*script, RequestRefused("this model's engine refuses the request: no min_p", param))
+    *_, rejected = events = await made.all()
+    message = "this model's engine refuses the request: no min_p."
+    assert rejected == Rejected(Rejection.INVALID, message=message, param=param)
+    assert len(events) == len(script) + 1
+    await made.replica.drain()
+    assert not made.settled
 
 
 async def test_a_grammar_that_the_engine_cannot_enforce_is_refused_with_its_reason() -> None:

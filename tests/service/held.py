@@ -18,7 +18,7 @@ from ray.serve import Application
 from deployments import model
 from serve_app.contracts.generation import Delta, Event, Finished, FinishReason, Started
 from serve_app.engine.errors import QueueFull
-from serve_app.engine.port import EngineStats, Promise
+from serve_app.engine.port import EngineStats, Promise, Sample
 from serve_app.engine.request import GenerationRequest
 from serve_app.settings import ModelArgs, home_dir, parse
 from tests.service.replies import PLACES, prompt_text, reply
@@ -48,6 +48,7 @@ class HeldEngine:
 
     chat = HeldChat()
     max_context = CONTEXT
+    max_running = PLACES
     lacks: frozenset[Promise] = frozenset()
     fingerprint = "0123456789ab"
 
@@ -95,6 +96,9 @@ class HeldEngine:
             prefix_hit_tokens=0,
         )
 
+    def samples(self) -> tuple[Sample, ...]:
+        return ()
+
     def check_health(self) -> None: ...
 
     def close(self) -> None: ...
@@ -118,5 +122,5 @@ class Held(model.Model.func_or_class):  # type: ignore[misc, name-defined]
 def app(_: dict[str, Any]) -> Application:
     """The builder that the configuration imports."""
     settings = parse(ModelArgs, {"model": "held", "max_running": PLACES, "max_waiting": 0}, "args")
-    deployment = model.Model.options(func_or_class=Held, ray_actor_options={"num_cpus": 0})
+    deployment = model.Model.options(func_or_class=Held, max_ongoing_requests=128, ray_actor_options={"num_cpus": 0})
     return deployment.bind(settings)  # type: ignore[no-any-return]

@@ -55,6 +55,18 @@ def test_an_account_finds_its_own_prompt_again_and_no_other_does(service: Servic
     assert cached(stranger) == 0
 
 
+def test_vllms_own_metrics_are_scraped_with_the_services(service: Service) -> None:
+    def found() -> list[str]:
+        lines = service.http.get(service.metrics_url).text.splitlines()
+        return [line for line in lines if line.startswith("ray_vllm_generation_tokens_total{")]
+
+    client = service.account("metrics").client()
+    client.chat.completions.create(model="svc-chat", messages=FRANCE, max_tokens=20)
+    [line] = until(found)
+    assert 'application="smollm2"' in line
+    assert float(line.split()[-1]) > 0
+
+
 async def test_a_killed_engine_process_is_replaced_and_nobody_pays_for_what_it_did_not_finish(service: Service) -> None:
     account = await asyncio.to_thread(service.account, "vllm dies")
     [engine] = await asyncio.to_thread(until, lambda: engine_processes(service))

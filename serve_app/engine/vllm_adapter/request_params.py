@@ -1,10 +1,12 @@
-"""Converts a request's sampling parameters to vLLM's."""
+"""Converts a request's sampling parameters to vLLM's, and vLLM's refusals to ours."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from serve_app.contracts.generation import SamplingParams
+from serve_app.engine.errors import RequestRefused, UnsupportedGrammar
 
 _BAN = -1e7  # vLLM adds biases before the repetition penalty, which may multiply them by 0.01
 _MIN_BIAS = -100.0  # this bias is a ban
@@ -12,6 +14,7 @@ _MAX_BIASES = 1024  # a request with more ends vLLM's process on a GPU
 _MIN_TEMPERATURE = 0.01  # vLLM raises lower ones to this, and logs a warning for each request
 _MIN_TOP_P = 1e-6  # only the likeliest token is within it; a smaller one would become 0 in vLLM's float32
 _SEEDS = 2**63 - 1  # vLLM takes -1 for no seed
+_OF_GRAMMARS = re.compile(r"structured|grammar|guidance|schema|regex", re.IGNORECASE)
 
 
 def keywords(
@@ -69,3 +72,14 @@ def grammar_text(lark: str) -> str:
     token's name, these do not spell it, and the reply fails.
     """
     return f'%llguidance {{"no_forcing": true}}\n{lark}'
+
+
+def refusal(message: str, parameter: str | None, params: SamplingParams) -> ValueError:
+    """The error for a request that vLLM refuses with this message; `parameter` is vLLM's name of the field at fault."""
+    if params.grammar is not None and _OF_GRAMMARS.search(f"{parameter} {message}"):
+        return UnsupportedGrammar(f"this model's engine refuses it: {message}")
+    plain = SamplingParams(max_tokens=params.max_tokens)
+    for name in [parameter] if parameter else re.findall(r"\w+", message):
+        if getattr(params, name, None) != getattr(plain, name, None):  # the request has set the field
+            return RequestRefused(f"{name}: this model's engine refuses it: {message}", name)
+    return RequestRefused(f"this model's engine refuses the request: {message}")

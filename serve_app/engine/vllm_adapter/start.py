@@ -9,7 +9,6 @@ import difflib
 import hashlib
 import json
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ import vllm
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from serve_app.engine.config import EngineSettings
@@ -29,13 +29,13 @@ from serve_app.engine.loading import checkpoint, hub, loader
 from serve_app.engine.sampling.ranges import MAX_TOP_LOGPROBS
 from serve_app.engine.scheduling.fair_gate import FairGate
 from serve_app.engine.scheduling.fair_queue import FairQueue
+from serve_app.engine.vllm_adapter import context_memory
+from serve_app.engine.vllm_adapter.context_memory import KvMemory
 from serve_app.engine.vllm_adapter.vllm_engine import Limits, VllmEngine
-from serve_app.engine.vllm_adapter.vllm_settings import VllmSettings, problem
+from serve_app.engine.vllm_adapter.vllm_settings import SPARE, VllmSettings, max_sequences, problem
 from serve_app.engine.vllm_adapter.vllm_stats import StepCounts
 
 logger = logging.getLogger(__name__)
-
-_SPARE = 8  # one additional sequence per this many slots, for tenants that have none running
 
 
 def start(
@@ -61,8 +61,7 @@ def start(
     adapters = find_adapters(options.adapters, progress)
     fingerprint = checkpoint.fingerprint(source.folder, _identity(options, dtype, adapters))
     loader.check_fingerprint(source, settings, fingerprint)
-    spare = max(1, settings.max_running // _SPARE)
-    arguments = engine_arguments(settings, options, source.folder, dtype, settings.max_running + spare)
+    arguments = engine_arguments(settings, options, source.folder, dtype) | {"served_model_name": source.name}
     if adapters:
         ranks = [rank_of(Path(adapter.lora_path)) for adapter in adapters.values()]
         arguments |= {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": max(ranks)}
@@ -74,27 +73,37 @@ def start(
     loop, thread = _running_loop()
     llm = None
     try:
-        llm = asyncio.run_coroutine_threadsafe(_start(arguments, counts), loop).result()
+        llm, native_context = asyncio.run_coroutine_threadsafe(_start(arguments, counts), loop).result()
+        max_context = min(native_context, settings.max_context)
+        if llm.model_config.max_model_len < max_context:
+            memory = _kv_memory(llm, settings, 0 if current_platform.is_cpu() else options.gpus)
+            raise ModelError(f"{source.name}: {context_memory.too_small(memory, max_context)}.")
         for adapter in adapters.values():  # now: a failure in the first request's step would end the engine
             progress(f"Loading the adapter {adapter.lora_name}")
             asyncio.run_coroutine_threadsafe(llm.add_lora(adapter), loop).result()
         vocab_size = llm.model_config.get_vocab_size()
         eos = loader.eos_token_ids(_generation_config(source.folder), tokenizer)
+        scheduler = llm.vllm_config.scheduler_config
+        spare = max(1, scheduler.max_num_seqs // (SPARE + 1))
         limits = Limits(
-            max_context=min(llm.model_config.max_model_len, settings.max_context),
+            max_context=max_context,
             max_output=settings.max_output,
+            max_running=scheduler.max_num_seqs - spare,
             vocab_size=vocab_size,
             kv_blocks=llm.vllm_config.cache_config.num_gpu_blocks or 0,
             eos_token_ids=frozenset(token for token in eos if token < vocab_size),
         )
         gate = FairGate(
             FairQueue(settings.fair_prompt_weight, settings.fair_output_weight),
-            max_running=settings.max_running,
+            max_running=limits.max_running,
             max_waiting=settings.max_waiting,
             spare=spare,
-            step_tokens=llm.vllm_config.scheduler_config.max_num_batched_tokens,
+            step_tokens=scheduler.max_num_batched_tokens,
         )
-        progress(f"vLLM has started in {time.monotonic() - began:.0f} s; the context is {limits.max_context} tokens")
+        progress(
+            f"vLLM has started in {time.monotonic() - began:.0f} s: a context of {max_context} tokens, "
+            f"{limits.max_running} running requests, {scheduler.max_num_batched_tokens} tokens per step"
+        )
         return VllmEngine(
             llm, loop, thread, tokenizer, gate, counts, limits, adapters=adapters, fingerprint=fingerprint
         )
@@ -102,7 +111,7 @@ def start(
         if llm is not None:
             loop.call_soon_threadsafe(llm.shutdown)
         loop.call_soon_threadsafe(loop.stop)
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) and not isinstance(error, ModelError):
             raise ModelError(
                 f"vLLM did not start with {source.name}: {first_line(error)}. Its own lines in the log say why."
             ) from error
@@ -140,9 +149,7 @@ def _identity(options: VllmSettings, dtype: str, adapters: Mapping[str, LoRARequ
     return "\n".join(["vllm", *parts])
 
 
-def engine_arguments(
-    settings: EngineSettings, options: VllmSettings, folder: Path, dtype: str, max_num_seqs: int
-) -> dict[str, Any]:
+def engine_arguments(settings: EngineSettings, options: VllmSettings, folder: Path, dtype: str) -> dict[str, Any]:
     """Arguments for AsyncEngineArgs. Raises ModelError for an argument that vLLM does not know."""
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     for name in options.further:
@@ -153,9 +160,9 @@ def engine_arguments(
     chosen: dict[str, Any] = {
         "model": str(folder),
         "dtype": dtype,
-        # vLLM chooses the longest context that fits in memory; the engine uses less if `max_context` is lower.
+        # vLLM chooses the longest context that fits in memory, up to the model's own; `start` checks it.
         "max_model_len": -1,
-        "max_num_seqs": max_num_seqs,
+        "max_num_seqs": max_sequences(settings),
         "enable_prefix_caching": settings.prefix_reuse,
         "tensor_parallel_size": options.tensor_parallel_size,
         "pipeline_parallel_size": options.pipeline_parallel_size,
@@ -195,11 +202,30 @@ def _wrong_gpus(options: VllmSettings, gpus: float, on_nodes: bool) -> str | Non
     return None
 
 
-async def _start(arguments: dict[str, Any], counts: StepCounts) -> AsyncLLM:
-    # A forked process cannot use CUDA if its parent has used it, and the replica may have.
-    os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[lambda config, index: counts])
+async def _start(arguments: dict[str, Any], counts: StepCounts) -> tuple[AsyncLLM, int]:
+    """The engine, and the model's own context in tokens."""
+    # As an API server: vLLM's number of tokens per step and of sequences for the GPU depend on it.
+    usage = UsageContext.OPENAI_API_SERVER
+    config = AsyncEngineArgs(**arguments).create_engine_config(usage)
+    native_context = config.model_config.max_model_len  # before vLLM lowers it to what fits
+    llm = AsyncLLM.from_vllm_config(config, usage_context=usage, stat_loggers=[lambda config, index: counts])
+    return llm, native_context
+
+
+def _kv_memory(llm: AsyncLLM, settings: EngineSettings, gpus: int) -> KvMemory:
+    model, parallel, cache = llm.model_config, llm.vllm_config.parallel_config, llm.vllm_config.cache_config
+    is_plain = cache.cache_dtype == "auto"
+    numbers = model.get_num_kv_heads(parallel) * model.get_head_size() * (1 if model.use_mla else 2)
+    return KvMemory(
+        tokens=model.max_model_len,
+        token_bytes=model.get_num_layers(parallel) * numbers * (model.dtype.itemsize if is_plain else 1),
+        cache_bytes=cache.kv_cache_memory_bytes if "kv_cache_memory" in settings.model_fields_set else None,
+        gpus=gpus,
+        tensor_parallel_size=parallel.tensor_parallel_size,
+        gpu_bytes=current_platform.get_device_total_memory(),
+        utilization=cache.gpu_memory_utilization,
+        is_halvable=is_plain and current_platform.has_device_capability(89),
+    )
 
 
 def _running_loop() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:

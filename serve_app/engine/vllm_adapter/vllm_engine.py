@@ -11,32 +11,33 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any
 
 from vllm import SamplingParams as VllmSampling
+from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.inputs.engine import tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from serve_app.contracts.generation import Event, Finished, FinishReason, Started
+from serve_app.contracts.generation import Event, Finished, FinishReason, SamplingParams, Started
 from serve_app.engine.chat import ChatRenderer
 from serve_app.engine.delivery import LoopSink, Outbox
-from serve_app.engine.errors import EngineClosed, EngineFailed, UnsupportedGrammar, first_line
+from serve_app.engine.errors import EngineClosed, EngineFailed, QueueFull, UnsupportedGrammar, first_line
 from serve_app.engine.grammar.compiler import GrammarCompiler, GrammarState
-from serve_app.engine.port import EngineStats, Promise
+from serve_app.engine.port import EngineStats, Promise, Sample
 from serve_app.engine.request import GenerationRequest
 from serve_app.engine.sampling import ranges
 from serve_app.engine.scheduling.fair_gate import FairGate, Place
 from serve_app.engine.text.detokenizer import Vocabulary
 from serve_app.engine.text.reply_text import ReplyText
 from serve_app.engine.vllm_adapter import request_params
-from serve_app.engine.vllm_adapter.vllm_stats import StepCounts
+from serve_app.engine.vllm_adapter.vllm_stats import StepCounts, own_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ _HELD_S = 0.02  # maximum delay of joined deltas when no further output arrives
 class Limits:
     max_context: int
     max_output: int
+    max_running: int
     vocab_size: int
     kv_blocks: int
     eos_token_ids: frozenset[int]
@@ -95,6 +97,7 @@ class VllmEngine:
         fingerprint: str = "",
     ) -> None:
         self.max_context = limits.max_context
+        self.max_running = limits.max_running
         self.fingerprint = fingerprint
         self.chat = ChatRenderer(tokenizer, limits.max_context)
         self._llm = llm
@@ -131,20 +134,19 @@ class VllmEngine:
         max_output = min(params.max_tokens, self._limits.max_output, room)
         if len(request.said) >= max_output:  # vLLM would report an invalid `max_tokens`
             raise ValueError("the reply has ended with the tokens that are to be continued")
-        sampling = VllmSampling(
-            **request_params.keywords(
-                params,
-                max_output,
-                self._limits.eos_token_ids,
-                lark,
-                len(request.said),
-                speculates=self._llm.vllm_config.speculative_config is not None,
-            ),
-            output_kind=RequestOutputKind.DELTA,
-            structured_outputs=None
-            if lark is None
-            else StructuredOutputsParams(grammar=request_params.grammar_text(lark)),
+        keywords = request_params.keywords(
+            params,
+            max_output,
+            self._limits.eos_token_ids,
+            lark,
+            len(request.said),
+            speculates=self._llm.vllm_config.speculative_config is not None,
         )
+        held = None if lark is None else StructuredOutputsParams(grammar=request_params.grammar_text(lark))
+        try:
+            sampling = VllmSampling(**keywords, output_kind=RequestOutputKind.DELTA, structured_outputs=held)
+        except VLLMClientError as error:
+            raise _refusal(error, params) or error from error
         sink = LoopSink(asyncio.get_running_loop(), interval_s)
         finished = False
         try:
@@ -154,6 +156,8 @@ class VllmEngine:
             while not finished:
                 event = await sink.events.get()
                 finished = isinstance(event, Finished)
+                if finished and sink.refusal is not None:
+                    raise sink.refusal
                 yield event
         finally:
             if not finished:
@@ -181,6 +185,9 @@ class VllmEngine:
             step_seconds=counts.step_seconds,
             step_sequences=counts.step_sequences,
         )
+
+    def samples(self) -> Iterable[Sample]:
+        return own_metrics()
 
     def check_health(self) -> None:
         """Raises EngineFailed if the engine was closed or vLLM's process has ended."""
@@ -252,7 +259,9 @@ class VllmEngine:
             logger.error("Request %s is lost: vLLM's engine process has failed.", request.request_id)
             self._end(live, FinishReason.ABORT)
         except Exception as error:
-            logger.error("vLLM failed on request %s: %s.", request.request_id, first_line(error))
+            live.sink.refusal = None if live.has_started else _refusal(error, request.sampling)
+            log = logger.error if live.sink.refusal is None else logger.warning
+            log("vLLM failed on request %s: %s.", request.request_id, first_line(error.__cause__ or error))
         self._end(live, FinishReason.ERROR)  # no effect if it has ended
 
     def _take(self, live: _Live, output: RequestOutput) -> FinishReason | None:
@@ -379,6 +388,17 @@ class VllmEngine:
         except RuntimeError:
             raise EngineClosed("The engine is closed.") from None
         await asyncio.wrap_future(done)
+
+
+def _refusal(error: Exception, params: SamplingParams) -> Exception | None:
+    """The error of a request that vLLM has refused with this one; None if vLLM itself has failed."""
+    cause = error.__cause__ if isinstance(error, EngineGenerateError) else error
+    if isinstance(cause, GracefulHTTPError):  # its own limits on waiting requests, if further arguments set them
+        return QueueFull(0)
+    if not isinstance(cause, VLLMClientError | ValueError):
+        return None
+    message = first_line(Exception(*cause.args))  # vLLM's own text of an error repeats the parameter and its value
+    return request_params.refusal(message, getattr(cause, "parameter", None), params)
 
 
 def _chosen_and_top(logprobs: Any, token: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:

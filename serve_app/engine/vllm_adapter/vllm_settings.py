@@ -10,6 +10,9 @@ from pydantic.json_schema import SkipJsonSchema
 
 from serve_app.engine.config import EngineSettings
 
+#: The most sequences that vLLM runs by default, on any GPU.
+MAX_SEQUENCES = 1024
+SPARE = 8  # one additional sequence per this many slots, for tenants that have none running
 #: vLLM's arguments that follow from the service's settings, mapped to the setting to use instead.
 INSTEAD = {
     "model": "model",
@@ -82,3 +85,10 @@ def problem(settings: EngineSettings, vllm: VllmSettings) -> str | None:
         if name in FIXED:
             return f"vllm.{name}: the service sets it itself; leave it out"
     return None
+
+
+def max_sequences(settings: EngineSettings) -> int | None:
+    """Sequences that vLLM may run together: `max_running` and the spare ones. None: vLLM chooses for the GPU."""
+    if "max_running" not in settings.model_fields_set:
+        return None
+    return settings.max_running + max(1, settings.max_running // SPARE)

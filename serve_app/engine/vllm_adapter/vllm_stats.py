@@ -1,11 +1,15 @@
-"""Adds up the statistics that vLLM reports after each step."""
+"""Adds up the statistics that vLLM reports after each step, and reads vLLM's own metrics."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
+from prometheus_client import REGISTRY
 from vllm.v1.metrics.loggers import StatLoggerBase
+
+from serve_app.engine.port import Sample
 
 
 class StepCounts(StatLoggerBase):
@@ -38,3 +42,19 @@ class StepCounts(StatLoggerBase):
 
     def log_engine_initialized(self) -> None:
         """Log nothing: the replica reports when it is ready."""
+
+
+def own_metrics() -> Iterator[Sample]:
+    """Yields vLLM's metrics. It counts them in this process, with Prometheus' client.
+
+    The series of a histogram are gauges here. Metrics that only have configuration as labels are left out.
+    """
+    for family in REGISTRY.collect():
+        if not family.name.startswith("vllm:") or family.name.endswith("_info"):
+            continue
+        is_counter = family.type == "counter"
+        for name, labels, value, *_ in family.samples:
+            if name.endswith("_created"):  # the time of its first value
+                continue
+            plain = (family.name if is_counter else name).replace(":", "_")
+            yield Sample("counter" if is_counter else "gauge", plain, family.documentation, labels, value)

@@ -1,0 +1,47 @@
+"""Explains how to make room for the promised context when vLLM has too little memory for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+MAX_UTILIZATION = 0.95  # of a GPU's memory; CUDA and other processes need the rest
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class KvMemory:
+    """The memory that vLLM has for keys and values."""
+
+    tokens: int  # the longest context that fits
+    token_bytes: float  # of one token on one GPU; an estimate
+    cache_bytes: int | None  # `kv_cache_memory`; None: vLLM chooses the size
+    gpus: int  # 0: it runs on the CPU
+    tensor_parallel_size: int
+    gpu_bytes: int  # memory of one GPU
+    utilization: float  # share of it that vLLM uses
+    is_halvable: bool  # whether the cache may use numbers of half the size
+
+
+def too_small(memory: KvMemory, context: int) -> str:
+    """Explains that a context of `context` tokens does not fit, with the smallest change that makes room for it."""
+    return (
+        f"the memory for keys and values holds {memory.tokens} of the {context} tokens of max_context: "
+        f"set {_change(memory, context)}, or max_context to {memory.tokens}"
+    )
+
+
+def _change(memory: KvMemory, context: int) -> str:
+    factor = context / memory.tokens
+    if memory.cache_bytes is not None or not memory.gpus:
+        size = context * memory.token_bytes if memory.cache_bytes is None else memory.cache_bytes * factor
+        return f"kv_cache_memory to {ceil(size / _MIB)}MiB"
+    more = (context - memory.tokens) * memory.token_bytes / memory.gpu_bytes
+    if (utilization := ceil((memory.utilization + more) * 100) / 100) <= MAX_UTILIZATION:
+        return f"vllm.gpu_memory_utilization to {utilization:g}"
+    if memory.is_halvable and factor <= 2:
+        return "vllm.kv_cache_dtype to fp8"
+    times = 2
+    while times < factor:  # a sufficient number: more GPUs also divide the weights
+        times *= 2
+    return f"vllm.tensor_parallel_size to {memory.tensor_parallel_size * times} and num_gpus to {memory.gpus * times}"
