@@ -134,10 +134,8 @@ def _replica_problems(deployment: dict[str, Any], where: str) -> Iterator[str]:
     """Checks the number of processes: any of the gateway, but no scaling to zero, and one of each shard."""
     name, scaling = deployment["name"], deployment.get("autoscaling_config")
     if name == "Gateway":
-        least = scaling.get("min_replicas", 1) if isinstance(scaling, dict) else deployment.get("num_replicas", 1)
-        if least == 0:
-            field = "autoscaling_config.min_replicas" if isinstance(scaling, dict) else "num_replicas"
-            yield f"{where}.{field}: must be at least 1: a request can't start a gateway"
+        if isinstance(scaling, dict) and scaling.get("min_replicas") == 0:
+            yield f"{where}.autoscaling_config.min_replicas: must be at least 1: a request can't start a gateway"
     elif scaling is not None or deployment.get("num_replicas") not in (None, 1):
         yield f"{where}: a shard is one process: leave num_replicas at 1, and raise limiter_shards or accounting_shards"
 

@@ -522,6 +522,6 @@ def test_a_batch_with_large_replies_fits_into_a_message(tmp_path: Path) -> None:
         return [Settled(each.request_id, 0, 0, 1) for each in batch]
 
     spool.replay(settle, most=256)
-    assert sum(batches, []) == [f"r{number:02}" for number in range(12)]
+    assert [each for batch in batches for each in batch] == [f"r{number:02}" for number in range(12)]
     assert max(map(len, batches)) > 1
     assert spool.size == 0

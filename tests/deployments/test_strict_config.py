@@ -233,7 +233,6 @@ SCALED = {"min_replicas": 2, "max_replicas": 6, "target_ongoing_requests": 200}
 @pytest.mark.parametrize(
     ("path", "value", "problem"),
     [
-        (f"{GATEWAYS}.num_replicas", 0, f"{GATEWAYS}.num_replicas: must be at least 1"),
         (
             f"{GATEWAYS}.autoscaling_config",
             SCALED | {"min_replicas": 0},
