@@ -145,6 +145,12 @@ def spooling(stand: Stand) -> set[str]:
     return {path.stem.partition("+")[0] for path in files}
 
 
+def served(stand: Stand) -> set[str]:
+    """The gateways that have replied, by their logs."""
+    files = (stand.home / "logs").glob("gateway-*.jsonl")
+    return {path.stem for path in files if b'"outcome":"completed"' in path.read_bytes()}
+
+
 async def test_gateways_that_come_and_go_under_load_bill_every_reply_once(stand: Stand) -> None:
     """One of two is killed, one is scaled away while PostgreSQL is away, and the load brings another one."""
     postgres = stand.postgres
@@ -154,11 +160,10 @@ async def test_gateways_that_come_and_go_under_load_bill_every_reply_once(stand:
         def gateways() -> set[int]:
             return set(stand.pids("gateway"))
 
-        await running.more(20)
-        [killed, *_] = gateways()
+        await running.until(lambda: len(served(stand)) >= 2)
+        before, [killed, *_] = served(stand), gateways()
         os.kill(killed, signal.SIGKILL)
-        await running.until(lambda: len(gateways() - {killed}) == 2)
-        await running.more(20)
+        await running.until(lambda: len(gateways() - {killed}) == 2 and served(stand) - before)
 
         await asyncio.to_thread(postgres.kill)
         await running.until(lambda: len(spooling(stand)) == 2)

@@ -235,7 +235,7 @@ class Stand:
         return sorted(found)
 
     def scale_gateways(self, **options: Any) -> None:
-        """Changes `num_replicas` or `autoscaling_config` of the gateways, as `serve deploy` with a changed file does."""
+        """Changes `num_replicas` or `autoscaling_config` of the gateways, as `serve deploy` of a new file does."""
         config = yaml.safe_load((self.home / "run" / "config.yaml").read_text())
         [gateway] = [one for one in config["applications"][0]["deployments"] if one["name"] == "Gateway"]
         for option in ("num_replicas", "autoscaling_config"):
