@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import uuid
 from functools import partial
 from typing import Any
@@ -14,7 +13,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.applications import BackendApplications
-from deployments.handles import AccountingHandle, BackendHandles, LimiterHandle
+from deployments.handles import AccountingHandle, BackendHandles, LimiterHandle, OtherGateways
 from deployments.http_server import amend_http_server
 from deployments.metrics import RayMetrics
 from deployments.priority import yield_to_models
@@ -48,6 +47,8 @@ from serve_app.storage.spool import ORPHANS, Spool
 from serve_app.times import GATEWAY_STOPS_S
 
 FINISH_S = 15.0  # longer than a settlement takes to reach the ledger or the spool
+SETTLE_S = 5.0  # for the ledger to take what is still in the spool; then another gateway gets it
+HAND_OVER_S = 5.0
 
 logger = logging.getLogger("ray.serve")
 
@@ -64,7 +65,7 @@ logger = logging.getLogger("ray.serve")
 )
 @serve.ingress()
 class Gateway:
-    """One ingress process. Any number may run."""
+    """One ingress process. Any number may run on a machine; Serve may start and stop them at any time."""
 
     def __init__(self, args: GatewayArgs, limiters: list[DeploymentHandle], accounting: list[DeploymentHandle]) -> None:
         logger.info("serve-app %s", __version__)
@@ -190,6 +191,10 @@ class Gateway:
             raise Unavailable(error.message) from None
         return status
 
+    async def take_over(self, settlements: list[Settlement]) -> bool:
+        """Keeps what a gateway that leaves has in its spool. Returns whether all of it is on this disk now."""
+        return await self._services.settlements.take_over(settlements)
+
     def check_health(self) -> None:
         """Fails if the gateway has no models to serve."""
         if not self._services.settings.models:
@@ -214,12 +219,14 @@ class Gateway:
         """Settles the usage of clients that hung up, before this process ends."""
         self._lifecycle.stop()
         await self._orphans.drain()
-        deadline = time.monotonic() + FINISH_S
         is_done = await calls.wait_for_background(FINISH_S)
         # Stopped only now: settlements that the ledger did not accept in time have reached the spool.
-        await self._services.settlements.stop(within_s=max(1.0, deadline - time.monotonic()))
+        settlements = self._services.settlements
+        await settlements.stop(within_s=SETTLE_S)
+        # This disk may go with the gateway.
+        await settlements.hand_over(OtherGateways().take_over, HAND_OVER_S)
         if is_done:
-            await self._services.settlements.close()
+            await settlements.close()
         # Last: settlements left in the spool need their holds until another process adopts both.
         await self._services.limiter.stop()
         self._metrics.flush_metrics()

@@ -83,6 +83,21 @@ class ReplicaAccountingHandle:
         return answer
 
 
+class OtherGateways:
+    """The gateways that keep running, as a gateway that leaves sees them: Serve routes no call to one that leaves."""
+
+    def __init__(self) -> None:
+        self._taking: DeploymentHandle | None = None
+
+    async def take_over(self, settlements: list[Settlement]) -> bool:
+        """Returns whether one of them has made all of these durable. Raises Unavailable."""
+        if self._taking is None:
+            # In a thread: the call blocks on Serve's controller.
+            found = await asyncio.to_thread(serve.get_deployment_handle, "Gateway", app_name="gateway")
+            self._taking = found.options(method_name="take_over", **PICKLED)
+        return bool(await answer_of(self._taking.remote(settlements)))
+
+
 def _line(handle: DeploymentHandle) -> Line:
     """Returns a line to the deployment's only replica, which has the methods `answer` and `address`."""
     answering = handle.options(method_name="answer", **PICKLED)

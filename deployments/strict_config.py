@@ -113,6 +113,8 @@ def _application_problems(application: dict[str, Any], where: str, names: set[st
             # Ray's schema accepts any mapping here; Ray validates it only when it creates the deployment.
             yield from _setting_problems(AutoscalingConfig, scaling, f"{path}.autoscaling_config")
             yield from _policy_problems(scaling, f"{path}.autoscaling_config")
+        if builder == GATEWAY:
+            yield from _replica_problems(deployment, path)
         if builder == CONSOLE and deployment.get("num_replicas", 1) != 1:
             yield f"{path}.num_replicas: must be 1: one process counts the attempts to sign in"
         if builder == MODEL:
@@ -126,6 +128,16 @@ def _application_problems(application: dict[str, Any], where: str, names: set[st
                     f"{where}.deployments: {name} needs the same user_config as Limiter "
                     "(a YAML anchor saves writing it twice)"
                 )
+
+
+def _replica_problems(deployment: dict[str, Any], where: str) -> Iterator[str]:
+    """Checks the number of processes: any of the gateway, but no scaling to zero, and one of each shard."""
+    name, scaling = deployment["name"], deployment.get("autoscaling_config")
+    if name == "Gateway":
+        if isinstance(scaling, dict) and scaling.get("min_replicas") == 0:
+            yield f"{where}.autoscaling_config.min_replicas: must be at least 1: a request can't start a gateway"
+    elif scaling is not None or deployment.get("num_replicas") not in (None, 1):
+        yield f"{where}: a shard is one process: leave num_replicas at 1, and raise limiter_shards or accounting_shards"
 
 
 def _backend_names(application: dict[str, Any]) -> Iterator[str]:

@@ -56,6 +56,14 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         metavar="NAME",
         help=f"instead: with and without what is not for speed, in turns; default: all of {', '.join(COSTS)}",
     )
+    parser.add_argument(
+        "--gateways",
+        nargs="+",
+        type=int,
+        default=[1],
+        metavar="N",
+        help="number of gateway processes of the service; several are compared; default: 1",
+    )
     parser.add_argument("--clients", nargs="+", type=int, help="default: 1 16 64; for --without 16 64, for --costs 16")
     parser.add_argument(
         "--rounds",
@@ -98,7 +106,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _systems(options: argparse.Namespace, scope: Scope) -> dict[str, Any]:
-    systems, missing = find_systems(_folder(options), tuple(options.only), installed(options.peers, "litellm"))
+    systems, missing = find_systems(
+        _folder(options), tuple(options.only), installed(options.peers, "litellm"), tuple(options.gateways)
+    )
     if not systems:
         raise ServerError(f"none of the chosen systems is installed: {missing}")
     session = Session(systems, scope)

@@ -54,8 +54,16 @@ class Full(_OnServe):
     name = FULL
     title = "serve-app"
 
+    def __init__(self, folder: Path, gateways: int = 1) -> None:
+        """`gateways` is the number of gateway processes."""
+        if gateways > 1:
+            self.name, self.title = f"{FULL}-{gateways}", f"serve-app, {gateways} gateways"
+        super().__init__(folder)
+        self._gateways = gateways
+
     def config(self) -> dict[str, Any]:
         config = shipped_config()
+        deployment(config, "Gateway")["num_replicas"] = self._gateways
         settings = deployment(config, "Gateway")["user_config"]
         settings["models"] = {MODEL: {**settings["models"][MODEL], "backends": {BACKEND: 100}}}
         # The load is one account's.
@@ -71,6 +79,11 @@ class Full(_OnServe):
 
     def wait_until_ready(self, tree: Tree) -> None:
         super().wait_until_ready(tree)
+        deadline = time.monotonic() + START_S
+        while len(self.admin("/admin/live")["gateways"]) < self._gateways:  # the launcher waits for the first one
+            if time.monotonic() > deadline:
+                raise ServerError(f"{self.name}: {self._gateways} gateways did not start within {START_S:.0f} s")
+            time.sleep(0.5)
         self.account, self.key = self.new_account("bench", "100000")
 
     def audit(self, answered: int, cut: int) -> dict[str, Any]:
@@ -171,16 +184,19 @@ class LiteLlm(System):
 
 
 def find_systems(
-    folder: Path, chosen: tuple[str, ...], peer: dict[str, Any] | None
+    folder: Path, chosen: tuple[str, ...], peer: dict[str, Any] | None, gateways: tuple[int, ...] = (1,)
 ) -> tuple[list[System], dict[str, str]]:
-    """The chosen systems that are installed, in the tables' order, and why the others are missing."""
+    """The chosen systems that are installed, in the tables' order, and why the others are missing.
+
+    The service is a system for each number of gateway processes in `gateways`.
+    """
     systems: list[System] = []
     missing: dict[str, str] = {}
     for name in SYSTEMS:
         if name not in chosen:
             continue
         if name == FULL:
-            systems.append(Full(folder))
+            systems += [Full(folder, count) for count in gateways]
         elif name == BARE:
             systems.append(Bare(folder))
         elif peer is None:

@@ -142,6 +142,13 @@ class LimiterClient:
         for shard in self._shards:
             shard.adopt([hold for hold in holds if self._shard_of(hold.account_id) is shard])
 
+    def disown(self, request_ids: Sequence[str]) -> None:
+        """Stops keeping holds alive that another gateway has adopted."""
+        for request_id in request_ids:
+            self._routes.pop(request_id, None)
+            for shard in self._shards:
+                shard.open.pop(request_id, None)
+
     def release(self, release: Release) -> None:
         """Ends the hold. Never fails and never waits, because it is called while a request is being cancelled."""
         shard = self._shards[0] if len(self._shards) == 1 else self._routes.pop(release.request_id, None)

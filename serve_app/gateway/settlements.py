@@ -11,6 +11,10 @@ flight at a time. A hold ends when its settlement has been replayed.
 The gateway that takes over a dead gateway's spool also takes over the holds of its settlements, before their leases
 expire. Usage thus stays protected from being spent again, however long the outage is. A retry under the request's
 idempotency key is not admitted before its reply can be found.
+
+The disk of a gateway that leaves may go with it. Such a gateway hands over what the ledger has not taken in time: the
+other gateway makes it durable and adopts the holds before it answers. If the answer is lost, both have it, and the
+ledger settles each request once.
 """
 
 from __future__ import annotations
@@ -19,7 +23,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 
 from serve_app.contracts import metrics
@@ -45,6 +50,8 @@ FIND_TIMEOUT_S = 10.0  # to find a stored reply: its request waits, before it ha
 DISK_TIMEOUT_S = 60.0  # after this time without a flush the disk counts as broken
 FULL = 0.9  # share of the spool's limit; the rest is for requests that already run
 MAX_REPLAYING = 10_000  # accounts whose stored replies are counted; about 2 MB
+
+Send = Callable[[list[Settlement]], Awaitable[Sequence[Settled | SettlementRejected]]]
 
 
 class Settlements:
@@ -78,6 +85,8 @@ class Settlements:
         self._keeping: Coalescer[Settlement, bool] = Coalescer(self._append_batch, timeout_s=DISK_TIMEOUT_S)
         self._to_replay = asyncio.Event()
         self._replaying: asyncio.Task[None] | None = None
+        self._batch: Future[Sequence[Settled | SettlementRejected]] | None = None  # last one of the spool
+        self._is_leaving = False
 
     @property
     def settle_timeout_s(self) -> float:
@@ -98,23 +107,76 @@ class Settlements:
 
         Holds of dead gateways are announced before this gateway asks for anything else.
         """
+        self._is_leaving = False
         self._adopt(self.spool.adopt_orphans())
         self._spooled = self.spool.size
         self._to_replay.set()
         self._replaying = detached(self._replay_forever(), endless=True)
 
     async def stop(self, within_s: float = 0.0) -> None:
-        """Stops replaying. Pending settlements stay in the spool for the next gateway.
+        """Stops replaying. Pending settlements stay in the spool for another gateway.
 
-        While settlements are pending in it, replaying continues for up to `within_s` seconds.
+        While settlements are pending, replaying continues for up to `within_s` seconds.
         """
         deadline = time.monotonic() + within_s
-        while self.spool.waiting and time.monotonic() < deadline:
+        while self.pending and time.monotonic() < deadline:
             self._to_replay.set()
             await asyncio.sleep(0.05)
+        self._is_leaving = True
         if self._replaying is not None:
             self._replaying.cancel()
+            self._cancel_batch()
             await asyncio.wait([self._replaying])
+
+    async def hand_over(self, take_over: Callable[[list[Settlement]], Awaitable[bool]], within_s: float) -> None:
+        """Gives the pending settlements and their holds to another gateway, after `stop`.
+
+        `take_over` is that gateway's method. What it does not take within `within_s` seconds stays in the spool.
+        """
+
+        async def give(batch: list[Settlement]) -> Sequence[Settled]:
+            request_ids = [settlement.request_id for settlement in batch]
+            if not await take_over(batch):
+                raise Unavailable("no other gateway has room for them")
+            self._limiter.disown(request_ids)
+            return [Settled(request_id, 0, 0, 0) for request_id in request_ids]
+
+        pending = self.pending
+        if not pending:
+            return
+        try:
+            async with asyncio.timeout(within_s):
+                await self._send_unkept(give)
+                await asyncio.to_thread(self._replay, asyncio.get_running_loop(), give)
+        except Exception as error:
+            self._cancel_batch()
+            logger.error(
+                "%d settlements were not handed over and stay on this disk: %s: %s",
+                self.pending,
+                type(error).__name__,
+                error,
+            )
+        if moved := pending - self.pending:
+            logger.warning("handed over %d settlements, which the ledger has not taken", moved)
+
+    async def take_over(self, batch: list[Settlement]) -> bool:
+        """Keeps the settlements, and their holds, of a gateway that leaves.
+
+        Returns whether all of them are on this gateway's disk, which then settles them.
+        """
+        if self._replaying is None or self._is_leaving or self.is_full:
+            return False
+        self._adopt(batch)  # first: a replay may release them at once
+        if not all(await self._append_batch(batch)):
+            self._limiter.disown([settlement.request_id for settlement in batch])
+            return False
+        self._to_replay.set()
+        return True
+
+    @property
+    def pending(self) -> int:
+        """Number of settlements that wait for a replay: in the spool, or in memory because the spool is full."""
+        return self.spool.waiting + len(self._unkept)
 
     async def close(self) -> None:
         """Leaves no file behind if nothing is pending in the spool. Nothing may be settled after this call."""
@@ -221,8 +283,8 @@ class Settlements:
             self._to_replay.clear()
             try:
                 self._adopt(await asyncio.to_thread(self.spool.adopt_orphans))
-                await self._settle_unkept()
-                await asyncio.to_thread(self._replay, asyncio.get_running_loop())
+                await self._send_unkept(self._settle_batch)
+                await asyncio.to_thread(self._replay, asyncio.get_running_loop(), self._settle_batch)
                 if not self._to_replay.is_set():
                     self._is_away = False
             except Exception as error:
@@ -241,24 +303,32 @@ class Settlements:
         self._metrics.set(metrics.SPOOL_AGE, age_s, "gateway")
         self._limiter.spool = SpoolState(waiting, size, age_s, self._is_away)
 
-    async def _settle_unkept(self) -> None:
+    async def _send_unkept(self, send: Send) -> None:
         while self._unkept:
             batch = list(self._unkept.values())[:REPLAY_BATCH]
-            await self._settle_batch(batch)
+            await send(batch)
             for settlement in batch:
                 del self._unkept[settlement.request_id]
 
-    def _replay(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _replay(self, loop: asyncio.AbstractEventLoop, send: Send) -> None:
         def settle(batch: Sequence[Settlement]) -> Sequence[Settled | SettlementRejected]:
-            # The spool works in a separate thread; the call to the ledger belongs on the event loop.
-            return asyncio.run_coroutine_threadsafe(self._settle_batch(list(batch)), loop).result()
+            # The spool works in a separate thread; the call to another process belongs on the event loop.
+            self._batch = asyncio.run_coroutine_threadsafe(_sent(send, list(batch)), loop)
+            return self._batch.result()
 
         try:
             self.spool.replay(settle, most=REPLAY_BATCH)
         finally:
             self._spooled = self.spool.size
 
+    def _cancel_batch(self) -> None:
+        """Ends the spool's call in progress, so that its thread lets go of the spool."""
+        if self._batch is not None:
+            self._batch.cancel()
+
     async def _settle_batch(self, batch: list[Settlement]) -> Sequence[Settled | SettlementRejected]:
+        if self._is_leaving:
+            raise Unavailable("this gateway is leaving")
         # A separate call: a batch from the spool must not delay settlements that clients wait for.
         answers = await self._accounting.settle(batch)
         self._is_away = False
@@ -272,6 +342,10 @@ class Settlements:
     def _adopt(self, found: Iterable[Settlement]) -> None:
         """Keeps the holds of dead gateways alive. For holds that the limiter still has, only the holder changes."""
         self._limiter.adopt([_hold_of(settlement) for settlement in found])
+
+
+async def _sent(send: Send, batch: list[Settlement]) -> Sequence[Settled | SettlementRejected]:
+    return await send(batch)
 
 
 def release_of(settlement: Settlement, settled: Settled | None, *, refused: bool = False) -> Release:

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 Settle = Callable[[Sequence[Settlement]], Sequence[Settled | SettlementRejected]]
 
 REPLAY_BATCH = 64
+MAX_BATCH_BYTES = 2 * 2**20  # lines of one batch, after its first: a message between machines has at most 8 MiB
 SUFFIX = ".spool"
 ORPHANS = ".orphans"  # files of model replicas: settlements that count only if no gateway makes a better one
 FILE_BYTES = 2**20
@@ -147,7 +148,7 @@ class Spool:
     def replay(
         self, settle: Settle, is_due: Callable[[Settlement], bool] | None = None, *, most: int = REPLAY_BATCH
     ) -> None:
-        """Settles all waiting settlements in order, `most` at once, and removes them.
+        """Settles all waiting settlements in order, at most `most` and MAX_BATCH_BYTES at once, and removes them.
 
         Each file is replayed only up to the first settlement that is not due, according to `is_due`.
 
@@ -231,7 +232,7 @@ class Spool:
     ) -> bool:
         """Settles the next lines of a file. Returns False if there are none. Other threads append meanwhile."""
         with self._lock:
-            found = file.next_lines(most)
+            found = file.next_lines(most, MAX_BATCH_BYTES)
         read = ((offset, raw, file.read(offset, raw)) for offset, raw in found)
         lines = list(takewhile(lambda line: is_due is None or line[2] is None or is_due(line[2]), read))
         if not lines:

@@ -105,9 +105,18 @@ class SpoolFile:
         """Returns unsettled lines: (offset after the line, the line, its settlement or None if it cannot be read)."""
         return ((offset, raw, self.read(offset, raw)) for offset, raw in self._raw_lines())
 
-    def next_lines(self, limit: int) -> list[tuple[int, bytes]]:
-        """Returns the first `limit` unsettled lines: (offset after it, line). Empties the file if there are none."""
-        lines = list(islice(self._raw_lines(), limit))
+    def next_lines(self, limit: int, max_bytes: int) -> list[tuple[int, bytes]]:
+        """Returns the first unsettled lines: (offset after it, line). Empties the file if there are none.
+
+        They are at most `limit` lines, and together at most `max_bytes` or a single line.
+        """
+        lines: list[tuple[int, bytes]] = []
+        size = 0
+        for offset, raw in islice(self._raw_lines(), limit):
+            size += len(raw)
+            if lines and size > max_bytes:
+                break
+            lines.append((offset, raw))
         if not lines and self.size:
             self.mark_settled(self.size, 0)
         return lines

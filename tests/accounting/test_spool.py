@@ -507,3 +507,21 @@ def test_settlements_are_appended_while_a_large_spool_is_adopted(
     assert not adopting.is_alive()
     assert spool.waiting == 2
     spool.close()
+
+
+def test_a_batch_with_large_replies_fits_into_a_message(tmp_path: Path) -> None:
+    """Settlements cross machines in messages of at most 8 MiB: a larger batch would never be settled."""
+    spool, batches = Spool(tmp_path, "gateway-1"), list[list[str]]()
+    for number in range(12):
+        body = b"x" * (1024 * 1024 if number % 3 == 0 else 300_000)
+        spool.append(one(f"r{number:02}", reply=StoredReply(f"retry-{number}", "sha256:0123", body)))
+
+    def settle(batch: Sequence[Settlement]) -> list[Settled | SettlementRejected]:
+        assert sum(len(to_line(each)) for each in batch) < 8 * 2**20 // 2
+        batches.append(ids(batch))
+        return [Settled(each.request_id, 0, 0, 1) for each in batch]
+
+    spool.replay(settle, most=256)
+    assert [each for batch in batches for each in batch] == [f"r{number:02}" for number in range(12)]
+    assert max(map(len, batches)) > 1
+    assert spool.size == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.gateway.speedups import With, Without
-from bench.gateway.systems import Bare, Full
+from bench.gateway.systems import FULL, Bare, Full, find_systems
 from bench.harness.servers import Launched, deployment
 from deployments import strict_config
 
@@ -18,6 +18,15 @@ def test_the_service_is_measured_over_the_stub_with_limits_that_the_load_does_no
     assert [one["name"] for one in config["applications"]] == ["gateway", "stub"]
     assert deployment(config, "Gateway")["user_config"]["models"]["svc-chat"]["backends"] == {"stub": 100}
     assert deployment(config, "Limiter")["user_config"]["contract"]["rpm"] == 10**7
+
+
+def test_numbers_of_gateway_processes_are_compared_as_systems(tmp_path: Path) -> None:
+    systems, missing = find_systems(tmp_path, (FULL,), None, (1, 2))
+    assert ([system.name for system in systems], missing) == (["full", "full-2"], {})
+    configs = [system.config() for system in systems if isinstance(system, Full)]
+    assert [deployment(config, "Gateway")["num_replicas"] for config in configs] == [1, 2]
+    assert not any(strict_config.find_problems(config) for config in configs)
+    assert systems[0].home != systems[1].home  # type: ignore[attr-defined]
 
 
 def test_the_bare_path_calls_the_same_stub(tmp_path: Path) -> None:

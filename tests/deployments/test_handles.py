@@ -15,8 +15,15 @@ from ray.serve._private.common import DeploymentID, RequestMetadata
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException, RequestCancelledError
 from ray.serve.handle import DeploymentResponseGenerator
 
-from deployments import handles
-from deployments.handles import ENTRANCE, AccountingHandle, BackendHandles, LimiterHandle, ReplicaAccountingHandle
+from deployments import gateway, handles
+from deployments.handles import (
+    ENTRANCE,
+    AccountingHandle,
+    BackendHandles,
+    LimiterHandle,
+    OtherGateways,
+    ReplicaAccountingHandle,
+)
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.commands import CheckBooks, GetAccount
 from serve_app.contracts.errors import AccountNotFound
@@ -143,6 +150,30 @@ async def test_a_replica_settles_by_a_method_of_its_own_and_runs_no_command(monk
     assert not hasattr(ReplicaAccountingHandle(Recorded()), "run")
     with pytest.raises(Unavailable):
         await ReplicaAccountingHandle(Handle(ActorDiedError())).settle([])
+
+
+async def test_a_gateway_that_leaves_asks_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+    steps: list[Any] = [True]
+
+    class Recorded(Handle):
+        def options(self, **options: Any) -> Handle:
+            asked.append((options["method_name"],))
+            return self
+
+    def find(*names: str, **application: str) -> Handle:
+        asked.append((*names, *application.values()))
+        return Recorded(*steps)
+
+    monkeypatch.setattr(serve, "get_deployment_handle", find)
+    others = OtherGateways()
+    assert await others.take_over([])
+    assert await others.take_over([])
+    assert asked == [("Gateway", "gateway"), ("take_over",)]
+    assert hasattr(gateway.Gateway.func_or_class, "take_over")
+    steps[:] = [ActorDiedError()]
+    with pytest.raises(Unavailable):
+        await OtherGateways().take_over([])
 
 
 async def test_cancelling_the_caller_cancels_the_call(monkeypatch: pytest.MonkeyPatch) -> None:

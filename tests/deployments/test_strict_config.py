@@ -224,3 +224,36 @@ def test_serves_own_delays_beside_the_scaling_policy_are_a_problem() -> None:
     assert not strict_config.find_problems(
         changed(AUTOSCALING, OURS | {"policy": {"policy_function": strict_config.POLICY}})
     )
+
+
+GATEWAYS = "applications.0.deployments.0"
+SCALED = {"min_replicas": 2, "max_replicas": 6, "target_ongoing_requests": 200}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "problem"),
+    [
+        (
+            f"{GATEWAYS}.autoscaling_config",
+            SCALED | {"min_replicas": 0},
+            f"{GATEWAYS}.autoscaling_config.min_replicas: must be at least 1",
+        ),
+        ("applications.0.deployments.1.num_replicas", 2, "applications.0.deployments.1: a shard is one process"),
+        ("applications.0.deployments.2.autoscaling_config", SCALED, "applications.0.deployments.2: a shard is one"),
+    ],
+)
+def test_gateways_are_one_or_more_and_each_shard_is_one(path: str, value: Any, problem: str) -> None:
+    config = changed(path, value)
+    if "autoscaling_config" in path:
+        config["applications"][0]["deployments"][0].pop("num_replicas")
+    [found] = strict_config.find_problems(config)
+    assert found.startswith(problem)
+
+
+@pytest.mark.parametrize("options", [{"num_replicas": 3}, {"autoscaling_config": SCALED}])
+def test_any_number_of_gateways_may_run(options: dict[str, Any]) -> None:
+    config = changed("applications.0.args", {})
+    gateway = config["applications"][0]["deployments"][0]
+    del gateway["num_replicas"]
+    gateway |= options
+    assert strict_config.find_problems(config) == []

@@ -306,6 +306,8 @@ class Releases:
 
     def adopt(self, holds: Any) -> None: ...
 
+    def disown(self, request_ids: Any) -> None: ...
+
 
 def plain(request_id: str, reply: StoredReply | None = None) -> Settlement:
     return Settlement(

@@ -1,4 +1,4 @@
-"""A service with TLS, on PostgreSQL, two of each part: who is served, what is billed, and PostgreSQL killed.
+"""A service with TLS, on PostgreSQL, two of each part: who is served, and what is billed while parts come and go.
 
 The tests of this file share one service, which the last one ends.
 """
@@ -6,6 +6,7 @@ The tests of this file share one service, which the last one ends.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -136,6 +137,54 @@ async def test_while_postgresql_is_away_nothing_is_lost_or_doubled(stand: Stand)
     report = await session.run(stand, outage, mode="outage", seed=1, clients=12, credit=FUNDS, top_up=0, settled_s=300)
     assert report.problems == [], report.text()
     assert set(report.answers) <= {"200", "402", "503", "hung up"}, report.text()
+
+
+def spooling(stand: Stand) -> set[str]:
+    """The gateways with usage in their spools."""
+    files = [path for path in (stand.home / "spool").glob("*.spool") if path.stat().st_size]
+    return {path.stem.partition("+")[0] for path in files}
+
+
+def served(stand: Stand) -> set[str]:
+    """The gateways that have replied, by their logs."""
+    files = (stand.home / "logs").glob("gateway-*.jsonl")
+    return {path.stem for path in files if b'"outcome":"completed"' in path.read_bytes()}
+
+
+async def test_gateways_that_come_and_go_under_load_bill_every_reply_once(stand: Stand) -> None:
+    """One of two is killed, one is scaled away while PostgreSQL is away, and the load brings another one."""
+    postgres = stand.postgres
+    assert postgres is not None
+
+    async def come_and_go(running: Session) -> None:
+        def gateways() -> set[int]:
+            return set(stand.pids("gateway"))
+
+        await running.until(lambda: len(served(stand)) >= 2)
+        before, [killed, *_] = served(stand), gateways()
+        os.kill(killed, signal.SIGKILL)
+        await running.until(lambda: len(gateways() - {killed}) == 2 and served(stand) - before)
+
+        await asyncio.to_thread(postgres.kill)
+        await running.until(lambda: len(spooling(stand)) == 2)
+        await asyncio.to_thread(stand.scale_gateways, num_replicas=1)
+        await running.until(lambda: len(gateways()) == 1)
+        assert len(spooling(stand)) == 1, "the gateway that left has handed its usage over"
+        await running.more(20)
+        await asyncio.to_thread(postgres.start)
+        await running.more(20)
+
+        by_load = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 3, "upscale_delay_s": 0}
+        await asyncio.to_thread(
+            stand.scale_gateways, autoscaling_config={**by_load, "look_back_period_s": 2, "metrics_interval_s": 0.5}
+        )
+        await running.until(lambda: len(gateways()) == 2)
+        await running.more(20)
+
+    report = await session.run(
+        stand, come_and_go, mode="gateways", seed=2, clients=12, credit=FUNDS, top_up=0, settled_s=300
+    )
+    assert report.problems == [], report.text()
 
 
 def test_ctrl_c_leaves_nothing(service: Service) -> None:

@@ -52,8 +52,8 @@ class Books:
     rows: Sequence[Row]
     accounts: Sequence[Account]
     check: Sequence[str]  # what `ledger check` found
-    #: A gateway's spool came back after its machine was lost. Until then a replica may have settled what it had made of
-    #: a reply, as for any gateway that dies: the same counts, as cancelled.
+    #: A gateway's spool was lost with its machine, or came back late. Then a replica may have settled its replies, as
+    #: for any gateway that dies: the same counts, as cancelled.
     late_spools: bool = False
 
 

@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import ssl
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -231,6 +233,36 @@ class Stand:
             if title.match(name):
                 found.append(process.pid)
         return sorted(found)
+
+    def scale_gateways(self, **options: Any) -> None:
+        """Changes `num_replicas` or `autoscaling_config` of the gateways, as `serve deploy` of a new file does."""
+        config = yaml.safe_load((self.home / "run" / "config.yaml").read_text())
+        [gateway] = [one for one in config["applications"][0]["deployments"] if one["name"] == "Gateway"]
+        for option in ("num_replicas", "autoscaling_config"):
+            gateway.pop(option, None)
+        gateway |= options
+        changed = self.folder / "changed.yaml"
+        changed.write_text(yaml.safe_dump(config, sort_keys=False))
+        # Without a dashboard there is no `serve deploy`. `serve run` hands the file to the controller that runs.
+        command = [str(Path(sys.executable).with_name("serve")), "run", "--non-blocking", str(changed)]
+        environment = {**os.environ, **self._ray(), "PYTHONPATH": self.shape.tree}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
+        if done.returncode:
+            raise StandError(f"the gateways were not scaled: {done.stderr[-500:]}")
+
+    def _ray(self) -> dict[str, str]:
+        """Returns the variables by which Ray's commands reach the running service."""
+        assert self.tree is not None
+        for process in self.tree.processes():
+            if process.name() == "raylet":
+                [address] = (one for one in process.cmdline() if one.startswith("--gcs-address="))
+                return {
+                    "RAY_ADDRESS": address.partition("=")[2],
+                    "RAY_AUTH_MODE": "token",
+                    "RAY_AUTH_TOKEN_PATH": str(self.home / "secrets" / "ray-token"),
+                    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+                }
+        raise StandError("no raylet runs")
 
     def admin(self, method: str, path: str, body: Any = None, *, patience_s: float = 90.0) -> dict[str, Any]:
         """An operator's call, repeated under one idempotency key until it succeeds. Raises StandError.

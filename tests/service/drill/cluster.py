@@ -8,6 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -179,6 +180,23 @@ class Cluster(Stand):
         node.machine.signal(signal.SIGKILL)
         node.machine.wait(END_S)
         self.nodes[node.name] = self._make.start(node.name, node.address)
+
+    def kill_gateway(self) -> Replica:
+        """`kill -9` of one of a node's gateway processes, which share a disk."""
+        replicas = [one for one in self.serve.replicas() if one.deployment == KINDS["gateway"][0]]
+        by_address = Counter(one.address for one in replicas)
+        victim = max(replicas, key=lambda one: by_address[one.address], default=None)
+        if victim is None or by_address[victim.address] < 2:
+            raise StandError("no node has two gateways")
+        [node] = [one for one in self.nodes.values() if one.address == victim.address]
+        node.machine.kill(victim.pid)
+        return victim
+
+    def scale_gateways(self, difference: int, patience_s: float) -> None:
+        """Starts or stops gateway processes, and waits until that is done. Raises StandError."""
+        self.serve.gateways += difference
+        self.serve.deploy(patience_s)
+        self.wait_until_whole(patience_s)
 
     def drain(self, node: Node, patience_s: float) -> float:
         """SIGTERM, beside a new machine that takes over. Seconds until it has ended by itself. Raises StandError.

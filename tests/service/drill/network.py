@@ -6,6 +6,7 @@ local socket of another node, and takes all its processes with it when its first
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -13,6 +14,8 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+import psutil
 
 from bench.harness.processes import end_with_parent
 from tests.service.chaos.stand import ROOT, StandError
@@ -101,6 +104,15 @@ class Machine:
         """To the first process. SIGKILL ends all others at once (pid_namespaces(7))."""
         if self.running():
             os.kill(self._first(), number)
+
+    def kill(self, pid: int) -> None:
+        """SIGKILL to the process with this number inside."""
+        for process in psutil.Process(self._outer.pid).children(recursive=True):
+            with contextlib.suppress(OSError, psutil.Error):
+                status = Path(f"/proc/{process.pid}/status").read_text()
+                [numbers] = [line for line in status.splitlines() if line.startswith("NSpid:")]
+                if numbers.split()[-1] == str(pid):
+                    process.kill()
 
     def wait(self, timeout_s: float) -> bool:
         """Waits at most `timeout_s`. Returns whether it has ended."""

@@ -47,7 +47,7 @@ class Secrets:
 
 
 class Nodes:
-    """Starts them. Each machine begins as a new pod: an empty disk, the shared weights, the volume of its spool."""
+    """Starts them. Each machine begins as a new pod: an empty disk, and the shared weights. Spools go with it."""
 
     def __init__(self, folder: Path, weights: Path, known: Secrets, database_url: str) -> None:
         self._folder = folder
@@ -64,9 +64,6 @@ class Nodes:
         state.mkdir()
         for shared in ("models", "cache"):
             (state / shared).symlink_to(self._weights / shared)
-        volume = self._folder / "volumes" / name
-        volume.mkdir(parents=True, exist_ok=True)
-        (state / "spool").symlink_to(volume)
         flags = "--object-manager-port=8076 --metrics-export-port=8080 --num-gpus=0 --disable-usage-stats "
         flags += f"--node-ip-address={address} --object-store-memory=100000000 --include-log-monitor=false "
         if name == HEAD:

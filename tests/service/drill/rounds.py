@@ -13,10 +13,13 @@ from tests.service.chaos.stand import Customer, StandError
 from tests.service.drill.cluster import Cluster
 from tests.service.drill.load import CLIENTS, Load, Seen, long_streams
 from tests.service.drill.nodes import HEAD
-from tests.service.drill.serve_view import KINDS
+from tests.service.drill.serve_view import KINDS, Replica
 
-OUTAGE: Final = "outage"  # a gateway's node, while the database is away: usage that clients have is in its spool alone
-ALL_KINDS: Final = (HEAD, *KINDS, OUTAGE)
+OUTAGE: Final = "outage"  # a gateway's node with its disk, while the database is away: replicas settle what it spooled
+PROCESS: Final = "process"  # one of a node's gateway processes, while the database is away: the other one settles
+COME_AND_GO: Final = "come and go"  # another gateway starts and one leaves: nothing is lost, and no stream is cut
+AT_GATEWAYS: Final = (OUTAGE, PROCESS, COME_AND_GO)
+ALL_KINDS: Final = (HEAD, *KINDS, *AT_GATEWAYS)
 MONEY: Final = 10**13  # nano-units
 BEFORE_S: Final = 5.0
 BETWEEN_S: Final = 5.0
@@ -30,9 +33,8 @@ Say = Callable[[str], None]
 
 
 async def losses(cluster: Cluster, rounds: int, kinds: Sequence[str], say: Say) -> Report:
-    """`kill -9` of a node of each kind under load, `rounds` times."""
+    """Loses a node of each kind under load, and starts and loses gateways, `rounds` times."""
     began = time.monotonic()
-    assert cluster.postgres is not None
     customers = [await asyncio.to_thread(Customer, cluster, f"customer {number}", MONEY) for number in range(4)]
     load = Load(cluster.base_url, customers)
     report = Report("node loss", 0, 0.0, cluster.facts())
@@ -45,19 +47,10 @@ async def losses(cluster: Cluster, rounds: int, kinds: Sequence[str], say: Say) 
         try:
             for number in range(rounds):
                 for kind in kinds:
-                    node = await asyncio.to_thread(cluster.having, "gateway" if kind == OUTAGE else kind, number)
-                    lost = await asyncio.to_thread(cluster.on, node)
-                    had = sorted({one.deployment[1] for one in lost})
-                    say(
-                        f"round {number + 1}, {kind}: kill -9 of node {node.name}, which has {', '.join(had) or 'none'}"
-                    )
+                    say(f"round {number + 1}, {kind}")
                     cut, wrong, lost_at = seen.cut, len(seen.wrong), time.monotonic()
-                    if kind == OUTAGE:
-                        await asyncio.to_thread(cluster.postgres.kill)
-                        await asyncio.sleep(AWAY_S)
-                    await asyncio.to_thread(cluster.lose, node)
-                    if kind == OUTAGE:
-                        await asyncio.to_thread(cluster.postgres.start)
+                    lost = await _disturb(cluster, kind, number, say)
+                    had = {one.deployment[1] for one in lost}
                     gone = frozenset(one.id for one in lost)
                     await asyncio.to_thread(cluster.wait_until_whole, WHOLE_S, gone)
                     await _until_served(seen)
@@ -89,7 +82,7 @@ async def losses(cluster: Cluster, rounds: int, kinds: Sequence[str], say: Say) 
             seen.tally.received,
             seen.tally.sent,
             SETTLED_S,
-            late_spools=OUTAGE in kinds,
+            late_spools=not {OUTAGE, PROCESS}.isdisjoint(kinds),
         )
     except StandError as error:
         report.problems.append(str(error))
@@ -97,6 +90,31 @@ async def losses(cluster: Cluster, rounds: int, kinds: Sequence[str], say: Say) 
     report.problems += wrong_books
     report.figures = {**session.figures(kept, seen.tally), "slowest recovery, s": max(whole, default=0.0)}
     return report
+
+
+async def _disturb(cluster: Cluster, kind: str, number: int, say: Say) -> list[Replica]:
+    """Returns the replicas that were lost. Raises StandError."""
+    assert cluster.postgres is not None
+    if kind == COME_AND_GO:
+        for difference in (1, -1):
+            await asyncio.to_thread(cluster.scale_gateways, difference, WHOLE_S)
+            await asyncio.sleep(BETWEEN_S)
+        return []
+    if kind in AT_GATEWAYS:
+        await asyncio.to_thread(cluster.postgres.kill)
+        await asyncio.sleep(AWAY_S)
+    if kind == PROCESS:
+        lost = [await asyncio.to_thread(cluster.kill_gateway)]
+        say(f"kill -9 of a gateway on {lost[0].address}")
+    else:
+        node = await asyncio.to_thread(cluster.having, "gateway" if kind == OUTAGE else kind, number)
+        lost = await asyncio.to_thread(cluster.on, node)
+        had = sorted({one.deployment[1] for one in lost})
+        say(f"kill -9 of node {node.name}, which has {', '.join(had) or 'none'}")
+        await asyncio.to_thread(cluster.lose, node)
+    if kind in AT_GATEWAYS:
+        await asyncio.to_thread(cluster.postgres.start)
+    return lost
 
 
 async def _until_served(seen: Seen) -> None:
@@ -113,7 +131,7 @@ async def drains(cluster: Cluster, kinds: Sequence[str], tokens: int, say: Say) 
     began = time.monotonic()
     customer = await asyncio.to_thread(Customer, cluster, "drained", MONEY)
     report = Report("drain", 0, 0.0, cluster.facts())
-    for number, kind in enumerate(one for one in kinds if one != OUTAGE):
+    for number, kind in enumerate(one for one in kinds if one not in AT_GATEWAYS):
         begun = asyncio.Event()
         streams = asyncio.create_task(long_streams(cluster.base_url, customer, tokens, begun, STREAMS))
         started = time.monotonic()

@@ -17,7 +17,7 @@ from tests.service.drill.nodes import ADDRESSES, HEAD
 CONFIG: Final = Path(__file__).with_name("serve.yaml")
 #: What a node may have, with the deployment that tells, and how many replicas of it run.
 KINDS: Final = {
-    "gateway": (("gateway", "Gateway"), 2),
+    "gateway": (("gateway", "Gateway"), 3),
     "limiter": (("gateway", "Limiter"), 1),
     "accounting": (("gateway", "Accounting"), 1),
     "second accounting": (("gateway", "Accounting-1"), 1),
@@ -33,6 +33,7 @@ class Replica:
     id: str
     address: str  # of its node
     state: str
+    pid: int = 0  # on its node; 0 while it starts
 
 
 class ServeView:
@@ -41,6 +42,7 @@ class ServeView:
     def __init__(self, token: str) -> None:
         address, authorization = ADDRESSES[HEAD][0], {"authorization": f"Bearer {token}"}
         self._http = httpx.Client(base_url=f"http://{address}:8265", headers=authorization, timeout=10, trust_env=False)
+        self.gateways = KINDS["gateway"][1]  # processes that are to run; `deploy` applies a change
 
     def close(self) -> None:
         self._http.close()
@@ -48,6 +50,7 @@ class ServeView:
     def deploy(self, patience_s: float) -> None:
         """Raises StandError."""
         config, problem = yaml.safe_load(CONFIG.read_text()), ""
+        config["applications"][0]["deployments"][0]["num_replicas"] = self.gateways
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
             try:
@@ -81,7 +84,8 @@ class ServeView:
             if application["status"] != "RUNNING":
                 return f"{name} is {application['status']}: {application['message'][-200:]}"
         replicas = _replicas(applications)
-        for kind, (deployment, wanted) in KINDS.items():
+        for kind, (deployment, usual) in KINDS.items():
+            wanted = self.gateways if kind == "gateway" else usual
             of_kind = [one for one in replicas if one.deployment == deployment]
             if len(of_kind) != wanted or any(one.state != "RUNNING" or one.id in gone for one in of_kind):
                 return f"{kind}: " + ", ".join(f"{one.id} {one.state}" for one in of_kind)
@@ -90,7 +94,9 @@ class ServeView:
 
 def _replicas(applications: dict[str, Any]) -> list[Replica]:
     return [
-        Replica((application, deployment), one["replica_id"], one.get("node_ip") or "", one["state"])
+        Replica(
+            (application, deployment), one["replica_id"], one.get("node_ip") or "", one["state"], one.get("pid") or 0
+        )
         for application, view in applications.items()
         for deployment, about in view["deployments"].items()
         for one in about["replicas"]
