@@ -294,7 +294,10 @@ PLACES: dict[str, tuple[Change, str]] = {
         "gateway.Limiter: no pool offers",
     ),
     "a replica larger than its pod": (
-        lambda e: e.deployment("Model", ray_actor_options={"num_gpus": 2, "resources": {"h100": 1}}),
+        lambda e: e.deployment(
+            "Model",
+            ray_actor_options={"num_gpus": 2, "resources": {"h100": 1}, "runtime_env": {"py_executable": "python"}},
+        ),
         "a pod of h100 has too few GPUs",
     ),
     "limiter without a place": (
