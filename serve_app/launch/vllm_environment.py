@@ -45,6 +45,10 @@ from pathlib import Path
 
 os.environ.setdefault("CUDA_HOME", str(Path(__file__).parent / "{TOOLKIT_FOLDER}"))
 os.environ["PATH"] = os.pathsep.join([os.path.join(sys.prefix, "bin"), os.environ.get("PATH", os.defpath)])
+# The linker finds the driver's library where the loader finds it.
+paths = [os.environ[name] for name in ("LIBRARY_PATH", "LD_LIBRARY_PATH") if os.environ.get(name)]
+if paths:
+    os.environ["LIBRARY_PATH"] = os.pathsep.join(paths)
 '''
 
 
@@ -123,6 +127,10 @@ def link_toolkit(packages: Path) -> None:
         name = library.with_name(library.name.partition(".so.")[0] + ".so")
         if not name.exists():
             name.symlink_to(library.name)
+    # The driver's library is there only where a GPU is, often without the name that `-lcuda` means: a linker script
+    # leads to the name that it has.
+    (home / "lib" / "stubs").mkdir()
+    (home / "lib" / "stubs" / "libcuda.so").write_text("INPUT(-l:libcuda.so.1)\n")
     (packages / SITE).write_text(SITE_TEXT)
 
 

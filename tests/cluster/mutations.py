@@ -64,7 +64,7 @@ TIMES: dict[str, tuple[Change, str]] = {
         "rayClusterDeletionDelaySeconds: the end of pods",
     ),
     "a route that cuts replies": (
-        lambda e: route(e)["timeouts"].update(request="500s"),
+        lambda e: route(e)["timeouts"].update(request="500s", backendRequest="500s"),
         "HTTPRoute/serve-app timeouts.request: 500 s would cut",
     ),
     "a route without timeouts": (lambda e: route(e).pop("timeouts"), "HTTPRoute/serve-app timeouts.request: 15 s"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -71,7 +72,7 @@ def test_the_environment_compiles_kernels_with_its_own_tools(tmp_path: Path) -> 
     link_toolkit(tmp_path)
     # FlashInfer links with -L$CUDA_HOME/lib64 -lcudart.
     assert (home / "lib64" / "libcudart.so").resolve() == home / "lib" / "libcudart.so.13"
-    code = "import os, shutil, sys; print(os.environ['CUDA_HOME'], os.environ['PATH'].split(os.pathsep)[0], sys.prefix)"
+    code = "import os, sys; print(os.environ['CUDA_HOME'], os.environ['PATH'].split(os.pathsep)[0], sys.prefix)"
     environment = {"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     found, first, prefix = done.stdout.split()
@@ -79,6 +80,23 @@ def test_the_environment_compiles_kernels_with_its_own_tools(tmp_path: Path) -> 
     environment["CUDA_HOME"] = "/opt/cuda"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("/opt/cuda ")
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+def test_kernels_are_linked_with_the_drivers_library_where_the_loader_finds_it(tmp_path: Path) -> None:
+    home, driver, kernel = wheels(tmp_path), tmp_path / "driver", tmp_path / "kernel.so"
+    link_toolkit(tmp_path)
+    driver.mkdir()
+    compiler = ["c++", "-shared", "-fPIC", "-x", "c++", "-"]
+    library = [*compiler, "-Wl,-soname,libcuda.so.1", "-o", str(driver / "libcuda.so.1")]
+    subprocess.run(library, input='extern "C" int cuInit(unsigned) { return 0; }', text=True, check=True)
+    # As FlashInfer does it, from an interpreter of the environment.
+    link = [*compiler, f"-L{home}/lib64/stubs", "-lcuda", "-o", str(kernel)]
+    code = f"import subprocess, sys; subprocess.run({link!r}, stdin=sys.stdin, check=True)"
+    environment = {"PYTHONPATH": str(tmp_path), "PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(driver)}
+    source = 'extern "C" int cuInit(unsigned); int kernel() { return cuInit(0); }'
+    subprocess.run([sys.executable, "-c", code], input=source, env=environment, text=True, check=True)
+    assert b"libcuda.so.1" in kernel.read_bytes()
 
 
 def test_wheels_without_a_compiler_are_reported(tmp_path: Path) -> None:
