@@ -91,11 +91,11 @@ PLACEMENT: dict[str, tuple[Change, str]] = {
     ),
     "pods without replicas": (
         lambda e: e.group("h100x4").update(minReplicas=1),
-        "qwen25-72b.Model: min_replicas is 0, and h100x4 keeps 1 pods",
+        "h100x4: minReplicas is 1, and min_replicas 0",
     ),
     "replicas without pods": (
         lambda e: e.group("l40s").update(minReplicas=0),
-        "qwen25-7b.Model: min_replicas is 2, and l40s keeps 0 pods",
+        "l40s: minReplicas is 0, and min_replicas 2",
     ),
     "GPUs that no replica uses": (
         lambda e: e.backend("qwen25-72b", lambda one: one["deployments"][0]["ray_actor_options"].update(num_gpus=2)),

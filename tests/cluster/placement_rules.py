@@ -90,13 +90,16 @@ def _volume_of(pool: Pool, folder: str) -> Document:
 
 
 def zero_problems(manifests: Manifests) -> Iterator[str]:
-    """A pool may go as far down as its replicas, and no further."""
-    for application, deployment in manifests.deployments():
-        scaling = deployment.get("autoscaling_config")
-        for pool in manifests.pools_of(deployment) if scaling else ():
-            if scaling["min_replicas"] != pool.least:
-                where = f"RayService/serve-app {application['name']}.{deployment['name']}"
-                yield f"{where}: min_replicas is {scaling['min_replicas']}, and {pool.name} keeps {pool.least} pods"
+    """Pods go as far down as the replicas on them, and no further. Several pools may offer one resource."""
+    replicas: dict[tuple[str, ...], int] = {}
+    for _, deployment in manifests.deployments():
+        if scaling := deployment.get("autoscaling_config"):
+            names = tuple(pool.name for pool in manifests.pools_of(deployment))
+            replicas[names] = replicas.get(names, 0) + scaling["min_replicas"]
+    pods = {pool.name: pool.least for pool in manifests.pools}
+    for names, least in replicas.items():
+        if least != (kept := sum(pods[name] for name in names)):
+            yield f"RayService/serve-app {', '.join(names)}: minReplicas is {kept}, and min_replicas {least}"
 
 
 def secret_store_problems(manifests: Manifests) -> Iterator[str]:

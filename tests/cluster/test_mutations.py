@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 from .checks import DRAIN, HARD_STOP
@@ -54,6 +56,14 @@ def test_an_image_may_be_pinned_by_its_digest(production: Manifests, digest: str
     edit.container("h100").update(image=f"registry.example.com/serve-app-model@{digest}")
     found = problems(edit.result(), formed="RayService")
     assert any("is not pinned" in problem for problem in found) != accepted
+
+
+def test_a_resource_of_ordinary_and_of_spot_machines_is_no_mistake(production: Manifests) -> None:
+    edit = Edit(production)
+    group = copy.deepcopy(edit.group("l40s")) | {"groupName": "l40s-spot", "replicas": 0, "minReplicas": 0}
+    group["template"]["spec"]["nodeSelector"]["cloud.google.com/gke-spot"] = "true"
+    edit.of("RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"].append(group)
+    assert problems(edit.result()) == []
 
 
 def test_a_misspelt_key_of_a_pod_is_reported(production: Manifests) -> None:
