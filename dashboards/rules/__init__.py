@@ -24,5 +24,5 @@ def files() -> dict[Path, str]:
     """Returns the contents of the files, by their paths in the repository."""
     return {
         Path("serve_app/boards/rules.yaml"): rules_text(GROUPS),
-        Path("cluster/prometheus-rules.yaml"): manifest_text(GROUPS),
+        Path("cluster/kubernetes/components/monitoring/prometheus-rules.yaml"): manifest_text(GROUPS),
     }

@@ -121,7 +121,7 @@ def ports_check(nodes: Sequence[Facts], firewall: bool) -> Check:
         "ports",
         "warn",
         f"listen on all addresses, and it can't be seen from here who reaches them: {listed}",
-        "close them to other machines (cluster/networkpolicy.yaml, a firewall), then confirm with --firewall",
+        "close them to other machines (a firewall, cluster/kubernetes), then confirm with --firewall",
     )
 
 

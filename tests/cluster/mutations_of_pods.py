@@ -50,7 +50,7 @@ PODS: dict[str, tuple[Change, str]] = {
         "gateway-b: there is no PersistentVolumeClaim serve-app-spool-b",
     ),
     "weights that can be written": (
-        lambda e: e.container("l40s")["volumeMounts"][-1].pop("readOnly"),
+        lambda e: e.mount("l40s", "models").pop("readOnly"),
         "l40s: the shared weights are not read-only",
     ),
     "weights that nobody fetches": (
@@ -140,7 +140,7 @@ NETWORK: dict[str, tuple[Change, str]] = {
         "PodMonitor/serve-app: nothing reads port 8080",
     ),
     "Prometheus kept out": (
-        lambda e: policy(e, "ingress")[3]["ports"].pop(1),
+        lambda e: policy(e, "ingress")[2]["ports"].pop(1),
         "NetworkPolicy/serve-app: h100: Prometheus can't read port 9101",
     ),
     "no alerts": (lambda e: e.remove("PrometheusRule"), "PrometheusRule: there are no alerts"),
@@ -153,7 +153,7 @@ NETWORK: dict[str, tuple[Change, str]] = {
         "HTTPRoute/serve-app: goes to serve-app-serve-svc:8000, and the service is serve-app-serve-svc:9000",
     ),
     "a container port that differs": (
-        lambda e: e.container("gateway-a")["ports"][0].update(containerPort=8001),
+        lambda e: e.port("gateway-a", "serve").update(containerPort=8001),
         "gateway-a: ports serve and metrics must be 8000",
     ),
     "/admin published": (

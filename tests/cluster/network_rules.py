@@ -81,8 +81,9 @@ def _pod_problems(manifests: Manifests, pool: Pool) -> Iterator[str]:
         if not opened("from", port, namespace=PROMETHEUS):
             yield f"Prometheus can't read port {port}"
     serve = manifests.serve["http_options"]["port"]
-    if not opened("from", serve, namespace=CLIENTS):
-        yield f"clients can't reach port {serve}"
+    reached = opened("from", serve, namespace=CLIENTS)
+    if reached != takes_requests(manifests, pool):
+        yield f"clients {'reach' if reached else 'cannot reach'} port {serve}"
     if not (opened("from", serve, namespace=OPERATOR) and opened("from", 8265, namespace=OPERATOR)):
         yield f"KubeRay's operator can't reach ports {serve} and 8265"
     database = 5432
@@ -100,17 +101,20 @@ def _pod_problems(manifests: Manifests, pool: Pool) -> Iterator[str]:
     if any(one["name"] == "Console" and pool in manifests.pools_of(one) for _, one in manifests.deployments()):
         if closed := [port for port in CONSOLE if not opened("to", port, address=ANYWHERE)]:
             yield f"the console can't reach public addresses at {closed}"
-        if reached := [one for one in INSIDE if any(opened("to", port, address=one) for port in CONSOLE)]:
-            yield f"a customer's webhook may lead to {', '.join(reached)}"
+        if inside := [one for one in INSIDE if any(opened("to", port, address=one) for port in CONSOLE)]:
+            yield f"a customer's webhook may lead to {', '.join(inside)}"
 
 
 def route_problems(manifests: Manifests) -> Iterator[str]:
     """A Gateway with a certificate, a route to the service that KubeRay makes, and the same port everywhere."""
     service, port = f"{manifests.rayservice['metadata']['name']}-serve-svc", manifests.serve["http_options"]["port"]
+    yield from _service_problems(manifests, service, port)
     for pool in manifests.pools:
         ports = {one["name"]: one["containerPort"] for one in pool.container.get("ports", [])}
-        if ports.get("serve") != port or ports.get("metrics") != RAY_METRICS:
-            yield f"{pool.where}: ports serve and metrics must be {port} and {RAY_METRICS}, and are {ports}"
+        # KubeRay makes the Service for the head's port, and excludes the head from it.
+        wanted = port if takes_requests(manifests, pool) or pool.role == "head" else None
+        if ports.get("serve") != wanted or ports.get("metrics") != RAY_METRICS:
+            yield f"{pool.where}: ports serve and metrics must be {wanted} and {RAY_METRICS}, and are {ports}"
     for route in manifests.of("HTTPRoute"):
         name = f"HTTPRoute/{route['metadata']['name']}"
         for parent in route["spec"]["parentRefs"]:
@@ -131,6 +135,19 @@ def route_problems(manifests: Manifests) -> Iterator[str]:
                 yield f"{kind}/{policy['metadata']['name']}: the service is {service}"
     for gateway in manifests.of("Gateway"):
         yield from _tls_problems(manifests, gateway)
+
+
+def takes_requests(manifests: Manifests, pool: Pool) -> bool:
+    """Returns whether a pod of the pool is a gateway, so that requests of clients go to it."""
+    return any(one["name"] == "Gateway" and pool in manifests.pools_of(one) for _, one in manifests.deployments())
+
+
+def _service_problems(manifests: Manifests, service: str, port: int) -> Iterator[str]:
+    """Yields problems of the Service. By number, its port would lead to the proxies of all pods, also of GPU pods."""
+    given = manifests.rayservice["spec"].get("serveService", {})
+    ports = [(one["name"], one["port"], one.get("targetPort")) for one in given.get("spec", {}).get("ports", ())]
+    if given.get("metadata", {}).get("name") != service or ports != [("serve", port, "serve")]:
+        yield f"RayService/serve-app serveService: must be {service}, from port {port} to the port named serve"
 
 
 def serves(rule: Document, path: str) -> bool:

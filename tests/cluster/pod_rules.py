@@ -14,6 +14,7 @@ from .manifests import Document, Manifests, Pool, selects
 SECRETS = {"Gateway": "serve-app-gateway", "Console": "serve-app-gateway", "Accounting": "serve-app-database"}
 GPU = "nvidia.com/gpu"
 HOST = "kubernetes.io/hostname"
+PULL_SECRET = "serve-app-registry"
 
 
 def problems(manifests: Manifests) -> Iterator[str]:
@@ -60,15 +61,20 @@ def _confinement_problems(pool: Pool, container: Document) -> Iterator[str]:
 
 
 def image_problems(pool: Pool) -> Iterator[str]:
-    image = pool.container["image"]
+    for container in (pool.container, *pool.init_containers):
+        yield from image_problems_of(container["image"], pool.spec)
+
+
+def image_problems_of(image: str, pod: Document) -> Iterator[str]:
+    """Yields problems of an image of a pod: a tag can be moved to other contents while pods still start."""
     if not is_pinned(image):
-        yield f"the image {image} is not pinned: name a version or a digest"
+        yield f"the image {image} is not pinned: name its digest"
+    if pod.get("imagePullSecrets") != [{"name": PULL_SECRET}]:
+        yield f"no imagePullSecrets: {PULL_SECRET}"
 
 
 def is_pinned(image: str) -> bool:
-    name, at, digest = image.partition("@")
-    tag = name.rpartition("/")[2].partition(":")[2]
-    return bool(re.fullmatch(r"sha256:[0-9a-f]{64}", digest)) if at else tag not in ("", "latest")
+    return bool(re.fullmatch(r"sha256:[0-9a-f]{64}", image.partition("@")[2]))
 
 
 def room_problems(pool: Pool) -> Iterator[str]:

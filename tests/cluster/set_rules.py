@@ -87,8 +87,11 @@ def replica_problems(manifests: Manifests) -> Iterator[str]:
             limits = pool.container["resources"].get("limits", {"cpu": 0})
             if options.get("num_cpus", 1) > float(limits["cpu"]):
                 yield f"{where}: a pod of {pool.name} has too few CPUs"
-            if options.get("num_gpus", 0) > float(limits.get("nvidia.com/gpu", 0)):
+            gpus = float(limits.get("nvidia.com/gpu", 0))
+            if options.get("num_gpus", 0) > gpus:
                 yield f"{where}: a pod of {pool.name} has too few GPUs"
+            elif options.get("num_gpus", 0) < gpus:
+                yield f"{where}: a pod of {pool.name} has {gpus:g} GPUs, and its replica uses {options['num_gpus']}"
         scaling = deployment.get("autoscaling_config", {})
         least = scaling.get("min_replicas", deployment.get("num_replicas", 1))
         most = scaling.get("max_replicas", least)
@@ -121,6 +124,9 @@ def version_problems(manifests: Manifests) -> Iterator[str]:
     ray = re.search(r"^ray==([^\s;\\]+)", (CLUSTER.parent / "constraints.txt").read_text(), re.MULTILINE)
     if ray is None or manifests.cluster["rayVersion"] != ray[1]:
         yield f"{RAYSERVICE}: rayVersion {manifests.cluster['rayVersion']} is not that of constraints.txt"
+    if manifests.rayservice["spec"].get("upgradeStrategy", {}).get("type") != "NewCluster":
+        # The other kind divides requests between the clusters for minutes, and opens /admin to the Gateway it makes.
+        yield f"{RAYSERVICE}: upgradeStrategy is not NewCluster: two limiters would get requests, and one admits"
     for name in DEAD:
         if name in manifests.rayservice["spec"]:
             yield f"{RAYSERVICE}: {name} is a dead field: KubeRay 1.7 ignores it"
@@ -213,5 +219,5 @@ def budget_problems(manifests: Manifests) -> Iterator[str]:
         if not isinstance(least, int) or not 0 < least < sum(pool.least for pool in covered):
             yield f"{name}: minAvailable must be a number above 0 and below that of its pods"
     for pool in manifests.pools[1:] if manifests.production else ():
-        if not any(selects(budget["spec"]["selector"], pool.labels) for budget in budgets):
+        if pool.least > 0 and not any(selects(budget["spec"]["selector"], pool.labels) for budget in budgets):
             yield f"{pool.where}: no PodDisruptionBudget covers it"

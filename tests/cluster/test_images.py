@@ -90,6 +90,15 @@ def test_an_image_runs_without_root_and_installs_what_was_tested(name: str) -> N
     assert ":latest" not in str(steps)
 
 
+def test_the_driver_is_found_where_container_toolkits_and_google_mount_it() -> None:
+    given = dict(
+        one.split("=", 1) for word, text in instructions("Dockerfile") if word == "ENV" for one in text.split()
+    )
+    assert given["NVIDIA_VISIBLE_DEVICES"] == "all"
+    assert set(given["NVIDIA_DRIVER_CAPABILITIES"].split(",")) >= {"compute", "utility"}
+    assert given["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib64"
+
+
 def test_all_images_have_one_python() -> None:
     bases = {name: [text for word, text in instructions(name) if word == "FROM"] for name in FILES}
     assert bases["Dockerfile"] == bases["Dockerfile.gateway"]

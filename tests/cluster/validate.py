@@ -8,10 +8,19 @@ from functools import cache
 
 from . import crds
 from .certificate_rules import certificate_problems
-from .checks import Document, crd, kubernetes_problems, schema_problems, serve_problems
+from .checks import Document, kubernetes_problems, serve_problems
 from .manifests import Manifests, parsed
 from .network_rules import monitor_problems, policy_problems, route_problems
-from .pod_rules import is_pinned
+from .placement_rules import (
+    cache_problems,
+    memory_problems,
+    priority_problems,
+    secret_store_problems,
+    spot_problems,
+    zero_problems,
+    zone_problems,
+)
+from .pod_rules import image_problems_of
 from .pod_rules import problems as pod_problems
 from .set_rules import (
     budget_problems,
@@ -23,6 +32,7 @@ from .set_rules import (
     version_problems,
 )
 
+CLUSTER_WIDE = ("Namespace", "PriorityClass")
 RULES = (
     pod_problems,
     certificate_problems,
@@ -36,6 +46,13 @@ RULES = (
     policy_problems,
     route_problems,
     monitor_problems,
+    priority_problems,
+    zone_problems,
+    spot_problems,
+    memory_problems,
+    cache_problems,
+    zero_problems,
+    secret_store_problems,
 )
 
 
@@ -48,7 +65,7 @@ def problems(manifests: Manifests, *, formed: str = "") -> list[str]:
     found = [one for document in objects for one in object_problems(document)]
     namespace = manifests.of("Namespace")[0]["metadata"]["name"]
     for document in manifests.documents:
-        if document["kind"] != "Namespace" and document["metadata"].get("namespace") != namespace:
+        if document["kind"] not in CLUSTER_WIDE and document["metadata"].get("namespace") != namespace:
             found.append(f"{_name(document)}: is not in the namespace {namespace}")
     if found:
         return found
@@ -74,15 +91,14 @@ def _serve_problems(text: str) -> list[str]:
 @cache
 def _cached(text: str) -> list[str]:
     document = json.loads(text)
-    if document["kind"] == "RayService":
-        found = list(schema_problems(document, crd()))
-        return found or [one for pod in _pods(document) for one in _cached(json.dumps(pod))]
-    if (document["apiVersion"], document["kind"]) in crds.KINDS:
-        return crds.problems(document)
+    if crds.is_custom(document):
+        found = crds.problems(document)
+        pods = _pods(document) if document["kind"] == "RayService" and not found else ()
+        return found + [one for pod in pods for one in _cached(json.dumps(pod))]
     found = list(kubernetes_problems(document))
     if document["kind"] == "Job" and not found:
-        image = document["spec"]["template"]["spec"]["containers"][0]["image"]
-        found += [] if is_pinned(image) else [f"the image {image} is not pinned: name a version or a digest"]
+        pod = document["spec"]["template"]["spec"]
+        found += image_problems_of(pod["containers"][0]["image"], pod)
     return found
 
 

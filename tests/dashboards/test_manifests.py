@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.cluster.manifests import SETS, read_set
+
 ROOT = Path(__file__).parents[2]
 # Of monitoring.coreos.com/v1, those that are of use here.
 METADATA = {"name", "namespace", "labels"}
@@ -24,23 +26,22 @@ def read(name: str) -> Document:
     return document
 
 
-RAYSERVICES = [read(f"cluster/{name}/rayservice.yaml") for name in ("production", "small")]
-ENDPOINTS = read("cluster/podmonitor.yaml")["spec"]["podMetricsEndpoints"]
+RULES = "cluster/kubernetes/components/monitoring/prometheus-rules.yaml"
+MONITOR = "cluster/kubernetes/components/monitoring/podmonitor.yaml"
+ENDPOINTS = read(MONITOR)["spec"]["podMetricsEndpoints"]
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("cluster/prometheus-rules.yaml", "PrometheusRule"), ("cluster/podmonitor.yaml", "PodMonitor")]
-)
+@pytest.mark.parametrize(("name", "kind"), [(RULES, "PrometheusRule"), (MONITOR, "PodMonitor")])
 def test_a_manifest_belongs_to_the_operator_and_to_the_namespace(name: str, kind: str) -> None:
     manifest = read(name)
     assert set(manifest) == {"apiVersion", "kind", "metadata", "spec"}
     assert (manifest["apiVersion"], manifest["kind"]) == ("monitoring.coreos.com/v1", kind)
     assert set(manifest["metadata"]) == METADATA
-    assert manifest["metadata"]["namespace"] == read("cluster/namespace.yaml")["metadata"]["name"]
+    assert manifest["metadata"]["namespace"] == read("cluster/kubernetes/base/namespace.yaml")["metadata"]["name"]
 
 
 def test_the_manifest_has_the_rules_of_the_plain_file() -> None:
-    spec = read("cluster/prometheus-rules.yaml")["spec"]
+    spec = read(RULES)["spec"]
     assert spec == read("serve_app/boards/rules.yaml")
     assert set(spec) == {"groups"}
     for group in spec["groups"]:
@@ -53,21 +54,19 @@ def test_the_manifest_has_the_rules_of_the_plain_file() -> None:
 
 
 def test_the_monitor_has_the_operators_keys() -> None:
-    assert set(read("cluster/podmonitor.yaml")["spec"]) == {"selector", "podMetricsEndpoints"}
+    assert set(read(MONITOR)["spec"]) == {"selector", "podMetricsEndpoints"}
     for endpoint in ENDPOINTS:
         assert set(endpoint) == ENDPOINT
         for relabeling in endpoint["relabelings"]:
             assert {"sourceLabels", "targetLabel"} <= relabeling.keys() <= RELABELING
 
 
-def test_the_monitor_finds_every_pod_of_the_service() -> None:
-    wanted = read("cluster/podmonitor.yaml")["spec"]["selector"]["matchLabels"]
-    clusters = [one["spec"]["rayClusterConfig"] for one in RAYSERVICES]
-    for group in (one for cluster in clusters for one in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])):
-        # KubeRay adds this label to each pod.
-        labels = group["template"]["metadata"]["labels"] | {"ray.io/is-ray-node": "yes"}
-        assert wanted.items() <= labels.items()
-        ports = {port["name"]: port["containerPort"] for port in group["template"]["spec"]["containers"][0]["ports"]}
+@pytest.mark.parametrize("name", SETS)
+def test_the_monitor_finds_every_pod_of_the_service(name: str) -> None:
+    wanted = read(MONITOR)["spec"]["selector"]["matchLabels"]
+    for pool in read_set(name).pools:
+        assert wanted.items() <= pool.labels.items()
+        ports = {port["name"]: port["containerPort"] for port in pool.container["ports"]}
         assert {ports[endpoint["port"]] for endpoint in ENDPOINTS} == {8080}
 
 
@@ -97,7 +96,7 @@ def test_both_exporters_of_a_pod_are_read_with_the_labels_of_the_service(host: s
 
 
 def test_both_ports_are_open_to_prometheus() -> None:
-    policies = yaml.safe_load_all((ROOT / "cluster/networkpolicy.yaml").read_text(encoding="utf-8"))
+    policies = yaml.safe_load_all((ROOT / "cluster/kubernetes/base/networkpolicy.yaml").read_text(encoding="utf-8"))
     rules = [rule for policy in policies for rule in policy["spec"].get("ingress", [])]
     monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
     assert {port["port"] for rule in rules if monitoring in rule["from"] for port in rule["ports"]} == {8080, 9101}

@@ -1,7 +1,7 @@
 """RAY_USE_TLS: two nodes with certificates work together, and one without can't join.
 
 Once with the files of `serve-app cluster certificates`, as on machines, and once with those of the init containers of
-production/rayservice.yaml, at two addresses and a name in a network of their own.
+components/tls of cluster/kubernetes, at two addresses and a name in a network of their own.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from tests.service.drill.network import GATE, SUBNET, Machine
 
 REDIS_PORT: Final = 6390
 HEAD: Final = "head"
-#: As the pods of cluster/production: each role has nodes of its own, so that one may be lost, and the head has none.
+#: As the pods of cluster/kubernetes/production: each role has nodes of its own, and the head has none.
 ROLES: Final = {f"{role}{number}": role for role in ("gateway", "accounting", "model") for number in (1, 2)}
 #: All machines share this one's cores: one that generates must not keep another from starting. Where Linux shares them
 #: by session (autogroup), it takes no notice of a process's niceness beyond its session.
