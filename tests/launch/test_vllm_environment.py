@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import queue
 import zipfile
 from importlib.metadata import version
 from pathlib import Path
@@ -47,3 +49,19 @@ def test_without_the_sources_nothing_is_touched_and_one_line_says_so(
     assert vllm_environment.main(arguments) == 1
     assert capsys.readouterr().err.startswith("serve-app: ")
     assert kept.exists()
+
+
+def test_the_progress_of_an_installation_is_its_bytes_and_downloads_do_not_fill_tmp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", "/somewhere")
+    told: queue.Queue[str] = queue.Queue()
+    with vllm_environment._reported(tmp_path, told.put, every_s=0.001):
+        work = Path(os.environ["TMPDIR"])
+        assert work.parent == tmp_path
+        with (work / "wheel").open("wb") as file:
+            file.truncate(3_100_000_000)
+        while "3.1 GB after" not in told.get(timeout=60):
+            pass
+    assert os.environ["TMPDIR"] == "/somewhere"
+    assert not work.exists()
