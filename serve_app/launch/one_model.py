@@ -10,6 +10,7 @@ import copy
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
@@ -143,6 +144,8 @@ def choose(facts: Facts, wish: Wish, machine: Machine, python: str) -> Choice:
     Raises LaunchError for options that don't fit the machine, and a model that does not fit, with the smallest change.
     """
     gpus = list(machine.gpus)
+    if wish.gpus is not None and wish.gpus < 0:
+        raise LaunchError(f"GPUS={wish.gpus}: must be at least 0")
     if wish.gpus is not None and wish.gpus > len(gpus):
         there = f"this machine has {len(gpus)}" if gpus else "no NVIDIA GPU was found"
         raise LaunchError(f"GPUS={wish.gpus}: {there}. {machine.remark}".strip())
@@ -269,13 +272,16 @@ def _advice(changes: Sequence[Any], there: int, gpu: Gpu) -> str:
         else:
             texts.append(change.text + (f" ({change.variable})" if change.variable else ""))
     if gpu.is_shared:
-        texts.insert(0, f"end the programs that use {(gpu.memory - gpu.free) / GIB:.1f} GiB of GPU {gpu.index}")
+        hide = ", or hide it with CUDA_VISIBLE_DEVICES" if there > 1 else ""
+        texts.insert(0, f"end the programs that use {(gpu.memory - gpu.free) / GIB:.1f} GiB of GPU {gpu.index}{hide}")
     return ", or ".join([*texts, "choose a smaller model"])
 
 
 def _vllm_on_cpu(facts: Facts, machine: Machine, context: int, python: str) -> Choice:
     from serve_app.engine.loading import vllm_memory
 
+    if sys.platform != "linux":
+        raise LaunchError("ENGINE=vllm needs Linux: leave it out")
     weights = vllm_memory.weight_bytes(facts.tensors)
     demand = vllm_memory.demand_of(facts.model, facts.config, weights, context=context, step=2048)
     kv = _cpu_kv(facts, context, demand, weights + demand.step, machine)
@@ -289,7 +295,7 @@ def _vllm_on_cpu(facts: Facts, machine: Machine, context: int, python: str) -> C
         "max_waiting": 2 * CPU_RUNNING,
     }
     actor = {"num_cpus": max(1, machine.cores), "runtime_env": {"py_executable": python}}
-    lines = [f"{facts.model} on vLLM's CPU build; the native engine is faster on a CPU"]
+    lines = [*filter(None, [machine.remark]), f"{facts.model} on vLLM's CPU build; the native engine is faster there"]
     return Choice("vllm", args, actor, context, _ongoing(args), 1, False, lines)
 
 
@@ -350,9 +356,7 @@ def _native_on_cpu(facts: Facts, machine: Machine, context: int) -> Choice:
         except LaunchError as error:
             refusal = error
             continue
-        lines = [f"{facts.model} on the native engine, on the CPU, with weights as {dtype}"]
-        if machine.remark:
-            lines.insert(0, machine.remark)
+        lines = [*filter(None, [machine.remark]), f"{facts.model} on the CPU, with weights as {dtype}"]
         return Choice("native", args, {"num_cpus": 1}, context, _ongoing(args), 1, False, lines)
     assert refusal is not None
     raise refusal
@@ -412,8 +416,8 @@ def configuration(base: Mapping[str, Any], choice: Choice) -> dict[str, Any]:
     if name in {one.get("name") for one in others}:
         name = f"{name}-model"
     for application in others:
-        for deployment in application.get("deployments") or []:
-            settings = deployment.get("user_config") or {}
+        for one in application.get("deployments") or []:
+            settings = one.get("user_config") or {}
             for identifier in (settings.get("models") or {}).values():
                 identifier["backends"] = {name: 100}
                 identifier.pop("fallback", None)
@@ -422,7 +426,7 @@ def configuration(base: Mapping[str, Any], choice: Choice) -> dict[str, Any]:
             if choice.on_gpu:
                 settings.pop("pressure", None)  # targets for a laptop's CPU
     given = next((one for model in models for one in model.get("deployments") or []), {"name": "Model"})
-    deployment = copy.deepcopy(given)
+    deployment: dict[str, Any] = copy.deepcopy(given)
     deployment["max_ongoing_requests"] = choice.max_ongoing
     if isinstance(scaling := deployment.get("autoscaling_config"), dict):
         scaling |= {"min_replicas": 1, "max_replicas": choice.max_replicas}

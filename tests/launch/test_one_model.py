@@ -135,6 +135,7 @@ def test_vllms_share_leaves_what_other_programs_use() -> None:
     [
         (machine(L4, L4), {"gpus": 3}, r"GPUS=3: this machine has 2"),
         (machine(), {"gpus": 1}, r"GPUS=1: no NVIDIA GPU was found"),
+        (machine(L4), {"gpus": -1}, r"GPUS=-1: must be at least 0"),
         (machine(*[H100] * 8), {"gpus": 8}, r"GPUS=8: vLLM can't divide the model's 28 attention heads"),
         (machine(H100, driver=570), {}, r"driver has version 570, and vLLM's build needs 580.*GPUS=0"),
         (machine((16384, "Tesla V100", (7, 0))), {}, r"compute capability 7\.0, and CUDA 13 needs 7\.5"),
@@ -165,6 +166,13 @@ def test_without_a_gpu_the_native_engine_computes_on_the_cpu() -> None:
     assert choose(other, machine(memory=24)).args["dtype"] == "bfloat16"  # float32 does not fit
     with pytest.raises(LaunchError, match=r"on the CPU: 11\.0 GiB are available.*CONTEXT=16384"):
         choose(facts("qwen2.5-7b"), machine(memory=11))
+
+
+def test_why_a_gpu_is_not_used_is_told() -> None:
+    there = Machine([], 64 * GIB, 8, "AMD GPUs are not supported.")
+    assert choose(facts("qwen2.5-7b"), there).lines[0] == there.remark
+    with pytest.raises(LaunchError, match=r"GPUS=1: no NVIDIA GPU was found\. AMD GPUs are not supported"):
+        choose(facts("qwen2.5-7b"), there, gpus=1)
 
 
 def test_engines_are_the_operators_choice() -> None:
