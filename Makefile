@@ -28,8 +28,13 @@ help: ## print this list
 setup: $(VENV)/.base ## install what `serve run config.yaml` needs: virtual environment, dependencies, bundled model
 	@$(BIN)/python -m serve_app.model.bundled --home "$${SERVE_APP_HOME:-.serve-app}"
 
-serve: $(VENV)/.base ## start the service (PORT=8000, SERVE_APP_HOME=.serve-app, TLS=1 for https); Ctrl-C stops it
-	@exec $(BIN)/python -m serve_app.launch
+# MODEL serves one model on this machine instead of config.yaml's: a folder, or a name on the hub. GPUS, ENGINE, CONTEXT
+# and QUANTIZATION change what the launcher chooses (.venv/bin/python -m serve_app.launch --help).
+ONE_MODEL = $(if $(MODEL),--model '$(MODEL)' $(if $(ENGINE),--engine '$(ENGINE)') $(if $(GPUS),--gpus '$(GPUS)') \
+  $(if $(CONTEXT),--context '$(CONTEXT)') $(if $(QUANTIZATION),--quantization '$(QUANTIZATION)'))
+
+serve: $(VENV)/.base ## start the service (PORT=8000, SERVE_APP_HOME=.serve-app, TLS=1, MODEL=org/name, GPUS=2); Ctrl-C stops it
+	@exec $(BIN)/python -m serve_app.launch $(ONE_MODEL) $(ARGS)
 
 observe: $(VENV)/.base ## run a Prometheus for the running service, with its rules (ARGS='--port 9090 --grafana URL --token-file FILE')
 	@exec $(BIN)/python -m serve_app.launch.observe $(ARGS)
@@ -60,7 +65,7 @@ test-all: test test-slow test-long ## every test, for a release
 
 test-vllm: $(VENV)/.test engine-vllm ## the engine's contract on vLLM, then the SDK's tests over the whole service on it, 20 minutes
 	@$(UV) pip install -q --python $(VLLM)/bin/python -c constraints.txt pytest pytest-asyncio hypothesis
-	$(VLLM)/bin/python -m pytest tests/engine_contract $(ARGS)
+	$(VLLM)/bin/python -m pytest tests/engine_contract tests/launch/test_vllm_arguments.py $(ARGS)
 	SERVE_APP_TEST_CONFIG=tests/service/vllm.yaml $(BIN)/python -m pytest -m "not slow" tests/clients/test_openai_*.py
 	SERVE_APP_TEST_CONFIG=tests/service/vllm.yaml $(BIN)/python -m pytest tests/service/test_clients.py tests/service/test_vllm.py
 

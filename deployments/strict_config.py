@@ -11,8 +11,10 @@ from pydantic import BaseModel, ValidationError
 from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
+from deployments import placement_groups
 from serve_app.contracts.calls import shard_name
 from serve_app.engine.engines import ENGINES
+from serve_app.engine.vllm_adapter.vllm_settings import VllmSettings
 from serve_app.scaling.scaling_settings import ScalingSettings
 from serve_app.settings import (
     ConsoleArgs,
@@ -119,6 +121,7 @@ def _application_problems(application: dict[str, Any], where: str, names: set[st
             yield f"{path}.num_replicas: must be 1: one process counts the attempts to sign in"
         if builder == MODEL:
             yield from _interpreter_problems(application, deployment, f"{path}.ray_actor_options")
+            yield from _gpu_problems(args, deployment, path)
     if builder == GATEWAY:
         # If limiter shards had different settings, an account's limits would depend on its id.
         user_configs = {deployment["name"]: deployment.get("user_config") for deployment in deployments}
@@ -183,6 +186,19 @@ def _interpreter_problems(application: dict[str, Any], deployment: dict[str, Any
     if not any(isinstance(one, dict) and "py_executable" in one for one in environments):
         python = args.get("interpreter") or f"the Python of {args['engine']}'s environment"
         yield f"{where}: these replace the engine's interpreter: add runtime_env: {{py_executable: {python}}}"
+
+
+def _gpu_problems(args: Any, deployment: dict[str, Any], where: str) -> Iterator[str]:
+    """Checks that a vLLM replica gets the GPUs that its parallel sizes need."""
+    if not isinstance(args, dict) or args.get("engine") != "vllm":
+        return
+    try:
+        options = parse(VllmSettings, args.get("vllm") or {}, where)
+    except SettingsError:
+        return  # reported with the other settings
+    yield from placement_groups.find_problems(
+        options.tensor_parallel_size, options.pipeline_parallel_size, deployment, where
+    )
 
 
 def _unknown_backends(user_config: Any, where: str, names: set[str]) -> Iterator[str]:

@@ -18,6 +18,7 @@ app = typer.Typer()
     examples=(
         "serve-app size llama-3.1-8b --gpu l40s --users 100 --tokens-per-second 2000 --price 1.90",
         "serve-app size ./models/Qwen2.5-32B --gpu h100 --context 16384 --users 200",
+        "serve-app size qwen2.5-7b --gpu l40s --engine native",
         "serve-app size llama-3.3-70b --gpu h100 --gpus 4 --users 50 --replica-tokens 900",
         "serve-app size mixtral-8x7b --memory 96GiB --bandwidth 1800 --users 50",
     ),
@@ -36,7 +37,10 @@ def size(
         int | None,
         typer.Option(min=1, max=64, help="GPUs per replica. [default: the number that needs the fewest in total]"),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+    engine: Annotated[str, typer.Option(help="vllm or native.")] = "vllm",
+    dtype: Annotated[
+        str, typer.Option(help="bfloat16 or float32, for the native engine; vLLM takes the type of the files.")
+    ] = "bfloat16",
     length: Annotated[int, typer.Option("--context", min=2, help="Tokens of one sequence, prompt and reply.")] = 8192,
     users: Annotated[int, typer.Option(min=1, help="Concurrent sequences.")] = 32,
     tokens_per_second: Annotated[
@@ -49,12 +53,16 @@ def size(
     price: Annotated[float, typer.Option(min=0, metavar="PRICE", help="Price of one GPU per hour.")] = 0.0,
 ) -> None:
     """Estimate a service: GPUs per replica, sequences that fit, replicas, cost. Lists the assumptions."""
-    from serve_app.cli import sizing  # loads torch
     from serve_app.engine.config import parse_bytes
     from serve_app.engine.errors import ModelError
+    from serve_app.engine.loading import sizing  # loads torch
 
+    if engine not in sizing.SHARE_OF_BANDWIDTH:
+        raise UsageError(f"--engine {engine}: must be one of {', '.join(sizing.SHARE_OF_BANDWIDTH)}")
     if dtype not in ("bfloat16", "float32"):
         raise UsageError(f"--dtype {dtype}: on GPUs it is bfloat16 or float32")
+    if engine == "vllm" and dtype != "bfloat16":
+        raise UsageError("--dtype is for --engine native: vLLM takes the type of the model's files")
     card = sizing.CARDS.get(gpu.lower())
     if memory is not None:
         try:
@@ -67,11 +75,11 @@ def size(
         raise UsageError(f"--gpu {gpu}: must be one of {', '.join(sizing.CARDS)}, or use --memory")
     wanted = sizing.Wanted(length, users, tokens_per_second, max_running)
     try:
-        found = sizing.size(model, wanted, card, dtype=dtype, gpus=gpus, replica_tokens_s=replica_tokens)
+        found = sizing.size(model, wanted, card, engine=engine, dtype=dtype, gpus=gpus, replica_tokens_s=replica_tokens)
     except ModelError as error:
         raise CommandError(str(error), code="does_not_fit") from None
     plan, total = found.plan, found.replicas * found.gpus
-    notes = sizing.assumptions(found, card, measured=replica_tokens is not None)
+    notes = sizing.assumptions(found, card, engine=engine, measured=replica_tokens is not None)
     document: dict[str, Any] = {
         "model": plan.demand.name,
         "gpus_per_replica": found.gpus,

@@ -11,6 +11,7 @@ import ssl
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -23,9 +24,10 @@ from serve_app import secret_files
 from serve_app.engine.engines import ENGINES
 from serve_app.engine.errors import ModelError
 from serve_app.engine.loading.prepared import is_ready
-from serve_app.launch import laptop_tls, preflight
+from serve_app.launch import laptop_tls, one_model, preflight, vllm_environment
 from serve_app.launch.driver import Driver, become_subreaper, driver_environment
 from serve_app.launch.first_call import banner, first_key
+from serve_app.launch.gpus import Found, find_gpus
 from serve_app.launch.preflight import LaunchError
 from serve_app.local_run import RAY
 from serve_app.model import bundled
@@ -35,6 +37,7 @@ READY_S, SLOW_S = 180.0, 1800.0  # maximum wait for readiness; the second with l
 TOLD_S = 30.0  # between two lines of progress
 STOP_S = 13.0
 KEPT_LOGS = 5
+ONLY_WITH_MODEL = ("engine", "gpus", "context", "quantization", "dry_run")
 
 
 class _Stopped(Exception):
@@ -55,11 +58,24 @@ def main() -> int:
     parser.add_argument("--no-dashboard", action="store_true")
     parser.add_argument("--num-cpus", type=int, help="logical CPUs for Ray; default: the machine's, at least 4")
     parser.add_argument("--json", action="store_true", help="when ready, print one JSON document instead of text")
+    model = parser.add_argument_group("one model", "serve one model on this machine instead of the models of --config")
+    model.add_argument("--model", help="folder with config.json and safetensors, or a name on the hub")
+    model.add_argument("--engine", choices=sorted(ENGINES), help="default: vllm on an NVIDIA GPU, else native")
+    model.add_argument(
+        "--gpus", type=int, metavar="N", help="GPUs per replica; 0: the CPU; default: as many as the model needs"
+    )
+    model.add_argument("--context", type=int, metavar="TOKENS", help="default: the model's, at most 32768")
+    model.add_argument("--quantization", metavar="METHOD", help="of vLLM, as fp8_per_tensor; default: none")
+    model.add_argument("--dry-run", action="store_true", help="print the configuration, download and start nothing")
     options = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _raise_stopped)
     try:
-        Launch(options).run_until_stopped()
+        launch = Launch(options)
+        if options.dry_run:
+            print(launch.dry_run(), end="")
+        else:
+            launch.run_until_stopped()
     except (LaunchError, SettingsError) as error:
         print(f"serve-app: {error}", file=sys.stderr)
         return 1
@@ -90,6 +106,10 @@ class Launch:
         self.options = options
         self.home: Path = (options.home or home_dir()).expanduser().absolute()
         self.logs = self.home / "logs"
+        given = vars(options)
+        odd = [name for name in ONLY_WITH_MODEL if given.get(name) is not None and given[name] is not False]
+        if odd and given.get("model") is None:
+            raise LaunchError(f"--{odd[0].replace('_', '-')} needs a model: add --model (MODEL=… with make)")
         if not str(options.port).isdigit():
             raise LaunchError(f"PORT must be a number, not {options.port!r}")
         self.port = int(options.port)
@@ -115,10 +135,65 @@ class Launch:
                 self.tls = laptop_tls.prepare(self.home, datetime.now(UTC))
                 self.verify = ssl.create_default_context(cafile=self.tls.authority)
             config = read_config(self.options.config)
+            if vars(self.options).get("model") is not None:
+                config = self._for_one_model(config)
             self.prepare_models(config)
             self._serve(config, operator_key)
         finally:
             lock.close()
+
+    def dry_run(self) -> str:
+        """Returns the configuration of `--model` as YAML. Downloads no weights, and starts and installs nothing."""
+        config, _, _ = self._configure(read_config(self.options.config))
+        return self._as_yaml(config)
+
+    def _configure(self, base: dict[str, Any]) -> tuple[dict[str, Any], one_model.Choice, one_model.Facts]:
+        """Chooses the backend for `--model` on this machine. Raises LaunchError if it does not fit."""
+        options = self.options
+        # GPUS=0 also works with a broken driver.
+        found = find_gpus(os.environ) if options.gpus != 0 else Found(())
+        try:
+            if options.model == "bundled":
+                folder = bundled.ensure_bundled_model(self.home, print_progress)
+                facts = replace(one_model.facts_of(str(folder), print_progress), model="bundled")
+            else:
+                facts = one_model.facts_of(options.model, print_progress)
+        except ModelError as error:
+            raise LaunchError(str(error)) from None
+        wish = one_model.Wish(options.engine, options.gpus, options.context, options.quantization)
+        machine = one_model.machine(found.gpus, found.remark)
+        python = ENGINES["vllm"].python()
+        assert python is not None
+        choice = one_model.choose(facts, wish, machine, python)
+        for line in choice.lines:
+            print_progress(line)
+        return one_model.configuration(base, choice), choice, facts
+
+    def _for_one_model(self, base: dict[str, Any]) -> dict[str, Any]:
+        """Returns the configuration of `--model`, after installing its engine and downloading its weights."""
+        config, choice, facts = self._configure(base)
+        try:
+            if choice.engine == "vllm" and not os.environ.get("SERVE_APP_VLLM_PYTHON"):
+                vllm_environment.install(Path(".vllm").absolute(), choice.on_gpu, print_progress)
+            if facts.download:
+                hub_cache = one_model.hub_folder()
+                preflight.check_free_disk(hub_cache, facts.download + preflight.MIN_DISK)
+            if facts.model != "bundled":
+                from serve_app.engine.loading import loader
+
+                loader.prepare(parse(ModelArgs, choice.args, "args"), print_progress)
+        except (ModelError, vllm_environment.InstallError) as error:
+            raise LaunchError(str(error)) from None
+        return config
+
+    def _as_yaml(self, config: dict[str, Any]) -> str:
+        text = yaml.safe_dump(config, sort_keys=False)
+        if vars(self.options).get("model") is None:
+            return text
+        return (
+            f"# {self.options.model} on this machine. To change it, copy this file and start the copy:\n"
+            f"# make serve ARGS='--config COPY'. docs/settings.md lists all settings.\n{text}"
+        )
 
     def prepare_models(self, config: dict[str, Any]) -> None:
         """Prepares one-time files from the models' files here, where the operator sees the progress."""
@@ -151,7 +226,9 @@ class Launch:
         become_subreaper()
         config.setdefault("http_options", {})["port"] = self.port
         run_config = self.home / "run" / "config.yaml"
-        run_config.write_text(yaml.safe_dump(config, sort_keys=False))
+        run_config.write_text(self._as_yaml(config))
+        if vars(self.options).get("model") is not None:
+            print_progress(f"the configuration is {run_config}: copy it to change it")
         # A short path, because it holds sockets: HAProxy's path may have 97 bytes, and Serve adds 68 of them. This
         # folder is closed to other users. Ray opens its own folder, which is in it, to all.
         temporary = Path(tempfile.mkdtemp(prefix="sa-", dir="/tmp" if Path("/tmp").is_dir() else None))

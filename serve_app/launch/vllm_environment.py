@@ -8,13 +8,17 @@ dependencies: a replica's code needs only the packages that vLLM and Ray install
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
+import time
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from email.parser import HeaderParser
 from importlib.metadata import version
 from pathlib import Path
@@ -83,6 +87,14 @@ def install(folder: Path, cuda: bool, say: Callable[[str], None], project: Path 
     say(f"Installing vLLM {VLLM} for {'CUDA' if cuda else 'the CPU'} into {folder}, once; this takes some minutes")
     shutil.rmtree(folder, ignore_errors=True)
     _run(sys.executable, "-m", "venv", str(folder))
+    with _reported(folder, say):
+        _fill(folder, cuda, project)
+    (folder / MARK).write_text("\n".join(_marked(cuda)) + "\n")
+    return python
+
+
+def _fill(folder: Path, cuda: bool, project: Path) -> None:
+    python = interpreter(folder)
     own = [f"{name}=={version(name)}" for name in OURS]
     ray = own[0].replace("ray", "ray[serve]", 1)
     if cuda:
@@ -94,8 +106,43 @@ def install(folder: Path, cuda: bool, say: Callable[[str], None], project: Path 
     _pip(python, "install", "--no-deps", "--no-build-isolation", "-e", str(project))
     if cuda:
         _run(str(python), "-c", "import os; os.execlp(os.environ['CUDA_HOME'] + '/bin/nvcc', 'nvcc', '--version')")
-    (folder / MARK).write_text("\n".join(_marked(cuda)) + "\n")
-    return python
+
+
+@contextlib.contextmanager
+def _reported(folder: Path, say: Callable[[str], None], every_s: float = 30.0) -> Iterator[None]:
+    """Reports the bytes in `folder` from time to time. What pip downloads is there too, not in a small /tmp."""
+    work = folder / "tmp"
+    work.mkdir()
+    earlier = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = str(work)
+    ended, began = threading.Event(), time.monotonic()
+
+    def report() -> None:
+        while not ended.wait(every_s):
+            say(f"Installing vLLM: {_size(folder) / 1e9:.1f} GB after {time.monotonic() - began:.0f} s")
+
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        if earlier is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = earlier
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _size(folder: Path) -> int:
+    """Returns the bytes of the files in a folder that other processes are changing."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(parent, name)).st_size
+    return total
 
 
 def _marked(cuda: bool) -> list[str]:

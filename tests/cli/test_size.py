@@ -9,16 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.cli import sizing
-from serve_app.cli.sizing import CARDS, MODELS, Wanted
 from serve_app.engine.errors import ModelError
-from serve_app.engine.loading import placement
+from serve_app.engine.loading import placement, sizing
 from serve_app.engine.loading.memory_plan import GIB
+from serve_app.engine.loading.sizing import CARDS, MODELS, Wanted
 
 from .conftest import Run
 
 #: Billions of parameters, as their makers publish them.
 PUBLISHED = {
+    "qwen2.5-0.5b": 0.494,
+    "qwen2.5-1.5b": 1.544,
+    "qwen2.5-3b": 3.086,
     "llama-3.2-1b": 1.236,
     "qwen2.5-7b": 7.616,
     "llama-3.1-8b": 8.030,
@@ -36,17 +38,19 @@ def test_a_model_has_as_many_parameters_as_published(name: str) -> None:
     assert sum(sizing.tensor_sizes(MODELS[name]).values()) / 1e9 == pytest.approx(PUBLISHED[name], rel=0.005)
 
 
+@pytest.mark.parametrize("engine", ["vllm", "native"])
 @pytest.mark.parametrize("card", CARDS)
 @pytest.mark.parametrize("name", MODELS)
-def test_a_replica_fits_and_there_are_enough_of_them_or_it_is_refused(name: str, card: str) -> None:
+def test_a_replica_fits_and_there_are_enough_of_them_or_it_is_refused(name: str, card: str, engine: str) -> None:
     weights = placement.weight_bytes(sizing.tensor_sizes(MODELS[name]), "bfloat16")
     if weights > 0.9 * 8 * CARDS[card].memory:  # more than eight of them hold
         with pytest.raises(ModelError, match="Too little memory"):
-            sizing.size(name, WANTED, CARDS[card])
+            sizing.size(name, WANTED, CARDS[card], engine=engine)
         return
-    found = sizing.size(name, WANTED, CARDS[card])
+    found = sizing.size(name, WANTED, CARDS[card], engine=engine)
     for part in found.plan.parts:
-        assert part.weights + part.kv + part.step <= part.device.usable * 1.001
+        usable = part.device.free if engine == "vllm" else part.device.usable
+        assert part.weights + part.kv + part.step <= usable * 1.001
     assert len(found.plan.parts) == found.gpus
     assert 1 <= found.sequences <= 64
     assert found.sequences * 8192 * found.plan.demand.kv_token <= found.plan.kv
@@ -55,7 +59,7 @@ def test_a_replica_fits_and_there_are_enough_of_them_or_it_is_refused(name: str,
     assert found.replicas == max(ceil(64 / found.sequences), ceil(1000.0 / found.replica_tokens_s))
     for gpus in sizing.GPUS:  # and no other number of GPUs needs fewer in all
         with contextlib.suppress(ModelError):
-            other = sizing.size(name, WANTED, CARDS[card], gpus=gpus)
+            other = sizing.size(name, WANTED, CARDS[card], engine=engine, gpus=gpus)
             assert other.replicas * gpus >= found.replicas * found.gpus
 
 
@@ -71,7 +75,7 @@ def test_more_memory_users_and_speed_change_what_they_should() -> None:
 
 def test_experts_that_no_sequence_chooses_are_not_read() -> None:
     one = sizing.size("gpt-oss-120b", Wanted(8192, 1, 0.0), CARDS["b200"])
-    dense = CARDS["b200"].bandwidth * sizing.SHARE_OF_BANDWIDTH / one.plan.demand.weights
+    dense = CARDS["b200"].bandwidth * sizing.SHARE_OF_BANDWIDTH["vllm"] / one.plan.demand.weights
     assert one.replica_tokens_s > 10 * dense
 
 
@@ -96,6 +100,18 @@ def test_what_does_not_fit_is_refused_with_the_smallest_change(run: Run) -> None
     assert fits.json["gpus_per_replica"] == 4
 
 
+def test_more_gpus_of_the_native_engine_add_memory_and_no_speed(run: Run) -> None:
+    one, two = (
+        sizing.size("llama-3.1-8b", Wanted(8192, 8, 0.0), CARDS["h100"], engine="native", gpus=gpus) for gpus in (1, 2)
+    )
+    assert two.replica_tokens_s == pytest.approx(one.replica_tokens_s, rel=0.01)
+    shown = run("size", "llama-3.1-8b", "--gpu", "h100", "--engine", "native", "--gpus", 2, "--json").json
+    assert any("adds memory and no speed" in note for note in shown["assumptions"])
+    of_vllm = run("size", "llama-3.1-8b", "--gpu", "h100", "--gpus", 2, "--json").json
+    assert of_vllm["tokens_per_second_per_replica"] > shown["tokens_per_second_per_replica"]
+    assert not any("no speed" in note for note in of_vllm["assumptions"])
+
+
 def test_a_config_file_and_another_card(run: Run, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MODELS["qwen2.5-7b"]))
     options = ("--memory", "96GiB", "--bandwidth", 1800, "--users", 8, "--json")
@@ -107,11 +123,14 @@ def test_a_config_file_and_another_card(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("nothing-here",), "nothing-here is not a file or folder, and not one of llama-3.2-1b"),
+        (("nothing-here",), "nothing-here is not a file or folder, and not one of qwen2.5-0.5b"),
         (("llama-3.1-8b", "--gpu", "abacus"), "--gpu abacus: must be one of l4"),
         (("llama-3.1-8b", "--memory", "lots"), "--memory: 'lots' is not a size"),
         (("llama-3.1-8b", "--memory", "96GiB"), "add --bandwidth or --replica-tokens"),
         (("llama-3.1-8b", "--dtype", "int8"), "--dtype int8"),
+        (("llama-3.1-8b", "--dtype", "float32"), "--dtype is for --engine native"),
+        (("llama-3.1-8b", "--engine", "own"), "--engine own: must be one of vllm, native"),
+        (("qwen2.5-7b", "--gpus", "3"), "can't be divided among 3 GPUs"),
         (("qwen2.5-7b", "--context", "65536"), "qwen2.5-7b has a context of 32768 tokens"),
     ],
 )

@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+REVISIONS = ("main", "v1", COMMIT)
 
 
 class FakeHub:
@@ -45,8 +46,10 @@ class FakeHub:
 
             def do_GET(self) -> None:
                 path = self.path.split("?")[0]
-                listing, files = f"/api/models/{hub.name}/revision/", f"/{hub.name}/resolve/{COMMIT}/"
-                if path.startswith(listing) and path.removeprefix(listing) in ("main", "v1", COMMIT):
+                listing, resolved = f"/api/models/{hub.name}/revision/", f"/{hub.name}/resolve/"
+                revision, _, file_name = path.removeprefix(resolved).partition("/")
+                is_file = path.startswith(resolved) and revision in REVISIONS
+                if path.startswith(listing) and path.removeprefix(listing) in REVISIONS:
                     names = sorted(file.name for file in hub.folder.iterdir())
                     about = {"id": hub.name, "sha": COMMIT, "siblings": [{"rfilename": name} for name in names]}
                     self._send(200, json.dumps(about).encode(), {"content-type": "application/json"})
@@ -59,8 +62,10 @@ class FakeHub:
                     self._send(200, json.dumps(tree).encode(), {"content-type": "application/json"})
                 elif path.startswith(listing):
                     self._send(404, b"", {"x-error-code": "RevisionNotFound"})
-                elif path.startswith(files) and (file := hub.folder / path.removeprefix(files)).is_file():
+                elif is_file and (file := hub.folder / file_name).is_file():
                     self._send_file(file.read_bytes())
+                elif is_file:
+                    self._send(404, b"", {"x-error-code": "EntryNotFound"})
                 else:
                     self._send(404, b"", {"x-error-code": "RepoNotFound"})
 
@@ -69,8 +74,10 @@ class FakeHub:
                 status, start = 200, 0
                 if part := self.headers.get("range"):
                     hub.ranges.append(part)
-                    start = int(part.removeprefix("bytes=").split("-")[0])
-                    status, about["content-range"] = 206, f"bytes {start}-{len(content) - 1}/{len(content)}"
+                    first, _, last = part.removeprefix("bytes=").partition("-")
+                    start, end = int(first), min(int(last or len(content)), len(content) - 1)
+                    status, about["content-range"] = 206, f"bytes {start}-{end}/{len(content)}"
+                    content = content[: end + 1]
                 rest = content[start:]
                 if self.command == "GET" and hub.cut_after is not None and len(rest) > hub.cut_after:
                     cut, hub.cut_after = hub.cut_after, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import shutil
 import subprocess
 import sys
@@ -118,3 +119,19 @@ def test_a_machine_that_cannot_compile_is_told_before_the_download(
     with pytest.raises(InstallError, match="apt install python3-dev"):
         install(tmp_path / "vllm", True, print)
     assert commands == []
+
+
+def test_the_progress_of_an_installation_is_its_bytes_and_downloads_do_not_fill_tmp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", "/somewhere")
+    told: queue.Queue[str] = queue.Queue()
+    with vllm_environment._reported(tmp_path, told.put, every_s=0.001):
+        work = Path(os.environ["TMPDIR"])
+        assert work.parent == tmp_path
+        with (work / "wheel").open("wb") as file:
+            file.truncate(3_100_000_000)
+        while "3.1 GB after" not in told.get(timeout=60):
+            pass
+    assert os.environ["TMPDIR"] == "/somewhere"
+    assert not work.exists()

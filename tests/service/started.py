@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from serve_app.launch.preflight import free_port
@@ -30,11 +30,17 @@ READY_S = 600
 
 @contextlib.contextmanager
 def started(
-    model_path: Path, config: str | None = None, *, dashboard: bool = False, **environment: str
+    model_path: Path,
+    config: str | None = None,
+    *,
+    dashboard: bool = False,
+    options: Sequence[str] = (),
+    **environment: str,
 ) -> Iterator[Service]:
     """`model_path` is the bundled model's folder; `environment` is added to that of the service.
 
-    `config` is a file of a test's own. Ray's `dashboard` takes changed configurations.
+    `config` is a file of a test's own, `options` are further ones of the launcher. Ray's `dashboard` takes changed
+    configurations.
     """
     with tempfile.TemporaryDirectory(prefix="serve-app-test-") as folder:
         home = Path(folder)
@@ -46,6 +52,7 @@ def started(
             *launch(home, dashboard=dashboard),
             "--config",
             config or OTHER_CONFIG or "tests/service/config.yaml",
+            *options,
         ]
         for tries_left in reversed(range(TRIES)):
             process = subprocess.Popen(

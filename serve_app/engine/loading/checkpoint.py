@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from serve_app import __version__
 from serve_app.engine.errors import ModelError
@@ -72,18 +72,34 @@ def weight_files(folder: Path) -> list[Path]:
     raise ModelError(_no_weights(folder))
 
 
-def tensor_sizes(folder: Path) -> dict[str, int]:
-    """The number of elements of each tensor in the weight files, from their headers.
+class Tensor(NamedTuple):
+    """A tensor of a weight file, from the file's header."""
+
+    dtype: str  # as the file names it: BF16, F32, I32
+    elements: int
+    num_bytes: int
+
+
+def tensors(folder: Path) -> dict[str, Tensor]:
+    """Each tensor in the weight files by name, from their headers.
 
     Raises:
         ModelError: as `weight_files`.
     """
-    sizes: dict[str, int] = {}
+    found: dict[str, Tensor] = {}
     for path in weight_files(folder):
         with path.open("rb") as file:  # eight bytes of length, then JSON
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        sizes |= {name: math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"}
-    return sizes
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                begin, end = tensor["data_offsets"]
+                found[name] = Tensor(tensor["dtype"], math.prod(tensor["shape"]), end - begin)
+    return found
+
+
+def tensor_sizes(folder: Path) -> dict[str, int]:
+    """The number of elements of each tensor in the weight files. Raises ModelError as `weight_files`."""
+    return {name: tensor.elements for name, tensor in tensors(folder).items()}
 
 
 def identity_files(folder: Path) -> list[Path]:

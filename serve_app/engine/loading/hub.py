@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from serve_app.engine.errors import ModelError, first_line
+from serve_app.engine.loading.checkpoint import Tensor
 from serve_app.engine.loading.progress import Progress, Say
 
 # Many repositories also hold pickled weights, weights of other frameworks, or a second copy in one file.
@@ -25,21 +29,52 @@ def fetch(name: str, say: Say, revision: str | None = None) -> Path:
         ModelError: no such model, no access to it, or the hub cannot be reached and the model is not cached.
     """
     from huggingface_hub import snapshot_download
+
+    say(f"Looking for {name} on the hub")
+    with _one_line(name, revision):
+        folder = snapshot_download(
+            name, revision=revision, allow_patterns=_FILES, ignore_patterns=_NOT, tqdm_class=_bar(name, say)
+        )
+    return Path(folder)
+
+
+def describe(name: str, say: Say) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """config.json and the tensors of the model `name`, from the headers of its files; no weights are downloaded.
+
+    Raises:
+        ModelError: as `fetch`, and if the model has no safetensors.
+    """
+    from huggingface_hub import HfApi, hf_hub_download
+
+    say(f"Reading the size of {name} on the hub")
+    with _one_line(name, None):
+        config = json.loads(Path(hf_hub_download(name, "config.json")).read_text(encoding="utf-8"))
+        files = HfApi().get_safetensors_metadata(name).files_metadata
+    return config, {
+        key: Tensor(tensor.dtype, tensor.parameter_count, tensor.data_offsets[1] - tensor.data_offsets[0])
+        for file in files.values()
+        for key, tensor in file.tensors.items()
+    }
+
+
+@contextlib.contextmanager
+def _one_line(name: str, revision: str | None) -> Iterator[None]:
+    """Converts the errors of the hub's client to a ModelError that says what to do."""
+    import httpx
     from huggingface_hub.errors import (
+        EntryNotFoundError,
         GatedRepoError,
         HfHubHTTPError,
         HFValidationError,
         LocalEntryNotFoundError,
+        NotASafetensorsRepoError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
+        SafetensorsParsingError,
     )
 
-    say(f"Looking for {name} on the hub")
     try:
-        folder = snapshot_download(
-            name, revision=revision, allow_patterns=_FILES, ignore_patterns=_NOT, tqdm_class=_bar(name, say)
-        )
-        return Path(folder)
+        yield
     except HFValidationError as error:
         raise ModelError(f"{name} is neither a model's folder nor a valid name on the hub: check 'model'.") from error
     except GatedRepoError as error:
@@ -58,9 +93,15 @@ def fetch(name: str, say: Say, revision: str | None = None) -> Path:
             f"There is no folder {name}, no cached model of that name, and the hub is unreachable "
             f"({_reason(error)}): check the network, or use a folder."
         ) from error
+    except (EntryNotFoundError, NotASafetensorsRepoError) as error:
+        raise ModelError(
+            f"{name} has no config.json, or no weights as safetensors: choose a model that has both."
+        ) from error
+    except (SafetensorsParsingError, json.JSONDecodeError) as error:
+        raise ModelError(f"The files of {name} on the hub are damaged: {first_line(error)}.") from error
     except HfHubHTTPError as error:
         raise ModelError(f"The hub refuses to serve {name}: {first_line(error)}.") from error
-    except OSError as error:
+    except (OSError, httpx.HTTPError) as error:
         raise ModelError(f"Can't fetch {name} from the hub: {first_line(error)}.") from error
 
 

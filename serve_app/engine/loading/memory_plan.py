@@ -157,7 +157,7 @@ def demand_of(
     wide = int(text.get("intermediate_size") or 4 * hidden)
     rows = settings.prefill_chunk + settings.max_running
     logits = (settings.max_running + settings.speculation_rows) * int(text.get("vocab_size", 0))
-    in_layers = sum(number for tensor, number in sizes.items() if _is_in_layer(tensor))
+    in_layers = sum(number for tensor, number in sizes.items() if is_in_layer(tensor))
     total = max(1, sum(sizes.values()))
     layer = weights * in_layers // total // layers
     return Demand(
@@ -166,7 +166,7 @@ def demand_of(
         weights,
         layers,
         layer,
-        max(layer, *(number * weights // total for tensor, number in sizes.items() if not _is_in_layer(tensor))),
+        max(layer, *(number * weights // total for tensor, number in sizes.items() if not is_in_layer(tensor))),
         layers * values * kv_item,
         rows * (_STEP * hidden + 3 * wide) * item + _LOGITS * logits * ITEM["float32"],
         min(settings.max_context, int(text.get("max_position_embeddings") or settings.max_context)),
@@ -273,7 +273,8 @@ def _halved(demand: Demand) -> Demand:
     )
 
 
-def _is_in_layer(tensor: str) -> bool:
+def is_in_layer(tensor: str) -> bool:
+    """Whether a tensor's name has a layer's number, as model.layers.3.mlp.up_proj.weight."""
     return any(part.isdecimal() for part in tensor.split("."))
 
 

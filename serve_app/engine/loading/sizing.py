@@ -1,4 +1,4 @@
-"""Computes the GPUs for a model and its users: memory with the planner that replicas use, speed with an estimate.
+"""Computes the GPUs for a model and its users: memory with the engine's planner, speed with an estimate.
 
 Memory is counted. Speed is not measured: a step reads all weights that it uses, and the K and V of its sequences, at a
 share of the card's bandwidth. A measured figure in `replica_tokens_s` replaces the estimate.
@@ -15,10 +15,13 @@ from typing import Any
 
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.errors import ModelError
-from serve_app.engine.loading import checkpoint, memory_plan, placement
+from serve_app.engine.loading import checkpoint, memory_plan, placement, vllm_memory
+from serve_app.engine.loading.checkpoint import Tensor
 from serve_app.engine.loading.memory_plan import GIB, Demand, Device, MemoryPlan
 
-SHARE_OF_BANDWIDTH = 0.5  # share of the card's stated bandwidth that a step reaches
+#: Share of the card's stated bandwidth that a step reaches, by engine. The native engine's was measured on an H200
+#: (docs/benchmarks.md); vLLM's is an assumption.
+SHARE_OF_BANDWIDTH = {"vllm": 0.5, "native": 0.15}
 GPUS = (1, 2, 4, 8)  # common numbers of GPUs per replica
 
 
@@ -26,31 +29,45 @@ GPUS = (1, 2, 4, 8)  # common numbers of GPUs per replica
 class Card:
     memory: int  # bytes
     bandwidth: float  # bytes a second
+    name: str = ""
+    computes_fp8: bool = False
 
 
-def _card(mib: int, gb_per_s: int) -> Card:
-    return Card(mib * 2**20, gb_per_s * 1e9)
+def _card(name: str, mib: int, gb_per_s: int) -> Card:
+    return Card(mib * 2**20, gb_per_s * 1e9, name, computes_fp8=not name.startswith("a10"))
 
 
 #: Memory as nvidia-smi shows it.
 CARDS = {
-    "l4": _card(23034, 300),
-    "a10g": _card(23028, 600),
-    "rtx4090": _card(24564, 1008),
-    "a100-40": _card(40960, 1555),
-    "l40s": _card(46068, 864),
-    "a100-80": _card(81920, 2039),
-    "h100": _card(81559, 3350),
-    "h200": _card(143771, 4800),
-    "b200": _card(183359, 8000),
+    card.name: card
+    for card in (
+        _card("l4", 23034, 300),
+        _card("a10g", 23028, 600),
+        _card("rtx4090", 24564, 1008),
+        _card("a100-40", 40960, 1555),
+        _card("l40s", 46068, 864),
+        _card("a100-80", 81920, 2039),
+        _card("h100", 81559, 3350),
+        _card("h200", 143771, 4800),
+        _card("b200", 183359, 8000),
+    )
 }
 
 _GQA = {"num_key_value_heads": 8, "max_position_embeddings": 131072}
 #: Figures from the config.json of published models.
 MODELS: dict[str, dict[str, Any]] = {
+    "qwen2.5-0.5b": _GQA | {"model_type": "qwen2", "hidden_size": 896, "num_hidden_layers": 24,
+                            "num_attention_heads": 14, "num_key_value_heads": 2, "intermediate_size": 4864,
+                            "vocab_size": 151936, "max_position_embeddings": 32768, "tie_word_embeddings": True},
     "llama-3.2-1b": _GQA | {"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16,
                             "num_attention_heads": 32, "intermediate_size": 8192, "vocab_size": 128256,
                             "tie_word_embeddings": True},
+    "qwen2.5-1.5b": _GQA | {"model_type": "qwen2", "hidden_size": 1536, "num_hidden_layers": 28,
+                            "num_attention_heads": 12, "num_key_value_heads": 2, "intermediate_size": 8960,
+                            "vocab_size": 151936, "max_position_embeddings": 32768, "tie_word_embeddings": True},
+    "qwen2.5-3b": _GQA | {"model_type": "qwen2", "hidden_size": 2048, "num_hidden_layers": 36,
+                          "num_attention_heads": 16, "num_key_value_heads": 2, "intermediate_size": 11008,
+                          "vocab_size": 151936, "max_position_embeddings": 32768, "tie_word_embeddings": True},
     "qwen2.5-7b": _GQA | {"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28,
                           "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944,
                           "vocab_size": 152064, "max_position_embeddings": 32768},
@@ -96,15 +113,15 @@ class Size:
         return max(self.for_users, self.for_tokens)
 
 
-def read_model(name: str) -> tuple[str, Mapping[str, Any], Mapping[str, int]]:
-    """Returns the name, config.json, and elements of each tensor of a known model, a folder, or a config.json.
+def read_model(name: str) -> tuple[str, Mapping[str, Any], Mapping[str, Tensor]]:
+    """Returns the name, config.json, and the tensors of a known model, a folder, or a config.json.
 
     Raises:
         ModelError: there is no such model, or its config.json alone does not determine its size.
     """
     if name.lower() in MODELS:
         config = MODELS[name.lower()]
-        return name.lower(), config, tensor_sizes(config)
+        return name.lower(), config, _stored(config)
     path = Path(name).expanduser()
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
@@ -112,10 +129,14 @@ def read_model(name: str) -> tuple[str, Mapping[str, Any], Mapping[str, int]]:
     try:
         config = json.loads(file.read_text())
         if path.is_dir() and any(path.glob("*.safetensors")):
-            return path.name, config, checkpoint.tensor_sizes(path)
-        return file.parent.name or name, config, tensor_sizes(config)
+            return path.name, config, checkpoint.tensors(path)
+        return file.parent.name or name, config, _stored(config)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"Cannot size {file}: {error!r}; use a folder that also contains the weights.") from None
+
+
+def _stored(config: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: Tensor("BF16", number, 2 * number) for name, number in tensor_sizes(config).items()}
 
 
 def tensor_sizes(config: Mapping[str, Any]) -> dict[str, int]:
@@ -145,36 +166,35 @@ def size(
     wanted: Wanted,
     card: Card,
     *,
+    engine: str = "vllm",
     dtype: str = "bfloat16",
     gpus: int | None = None,
     replica_tokens_s: float | None = None,
 ) -> Size:
     """Sizes a service. `gpus` are of one replica; None: the number that needs the fewest GPUs in total.
 
+    `dtype` is for the native engine. vLLM takes the type of the files.
+
     Raises:
         ModelError: the model does not fit; the message has the smallest change that makes it fit.
     """
-    label, config, sizes = read_model(name)
+    label, config, tensors = read_model(name)
     running = min(wanted.users, wanted.most_running)
-    settings = EngineSettings.model_validate(
-        {"model": name, "dtype": dtype, "device_map": "auto", "max_context": wanted.context, "max_running": running}
-    )
     longest = int(config.get("max_position_embeddings") or wanted.context)
     if wanted.context > longest:
         raise ModelError(f"{label} has a context of {longest} tokens: lower the context to that.")
-    try:
-        demand = memory_plan.demand_of(label, config, sizes, placement.weight_bytes(sizes, dtype), settings)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"the config.json of {label} has an unusual form: {error!r}.") from None
+    plan_of = _plan_of_vllm if engine == "vllm" else _plan_of_native
     fitting, refusal = [], None
     for count in GPUS if gpus is None else (gpus,):
         try:
-            plan = memory_plan.plan(demand, [Device(f"cuda:{index}", card.memory) for index in range(count)], None)
+            plan = plan_of(label, config, tensors, wanted, card, count, dtype)
         except ModelError as error:
             refusal = error
             continue
-        sequences = min(running, plan.kv // demand.kv_token // wanted.context)
-        speed = replica_tokens_s or _tokens_s(demand, config, sequences, wanted.context, card)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelError(f"the config.json of {label} has an unusual form: {error!r}.") from None
+        sequences = min(running, plan.kv // plan.demand.kv_token // wanted.context)
+        speed = replica_tokens_s or _tokens_s(plan.demand, config, sequences, wanted.context, card, engine, count)
         for_users, for_tokens = ceil(wanted.users / sequences), ceil(wanted.tokens_s / speed)
         fitting.append(Size(plan, count, sequences, speed, for_users, for_tokens))
     if not fitting:
@@ -183,35 +203,116 @@ def size(
     return min(fitting, key=lambda one: (one.replicas * one.gpus, one.gpus))
 
 
+def _plan_of_native(
+    label: str,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    wanted: Wanted,
+    card: Card,
+    count: int,
+    dtype: str,
+) -> MemoryPlan:
+    settings = EngineSettings.model_validate(
+        {
+            "model": label,
+            "dtype": dtype,
+            "device_map": "auto",
+            "max_context": wanted.context,
+            "max_running": min(wanted.users, wanted.most_running),
+        }
+    )
+    sizes = {name: tensor.elements for name, tensor in tensors.items()}
+    demand = memory_plan.demand_of(label, config, sizes, placement.weight_bytes(sizes, dtype), settings)
+    return memory_plan.plan(demand, [Device(f"cuda:{index}", card.memory) for index in range(count)], None)
+
+
+def _plan_of_vllm(
+    label: str,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    wanted: Wanted,
+    card: Card,
+    count: int,
+    dtype: str,
+) -> MemoryPlan:
+    if not vllm_memory.can_divide(config, count):
+        raise ModelError(f"{label} can't be divided among {count} GPUs: its attention heads are no multiple of that.")
+    demand = vllm_memory.demand_of(
+        label,
+        config,
+        vllm_memory.weight_bytes(tensors),
+        context=wanted.context,
+        gpus=count,
+        sequences=min(wanted.users, wanted.most_running),
+        step=vllm_memory.step_tokens(card.memory, card.name),
+    )
+    budget = vllm_memory.budget(card.memory)
+    devices = [Device(f"cuda:{index}", budget) for index in range(count)]
+    try:
+        return vllm_memory.plan(demand, devices)
+    except ModelError as error:
+        raise ModelError(f"{error}: {_remedy(label, config, tensors, wanted, card, count)}.") from None
+
+
+def _remedy(
+    label: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor], wanted: Wanted, card: Card, count: int
+) -> str:
+    budget = vllm_memory.budget(card.memory)
+    changes = vllm_memory.changes(
+        label,
+        config,
+        tensors,
+        context=wanted.context,
+        step=vllm_memory.step_tokens(card.memory, card.name),
+        sequences=min(wanted.users, wanted.most_running),
+        budget=budget,
+        gpus=count,
+        computes_fp8=card.computes_fp8,
+    )
+    return ", or ".join(change.text for change in changes) or "choose a smaller model, or a larger card"
+
+
 def _experts(config: Mapping[str, Any]) -> int:
     return int(config.get("num_local_experts") or config.get("num_experts") or 1)
 
 
-def _tokens_s(demand: Demand, config: Mapping[str, Any], sequences: int, context: int, card: Card) -> float:
+def _tokens_s(
+    demand: Demand, config: Mapping[str, Any], sequences: int, context: int, card: Card, engine: str, gpus: int
+) -> float:
     """Estimates tokens per second of a replica.
 
-    A step gives each sequence a token. It reads the experts that its sequences choose, as if they all differed.
+    A step gives each sequence a token. It reads the experts that its sequences choose, as if they all differed. The
+    GPUs of a tensor-parallel group read at the same time; those of the native engine read one after another.
     """
     experts = _experts(config)
     chosen = min(experts, sequences * int(config.get("num_experts_per_tok") or experts))
     read = demand.weights * chosen / experts + sequences * context / 2 * demand.kv_token
-    return sequences * card.bandwidth * SHARE_OF_BANDWIDTH / read
+    at_once = gpus if engine == "vllm" else 1
+    return sequences * at_once * card.bandwidth * SHARE_OF_BANDWIDTH[engine] / read
 
 
-def assumptions(found: Size, card: Card, *, measured: bool) -> list[str]:
+def assumptions(found: Size, card: Card, *, engine: str = "vllm", measured: bool) -> list[str]:
     """Returns the assumptions behind the figures, as text."""
     speed = (
         "tokens per second of a replica as you measured them"
         if measured
         else f"tokens per second are an estimate: each step reads the weights and half a context per sequence at "
-        f"{SHARE_OF_BANDWIDTH:.0%} of {card.bandwidth / 1e9:,.0f} GB/s; measure a replica and use --replica-tokens"
+        f"{SHARE_OF_BANDWIDTH[engine]:.0%} of {card.bandwidth / 1e9:,.0f} GB/s; measure a replica and use "
+        "--replica-tokens"
     )
+    usable = vllm_memory.UTILIZATION if engine == "vllm" else 1
     lines = [
-        f"all of the card's {card.memory / GIB:.1f} GiB are free; weights, K and V are counted, activations estimated",
+        f"{usable * card.memory / GIB:.1f} GiB of the card's {card.memory / GIB:.1f} GiB are usable; weights, K and V "
+        "are counted, activations estimated",
         "every user has a sequence of the whole context; shorter ones leave room for more",
         speed,
         "prompts are not in the estimate; time for them lowers the tokens per second",
     ]
-    if found.gpus > 1:
-        lines.append("the layers are divided among a replica's GPUs, which adds memory and no speed (vLLM is faster)")
+    if found.gpus > 1 and engine == "native":
+        lines.append(
+            "the layers are divided among a replica's GPUs (device_map: auto), which adds memory and no speed: use "
+            "--engine vllm"
+        )
+    elif found.gpus > 1:
+        lines.append("a replica's GPUs are in one machine and exchange data fast enough not to slow down a step")
     return lines
