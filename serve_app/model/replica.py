@@ -25,7 +25,13 @@ from serve_app.contracts.generation import (
 from serve_app.contracts.phases import Phases
 from serve_app.contracts.spans import SpanExport
 from serve_app.engine.aside import Aside
-from serve_app.engine.errors import ContextLengthExceeded, EngineClosed, QueueFull, UnsupportedGrammar
+from serve_app.engine.errors import (
+    ContextLengthExceeded,
+    EngineClosed,
+    QueueFull,
+    UnknownAdapter,
+    UnsupportedGrammar,
+)
 from serve_app.engine.port import EnginePort
 from serve_app.engine.request import GenerationRequest
 from serve_app.model.choices import generate_choices
@@ -100,7 +106,8 @@ class Replica:
             async with contextlib.aclosing(generated) as events:
                 async for choice, event in events:
                     if isinstance(event, Started):
-                        event = replace(event, fingerprint=self._engine.fingerprint, replica=self._name)
+                        fingerprint = event.fingerprint or self._engine.fingerprint  # of its adapter, if it has one
+                        event = replace(event, fingerprint=fingerprint, replica=self._name)
                     for sent in reply.events(choice, event):
                         phases.take(sent)
                         if isinstance(sent, Finished):
@@ -113,6 +120,8 @@ class Replica:
             yield Rejected(Rejection.QUEUE_FULL)
         except EngineClosed:
             yield Rejected(Rejection.CLOSED)
+        except UnknownAdapter:
+            yield Rejected(Rejection.ADAPTER)
         except ValueError as error:
             if (rejected := _rejected_sampling(error, call)) is None:
                 raise

@@ -95,6 +95,11 @@ class HeldEngine:
             prefix_hit_tokens=0,
         )
 
+    def fingerprint_of(self, adapter: str) -> str:
+        return self.fingerprint
+
+    def set_adapters(self, adapters: dict[str, str]) -> None: ...
+
     def check_health(self) -> None: ...
 
     def close(self) -> None: ...

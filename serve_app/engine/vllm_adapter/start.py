@@ -6,35 +6,37 @@ import asyncio
 import contextlib
 import dataclasses
 import difflib
-import hashlib
 import json
 import logging
+import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import vllm
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.errors import ModelError, first_line
-from serve_app.engine.loading import checkpoint, hub, loader
+from serve_app.engine.hang import HangDetector
+from serve_app.engine.loading import checkpoint, loader
 from serve_app.engine.sampling.ranges import MAX_TOP_LOGPROBS
 from serve_app.engine.scheduling.fair_gate import FairGate
 from serve_app.engine.scheduling.fair_queue import FairQueue
 from serve_app.engine.vllm_adapter.vllm_engine import Limits, VllmEngine
+from serve_app.engine.vllm_adapter.vllm_processes import bind_to_parents
 from serve_app.engine.vllm_adapter.vllm_settings import VllmSettings, problem
 from serve_app.engine.vllm_adapter.vllm_stats import StepCounts
 
 logger = logging.getLogger(__name__)
 
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM allows as max_lora_rank
 _SPARE = 8  # one additional sequence per this many slots, for tenants that have none running
 
 
@@ -58,26 +60,21 @@ def start(
     source = loader.locate(settings, progress)
     tokenizer = loader.load_tokenizer(source)
     dtype = settings.dtype if "dtype" in settings.model_fields_set else "auto"
-    adapters = find_adapters(options.adapters, progress)
-    fingerprint = checkpoint.fingerprint(source.folder, _identity(options, dtype, adapters))
+    fingerprint = checkpoint.fingerprint(source.folder, _identity(options, dtype))
     loader.check_fingerprint(source, settings, fingerprint)
     spare = max(1, settings.max_running // _SPARE)
     arguments = engine_arguments(settings, options, source.folder, dtype, settings.max_running + spare)
-    if adapters:
-        ranks = [rank_of(Path(adapter.lora_path)) for adapter in adapters.values()]
-        arguments |= {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": max(ranks)}
     if on_nodes:
         arguments["distributed_executor_backend"] = "ray"
     began = time.monotonic()
     progress(f"Starting vLLM {vllm.__version__} on {source.name}; this may take some minutes")
     counts = StepCounts()
+    hang = HangDetector(settings.step_limit_s(on_cpu=current_platform.is_cpu()))
+    others = set(multiprocessing.active_children())
     loop, thread = _running_loop()
     llm = None
     try:
         llm = asyncio.run_coroutine_threadsafe(_start(arguments, counts), loop).result()
-        for adapter in adapters.values():  # now: a failure in the first request's step would end the engine
-            progress(f"Loading the adapter {adapter.lora_name}")
-            asyncio.run_coroutine_threadsafe(llm.add_lora(adapter), loop).result()
         vocab_size = llm.model_config.get_vocab_size()
         eos = loader.eos_token_ids(_generation_config(source.folder), tokenizer)
         limits = Limits(
@@ -96,7 +93,17 @@ def start(
         )
         progress(f"vLLM has started in {time.monotonic() - began:.0f} s; the context is {limits.max_context} tokens")
         return VllmEngine(
-            llm, loop, thread, tokenizer, gate, counts, limits, adapters=adapters, fingerprint=fingerprint
+            llm,
+            loop,
+            thread,
+            tokenizer,
+            gate,
+            counts,
+            limits,
+            hang=hang,
+            processes=[child for child in multiprocessing.active_children() if child not in others],
+            max_adapters=options.max_adapters,
+            fingerprint=fingerprint,
         )
     except BaseException as error:
         if llm is not None:
@@ -109,34 +116,9 @@ def start(
         raise
 
 
-def find_adapters(paths: Mapping[str, str], progress: Callable[[str], None]) -> dict[str, LoRARequest]:
-    """The adapters by name; adapters on the hub are fetched. Raises ModelError if one is missing."""
-    found = {}
-    for number, (name, path) in enumerate(paths.items(), 1):
-        folder = Path(path).expanduser()
-        if not folder.exists() and not path.startswith((".", "~", "/")):
-            folder = hub.fetch(path, progress)
-        rank_of(folder)
-        found[name] = LoRARequest(name, number, str(folder.absolute()))
-    return found
-
-
-def rank_of(folder: Path) -> int:
-    """The rank of a LoRA adapter. Raises ModelError for a folder without an adapter."""
-    try:
-        return int(json.loads((folder / "adapter_config.json").read_text())["r"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise ModelError(
-            f"{folder} is not a LoRA adapter: it has no adapter_config.json with the rank `r`; check vllm.adapters."
-        ) from None
-
-
-def _identity(options: VllmSettings, dtype: str, adapters: Mapping[str, LoRARequest]) -> str:
+def _identity(options: VllmSettings, dtype: str) -> str:
     """Everything that affects replies apart from the model's files."""
     parts = [vllm.__version__, dtype, str(options.quantization), json.dumps(options.further, sort_keys=True)]
-    for name, adapter in adapters.items():
-        for path in sorted(Path(adapter.lora_path).glob("adapter_*")):
-            parts.append(f"{name} {path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}")
     return "\n".join(["vllm", *parts])
 
 
@@ -169,6 +151,13 @@ def engine_arguments(
     }
     if "kv_cache_memory" in settings.model_fields_set and settings.kv_cache_memory != "auto":
         chosen["kv_cache_memory_bytes"] = settings.kv_cache_memory
+    if options.max_loras:
+        chosen |= {
+            "enable_lora": True,
+            "max_loras": options.max_loras,
+            "max_cpu_loras": options.max_adapters,
+            "max_lora_rank": next(rank for rank in _RANKS if rank >= options.max_lora_rank),
+        }
     return chosen | options.further
 
 
@@ -199,6 +188,7 @@ async def _start(arguments: dict[str, Any], counts: StepCounts) -> AsyncLLM:
     # A forked process cannot use CUDA if its parent has used it, and the replica may have.
     os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    bind_to_parents()
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[lambda config, index: counts])
 
 
