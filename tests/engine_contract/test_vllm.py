@@ -71,11 +71,8 @@ def write_adapter(folder: Path, seed: int, rank: int, size: int, layers: int) ->
 
 @pytest.fixture(scope="module")
 def roomy(model_path: Path) -> Iterator[Asker]:
-    """An engine with a queue for fifty and room for two adapters, one of them in use. The last test kills its process.
-    """
-    options = VllmSettings(
-        max_loras=1, max_cpu_loras=2, further={"enforce_eager": True, "max_num_batched_tokens": 512}
-    )
+    """An engine with a queue for fifty, and room for two adapters, one at a time. The last test kills its process."""
+    options = VllmSettings(max_loras=1, max_cpu_loras=2, further={"enforce_eager": True, "max_num_batched_tokens": 512})
     engine = start(settings(model_path, kv_cache_memory="512MiB"), options)
     yield Asker(engine)
     engine.close()
@@ -276,6 +273,12 @@ def test_its_process_ends_with_a_replica_that_is_killed(model_path: Path, tmp_pa
     assert_ended(ends)
 
 
+def check_for_hours(engine: VllmEngine, now: list[float]) -> None:
+    for _ in range(100):
+        now[0] += 301
+        engine.check_health()
+
+
 async def test_a_process_that_hangs_is_killed_and_the_engine_asks_to_be_replaced(model_path: Path) -> None:
     others = {process.pid for process in engine_processes(psutil.Process())}
     engine = start(settings(model_path, kv_cache_memory="64MiB"), VllmSettings(further={"enforce_eager": True}))
@@ -293,9 +296,7 @@ async def test_a_process_that_hangs_is_killed_and_the_engine_asks_to_be_replaced
         engine.check_health()
         process.suspend()
         with pytest.raises(EngineFailed, match="vLLM hangs: a step has not ended for"):
-            for _ in range(100):
-                now[0] += 301
-                engine.check_health()
+            check_for_hours(engine, now)
         assert [reply.end.reason for reply in await asyncio.gather(*replies)] == [FinishReason.ABORT] * 2
         with pytest.raises(EngineClosed):
             await asker.ask("Too late.")

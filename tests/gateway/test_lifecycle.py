@@ -472,7 +472,6 @@ async def test_an_adapter_that_no_replica_has_is_422_and_its_backend_is_ejected(
     gateway.backends.scripts["fake"] = [Rejected(Rejection.ADAPTER)]
     call = await Call(gateway.world).done()
     assert (call.status, call.json["error"]["code"], call.json["error"]["param"]) == (422, "model_not_found", "model")
-    assert gateway.world.spent == sum(row.charged for row in gateway.world.ledger.export_usage().rows)
 
 
 async def test_without_a_fallback_a_full_backend_is_503(gateway: Gateway) -> None:
