@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from serve_app.engine.errors import ModelError, UnknownAdapter
-from serve_app.engine.vllm_adapter.adapters import WEIGHTS, Adapter, Adapters, read_adapter
+from serve_app.engine.vllm_adapter.adapters import WEIGHTS, Adapter, AdapterLoading, Adapters, read_adapter
 
 CAPACITY = 2
 
@@ -62,6 +62,11 @@ async def settled(adapters: Adapters, *names: str) -> None:
             await adapters.until_settled(name)
 
 
+def assert_loading(adapters: Adapters, name: str) -> None:
+    with pytest.raises(AdapterLoading):
+        adapters.take(name)
+
+
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not condition():
@@ -70,7 +75,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def test_requests_get_the_adapter_of_the_settings(adapters: Adapters, store: Store) -> None:
     adapters.change({"law": "a", "tax": "b"})
-    assert not adapters.is_settled("law")
+    assert_loading(adapters, "law")
     await settled(adapters, "law", "tax")
     assert [adapters.take(name).handle for name in ("law", "tax")] == ["handle of a", "handle of b"]
     assert adapters.fingerprint("tax") == "fp of b"
@@ -102,7 +107,7 @@ async def test_a_name_with_another_folder_is_another_adapter(adapters: Adapters,
     await settled(adapters, "law")
     old = adapters.take("law")
     adapters.change({"law": "b"})
-    assert not adapters.is_settled("law")
+    assert_loading(adapters, "law")
     await settled(adapters, "law")
     new = adapters.take("law")
     assert (old.handle, new.handle) == ("handle of a", "handle of b")
@@ -126,7 +131,7 @@ async def test_an_adapter_waits_for_the_place_of_one_that_requests_still_use(ada
     adapters.change({"tax": "b", "art": "c"})
     for _ in range(20):
         await asyncio.sleep(0)
-    assert not adapters.is_settled("art")
+    assert_loading(adapters, "art")
     adapters.release(used)
     await settled(adapters, "art")
     assert store.log[2:] == ["-law", "+art c"]

@@ -26,6 +26,10 @@ WEIGHTS = "adapter_model.safetensors"
 _CHUNK = 2**20  # bytes
 
 
+class AdapterLoading(UnknownAdapter):
+    """The adapter is being loaded: wait `until_settled`, and try again."""
+
+
 @dataclass(eq=False, slots=True)
 class Adapter:
     """One adapter; compared by identity. A name that gets other files gets another Adapter."""
@@ -52,7 +56,7 @@ class AdapterStore(Protocol):
 
 
 class Adapters:
-    """The adapters of one engine. Belongs to the engine's loop, except for `is_settled` and `fingerprint`.
+    """The adapters of one engine. Belongs to the engine's loop, except for `fingerprint`.
 
     `capacity` is the maximum number of loaded adapters. Beyond it, the store would drop one that is in use.
     """
@@ -85,18 +89,13 @@ class Adapters:
                 adapter = self._by_name[name] = Adapter(name, path, next(self._numbers))
                 self._run(self._load(adapter))
 
-    def is_settled(self, name: str) -> bool:
-        """Whether `take` needs no wait."""
-        adapter = self._by_name.get(name)
-        return adapter is None or adapter.settled.is_set()
-
     async def until_settled(self, name: str) -> None:
         """Wait while an adapter is being loaded."""
         while (adapter := self._by_name.get(name)) is not None and not adapter.settled.is_set():
             await adapter.settled.wait()
 
     def take(self, name: str) -> Adapter:
-        """The adapter for a new request, which must `release` it. Raises UnknownAdapter."""
+        """The adapter for a new request, which must `release` it. Raises UnknownAdapter, or AdapterLoading."""
         adapter = self._find(name)
         adapter.users += 1
         return adapter
@@ -119,8 +118,10 @@ class Adapters:
         adapter = self._by_name.get(name)
         if adapter is None:
             raise UnknownAdapter(f"there is no adapter {name!r}")
-        if adapter.handle is None:
-            raise UnknownAdapter(f"the adapter {name!r} is not loaded: {adapter.error or 'it is being loaded'}")
+        if not adapter.settled.is_set():
+            raise AdapterLoading(f"the adapter {name!r} is being loaded")
+        if adapter.error:
+            raise UnknownAdapter(f"the adapter {name!r} is not loaded: {adapter.error}")
         return adapter
 
     async def _load(self, adapter: Adapter) -> None:

@@ -40,7 +40,7 @@ from serve_app.engine.scheduling.fair_gate import FairGate, Place
 from serve_app.engine.text.detokenizer import Vocabulary
 from serve_app.engine.text.reply_text import ReplyText
 from serve_app.engine.vllm_adapter import request_params
-from serve_app.engine.vllm_adapter.adapters import Adapter, Adapters, read_adapter
+from serve_app.engine.vllm_adapter.adapters import Adapter, AdapterLoading, Adapters, read_adapter
 from serve_app.engine.vllm_adapter.vllm_stats import StepCounts
 
 logger = logging.getLogger(__name__)
@@ -131,9 +131,6 @@ class VllmEngine:
         self, request: GenerationRequest, interval_s: Callable[[], float] = lambda: 0.0
     ) -> AsyncGenerator[Event, None]:
         """Implements `EnginePort.generate`."""
-        if request.adapter and not await self._adapter_is_settled(request):
-            yield Finished(FinishReason.DEADLINE, len(request.prompt_token_ids), 0, 0)
-            return
         params = request.sampling
         room = ranges.output_room(request, self.max_context, self._limits.vocab_size)
         ranges.check_sampling(params, self._limits.vocab_size)
@@ -165,7 +162,10 @@ class VllmEngine:
         try:
             text = ReplyText(self._vocabulary, params, max_output)
             said_text = text.replay(request.said)
-            await self._on_loop(lambda: self._submit(request, sampling, text, said_text, state, sink))
+            submit = partial(self._submit, request, sampling, text, said_text, state, sink)
+            if not await self._submit_once_loaded(request, submit):
+                finished = True
+                yield Finished(FinishReason.DEADLINE, len(request.prompt_token_ids), 0, 0)
             while not finished:
                 event = await sink.events.get()
                 finished = isinstance(event, Finished)
@@ -175,17 +175,18 @@ class VllmEngine:
                 with contextlib.suppress(RuntimeError):  # the engine was closed, and with it the loop
                     self._loop.call_soon_threadsafe(self._give_up, request.request_id, sink)
 
-    async def _adapter_is_settled(self, request: GenerationRequest) -> bool:
-        """Wait while the request's adapter is being loaded; return False if this takes too long for its first token."""
-        if self._adapters.is_settled(request.adapter):
-            return True
-        loading = asyncio.run_coroutine_threadsafe(self._adapters.until_settled(request.adapter), self._loop)
-        left_s = None if request.first_token_by is None else request.first_token_by - time.monotonic()
-        try:
-            await asyncio.wait_for(asyncio.wrap_future(loading), left_s)
-        except TimeoutError:
-            return False
-        return True
+    async def _submit_once_loaded(self, request: GenerationRequest, submit: Callable[[], None]) -> bool:
+        """Submit the request when its adapter is loaded; return False if its first token is due before that."""
+        while True:
+            with contextlib.suppress(AdapterLoading):
+                await self._on_loop(submit)
+                return True
+            loading = asyncio.run_coroutine_threadsafe(self._adapters.until_settled(request.adapter), self._loop)
+            left_s = None if request.first_token_by is None else request.first_token_by - time.monotonic()
+            try:
+                await asyncio.wait_for(asyncio.wrap_future(loading), left_s)
+            except TimeoutError:
+                return False
 
     def fingerprint_of(self, adapter: str) -> str:
         return self._adapters.fingerprint(adapter)
