@@ -226,8 +226,9 @@ def test_memory_for_not_even_a_block_is_refused_in_one_line(model_path: Path) ->
     assert "\n" not in str(caught.value)
 
 
-def engine_processes(process: psutil.Process) -> list[psutil.Process]:
-    return [child for child in process.children(recursive=True) if "Engine" in " ".join(child.cmdline())]
+def vllm_processes(process: psutil.Process, kind: str = "") -> list[psutil.Process]:
+    """Those of vLLM below a process: one VLLM::EngineCore, and one VLLM::Worker for each device."""
+    return [child for child in process.children(recursive=True) if f"VLLM::{kind}" in " ".join(child.cmdline())]
 
 
 def assert_ended(ends: list[int]) -> None:
@@ -252,7 +253,7 @@ if __name__ == "__main__":
 """
 
 
-def test_its_process_ends_with_a_replica_that_is_killed(model_path: Path, tmp_path: Path) -> None:
+def test_its_processes_end_with_a_replica_that_is_killed(model_path: Path, tmp_path: Path) -> None:
     program = tmp_path / "holder.py"
     program.write_text(HOLDER)
     holder = subprocess.Popen(
@@ -264,9 +265,9 @@ def test_its_process_ends_with_a_replica_that_is_killed(model_path: Path, tmp_pa
     assert holder.stdout is not None
     try:
         assert any(line.strip() == "ready" for line in holder.stdout), "it did not start"
-        engines = engine_processes(psutil.Process(holder.pid))
-        ends = [os.pidfd_open(engine.pid) for engine in engines]
-        assert ends
+        processes = vllm_processes(psutil.Process(holder.pid))
+        ends = [os.pidfd_open(process.pid) for process in processes]
+        assert len(ends) == 2, processes
     finally:
         holder.kill()
         holder.wait()
@@ -280,12 +281,13 @@ def check_for_hours(engine: VllmEngine, now: list[float]) -> None:
 
 
 async def test_a_process_that_hangs_is_killed_and_the_engine_asks_to_be_replaced(model_path: Path) -> None:
-    others = {process.pid for process in engine_processes(psutil.Process())}
+    others = vllm_processes(psutil.Process())
     engine = start(settings(model_path, kv_cache_memory="64MiB"), VllmSettings(further={"enforce_eager": True}))
     asker, now = Asker(engine), [time.monotonic()]
     engine._hang._clock = lambda: now[0]
-    [process] = [one for one in engine_processes(psutil.Process()) if one.pid not in others]
-    end = os.pidfd_open(process.pid)
+    processes = [process for process in vllm_processes(psutil.Process()) if process not in others]
+    ends = [os.pidfd_open(process.pid) for process in processes]
+    assert len(ends) == 2, processes
     try:
         await asker.ask(max_tokens=4)
         for _ in range(2):  # nothing runs
@@ -294,13 +296,14 @@ async def test_a_process_that_hangs_is_killed_and_the_engine_asks_to_be_replaced
         replies = [await started(asker), await started(asker)]
         now[0] += 299
         engine.check_health()
-        process.suspend()
+        for process in processes:
+            process.suspend()
         with pytest.raises(EngineFailed, match="vLLM hangs: a step has not ended for"):
             check_for_hours(engine, now)
         assert [reply.end.reason for reply in await asyncio.gather(*replies)] == [FinishReason.ABORT] * 2
         with pytest.raises(EngineClosed):
             await asker.ask("Too late.")
-        assert_ended([end])
+        assert_ended(ends)
     finally:
         engine.close()
 
@@ -312,7 +315,7 @@ async def test_when_its_process_dies_requests_end_with_an_error_and_the_engine_s
     async with asyncio.timeout(60):
         while engine.stats().running < 3:
             await asyncio.sleep(0.01)
-    own = engine_processes(psutil.Process())
+    own = vllm_processes(psutil.Process(), "Engine")
     assert own, psutil.Process().children(recursive=True)
     for process in own:
         os.kill(process.pid, signal.SIGKILL)
