@@ -120,7 +120,7 @@ class Adapters:
             raise UnknownAdapter(f"there is no adapter {name!r}")
         if not adapter.settled.is_set():
             raise AdapterLoading(f"the adapter {name!r} is being loaded")
-        if adapter.error:
+        if adapter.handle is None:
             raise UnknownAdapter(f"the adapter {name!r} is not loaded: {adapter.error}")
         return adapter
 
