@@ -10,8 +10,7 @@ import pytest
 from deployments.model import Model
 from serve_app.engine.errors import UnknownAdapter
 from serve_app.settings import SettingsError
-
-from ..engine.fakes import FakeRunner, fake_engine
+from tests.engine.fakes import FakeRunner, fake_engine
 
 
 class Engine:
