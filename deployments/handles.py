@@ -22,7 +22,7 @@ from ray.serve.schema import ApplicationStatus
 
 from deployments.transport import Line
 from serve_app.contracts.books import Settlement
-from serve_app.contracts.calls import Unavailable, application_of, detached
+from serve_app.contracts.calls import Unavailable, adapter_of, application_of, detached
 from serve_app.contracts.commands import Answer, Command, FindUnsettled
 from serve_app.contracts.errors import LedgerError
 from serve_app.contracts.generation import BackendEvent, GenerateCall, Rejected, Rejection
@@ -185,18 +185,18 @@ class BackendHandles:
 
     async def fingerprint(self, backend: str) -> str:
         """See BackendPort. Queries the replicas once for each deployment of their application."""
-        backend = application_of(backend)
-        status = (await self.status()).get(backend)
+        application, adapter = application_of(backend), adapter_of(backend)
+        status = (await self.status()).get(application)
         if status is None or not status["replicas"]:
-            raise BackendUnavailable(f"no replica of {backend} is ready")
-        deployed = self._deployed[backend]
+            raise BackendUnavailable(f"no replica of {application} is ready")
+        deployed = self._deployed[application]
         known_at, known = self._fingerprints.get(backend, (0.0, ""))
         if known_at == deployed:
             return known
-        ask = (await self._handle(backend)).options(method_name="fingerprint", stream=False)
+        ask = (await self._handle(application)).options(method_name="fingerprint", stream=False)
         try:
             async with asyncio.timeout(FINGERPRINT_S):
-                fingerprint: str = await answer_of(ask.remote())
+                fingerprint: str = await answer_of(ask.remote(*([adapter] if adapter else [])))
         except Exception as error:  # an older release, or a foreign application, has no such method
             raise BackendUnavailable(f"{backend} does not report its fingerprint: {type(error).__name__}") from None
         if status["status"] == "RUNNING":  # no update is in progress, so no older replica has answered

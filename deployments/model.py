@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
+from typing import Any
 
 import ray
 from ray import serve
@@ -36,7 +37,7 @@ from serve_app.model.pressure_reports import PressureReporter
 from serve_app.model.replica import Replica
 from serve_app.model.warm_up import warm_up
 from serve_app.scaling.signals import LoadMeter, ReplicaLoad
-from serve_app.settings import ModelArgs, home_dir
+from serve_app.settings import ModelArgs, ModelSettings, home_dir, parse
 from serve_app.storage.request_log import RequestLog
 from serve_app.storage.spool import ORPHANS, Spool, measure
 from serve_app.times import MODEL_STOPS_S
@@ -141,11 +142,18 @@ class Model:
             async for event in events:
                 yield event
 
-    async def fingerprint(self) -> str:
-        return self._engine.fingerprint
+    async def fingerprint(self, adapter: str = "") -> str:
+        return self._engine.fingerprint_of(adapter) if adapter else self._engine.fingerprint
+
+    def reconfigure(self, config: dict[str, Any]) -> None:
+        """Applies `user_config`: loads and unloads adapters while requests run.
+
+        It does not wait for them: Serve may send no requests to a replica meanwhile, and does not check its health.
+        """
+        self._engine.set_adapters(parse(ModelSettings, config, "Model.user_config").adapters)
 
     def check_health(self) -> None:
-        """Fails if the engine has lost its thread or its device, so that Serve replaces the replica."""
+        """Fails if the engine hangs or has lost its thread or its device, so that Serve replaces the replica."""
         self._engine.check_health()
 
     def record_autoscaling_stats(self) -> dict[str, float]:

@@ -22,6 +22,7 @@ from serve_app.settings import (
     GatewaySettings,
     LimiterSettings,
     ModelArgs,
+    ModelSettings,
     SettingsError,
     parse,
     problem_lines,
@@ -42,7 +43,11 @@ GATEWAY, MODEL, CONSOLE = (f"deployments.apps:{builder}" for builder in ("gatewa
 POLICY = "deployments.autoscaling:ScalingPolicy"
 BUILDER_ARGS: dict[str, type[BaseModel]] = {GATEWAY: GatewayArgs, MODEL: ModelArgs, CONSOLE: ConsoleArgs}
 ONLY = {MODEL: "Model", CONSOLE: "Console"}  # the deployment of an application that has only one
-USER_CONFIGS: dict[str, type[BaseModel]] = {"Gateway": GatewaySettings, "Limiter": LimiterSettings}
+USER_CONFIGS: dict[str, type[BaseModel]] = {
+    "Gateway": GatewaySettings,
+    "Limiter": LimiterSettings,
+    "Model": ModelSettings,
+}
 
 
 def load_config(path: Path) -> dict[str, Any]:
@@ -120,6 +125,7 @@ def _application_problems(application: dict[str, Any], where: str, names: set[st
         if builder == CONSOLE and deployment.get("num_replicas", 1) != 1:
             yield f"{path}.num_replicas: must be 1: one process counts the attempts to sign in"
         if builder == MODEL:
+            yield from _adapter_problems(args, user_config, f"{path}.user_config.adapters")
             yield from _interpreter_problems(application, deployment, f"{path}.ray_actor_options")
             yield from _gpu_problems(args, deployment, path)
     if builder == GATEWAY:
@@ -145,11 +151,28 @@ def _replica_problems(deployment: dict[str, Any], where: str) -> Iterator[str]:
 
 def _backend_names(application: dict[str, Any]) -> Iterator[str]:
     """Yields the names that an identifier's `backends` may use: the application, and each of its adapters."""
-    name, args = application.get("name", "default"), application.get("args")
+    name = application.get("name", "default")
     yield name
-    options = args.get(args.get("engine", "native")) if isinstance(args, dict) else None
-    adapters = options.get("adapters") if isinstance(options, dict) else None
-    yield from (f"{name}:{adapter}" for adapter in adapters or ())
+    for deployment in application.get("deployments") or ():
+        yield from (f"{name}:{adapter}" for adapter in _adapters(deployment.get("user_config")))
+
+
+def _adapters(user_config: Any) -> dict[str, Any]:
+    adapters = user_config.get("adapters") if isinstance(user_config, dict) else None
+    return adapters if isinstance(adapters, dict) else {}
+
+
+def _adapter_problems(args: Any, user_config: Any, where: str) -> Iterator[str]:
+    """Checks that a replica has room for the adapters."""
+    adapters = _adapters(user_config)
+    try:
+        room = parse(ModelArgs, args, "").max_adapters
+    except SettingsError:
+        return  # reported before
+    if adapters and not room:
+        yield f"{where}: needs engine: vllm and vllm.max_loras, the number of adapters on the GPU"
+    elif len(adapters) > room:
+        yield f"{where}: {len(adapters)} adapters, and {room} may be loaded: raise vllm.max_cpu_loras"
 
 
 def _shards(deployment: str, args: Any) -> list[str]:

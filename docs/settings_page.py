@@ -9,7 +9,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from serve_app.scaling.scaling_settings import ScalingSettings
-from serve_app.settings import ConsoleArgs, GatewayArgs, GatewaySettings, LimiterSettings, ModelArgs
+from serve_app.settings import ConsoleArgs, GatewayArgs, GatewaySettings, LimiterSettings, ModelArgs, ModelSettings
 
 PATH: Final = Path(__file__).parent / "settings.md"
 SECTIONS: Final[dict[str, type[BaseModel]]] = {
@@ -17,6 +17,7 @@ SECTIONS: Final[dict[str, type[BaseModel]]] = {
     "Gateway: `user_config`": GatewaySettings,
     "Limiter: `user_config`": LimiterSettings,
     "Model application: `args`": ModelArgs,
+    "Model: `user_config`": ModelSettings,
     "Model: `policy_kwargs` of the autoscaling policy": ScalingSettings,
     "Console application: `args`": ConsoleArgs,
 }

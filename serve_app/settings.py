@@ -334,6 +334,11 @@ class ModelArgs(EngineSettings):
         return self
 
     @property
+    def max_adapters(self) -> int:
+        """Maximum number of LoRA adapters of a replica."""
+        return self.vllm.max_adapters if self.engine == "vllm" else 0
+
+    @property
     def options(self) -> Any:
         """The settings that are specific to the engine; None if there are none."""
         return None if self.engine == "native" else getattr(self, self.engine)
@@ -343,6 +348,14 @@ class ModelArgs(EngineSettings):
         if self.interpreter is not None:
             return str(self.interpreter.expanduser().absolute())
         return ENGINES[self.engine].python()
+
+
+class ModelSettings(_Strict):
+    """`user_config` of the deployment Model."""
+
+    adapters: dict[Annotated[str, Field(pattern=r"^[\w.-]+$")], str] = {}
+    """LoRA adapters of a vLLM backend: name → folder, or name on the hub. Each is a separate backend,
+    `application:adapter`. They are loaded and unloaded while requests run."""
 
 
 def home_dir() -> Path:

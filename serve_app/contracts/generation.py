@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from serve_app.contracts.messages import set_state
 from serve_app.contracts.money import Price
@@ -279,6 +279,11 @@ class Rejection(StrEnum):
     QUEUE_FULL = "queue_full"
     INVALID = "invalid"  # the model's template rejects the messages, or its tokens or grammars reject a field
     CLOSED = "closed"  # the engine has ended; Serve replaces the replica
+    ADAPTER = "adapter"  # the backend is an adapter that its replicas do not have or could not load
+
+
+#: The backend's fault: another backend may take the request.
+OF_THE_BACKEND: Final = (Rejection.QUEUE_FULL, Rejection.CLOSED, Rejection.ADAPTER)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ BACKEND_OPTIONS: Final = (
     "graceful_shutdown_timeout_s",
     "health_check_period_s",
     "health_check_timeout_s",
+    "user_config",
 )
 
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 # On a GPU every step would have to expand each int8 matrix: slower than bfloat16, without saving memory.
 INT8_REMEDY = "set dtype to bfloat16, or device_map to cpu"
+_STEP_TIMEOUT_S = {True: 300.0, False: 20.0}  # by whether the model runs on a CPU
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
@@ -92,6 +93,9 @@ class EngineSettings(BaseModel):
     """Cost of a computed prompt token in the fair queue."""
     fair_output_weight: float = Field(default=2.0, gt=0)
     """Cost of an output token in the fair queue."""
+    step_timeout_s: float | None = Field(default=None, gt=0)
+    """Maximum duration of a step, in seconds. Then the engine counts as hung: its requests get 503, and Serve replaces
+    the replica. Default: 20 with GPUs, 300 on a CPU, where a step of a large model takes longer."""
     num_threads: int | None = Field(default=None, ge=1)
     """CPU threads. Default: torch's number, which Ray sets to the replica's `num_cpus`."""
 
@@ -101,6 +105,10 @@ class EngineSettings(BaseModel):
         if self.kv_cache_memory == "auto":
             raise ValueError("kv_cache_memory auto is decided while the model is loaded")
         return self.kv_cache_memory
+
+    def step_limit_s(self, on_cpu: bool) -> float:
+        """`step_timeout_s`, or its default."""
+        return self.step_timeout_s or _STEP_TIMEOUT_S[on_cpu]
 
     @property
     def compute_dtype(self) -> str:

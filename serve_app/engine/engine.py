@@ -7,7 +7,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
 from serve_app.contracts.generation import Event, Finished, FinishReason
 from serve_app.engine.chat import ChatRenderer
@@ -15,14 +15,16 @@ from serve_app.engine.config import EngineSettings
 from serve_app.engine.core import EngineCore, Runner
 from serve_app.engine.delivery import LoopSink, Outbox
 from serve_app.engine.device_faults import free_cached_memory, is_device_lost, is_out_of_memory
-from serve_app.engine.errors import DeviceLost, EngineClosed, EngineFailed, first_line
+from serve_app.engine.errors import DeviceLost, EngineClosed, EngineFailed, UnknownAdapter, first_line
 from serve_app.engine.grammar.compiler import Compiled, GrammarCompiler
+from serve_app.engine.hang import HangDetector
 from serve_app.engine.loading import loader
 from serve_app.engine.models.choose_runner import create_runner
 from serve_app.engine.output_stream import OutputStream
 from serve_app.engine.port import EngineStats, Promise, Sample
 from serve_app.engine.request import GenerationRequest
 from serve_app.engine.sampling import ranges
+from serve_app.engine.sampling.sampler import SampledToken
 from serve_app.engine.scheduling.sequence import StepPlan, TokenSequence
 from serve_app.engine.text.detokenizer import Vocabulary
 
@@ -69,6 +71,8 @@ class Engine:
         self._closing = False
         self._failures = 0  # failed computations since the last successful one
         self._failure: str | None = None  # why the engine has ended without a call of `close`
+        self._hang = HangDetector(settings.step_limit_s(on_cpu=settings.device_map == "cpu"), clock)
+        self._is_hung = False
         # Guards all of the above; not held while the model runs or events are delivered.
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
@@ -105,8 +109,19 @@ class Engine:
     def samples(self) -> tuple[Sample, ...]:
         return ()
 
+    def fingerprint_of(self, adapter: str) -> str:
+        raise UnknownAdapter("the native engine has no adapters")
+
+    def set_adapters(self, adapters: Mapping[str, str]) -> None:
+        if adapters:
+            logger.error("The native engine has no adapters: remove %s from user_config.", ", ".join(adapters))
+
     def check_health(self) -> None:
-        """Raises EngineFailed if the engine was closed, or if it has lost its thread or its device."""
+        """Raises EngineFailed if the engine was closed, hangs, or has lost its thread or its device.
+
+        A hang ends all requests. The thread cannot be ended, only its process.
+        """
+        self._abandon_hung_step()
         if self._closing or not self._thread.is_alive():
             raise EngineFailed(self._failure or "the engine's thread has ended")
 
@@ -141,17 +156,18 @@ class Engine:
             return self._core.stats(self._clock())
 
     def close(self) -> None:
-        """Abort all requests and end the thread; returns after it has ended. May be called twice."""
+        """Abort all requests and end the thread; returns after it has ended, unless it hangs. May be called twice."""
         with self._lock:
             self._closing = True
             self._work.notify()
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            if not self._is_hung:
+                self._thread.join()
             self._grammars.close()
 
     def _submit(self, request: GenerationRequest, sink: LoopSink, compiled: Compiled | None = None) -> None:
         if request.adapter:
-            raise ValueError(f"the native engine has no adapters, and {request.adapter!r} is asked for")
+            raise UnknownAdapter(f"the native engine has no adapters, and {request.adapter!r} is asked for")
         params, vocab = request.sampling, self._runner.vocab_size
         room = ranges.output_room(request, self.max_context, vocab)
         max_output = min(params.max_tokens, self.settings.max_output, room)
@@ -186,6 +202,16 @@ class Engine:
                 self._core.finish_all(FinishReason.ABORT)
             self._outbox.deliver()
 
+    def _abandon_hung_step(self) -> None:
+        with self._lock:
+            if self._closing or (problem := self._hang.problem()) is None:
+                return
+            logger.critical("The engine ends: %s.", problem)
+            self._is_hung = self._closing = True
+            self._failure = f"the engine hangs: {problem}"
+            self._core.finish_all(FinishReason.ABORT)
+            self._outbox.deliver()  # if the step ends after all, its thread takes the lock before it delivers
+
     def _step(self) -> bool:
         """Wait for work, run one step, deliver its events; False once the engine is closing."""
         with self._lock:
@@ -212,7 +238,7 @@ class Engine:
         """
         began = self._clock()
         try:
-            sampled = self._core.compute(plan, streams)
+            sampled = self._compute(plan, streams)
             seconds = self._clock() - began
             with self._lock:
                 self._finish_aborted()
@@ -243,6 +269,13 @@ class Engine:
         self._failures += 1
         if self._failures >= MAX_FAILURES:
             raise DeviceLost(f"{self._failures} computations in a row have failed")
+
+    def _compute(self, plan: StepPlan, streams: Sequence[OutputStream]) -> list[list[SampledToken]]:
+        self._hang.step_begins()
+        try:
+            return self._core.compute(plan, streams)
+        finally:
+            self._hang.step_ends()
 
     def _finish_aborted(self) -> None:
         for request_id in self._aborts:

@@ -47,6 +47,10 @@ class RequestRefused(ValueError):
         super().__init__(message)
 
 
+class UnknownAdapter(Exception):
+    """The engine has no adapter of this name, or could not load it."""
+
+
 class EngineClosed(Exception):
     """The engine was closed and accepts no more requests."""
 

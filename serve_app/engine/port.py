@@ -76,6 +76,16 @@ class EnginePort(Protocol):
     def fingerprint(self) -> str:
         """Identifies everything that affects replies; empty if unknown."""
 
+    def fingerprint_of(self, adapter: str) -> str:
+        """Identifies everything that affects replies by an adapter. Raises UnknownAdapter."""
+
+    def set_adapters(self, adapters: Mapping[str, str]) -> None:
+        """Set the adapters that requests may name: name → folder, or name on the hub.
+
+        New ones are loaded in the background; requests for them wait. One that can't be loaded is reported in the log,
+        and requests for it raise UnknownAdapter. A removed one is unloaded when the requests that use it have ended.
+        """
+
     def generate(
         self, request: GenerationRequest, interval_s: Callable[[], float] = lambda: 0.0
     ) -> AsyncGenerator[Event, None]:
@@ -93,6 +103,7 @@ class EnginePort(Protocol):
             RequestRefused: a subclass of ValueError: the engine does not support the parameters.
             ContextLengthExceeded: the prompt leaves no room for a token of output.
             QueueFull: too many requests are waiting.
+            UnknownAdapter: the engine has no such adapter.
             EngineClosed: the engine was closed.
         """
 

@@ -48,6 +48,7 @@ from serve_app.contracts.books import Outcome, Settlement, StoredReply
 from serve_app.contracts.calls import Unavailable, application_of, detached
 from serve_app.contracts.errors import SpoolFull
 from serve_app.contracts.generation import (
+    OF_THE_BACKEND,
     BackendEvent,
     ChoiceEnded,
     Delta,
@@ -184,7 +185,7 @@ class Exchange:
         first = await self._call_backend(answer)
         if isinstance(first, Rejected) and first.reason is Rejection.CREDIT:
             first = await self._call_again(first.prompt_tokens)
-        if isinstance(first, Rejected) and first.reason in (Rejection.QUEUE_FULL, Rejection.CLOSED):
+        if isinstance(first, Rejected) and first.reason in OF_THE_BACKEND:
             if self._moves_to_fallback():
                 first = await self._call_fallback()
             else:
@@ -307,7 +308,7 @@ class Exchange:
 
     def _rejected(self, rejected: Rejected) -> ApiError:
         """Gives everything back, and returns the error of a request that its replica does not run."""
-        if self._runs.to_continue and rejected.reason not in (Rejection.QUEUE_FULL, Rejection.CLOSED):
+        if self._runs.to_continue and rejected.reason not in OF_THE_BACKEND:
             self._give_back()  # the request is valid: part of its reply is sent, but this backend can't continue
             return self._replica_lost()
         self._give_back(rejected)
@@ -410,7 +411,7 @@ class Exchange:
         if self._generation is not None:
             self._generation.cancel()
         account_id, key_id = (self.grant.account_id, self.grant.key_id) if self.grant else (None, None)
-        keeps_rate = rejected is not None and rejection_error(rejected).status == 422
+        keeps_rate = rejected is not None and rejected.reason in (Rejection.CONTEXT, Rejection.INVALID)
         # A prompt that a template or a grammar refuses was not counted: the estimate stands.
         tokens = (rejected.prompt_tokens or self._admit.prompt_tokens) if rejected is not None and keeps_rate else 0
         end = Release(

@@ -37,6 +37,10 @@ def rejection_error(rejected: Rejected) -> ApiError:
             return errors.overloaded("the model is restarting: try again", retry_after_s=2)
         case Rejection.QUEUE_FULL:
             return errors.overloaded("the model's queue is full: try again later", retry_after_s=5)
+        case Rejection.ADAPTER:
+            return errors.invalid_parameters(
+                "the model is not available: its adapter is not loaded", param="model", code="model_not_found"
+            )
         case Rejection.INVALID:
             return errors.invalid_parameters(rejected.message, param=rejected.param or None)
         case Rejection.CREDIT:

@@ -30,6 +30,7 @@ from serve_app.engine.errors import (
     EngineClosed,
     QueueFull,
     RequestRefused,
+    UnknownAdapter,
     UnsupportedGrammar,
 )
 from serve_app.engine.port import EnginePort
@@ -109,7 +110,8 @@ class Replica:
             async with contextlib.aclosing(generated) as events:
                 async for choice, event in events:
                     if isinstance(event, Started):
-                        event = replace(event, fingerprint=self._engine.fingerprint, replica=self._name)
+                        fingerprint = event.fingerprint or self._engine.fingerprint  # of its adapter, if it has one
+                        event = replace(event, fingerprint=fingerprint, replica=self._name)
                     for sent in reply.events(choice, event):
                         phases.take(sent)
                         if isinstance(sent, Finished):
@@ -122,6 +124,8 @@ class Replica:
             yield Rejected(Rejection.QUEUE_FULL)
         except EngineClosed:
             yield Rejected(Rejection.CLOSED)
+        except UnknownAdapter:
+            yield Rejected(Rejection.ADAPTER)
         except ValueError as error:
             if (rejected := _rejected_sampling(error, call)) is None:
                 raise

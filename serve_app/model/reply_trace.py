@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 
-from serve_app.contracts.generation import Finished, FinishReason, GenerateCall, Rejected, Rejection
+from serve_app.contracts.generation import OF_THE_BACKEND, Finished, FinishReason, GenerateCall, Rejected
 from serve_app.contracts.phases import Phases
 from serve_app.contracts.spans import SpanData, SpanExport
 
@@ -25,7 +25,7 @@ class ReplyTrace:
         if isinstance(event, Finished):
             self._failed = event.reason not in (FinishReason.STOP, FinishReason.LENGTH)
         if isinstance(event, Rejected):  # failed only if the request itself is not the reason
-            self._failed = event.reason in (Rejection.QUEUE_FULL, Rejection.CLOSED)
+            self._failed = event.reason in OF_THE_BACKEND
 
     def end(self, *, failed: bool = False) -> None:
         """Ends the trace, however the call has ended."""

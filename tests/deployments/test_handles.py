@@ -254,3 +254,21 @@ async def test_a_controller_that_is_away_is_unavailable(monkeypatch: pytest.Monk
     monkeypatch.setattr(handles, "_applications", applications)
     with pytest.raises(BackendUnavailable):
         await BackendHandles().status()
+
+
+async def test_an_adapter_has_a_fingerprint_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    class Asked(Handle):
+        def remote(self, *arguments: Any) -> Response:
+            asked.append(arguments)
+            return Response(f"fingerprint {len(asked)}")
+
+    running = {"status": "RUNNING", "deployments": {"Model": {"message": "", "replicas": [{"state": "RUNNING"}]}}}
+    running |= {"message": "", "last_deployed_time_s": 1.0}
+    monkeypatch.setattr(handles, "_applications", lambda: {"qwen": running})
+    ports = backends(monkeypatch, Asked())
+    for _ in range(2):
+        assert await ports.fingerprint("qwen") == "fingerprint 1"
+        assert await ports.fingerprint("qwen:law") == "fingerprint 2"
+    assert asked == [(), ("law",)]

@@ -94,10 +94,41 @@ def test_a_problem_says_what_is_wrong(path: str, value: Any, problem: str) -> No
     assert any(problem in found for found in strict_config.find_problems(changed(path, value)))
 
 
+def with_adapters(adapters: dict[str, str], **args: Any) -> dict[str, Any]:
+    config = changed("applications.1.args", args)
+    [deployment] = config["applications"][1]["deployments"]
+    del deployment["ray_actor_options"]
+    deployment["user_config"] = {"adapters": adapters}
+    return config
+
+
+@pytest.mark.parametrize(
+    ("adapters", "args", "problem"),
+    [
+        ({"a": "x"}, {}, "needs engine: vllm and vllm.max_loras"),
+        ({"a": "x"}, {"engine": "vllm"}, "needs engine: vllm and vllm.max_loras"),
+        (
+            {"a": "x", "b": "x", "c": "x"},
+            {"engine": "vllm", "vllm": {"max_loras": 2}},
+            "3 adapters, and 2 may be loaded: raise vllm.max_cpu_loras",
+        ),
+        ({"a:b": "x"}, {"engine": "vllm", "vllm": {"max_loras": 2}}, "user_config.adapters.a:b"),
+    ],
+)
+def test_adapters_that_no_replica_can_hold_are_refused(
+    adapters: dict[str, str], args: dict[str, Any], problem: str
+) -> None:
+    [found] = strict_config.find_problems(with_adapters(adapters, model="m", **args))
+    assert found.startswith("applications.1.deployments.0.user_config.adapters")
+    assert problem in found
+
+
 def test_adapters_of_a_backend_may_be_named_and_others_may_not() -> None:
-    config = changed(f"{MODELS}.svc-chat.backends", {"smollm2:law": 1, "smollm2:medicine": 1})
-    config["applications"][1]["args"] = {"model": "m", "engine": "vllm", "vllm": {"adapters": {"law": "/models/law"}}}
-    del config["applications"][1]["deployments"][0]["ray_actor_options"]
+    config = with_adapters({"law": "/models/law"}, model="m", engine="vllm", vllm={"max_loras": 1})
+    config["applications"][0]["deployments"][0]["user_config"]["models"]["svc-chat"]["backends"] = {
+        "smollm2:law": 1,
+        "smollm2:medicine": 1,
+    }
     [problem] = strict_config.find_problems(config)
     assert "svc-chat.backends.smollm2:medicine: no application of that name; available:" in problem
     assert "smollm2:law" in problem

@@ -38,7 +38,9 @@ def test_fields_of_our_own_and_arguments_of_vllm_are_told_apart() -> None:
         ({"vllm": {"max_num_seqs": 9}}, "write the setting max_running instead"),
         ({"vllm": {"tokenizer": "x"}}, "vllm.tokenizer: the service sets it itself"),
         ({"vllm": {"tensor_parallel_size": 0}}, "args.vllm.tensor_parallel_size"),
-        ({"vllm": {"adapters": {"a:b": "x"}}}, "not a valid adapter name"),
+        ({"vllm": {"adapters": {"a": "x"}}}, "write the setting adapters in the user_config of Model instead"),
+        ({"vllm": {"max_cpu_loras": 4}}, "set max_loras too"),
+        ({"vllm": {"max_loras": 4, "max_cpu_loras": 2}}, "set it to 4 or more"),
         ({"dtype": "int8"}, "set vllm.quantization"),
         ({"speculation_rows": 4}, "speculation_rows is a setting of the native engine"),
         ({"engine": "native", "vllm": {"swap_space": 0}}, "write engine: vllm"),
@@ -48,6 +50,13 @@ def test_fields_of_our_own_and_arguments_of_vllm_are_told_apart() -> None:
 def test_what_can_not_be_right_is_refused_with_the_remedy(given: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         args(**given)
+
+
+def test_as_many_adapters_are_loaded_as_fit_into_memory_and_none_without_a_place_on_the_gpu() -> None:
+    assert args().max_adapters == 0
+    assert args(vllm={"max_loras": 2}).max_adapters == 2
+    assert args(vllm={"max_loras": 2, "max_cpu_loras": 9}).max_adapters == 9
+    assert parse(ModelArgs, {"model": "m"}, "args").max_adapters == 0
 
 
 def test_replicas_run_on_vllms_interpreter_and_others_on_the_services(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -422,11 +422,14 @@ async def test_clients_that_hang_up_or_send_nonsense_eject_nothing(gateway: Gate
     assert not gateway.world.services.calls, "requests that have ended are forgotten"
 
 
-async def test_a_full_backend_leaves_its_request_to_the_fallback(make_world: Callable[..., Awaitable[World]]) -> None:
+@pytest.mark.parametrize("rejection", [Rejection.QUEUE_FULL, Rejection.ADAPTER])
+async def test_a_backend_that_can_not_serve_a_request_leaves_it_to_the_fallback(
+    make_world: Callable[..., Awaitable[World]], rejection: Rejection
+) -> None:
     model = {**FULL_SETTINGS["models"]["svc-chat"], "fallback": "small"}
     gateway = Gateway(await make_world(models={"svc-chat": model}))
     await gateway.step()
-    gateway.backends.scripts["fake"] = [Rejected(Rejection.QUEUE_FULL)]
+    gateway.backends.scripts["fake"] = [Rejected(rejection)]
     call = await Call(gateway.world).done()
     assert (call.status, call.json["system_fingerprint"]) == (200, "fp_small")
     assert gateway.asked() == {"fake": 1, "small": 1}
@@ -458,6 +461,17 @@ async def test_a_request_that_the_limiter_has_no_capacity_for_goes_to_the_fallba
     call = await Call(gateway.world).done()
     assert (call.status, call.json["system_fingerprint"]) == (200, "fp_small")
     assert gateway.asked() == {"small": 1}
+
+
+async def test_an_adapter_that_no_replica_has_is_422_and_its_backend_is_ejected(gateway: Gateway) -> None:
+    await gateway.give(EVEN)
+    gateway.backends.scripts["new"] = [Rejected(Rejection.ADAPTER)]
+    assert 422 in await gateway.ask(MANY)
+    await gateway.step()
+    assert gateway.world.services.catalogue.availability.ejected == {("svc-chat", "new")}
+    gateway.backends.scripts["fake"] = [Rejected(Rejection.ADAPTER)]
+    call = await Call(gateway.world).done()
+    assert (call.status, call.json["error"]["code"], call.json["error"]["param"]) == (422, "model_not_found", "model")
 
 
 async def test_without_a_fallback_a_full_backend_is_503(gateway: Gateway) -> None:

@@ -109,6 +109,7 @@ KEY = {"idempotency-key": "1"}
         (402, LARGE, {}, 0),
         (422, Rejected(Rejection.CONTEXT, prompt_tokens=40_000, limit=32768), {}, 1),
         (422, Rejected(Rejection.INVALID, message="no token", param="logit_bias"), {}, 1),
+        (422, Rejected(Rejection.ADAPTER), {}, 0),
         (503, Rejected(Rejection.QUEUE_FULL), {}, 0),
         (503, Rejected(Rejection.CLOSED), {}, 0),
         (503, Finished(FinishReason.DEADLINE, 0, 0, 0), {}, 0),

@@ -30,6 +30,7 @@ from serve_app.engine.errors import (
     EngineClosed,
     QueueFull,
     RequestRefused,
+    UnknownAdapter,
     UnsupportedGrammar,
 )
 from serve_app.engine.request import GenerationRequest
@@ -306,6 +307,13 @@ async def test_a_reply_begins_with_the_fingerprint_of_the_weights() -> None:
     made.engine.fingerprint = "0123456789ab"
     [begun, *_] = await made.all()
     assert begun == Started(5, 0, "0123456789ab")
+    made.engine.script = (Started(5, 0, "of its adapter"), *made.engine.script[1:])
+    [begun, *_] = await made.all()
+    assert begun == Started(5, 0, "of its adapter")
+
+
+async def test_an_adapter_that_the_engine_does_not_have_is_a_rejection_of_its_own() -> None:
+    assert await Made(UnknownAdapter("there is no adapter 'law'")).all() == [Rejected(Rejection.ADAPTER)]
 
 
 def test_a_reply_that_starts_again_with_its_cached_tokens_replays_nothing_twice() -> None:

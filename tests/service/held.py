@@ -99,6 +99,11 @@ class HeldEngine:
     def samples(self) -> tuple[Sample, ...]:
         return ()
 
+    def fingerprint_of(self, adapter: str) -> str:
+        return self.fingerprint
+
+    def set_adapters(self, adapters: dict[str, str]) -> None: ...
+
     def check_health(self) -> None: ...
 
     def close(self) -> None: ...

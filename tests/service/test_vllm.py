@@ -67,8 +67,14 @@ def test_vllms_own_metrics_are_scraped_with_the_services(service: Service) -> No
     assert float(line.split()[-1]) > 0
 
 
-async def test_a_killed_engine_process_is_replaced_and_nobody_pays_for_what_it_did_not_finish(service: Service) -> None:
-    account = await asyncio.to_thread(service.account, "vllm dies")
+@pytest.mark.parametrize(
+    ("victim", "sent"), [("engine", signal.SIGKILL), ("engine", signal.SIGSTOP), ("replica", signal.SIGKILL)]
+)
+async def test_a_lost_engine_is_replaced_and_nobody_pays_for_what_it_did_not_finish(
+    service: Service, victim: str, sent: signal.Signals
+) -> None:
+    """Lost: killed, hung, or left by its replica. None of them leaves a process behind."""
+    account = await asyncio.to_thread(service.account, f"vllm {victim} {sent.name}")
     [engine] = await asyncio.to_thread(until, lambda: engine_processes(service))
 
     began = asyncio.Semaphore(0)
@@ -88,7 +94,8 @@ async def test_a_killed_engine_process_is_replaced_and_nobody_pays_for_what_it_d
     async with asyncio.timeout(300):
         for _ in asked:
             await began.acquire()
-    os.kill(engine.pid, signal.SIGKILL)
+    [replica] = service.pids("smollm2:Model")
+    os.kill(engine.pid if victim == "engine" else replica, sent)
     endings = await asyncio.gather(*asked, return_exceptions=True)
     assert all(isinstance(ending, openai.APIError) for ending in endings), endings
     view = await asyncio.to_thread(account.settled, 3)
@@ -97,6 +104,7 @@ async def test_a_killed_engine_process_is_replaced_and_nobody_pays_for_what_it_d
     def another() -> list[psutil.Process]:
         return [process for process in engine_processes(service) if process.pid != engine.pid]
 
+    assert await asyncio.to_thread(until, lambda: not engine.is_running(), 60)
     assert await asyncio.to_thread(until, another, 600)
     client = account.client()
 

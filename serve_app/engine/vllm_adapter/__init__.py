@@ -1,1 +1,1 @@
-"""vLLM as an EnginePort. Only `start`, `vllm_engine` and `vllm_stats` import vLLM, which has its own environment."""
+"""vLLM as an EnginePort. Only `start` and the modules `vllm_engine`, `vllm_processes` and `vllm_stats` import vLLM."""

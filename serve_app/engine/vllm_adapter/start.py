@@ -6,36 +6,39 @@ import asyncio
 import contextlib
 import dataclasses
 import difflib
-import hashlib
 import json
 import logging
+import multiprocessing
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import vllm
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.errors import ModelError, first_line
-from serve_app.engine.loading import checkpoint, hub, loader
+from serve_app.engine.hang import HangDetector
+from serve_app.engine.loading import checkpoint, loader
 from serve_app.engine.sampling.ranges import MAX_TOP_LOGPROBS
 from serve_app.engine.scheduling.fair_gate import FairGate
 from serve_app.engine.scheduling.fair_queue import FairQueue
 from serve_app.engine.vllm_adapter import context_memory
 from serve_app.engine.vllm_adapter.context_memory import KvMemory
 from serve_app.engine.vllm_adapter.vllm_engine import Limits, VllmEngine
+from serve_app.engine.vllm_adapter.vllm_processes import bind_to_parents
 from serve_app.engine.vllm_adapter.vllm_settings import SPARE, VllmSettings, max_sequences, problem
 from serve_app.engine.vllm_adapter.vllm_stats import StepCounts
 
 logger = logging.getLogger(__name__)
+
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM allows as max_lora_rank
 
 
 def start(
@@ -58,18 +61,16 @@ def start(
     source = loader.locate(settings, progress)
     tokenizer = loader.load_tokenizer(source)
     dtype = settings.dtype if "dtype" in settings.model_fields_set else "auto"
-    adapters = find_adapters(options.adapters, progress)
-    fingerprint = checkpoint.fingerprint(source.folder, _identity(options, dtype, adapters))
+    fingerprint = checkpoint.fingerprint(source.folder, _identity(options, dtype))
     loader.check_fingerprint(source, settings, fingerprint)
     arguments = engine_arguments(settings, options, source.folder, dtype) | {"served_model_name": source.name}
-    if adapters:
-        ranks = [rank_of(Path(adapter.lora_path)) for adapter in adapters.values()]
-        arguments |= {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": max(ranks)}
     if on_nodes:
         arguments["distributed_executor_backend"] = "ray"
     began = time.monotonic()
     progress(f"Starting vLLM {vllm.__version__} on {source.name}; this may take some minutes")
     counts = StepCounts()
+    hang = HangDetector(settings.step_limit_s(on_cpu=current_platform.is_cpu()))
+    others = set(multiprocessing.active_children())
     loop, thread = _running_loop()
     llm = None
     try:
@@ -78,9 +79,6 @@ def start(
         if llm.model_config.max_model_len < max_context:
             memory = _kv_memory(llm, settings, 0 if current_platform.is_cpu() else options.gpus)
             raise ModelError(f"{source.name}: {context_memory.too_small(memory, max_context)}.")
-        for adapter in adapters.values():  # now: a failure in the first request's step would end the engine
-            progress(f"Loading the adapter {adapter.lora_name}")
-            asyncio.run_coroutine_threadsafe(llm.add_lora(adapter), loop).result()
         vocab_size = llm.model_config.get_vocab_size()
         eos = loader.eos_token_ids(_generation_config(source.folder), tokenizer)
         scheduler = llm.vllm_config.scheduler_config
@@ -105,7 +103,17 @@ def start(
             f"{limits.max_running} running requests, {scheduler.max_num_batched_tokens} tokens per step"
         )
         return VllmEngine(
-            llm, loop, thread, tokenizer, gate, counts, limits, adapters=adapters, fingerprint=fingerprint
+            llm,
+            loop,
+            thread,
+            tokenizer,
+            gate,
+            counts,
+            limits,
+            hang=hang,
+            processes=[child for child in multiprocessing.active_children() if child not in others],
+            max_adapters=options.max_adapters,
+            fingerprint=fingerprint,
         )
     except BaseException as error:
         if llm is not None:
@@ -118,34 +126,9 @@ def start(
         raise
 
 
-def find_adapters(paths: Mapping[str, str], progress: Callable[[str], None]) -> dict[str, LoRARequest]:
-    """The adapters by name; adapters on the hub are fetched. Raises ModelError if one is missing."""
-    found = {}
-    for number, (name, path) in enumerate(paths.items(), 1):
-        folder = Path(path).expanduser()
-        if not folder.exists() and not path.startswith((".", "~", "/")):
-            folder = hub.fetch(path, progress)
-        rank_of(folder)
-        found[name] = LoRARequest(name, number, str(folder.absolute()))
-    return found
-
-
-def rank_of(folder: Path) -> int:
-    """The rank of a LoRA adapter. Raises ModelError for a folder without an adapter."""
-    try:
-        return int(json.loads((folder / "adapter_config.json").read_text())["r"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise ModelError(
-            f"{folder} is not a LoRA adapter: it has no adapter_config.json with the rank `r`; check vllm.adapters."
-        ) from None
-
-
-def _identity(options: VllmSettings, dtype: str, adapters: Mapping[str, LoRARequest]) -> str:
+def _identity(options: VllmSettings, dtype: str) -> str:
     """Everything that affects replies apart from the model's files."""
     parts = [vllm.__version__, dtype, str(options.quantization), json.dumps(options.further, sort_keys=True)]
-    for name, adapter in adapters.items():
-        for path in sorted(Path(adapter.lora_path).glob("adapter_*")):
-            parts.append(f"{name} {path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}")
     return "\n".join(["vllm", *parts])
 
 
@@ -176,6 +159,13 @@ def engine_arguments(settings: EngineSettings, options: VllmSettings, folder: Pa
     }
     if "kv_cache_memory" in settings.model_fields_set and settings.kv_cache_memory != "auto":
         chosen["kv_cache_memory_bytes"] = settings.kv_cache_memory
+    if options.max_loras:
+        chosen |= {
+            "enable_lora": True,
+            "max_loras": options.max_loras,
+            "max_cpu_loras": options.max_adapters,
+            "max_lora_rank": next(rank for rank in _RANKS if rank >= options.max_lora_rank),
+        }
     return chosen | options.further
 
 
@@ -208,6 +198,7 @@ async def _start(arguments: dict[str, Any], counts: StepCounts) -> tuple[AsyncLL
     usage = UsageContext.OPENAI_API_SERVER
     config = AsyncEngineArgs(**arguments).create_engine_config(usage)
     native_context = config.model_config.max_model_len  # before vLLM lowers it to what fits
+    bind_to_parents()
     llm = AsyncLLM.from_vllm_config(config, usage_context=usage, stat_loggers=[lambda config, index: counts])
     return llm, native_context
 

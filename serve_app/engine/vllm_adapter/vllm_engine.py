@@ -11,9 +11,12 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from vllm import SamplingParams as VllmSampling
@@ -30,6 +33,7 @@ from serve_app.engine.chat import ChatRenderer
 from serve_app.engine.delivery import LoopSink, Outbox
 from serve_app.engine.errors import EngineClosed, EngineFailed, QueueFull, UnsupportedGrammar, first_line
 from serve_app.engine.grammar.compiler import GrammarCompiler, GrammarState
+from serve_app.engine.hang import HangDetector
 from serve_app.engine.port import EngineStats, Promise, Sample
 from serve_app.engine.request import GenerationRequest
 from serve_app.engine.sampling import ranges
@@ -37,6 +41,7 @@ from serve_app.engine.scheduling.fair_gate import FairGate, Place
 from serve_app.engine.text.detokenizer import Vocabulary
 from serve_app.engine.text.reply_text import ReplyText
 from serve_app.engine.vllm_adapter import request_params
+from serve_app.engine.vllm_adapter.adapters import Adapter, AdapterLoading, Adapters, read_adapter
 from serve_app.engine.vllm_adapter.vllm_stats import StepCounts, own_metrics
 
 logger = logging.getLogger(__name__)
@@ -64,6 +69,7 @@ class _Live:
     said_text: str
     grammar: GrammarState | None  # our grammar state, which shows whether vLLM's has ended within a reply
     sink: LoopSink
+    adapter: Adapter | None
     deadline: asyncio.TimerHandle | None = None
     task: asyncio.Task[None] | None = None  # set once the request is in vLLM
     has_started: bool = False
@@ -93,7 +99,9 @@ class VllmEngine:
         counts: StepCounts,
         limits: Limits,
         *,
-        adapters: Mapping[str, LoRARequest],
+        hang: HangDetector,
+        processes: Sequence[BaseProcess],
+        max_adapters: int = 0,
         fingerprint: str = "",
     ) -> None:
         self.max_context = limits.max_context
@@ -105,8 +113,13 @@ class VllmEngine:
         self._thread = thread
         self._gate = gate
         self._counts = counts
+        counts.on_step = self._after_step
+        self._hang = hang
+        self._processes = processes
         self._limits = limits
-        self._adapters = adapters
+        self._adapters = Adapters(
+            _LoraStore(llm), max_adapters, lambda path: read_adapter(path, fingerprint, logger.info)
+        )
         self._vocabulary = Vocabulary(tokenizer)
         self._grammars = GrammarCompiler(tokenizer, limits.vocab_size, limits.eos_token_ids)
         self._outbox = Outbox(self._abort_soon)
@@ -115,13 +128,12 @@ class VllmEngine:
         self._prompt_tokens = 0
         self._prefix_hit_tokens = 0
         self._closing = False
+        self._failure: str | None = None  # why the engine was given up
 
     async def generate(
         self, request: GenerationRequest, interval_s: Callable[[], float] = lambda: 0.0
     ) -> AsyncGenerator[Event, None]:
         """Implements `EnginePort.generate`."""
-        if request.adapter and request.adapter not in self._adapters:
-            raise ValueError(f"there is no adapter {request.adapter!r}")
         params = request.sampling
         room = ranges.output_room(request, self.max_context, self._limits.vocab_size)
         ranges.check_sampling(params, self._limits.vocab_size)
@@ -152,7 +164,10 @@ class VllmEngine:
         try:
             text = ReplyText(self._vocabulary, params, max_output)
             said_text = text.replay(request.said)
-            await self._on_loop(lambda: self._submit(request, sampling, text, said_text, state, sink))
+            submit = partial(self._submit, request, sampling, text, said_text, state, sink)
+            if not await self._submit_once_loaded(request, submit):
+                finished = True
+                yield Finished(FinishReason.DEADLINE, len(request.prompt_token_ids), 0, 0)
             while not finished:
                 event = await sink.events.get()
                 finished = isinstance(event, Finished)
@@ -163,6 +178,26 @@ class VllmEngine:
             if not finished:
                 with contextlib.suppress(RuntimeError):  # the engine was closed, and with it the loop
                     self._loop.call_soon_threadsafe(self._give_up, request.request_id, sink)
+
+    async def _submit_once_loaded(self, request: GenerationRequest, submit: Callable[[], None]) -> bool:
+        """Submit the request when its adapter is loaded; return False if its first token is due before that."""
+        while True:
+            with contextlib.suppress(AdapterLoading):
+                await self._on_loop(submit)
+                return True
+            loading = asyncio.run_coroutine_threadsafe(self._adapters.until_settled(request.adapter), self._loop)
+            left_s = None if request.first_token_by is None else request.first_token_by - time.monotonic()
+            try:
+                await asyncio.wait_for(asyncio.wrap_future(loading), left_s)
+            except TimeoutError:
+                return False
+
+    def fingerprint_of(self, adapter: str) -> str:
+        return self._adapters.fingerprint(adapter)
+
+    def set_adapters(self, adapters: Mapping[str, str]) -> None:
+        with contextlib.suppress(RuntimeError):  # the engine was closed, and with it the loop
+            self._loop.call_soon_threadsafe(self._adapters.change, dict(adapters))
 
     def stats(self) -> EngineStats:
         counts, blocks = self._counts, self._limits.kv_blocks
@@ -190,7 +225,19 @@ class VllmEngine:
         return own_metrics()
 
     def check_health(self) -> None:
-        """Raises EngineFailed if the engine was closed or vLLM's process has ended."""
+        """Raises EngineFailed if the engine was closed, hangs, or vLLM's process has ended.
+
+        A hang ends all requests and vLLM's process, because a process that hangs does not react to anything else.
+        """
+        if not self._closing and self._failure is None and (problem := self._hang.problem()) is not None:
+            logger.critical("vLLM is killed: %s.", problem)
+            self._failure = f"vLLM hangs: {problem}"
+            for process in self._processes:
+                process.kill()
+            with contextlib.suppress(RuntimeError):  # the engine was closed, and with it the loop
+                self._loop.call_soon_threadsafe(self._abort_all)
+        if self._failure is not None:
+            raise EngineFailed(self._failure)
         if self._closing or not self._thread.is_alive():
             raise EngineFailed("the engine was closed")
         if self._llm.errored:
@@ -220,11 +267,17 @@ class VllmEngine:
         grammar: GrammarState | None,
         sink: LoopSink,
     ) -> None:
-        if self._closing or self._llm.errored:
+        if self._closing or self._failure is not None or self._llm.errored:
             raise EngineClosed("The engine is closed.")
         if request.request_id in self._live:
             raise ValueError(f"a request with the id {request.request_id!r} is running already")
-        live = _Live(self._gate.add(request, self._loop.time()), sampling, text, said_text, grammar, sink)
+        adapter = self._take_adapter(request)
+        try:
+            place = self._gate.add(request, self._loop.time())
+        except BaseException:
+            self._drop_adapter(adapter)
+            raise
+        live = _Live(place, sampling, text, said_text, grammar, sink, adapter)
         self._live[request.request_id] = live
         if request.first_token_by is not None:
             live.deadline = self._loop.call_at(request.first_token_by, self._end, live, FinishReason.DEADLINE)
@@ -232,12 +285,33 @@ class VllmEngine:
             self._release()
 
     def _release(self) -> None:
-        for place in self._gate.release():
+        was_idle = not self._gate.running
+        released = self._gate.release()
+        if was_idle and released:
+            self._hang.step_begins()
+        for place in released:
             live = self._live[place.request.request_id]
             if live.deadline is not None:
                 live.deadline.cancel()
             self._emit(live, self._started_event(live, live.said_text))
             live.task = self._loop.create_task(self._run(live))
+            # Not before the task has told vLLM that the request has ended: until then, a step may need the adapter.
+            live.task.add_done_callback(partial(self._task_ended, live))
+
+    def _task_ended(self, live: _Live, _: asyncio.Task[None]) -> None:
+        self._drop_adapter(live.adapter)
+
+    def _take_adapter(self, request: GenerationRequest) -> Adapter | None:
+        if not request.adapter:
+            return None
+        first = self._live.get(request.request_id.partition("#")[0])  # the choice that this one belongs to
+        if first is not None and first.adapter is not None:
+            return self._adapters.take_again(first.adapter)
+        return self._adapters.take(request.adapter)
+
+    def _drop_adapter(self, adapter: Adapter | None) -> None:
+        if adapter is not None:
+            self._adapters.release(adapter)
 
     async def _run(self, live: _Live) -> None:
         request = live.request
@@ -245,7 +319,10 @@ class VllmEngine:
         prompt = tokens_input(tokens, cache_salt=request.tenant or request.request_id)
         try:
             outputs = self._llm.generate(
-                prompt, live.params, request.request_id, lora_request=self._adapters.get(request.adapter)
+                prompt,
+                live.params,
+                request.request_id,
+                lora_request=None if live.adapter is None else live.adapter.handle,
             )
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
@@ -322,7 +399,13 @@ class VllmEngine:
 
     def _started_event(self, live: _Live, said_text: str = "") -> Started:
         request = live.request
-        return Started(len(request.prompt_token_ids), live.cached_tokens, said=len(request.said), said_text=said_text)
+        return Started(
+            len(request.prompt_token_ids),
+            live.cached_tokens,
+            fingerprint="" if live.adapter is None else live.adapter.fingerprint,
+            said=len(request.said),
+            said_text=said_text,
+        )
 
     def _end(self, live: _Live, reason: FinishReason) -> None:
         """End a request; no effect if it has already ended."""
@@ -332,10 +415,14 @@ class VllmEngine:
         if live.deadline is not None:
             live.deadline.cancel()
         self._gate.leave(live.place)
+        if not self._gate.running:
+            self._hang.step_ends()
         if live.task is not None and live.task is not asyncio.current_task(self._loop):
             live.task.cancel()  # this aborts the request in vLLM
+        if live.task is None:
+            self._drop_adapter(live.adapter)
         self._emit(live, live.text.finished(reason, len(live.request.prompt_token_ids), live.cached_tokens))
-        if not self._closing:
+        if not self._closing and self._failure is None:
             self._release()
 
     def _give_up(self, request_id: str, sink: LoopSink) -> None:
@@ -358,11 +445,18 @@ class VllmEngine:
         self._outbox.deliver()
         self._delivery = self._loop.call_later(_HELD_S, self._deliver) if self._outbox.has_events else None
 
+    def _after_step(self) -> None:
+        if self._gate.running:
+            self._hang.step_begins()
+
+    def _abort_all(self) -> None:
+        for live in list(self._live.values()):
+            self._end(live, FinishReason.ABORT)
+
     async def _close(self) -> None:
         self._closing = True
         tasks = [live.task for live in self._live.values() if live.task is not None]
-        for live in list(self._live.values()):
-            self._end(live, FinishReason.ABORT)
+        self._abort_all()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._outbox.deliver()
         self._llm.shutdown()
@@ -399,6 +493,22 @@ def _refusal(error: Exception, params: SamplingParams) -> Exception | None:
         return None
     message = first_line(Exception(*cause.args))  # vLLM's own text of an error repeats the parameter and its value
     return request_params.refusal(message, getattr(cause, "parameter", None), params)
+
+
+class _LoraStore:
+    """Loads adapters into vLLM."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        self._llm = llm
+
+    async def load(self, adapter: Adapter, folder: Path) -> LoRARequest:
+        # vLLM finds cached prompts by name: without the number, those of an earlier adapter of this name.
+        request = LoRARequest(f"{adapter.name}-{adapter.number}", adapter.number, str(folder))
+        await self._llm.add_lora(request)
+        return request
+
+    async def unload(self, adapter: Adapter) -> None:
+        await self._llm.remove_lora(adapter.number)
 
 
 def _chosen_and_top(logprobs: Any, token: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:

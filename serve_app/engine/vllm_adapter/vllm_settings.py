@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from serve_app.engine.config import EngineSettings
@@ -22,13 +21,14 @@ INSTEAD = {
     "max_num_seqs": "max_running",
     "enable_prefix_caching": "prefix_reuse",
     "kv_cache_memory_bytes": "kv_cache_memory",
-    "enable_lora": "adapters",
+    "enable_lora": "vllm.max_loras",
+    "adapters": "adapters in the user_config of Model",
 }
 #: vLLM's arguments that have only one right value here.
 FIXED = {
     "skip_tokenizer_init", "tokenizer", "structured_outputs_config", "logprobs_mode", "max_logprobs",
     "disable_log_stats", "enable_log_requests", "served_model_name", "generation_config", "data_parallel_size",
-    "reasoning_parser", "max_loras", "max_lora_rank",
+    "reasoning_parser",
 }  # fmt: skip
 #: Settings of the native engine that have no meaning for vLLM.
 NATIVE_ONLY = {
@@ -48,14 +48,24 @@ class VllmSettings(BaseModel):
     """Groups of GPUs that share the layers. `num_gpus` is the product of both sizes."""
     quantization: str | None = None
     """vLLM's name of a method, such as fp8 or awq."""
-    adapters: dict[str, str] = {}
-    """LoRA adapters: name → folder, or name on the hub. Each is a separate backend, `application:adapter`."""
+    max_loras: int = Field(default=0, ge=0)
+    """Maximum number of LoRA adapters that are on the GPU, which is also that of one step. 0: no adapters."""
+    max_cpu_loras: int | None = Field(default=None, ge=1)
+    """Maximum number of loaded adapters. Those that are not on the GPU are in the machine's memory. Default:
+    `max_loras`."""
+    max_lora_rank: int = Field(default=16, ge=1, le=512)
+    """Maximum rank of an adapter. Each place on the GPU takes memory for it."""
     further: SkipJsonSchema[dict[str, Any]] = {}  # all other keys
 
     @property
     def gpus(self) -> int:
         """Number of GPUs of one replica."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def max_adapters(self) -> int:
+        """Maximum number of loaded adapters."""
+        return (self.max_cpu_loras or self.max_loras) if self.max_loras else 0
 
     @model_validator(mode="before")
     @classmethod
@@ -65,13 +75,6 @@ class VllmSettings(BaseModel):
         own = {name: part for name, part in value.items() if name in cls.model_fields}
         return own | {"further": {name: part for name, part in value.items() if name not in own}}
 
-    @field_validator("adapters")
-    @classmethod
-    def _names_of_adapters(cls, value: dict[str, str]) -> dict[str, str]:
-        if (bad := next((name for name in value if not re.fullmatch(r"[\w.-]+", name)), None)) is not None:
-            raise ValueError(f"{bad!r} is not a valid adapter name: use letters, digits, ., - and _")
-        return value
-
 
 def problem(settings: EngineSettings, vllm: VllmSettings) -> str | None:
     """A problem with the combination of both settings; None if no problem is known."""
@@ -79,6 +82,10 @@ def problem(settings: EngineSettings, vllm: VllmSettings) -> str | None:
         return f"{odd[0]} is a setting of the native engine: leave it out with engine: vllm"
     if settings.dtype == "int8":
         return "dtype int8 is of the native engine: set vllm.quantization, or dtype to bfloat16"
+    if vllm.max_cpu_loras is not None and not vllm.max_loras:
+        return "vllm.max_cpu_loras: set max_loras too, the number of adapters on the GPU"
+    if vllm.max_cpu_loras is not None and vllm.max_cpu_loras < vllm.max_loras:
+        return f"vllm.max_cpu_loras is less than max_loras: set it to {vllm.max_loras} or more"
     for name in vllm.further:
         if name in INSTEAD:
             return f"vllm.{name}: write the setting {INSTEAD[name]} instead"

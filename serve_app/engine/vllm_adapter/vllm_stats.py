@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from prometheus_client import REGISTRY
@@ -13,9 +13,13 @@ from serve_app.engine.port import Sample
 
 
 class StepCounts(StatLoggerBase):
-    """Counters since the start. vLLM calls `record` on the loop that it runs on."""
+    """Counters since the start. vLLM calls `record` on the loop that it runs on.
+
+    `on_step` is called after each step, also one without an output.
+    """
 
     def __init__(self) -> None:
+        self.on_step: Callable[[], None] = lambda: None
         self.steps = 0
         self.step_seconds = 0.0  # time between the ends of two steps, if sequences still ran after the first one
         self.step_sequences = 0
@@ -28,6 +32,7 @@ class StepCounts(StatLoggerBase):
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
         self.steps += 1
+        self.on_step()
         now = time.monotonic()
         if self._ended_at is not None:
             self.step_seconds += now - self._ended_at

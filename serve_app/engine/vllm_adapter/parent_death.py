@@ -1,0 +1,24 @@
+"""Lets a process end with the process that started it, however that one ended."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """Make the kernel kill this process, a child of `multiprocessing`, when the thread that started it ends.
+
+    This also ends a process that is stopped or waits for a GPU. Only on Linux.
+    """
+    parent = multiprocessing.parent_process()
+    if sys.platform != "linux" or parent is None:
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent.pid:  # it ended before the call
+        os.kill(os.getpid(), signal.SIGKILL)
