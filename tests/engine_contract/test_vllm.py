@@ -207,7 +207,7 @@ async def test_an_adapter_that_can_not_be_loaded_ends_its_own_requests_alone(
     weights = torn / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     (empty / "adapter_model.safetensors").unlink()
-    broken = {"torn": torn, "empty": empty, "large": make_adapter(rank=32), "odd": make_adapter(size=64)}
+    broken = {"torn": torn, "empty": empty, "large": make_adapter(rank=32), "odd": make_adapter(size=4096)}
     roomy.engine.set_adapters({"good": str(good)})
     beside = await started(roomy, adapter="good")
     for name, folder in broken.items():
