@@ -50,7 +50,7 @@ def test_the_engines_arguments_are_those_of_vllms_parser(
 ) -> None:
     choice = choose(facts(model), machine(*cards), **wish)
     settings = parse(ModelArgs, choice.args, "args")
-    arguments = engine_arguments(settings, settings.vllm, tmp_path, "auto", settings.max_running)
+    arguments = engine_arguments(settings, settings.vllm, tmp_path, "auto")
     ours, theirs = AsyncEngineArgs(**arguments), parsed(arguments)
     for field in fields(AsyncEngineArgs):
         if field.name in arguments:

@@ -47,7 +47,7 @@ class VllmSettings(BaseModel):
     pipeline_parallel_size: int = Field(default=1, ge=1)
     """Groups of GPUs that share the layers. `num_gpus` is the product of both sizes."""
     quantization: str | None = None
-    """vLLM's name of a method, such as fp8 or awq."""
+    """vLLM's name of a method, such as fp8_per_tensor or awq."""
     max_loras: int = Field(default=0, ge=0)
     """Maximum number of LoRA adapters that are on the GPU, which is also that of one step. 0: no adapters."""
     max_cpu_loras: int | None = Field(default=None, ge=1)
