@@ -29,6 +29,7 @@ from serve_app.engine.loading import checkpoint, hub, loader
 from serve_app.engine.sampling.ranges import MAX_TOP_LOGPROBS
 from serve_app.engine.scheduling.fair_gate import FairGate
 from serve_app.engine.scheduling.fair_queue import FairQueue
+from serve_app.engine.scheduling.seen_prefixes import SeenPrefixes
 from serve_app.engine.vllm_adapter.vllm_engine import Limits, VllmEngine
 from serve_app.engine.vllm_adapter.vllm_settings import VllmSettings, problem
 from serve_app.engine.vllm_adapter.vllm_stats import StepCounts
@@ -89,10 +90,13 @@ def start(
         )
         gate = FairGate(
             FairQueue(settings.fair_prompt_weight, settings.fair_output_weight),
+            SeenPrefixes(_cached_tokens(llm.vllm_config.cache_config)),
             max_running=settings.max_running,
             max_waiting=settings.max_waiting,
             spare=spare,
             step_tokens=llm.vllm_config.scheduler_config.max_num_batched_tokens,
+            # Those that vLLM has scheduled when an output arrives, the next one, and one for wrong estimates.
+            steps_ahead=llm.vllm_config.max_concurrent_batches + 2,
         )
         progress(f"vLLM has started in {time.monotonic() - began:.0f} s; the context is {limits.max_context} tokens")
         return VllmEngine(
@@ -131,6 +135,11 @@ def rank_of(folder: Path) -> int:
         ) from None
 
 
+def _cached_tokens(cache: Any) -> int:
+    """Maximum number of tokens in the prefix cache; 0 if vLLM has none."""
+    return int((cache.num_gpu_blocks or 0) * cache.block_size) if cache.enable_prefix_caching else 0
+
+
 def _identity(options: VllmSettings, dtype: str, adapters: Mapping[str, LoRARequest]) -> str:
     """Everything that affects replies apart from the model's files."""
     parts = [vllm.__version__, dtype, str(options.quantization), json.dumps(options.further, sort_keys=True)]
@@ -156,6 +165,7 @@ def engine_arguments(
         # vLLM chooses the longest context that fits in memory; the engine uses less if `max_context` is lower.
         "max_model_len": -1,
         "max_num_seqs": max_num_seqs,
+        "scheduling_policy": "priority",  # the gate sets the order
         "enable_prefix_caching": settings.prefix_reuse,
         "tensor_parallel_size": options.tensor_parallel_size,
         "pipeline_parallel_size": options.pipeline_parallel_size,

@@ -238,7 +238,11 @@ class VllmEngine:
         prompt = tokens_input(tokens, cache_salt=request.tenant or request.request_id)
         try:
             outputs = self._llm.generate(
-                prompt, live.params, request.request_id, lora_request=self._adapters.get(request.adapter)
+                prompt,
+                live.params,
+                request.request_id,
+                lora_request=self._adapters.get(request.adapter),
+                priority=live.place.priority,
             )
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
