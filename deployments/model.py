@@ -160,6 +160,10 @@ class Model:
         """Returns the load for the policy in deployments/autoscaling.py. Serve calls it every `metrics_interval_s`."""
         return self._load.metrics()
 
+    def record_routing_stats(self) -> dict[str, int]:
+        """Returns the load for deployments/routing.py. Serve calls it every `request_routing_stats_period_s`."""
+        return self._load.routing_stats()
+
     async def _report_forever(self) -> None:
         for number in itertools.count():
             stats = self._engine.stats()

@@ -13,7 +13,11 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 from deployments.handles import ENTRANCE
 from serve_app.contracts.generation import GenerateCall
 from serve_app.gateway.conversations import conversation_key, replicas_for
+from serve_app.scaling.signals import QUEUED
 from serve_app.settings import ModelArgs
+
+TOKENS_PER_REQUEST = 2048  # prompt tokens that wait in an engine count as one request per this many
+STATS_S = 1.0  # between two reports of a replica's waiting tokens to Serve's controller
 
 
 class ConversationRouter(RequestRouter):
@@ -23,21 +27,29 @@ class ConversationRouter(RequestRouter):
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         """Returns the replicas to try in order, until one is not full."""
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True  # before all replicas are tried again
+        if len(candidate_replicas) < 2:
+            return [candidate_replicas]
         # Calls routed in this iteration of the event loop are sent and counted in the next one.
         await asyncio.sleep(0)
         call = pending_request.args[0] if pending_request is not None and pending_request.args else None
-        if pending_request is not None:
-            pending_request.routing_context.should_backoff = True  # before all replicas are tried again
         if not isinstance(call, GenerateCall):
             return [candidate_replicas]
         replicas = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         # Each call to a replica returns its load. After some seconds without a call from here, the load is unknown and
         # counts as 0, so the replica is tried.
-        running = {
-            name: self.replica_queue_len_cache.get(replica.replica_id) or 0 for name, replica in replicas.items()
+        load = {
+            name: (self.replica_queue_len_cache.get(replica.replica_id) or 0) + _waiting(replica)
+            for name, replica in replicas.items()
         }
         beginning = conversation_key(call.bill.account_id, call.messages)
-        return [[replicas[name]] for name in replicas_for(beginning, running)]
+        return [[replicas[name]] for name in replicas_for(beginning, load)]
+
+
+def _waiting(replica: RunningReplica) -> int:
+    """Returns the prompt tokens that wait in the replica's engine, as a number of requests."""
+    return int(replica.routing_stats.get(QUEUED, 0)) // TOKENS_PER_REQUEST
 
 
 @serve.deployment(
@@ -75,4 +87,7 @@ def router_of(routing: str) -> RequestRouterConfig | None:
     if routing == "balanced":
         return None
     # Passed by name. If it were a class, Ray would copy its module into each process that has a handle.
-    return RequestRouterConfig(request_router_class=f"{ConversationRouter.__module__}.{ConversationRouter.__name__}")
+    return RequestRouterConfig(
+        request_router_class=f"{ConversationRouter.__module__}.{ConversationRouter.__name__}",
+        request_routing_stats_period_s=STATS_S,
+    )

@@ -304,9 +304,9 @@ class ModelArgs(EngineSettings):
     """Cost of one replica in units of the currency, for dashboards only."""
     reasoning: Literal["auto", "none"] = "auto"
     """Whether reasoning is separated from the text: `auto` (from the chat template) or `none`."""
-    routing: Literal["balanced", "conversation"] = "balanced"
-    """How a replica is chosen: `balanced` selects the less busy of two. `conversation` selects the replica that has
-    computed the conversation, unless it is much busier than the others."""
+    routing: Literal["balanced", "conversation"] = "conversation"
+    """How one of several replicas is chosen: `conversation` selects the replica that has computed the conversation,
+    unless it is much busier than the others. `balanced` selects the less busy of two."""
 
     @field_validator("tool_format")
     @classmethod

@@ -32,7 +32,7 @@ def conversation_key(account_id: str, messages: Sequence[Mapping[str, Any]]) -> 
 
 
 def replicas_for(conversation: bytes, running: Mapping[str, int]) -> list[str]:
-    """Returns all replicas in the order in which to ask them. `running` has the number of requests on each."""
+    """Returns all replicas in the order in which to ask them. `running` has the load of each, in requests."""
     order = sorted(running, key=lambda replica: blake2b(replica.encode(), key=conversation, digest_size=8).digest())
     most = load_bound(sum(running.values()) + 1, len(running))
     return sorted(order, key=lambda replica: running[replica] >= most)  # the sort is stable

@@ -9,6 +9,8 @@ from typing import Final
 
 from serve_app.contracts.limiting import PressureReport
 
+QUEUED: Final = "queued_prefill_tokens"
+MIN_QUEUED: Final = 1024  # tokens; fewer are no load
 RATE_S: Final = 5.0  # time constant of the measured rate
 
 
@@ -28,6 +30,14 @@ class ReplicaLoad:
     def metrics(self) -> dict[str, float]:
         """Returns the load as `record_autoscaling_stats` returns it."""
         return asdict(self)
+
+    def routing_stats(self) -> dict[str, int]:
+        """Returns the load as `record_routing_stats` returns it: the prompt tokens that wait in the engine.
+
+        Serve sends each change to every gateway. The number is therefore rounded down to a power of two.
+        """
+        queued = int(self.queued_prefill_tokens)
+        return {QUEUED: 1 << (queued.bit_length() - 1) if queued >= MIN_QUEUED else 0}
 
     @classmethod
     def of_metrics(cls, values: Mapping[str, float]) -> ReplicaLoad | None:

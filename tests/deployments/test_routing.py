@@ -20,10 +20,11 @@ from ray.serve.request_router import PendingRequest, RequestRouter
 
 from deployments.apps import model
 from deployments.handles import ENTRANCE
-from deployments.routing import ConversationRouter, router_of
+from deployments.routing import TOKENS_PER_REQUEST, ConversationRouter, router_of
 from serve_app.contracts.generation import Bill, GenerateCall, SamplingParams
 from serve_app.contracts.money import Price
 from serve_app.gateway.conversations import MIN_BOUND
+from serve_app.scaling.signals import QUEUED
 from serve_app.settings import ModelArgs
 
 MODEL = DeploymentID("Model", "smollm2")
@@ -36,6 +37,7 @@ class Replica:
         self.replica_id = ReplicaID(name, MODEL)
         self.max_ongoing_requests = 100
         self.running = 0
+        self.routing_stats: dict[str, int] = {}
 
     async def get_queue_len(self, *, deadline_s: float) -> int:
         return self.running
@@ -123,8 +125,30 @@ async def test_a_call_of_another_method_goes_to_any_replica(router: RequestRoute
     assert set(await sent(router, [None])) <= {"one", "two"}
 
 
-def test_the_default_is_serves_own_router() -> None:
-    assert router_of(ModelArgs(model="bundled").routing) is None
+async def test_a_replica_whose_engine_has_many_tokens_waiting_is_passed_over(router: RequestRouter) -> None:
+    """Few calls with long prompts: the number of open calls alone does not show it."""
+    replicas = [Replica("one"), Replica("two")]
+    router.update_replicas(replicas)
+    [home] = await sent(router, [call(1)])
+    busy, other = sorted(replicas, key=lambda one: one.replica_id.unique_id != home)
+    busy.routing_stats = {QUEUED: MIN_BOUND * TOKENS_PER_REQUEST}
+    assert await sent(router, [call(1)]) == [other.replica_id.unique_id]
+    other.routing_stats = busy.routing_stats
+    assert await sent(router, [call(1)]) == [home]
+
+
+async def test_with_one_replica_nothing_is_computed(router: RequestRouter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.routing.conversation_key", None)
+    router.update_replicas([Replica("one")])
+    assert await sent(router, [call(1)]) == ["one"]
+
+
+def test_a_conversation_stays_at_its_replica_by_default() -> None:
+    assert router_of(ModelArgs(model="bundled").routing) == router_of("conversation")
+
+
+def test_balanced_is_serves_own_router() -> None:
+    assert router_of("balanced") is None
 
 
 def test_the_setting_chooses_the_router() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from serve_app.contracts.generation import SamplingParams
@@ -9,17 +11,27 @@ from serve_app.engine.errors import QueueFull
 from serve_app.engine.request import GenerationRequest
 from serve_app.engine.scheduling.fair_gate import FairGate, Place
 from serve_app.engine.scheduling.fair_queue import FairQueue
+from serve_app.engine.scheduling.seen_prefixes import BLOCK, SeenPrefixes
 
 STEP = 100  # tokens
+NEW = itertools.count(1000)  # tokens that no other prompt has
 
 
 def gate(max_running: int = 4, max_waiting: int = 50, spare: int = 1) -> FairGate:
-    return FairGate(FairQueue(), max_running=max_running, max_waiting=max_waiting, spare=spare, step_tokens=STEP)
+    return FairGate(
+        FairQueue(),
+        SeenPrefixes(100_000),
+        max_running=max_running,
+        max_waiting=max_waiting,
+        spare=spare,
+        step_tokens=STEP,
+    )
 
 
-def add(gate: FairGate, tenant: str, prompt: int = 10, now: float = 0.0) -> Place:
-    request = GenerationRequest(f"{tenant} {prompt} {now}", (1,) * prompt, SamplingParams(max_tokens=5), tenant)
-    return gate.add(request, now)
+def add(gate: FairGate, tenant: str, prompt: int = 10, now: float = 0.0, shared: tuple[int, ...] = ()) -> Place:
+    """Queues a prompt of new tokens, `prompt` of them, behind the `shared` ones."""
+    tokens = shared + tuple(next(NEW) for _ in range(prompt))
+    return gate.add(GenerationRequest(str(tokens[-1]), tokens, SamplingParams(max_tokens=5), tenant), now)
 
 
 def begin(gate: FairGate) -> list[str]:
@@ -51,23 +63,38 @@ def test_a_tenant_without_a_slot_gets_a_spare_one_and_the_others_do_not() -> Non
     assert held.running == 5
 
 
-def test_prompts_of_two_steps_are_in_the_engine_at_a_time() -> None:
-    long = gate(max_running=10)
-    for _ in range(4):
+def test_four_steps_of_prompts_are_in_the_engine_behind_the_first() -> None:
+    long = gate(max_running=20)
+    for _ in range(10):
         add(long, "a", prompt=90)
     first = long.release()
-    assert len(first) == 2
+    assert len(first) == 6  # five of them are the first 450 tokens that are not below 400
     assert long.release() == []
     long.started(first[0], 0)
     assert len(long.release()) == 1
 
 
-def test_a_prompt_longer_than_two_steps_goes_in_alone() -> None:
+def test_behind_a_long_prompt_the_next_one_is_in_the_engine_already() -> None:
     long = gate()
-    add(long, "a", prompt=900)
-    add(long, "a", prompt=900)
-    assert len(long.release()) == 1
+    for _ in range(3):
+        add(long, "a", prompt=900)
+    assert len(long.release()) == 2
     assert long.release() == []
+
+
+def test_tokens_that_an_earlier_prompt_had_do_not_count() -> None:
+    agents = gate(max_running=20)
+    shared = tuple(range(5 * STEP // BLOCK * BLOCK))
+    places = [add(agents, "a", prompt=20, shared=shared) for _ in range(12)]
+    assert [place.prompt_due for place in places] == [len(shared) + 20] + [20] * 11
+    assert agents.release() == places
+
+
+def test_tokens_of_another_tenants_prompt_count() -> None:
+    agents = gate(max_running=20)
+    shared = tuple(range(5 * STEP))
+    places = [add(agents, tenant, prompt=20, shared=shared) for tenant in ("a", "b")]
+    assert [place.prompt_due for place in places] == [len(shared) + 20] * 2
 
 
 def test_another_tenants_prompt_does_not_wait_for_a_long_one() -> None:
@@ -77,6 +104,79 @@ def test_another_tenants_prompt_does_not_wait_for_a_long_one() -> None:
     long.release()
     add(long, "b")
     assert [place.tenant for place in long.release()] == ["b"]
+
+
+def test_several_short_prompts_of_a_tenant_do_not_wait_for_a_long_one() -> None:
+    long = gate(max_running=20)
+    for _ in range(3):
+        add(long, "a", prompt=900)
+    long.release()
+    for _ in range(12):
+        add(long, "b", prompt=10)
+    assert [place.tenant for place in long.release()] == ["b"] * 10  # one step
+
+
+def test_a_tenant_without_room_does_not_hold_up_the_others() -> None:
+    """ "b" is served a little more than "a", whose next prompt has no room."""
+    long = gate(max_running=20)
+    for _ in range(3):
+        add(long, "a", prompt=900)
+    long.release()
+    first = add(long, "b", prompt=10)
+    long.release()
+    long.produced(first, 1000)
+    add(long, "b", prompt=10)
+    assert [place.tenant for place in long.release()] == ["b"]
+
+
+def test_prompts_of_many_tenants_leave_room_for_one_that_is_new() -> None:
+    """Eight tenants whose prompts never end still let the ninth in when room becomes free."""
+    many = gate(max_running=100)
+    tenants = [f"t{number}" for number in range(8)]
+    for tenant in tenants * 10:
+        add(many, tenant, prompt=45)
+    inside = many.release()
+    add(many, "new", prompt=45)
+    for _ in range(20):
+        if new := [place for place in inside if place.tenant == "new"]:
+            break
+        many.started(inside.pop(0), 0)
+        inside += many.release()
+    assert new
+
+
+def test_a_tenants_first_prompt_precedes_the_later_ones_of_a_busy_tenant() -> None:
+    long = gate()
+    for _ in range(2):
+        add(long, "a", prompt=900)
+    _, second = long.release()
+    add(long, "b")
+    [light] = long.release()
+    assert light.priority < second.priority
+
+
+def test_a_busy_tenants_prompt_is_not_overtaken_without_end() -> None:
+    long = gate(max_running=1000)
+    for _ in range(2):
+        add(long, "a", prompt=900)
+    _, second = long.release()
+    overtaken = 0
+    for number in range(1000):
+        place = add(long, f"light {number}", prompt=50)
+        assert long.release() == [place]
+        overtaken += 50 * (place.priority < second.priority)
+        long.started(place, 0)
+        long.leave(place)
+    assert 0 < overtaken <= 8 * 1800
+
+
+def test_prompts_are_charged_when_they_are_released() -> None:
+    """Two tenants share the engine's room from the first moment."""
+    fair = gate(max_running=20)
+    for tenant in ("a", "b"):
+        for _ in range(10):
+            add(fair, tenant, prompt=90)
+    assert [place.tenant for place in fair.release()] == ["a", "b"] * 3
 
 
 def test_turns_follow_the_service_that_tenants_received() -> None:

@@ -1,24 +1,29 @@
 """Admits requests to an engine that has its own scheduler: fairly among tenants and a few at a time.
 
 Such an engine accepts every request at once, so requests wait here instead. The engine holds at most `max_running`
-requests. Requests that have no output token yet normally hold at most two steps' worth of prompt tokens. Beyond that, a
-request is admitted only if its tenant has no other request without output in the engine, and fewer than `_PROMPTS`
-tenants have one. A new tenant's prompt therefore does not wait for every prompt that arrived before it. If one tenant
-holds every slot, `spare` additional slots are available to tenants that have none.
+requests. If one tenant holds every slot, `spare` additional slots are available to tenants that have none.
+
+The engine hears of a released prompt some steps after the output that made room for it. Behind the prompt that it
+computes, it therefore always has `steps_ahead` steps' worth of prompt tokens, not counting those that it has probably
+cached. Beyond that, each of at most `_PROMPTS` tenants may have one prompt in the engine, or several that fit in one
+step. A new tenant's prompt therefore does not wait for every prompt that arrived before it. The engine takes released
+prompts by `Place.priority`.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from serve_app.contracts.fairness import count_fairly
 from serve_app.engine.request import GenerationRequest
 from serve_app.engine.scheduling.fair_queue import FairQueue
+from serve_app.engine.scheduling.seen_prefixes import SeenPrefixes
 
-_PROMPTS = 8  # maximum number of tenants in prefill while more than two steps of prompt tokens wait
-_ALWAYS_COUNTS = 4  # steps: a tenant's queued prompt tokens always count up to this many steps
+_PROMPTS = 8  # maximum number of tenants in prefill while more than `steps_ahead` steps wait
+_OVERTAKEN = 8  # a prompt is overtaken by at most this many times its tenant's prompt tokens in the engine
 
 
 @dataclass(eq=False, slots=True)
@@ -28,8 +33,9 @@ class Place:
     request: GenerationRequest
     arrival: int
     arrived_at: float  # seconds on the engine's clock
-    prompt_due: int  # prompt tokens that count as not computed
+    prompt_due: int  # prompt tokens that are neither computed nor probably cached
     is_waiting: bool = True
+    priority: int = 0  # set when the request is released; the engine computes prompts with lower numbers first
 
     @property
     def tenant(self) -> str:
@@ -37,19 +43,34 @@ class Place:
 
 
 class FairGate:
-    """Not thread-safe. `step_tokens` is the maximum number of prompt tokens that the engine computes in one step."""
+    """Not thread-safe.
+
+    `seen` estimates how much of a prompt the engine has cached. The engine computes at most `step_tokens` prompt tokens
+    in one step.
+    """
 
     def __init__(
-        self, queue: FairQueue[Place], *, max_running: int, max_waiting: int, spare: int, step_tokens: int
+        self,
+        queue: FairQueue[Place],
+        seen: SeenPrefixes,
+        *,
+        max_running: int,
+        max_waiting: int,
+        spare: int,
+        step_tokens: int,
+        steps_ahead: int = 4,
     ) -> None:
         self._queue = queue
+        self._seen = seen
         self._max_running = max_running
         self._max_waiting = max_waiting
         self._spare = spare
         self._step_tokens = step_tokens
+        self._tokens_ahead = steps_ahead * step_tokens
         self._arrivals = itertools.count()
         self._running: Counter[str] = Counter()  # requests in the engine by tenant
-        self._prefilling: set[Place] = set()  # the running requests that have no output token yet
+        self._prefilling: dict[Place, None] = {}  # the running requests that have no output token yet, oldest first
+        self._released_tokens = 0  # since the start
 
     @property
     def running(self) -> int:
@@ -62,25 +83,34 @@ class FairGate:
     def add(self, request: GenerationRequest, now: float) -> Place:
         """Queue a request; `release` returns it when it may begin. Raises QueueFull, see `FairQueue.require_place`."""
         self._queue.require_place(request.tenant, max(0, self._max_running - self.running), self._max_waiting)
-        place = Place(request, next(self._arrivals), now, len(request.prompt_token_ids))
+        tokens = request.prompt_token_ids + request.said
+        owner = (request.tenant or request.request_id, request.adapter)
+        due = len(tokens) - self._seen.count_seen(owner, tokens)
+        place = Place(request, next(self._arrivals), now, due)
         self._queue.push(place)
         return place
 
     def release(self) -> list[Place]:
         """Remove the requests that the engine may take now from the queue, and return them."""
         released = []
-        while (head := self._queue.peek()) is not None and self._has_slot(head) and self._has_turn(head):
-            self._queue.pop()
+        while (head := self._queue.peek(self._rule())) is not None:
+            self._queue.take(head)
             head.is_waiting = False
             self._running[head.tenant] += 1
-            self._prefilling.add(head)
+            self._prefilling[head] = None
+            # Charged now: otherwise the least served tenant would get all of the engine's room.
+            self._queue.count_served(head, prompt_tokens=head.prompt_due)
+            own = sum(place.prompt_due for place in self._prefilling if place.tenant == head.tenant)
+            head.priority = self._released_tokens + int(_OVERTAKEN * own / head.request.weight)
+            self._released_tokens += head.prompt_due
             released.append(head)
         return released
 
     def started(self, place: Place, cached_tokens: int) -> None:
         """Record that the engine has computed the prompt, except for `cached_tokens` found in the cache."""
-        self._prefilling.discard(place)
-        self._queue.count_served(place, prompt_tokens=place.prompt_due - cached_tokens)
+        self._prefilling.pop(place, None)
+        computed = len(place.request.prompt_token_ids) - cached_tokens
+        self._queue.count_served(place, prompt_tokens=computed - place.prompt_due)
         place.prompt_due = 0
 
     def produced(self, place: Place, tokens: int) -> None:
@@ -91,8 +121,7 @@ class FairGate:
         if place.is_waiting:
             self._queue.withdraw(place)
             return
-        if place in self._prefilling:  # how much of the prompt the engine has computed is unknown
-            self.started(place, 0)
+        self._prefilling.pop(place, None)  # how much of the prompt the engine has computed is unknown
         self._running[place.tenant] -= 1
         if not self._running[place.tenant]:
             del self._running[place.tenant]
@@ -103,18 +132,28 @@ class FairGate:
 
     def queued_prefill_tokens(self) -> int:
         """See `Scheduler.queued_prefill_tokens`."""
-        queued: Counter[str] = Counter()
-        for place in (*self._queue, *self._prefilling):
-            queued[place.tenant] += place.prompt_due
-        return int(count_fairly(queued.values(), _ALWAYS_COUNTS * self._step_tokens))
+        queued = self._prefill_tokens((*self._queue, *self._prefilling))
+        return int(count_fairly(queued.values(), self._tokens_ahead))
 
-    def _has_slot(self, head: Place) -> bool:
-        extra = 0 if head.tenant in self._running else self._spare
-        return self.running < self._max_running + extra
+    def _rule(self) -> Callable[[Place], bool]:
+        """Which requests the engine may take now."""
+        first = next(iter(self._prefilling), None)
+        has_room = sum(place.prompt_due for place in self._prefilling if place is not first) < self._tokens_ahead
+        due = self._prefill_tokens(self._prefilling)
+        running = self.running
 
-    def _has_turn(self, head: Place) -> bool:
-        due = sum(place.prompt_due for place in self._prefilling)
-        if not due or due + head.prompt_due <= 2 * self._step_tokens:
-            return True
-        tenants = {place.tenant for place in self._prefilling}
-        return head.tenant not in tenants and len(tenants) < _PROMPTS
+        def fits(head: Place) -> bool:
+            if running >= self._max_running + (0 if head.tenant in self._running else self._spare):
+                return False
+            is_small = head.tenant not in due or due[head.tenant] + head.prompt_due <= self._step_tokens
+            return has_room or (is_small and len(due) < _PROMPTS)
+
+        return fits
+
+    @staticmethod
+    def _prefill_tokens(places: Iterable[Place]) -> Counter[str]:
+        """Prompt tokens to compute, by tenant."""
+        tokens: Counter[str] = Counter()
+        for place in places:
+            tokens[place.tenant] += place.prompt_due
+        return tokens

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import bisect
 from collections import OrderedDict
-from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -77,19 +77,24 @@ class FairQueue(Generic[Entry]):
         """Put back a popped entry, ahead of its tenant's later ones. Its counter is not lifted: it was served."""
         bisect.insort(self._queues.setdefault(entry.request.tenant, []), entry, key=_arrival)
 
-    def peek(self) -> Entry | None:
-        """The oldest entry of the least served tenant; None if the queue is empty."""
-        return min((queue[0] for queue in self._queues.values()), key=self._turn, default=None)
+    def peek(self, fits: Callable[[Entry], bool] = lambda entry: True) -> Entry | None:
+        """The oldest entry of the least served tenant whose oldest entry `fits`; None if there is none."""
+        heads = (queue[0] for queue in self._queues.values() if fits(queue[0]))
+        return min(heads, key=self._turn, default=None)
 
     def pop(self) -> Entry:
         """Remove and return the entry that `peek` returns; IndexError if empty. The caller charges what it computes."""
         entry = self.peek()
         if entry is None:
             raise IndexError("pop from an empty queue")
+        self.take(entry)
+        return entry
+
+    def take(self, entry: Entry) -> None:
+        """Remove an entry because it has its turn; KeyError if it is not in the queue. The caller charges."""
         self._service(entry.request.tenant).last_admission = self._admissions
         self._admissions += 1
         self.withdraw(entry)
-        return entry
 
     def withdraw(self, entry: Entry) -> None:
         """Remove an entry; KeyError if it is not in the queue."""

@@ -29,6 +29,7 @@ from serve_app.engine.loading import checkpoint, loader
 from serve_app.engine.sampling.ranges import MAX_TOP_LOGPROBS
 from serve_app.engine.scheduling.fair_gate import FairGate
 from serve_app.engine.scheduling.fair_queue import FairQueue
+from serve_app.engine.scheduling.seen_prefixes import SeenPrefixes
 from serve_app.engine.vllm_adapter import context_memory
 from serve_app.engine.vllm_adapter.context_memory import KvMemory
 from serve_app.engine.vllm_adapter.vllm_engine import Limits, VllmEngine
@@ -93,10 +94,13 @@ def start(
         )
         gate = FairGate(
             FairQueue(settings.fair_prompt_weight, settings.fair_output_weight),
+            SeenPrefixes(_cached_tokens(llm.vllm_config.cache_config)),
             max_running=limits.max_running,
             max_waiting=settings.max_waiting,
             spare=spare,
             step_tokens=scheduler.max_num_batched_tokens,
+            # Those that vLLM has scheduled when an output arrives, the next one, and one for wrong estimates.
+            steps_ahead=llm.vllm_config.max_concurrent_batches + 2,
         )
         progress(
             f"vLLM has started in {time.monotonic() - began:.0f} s: a context of {max_context} tokens, "
@@ -126,6 +130,11 @@ def start(
         raise
 
 
+def _cached_tokens(cache: Any) -> int:
+    """Maximum number of tokens in the prefix cache; 0 if vLLM has none."""
+    return int((cache.num_gpu_blocks or 0) * cache.block_size) if cache.enable_prefix_caching else 0
+
+
 def _identity(options: VllmSettings, dtype: str) -> str:
     """Everything that affects replies apart from the model's files."""
     parts = [vllm.__version__, dtype, str(options.quantization), json.dumps(options.further, sort_keys=True)]
@@ -146,6 +155,7 @@ def engine_arguments(settings: EngineSettings, options: VllmSettings, folder: Pa
         # vLLM chooses the longest context that fits in memory, up to the model's own; `start` checks it.
         "max_model_len": -1,
         "max_num_seqs": max_sequences(settings),
+        "scheduling_policy": "priority",  # the gate sets the order
         "enable_prefix_caching": settings.prefix_reuse,
         "tensor_parallel_size": options.tensor_parallel_size,
         "pipeline_parallel_size": options.pipeline_parallel_size,

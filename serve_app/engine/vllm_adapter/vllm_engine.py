@@ -323,6 +323,7 @@ class VllmEngine:
                 live.params,
                 request.request_id,
                 lora_request=None if live.adapter is None else live.adapter.handle,
+                priority=live.place.priority,
             )
             async with contextlib.aclosing(outputs):
                 async for output in outputs:

@@ -28,7 +28,7 @@ INSTEAD = {
 FIXED = {
     "skip_tokenizer_init", "tokenizer", "structured_outputs_config", "logprobs_mode", "max_logprobs",
     "disable_log_stats", "enable_log_requests", "served_model_name", "generation_config", "data_parallel_size",
-    "reasoning_parser",
+    "reasoning_parser", "scheduling_policy",
 }  # fmt: skip
 #: Settings of the native engine that have no meaning for vLLM.
 NATIVE_ONLY = {
