@@ -37,6 +37,7 @@ def test_fields_of_our_own_and_arguments_of_vllm_are_told_apart() -> None:
     [
         ({"vllm": {"max_num_seqs": 9}}, "write the setting max_running instead"),
         ({"vllm": {"tokenizer": "x"}}, "vllm.tokenizer: the service sets it itself"),
+        ({"vllm": {"scheduling_policy": "fcfs"}}, "vllm.scheduling_policy: the service sets it itself"),
         ({"vllm": {"tensor_parallel_size": 0}}, "args.vllm.tensor_parallel_size"),
         ({"vllm": {"adapters": {"a": "x"}}}, "write the setting adapters in the user_config of Model instead"),
         ({"vllm": {"max_cpu_loras": 4}}, "set max_loras too"),
