@@ -24,8 +24,8 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 from serve_app.contracts import metrics
 from serve_app.contracts.accounting_shards import AccountingShards
@@ -85,7 +85,7 @@ class Settlements:
         self._keeping: Coalescer[Settlement, bool] = Coalescer(self._append_batch, timeout_s=DISK_TIMEOUT_S)
         self._to_replay = asyncio.Event()
         self._replaying: asyncio.Task[None] | None = None
-        self._batch: Future[Sequence[Settled | SettlementRejected]] | None = None  # last one of the spool
+        self._sending: asyncio.Task[Any] | None = None  # the spool's last call to another process
         self._is_leaving = False
 
     @property
@@ -134,7 +134,11 @@ class Settlements:
         `take_over` is that gateway's method. What it does not take within `within_s` seconds stays in the spool.
         """
 
+        is_over = False
+
         async def give(batch: list[Settlement]) -> Sequence[Settled]:
+            if is_over:
+                raise Unavailable("the time is over")
             request_ids = [settlement.request_id for settlement in batch]
             if not await take_over(batch):
                 raise Unavailable("no other gateway has room for them")
@@ -149,6 +153,7 @@ class Settlements:
                 await self._send_unkept(give)
                 await asyncio.to_thread(self._replay, asyncio.get_running_loop(), give)
         except Exception as error:
+            is_over = True
             self._cancel_batch()
             logger.error(
                 "%d settlements were not handed over and stay on this disk: %s: %s",
@@ -313,8 +318,7 @@ class Settlements:
     def _replay(self, loop: asyncio.AbstractEventLoop, send: Send) -> None:
         def settle(batch: Sequence[Settlement]) -> Sequence[Settled | SettlementRejected]:
             # The spool works in a separate thread; the call to another process belongs on the event loop.
-            self._batch = asyncio.run_coroutine_threadsafe(_sent(send, list(batch)), loop)
-            return self._batch.result()
+            return asyncio.run_coroutine_threadsafe(self._send(send, list(batch)), loop).result()
 
         try:
             self.spool.replay(settle, most=REPLAY_BATCH)
@@ -323,8 +327,12 @@ class Settlements:
 
     def _cancel_batch(self) -> None:
         """Ends the spool's call in progress, so that its thread lets go of the spool."""
-        if self._batch is not None:
-            self._batch.cancel()
+        if self._sending is not None:
+            self._sending.cancel()
+
+    async def _send(self, send: Send, batch: list[Settlement]) -> Sequence[Settled | SettlementRejected]:
+        self._sending = asyncio.current_task()
+        return await send(batch)
 
     async def _settle_batch(self, batch: list[Settlement]) -> Sequence[Settled | SettlementRejected]:
         if self._is_leaving:
@@ -342,10 +350,6 @@ class Settlements:
     def _adopt(self, found: Iterable[Settlement]) -> None:
         """Keeps the holds of dead gateways alive. For holds that the limiter still has, only the holder changes."""
         self._limiter.adopt([_hold_of(settlement) for settlement in found])
-
-
-async def _sent(send: Send, batch: list[Settlement]) -> Sequence[Settled | SettlementRejected]:
-    return await send(batch)
 
 
 def release_of(settlement: Settlement, settled: Settled | None, *, refused: bool = False) -> Release:

@@ -512,9 +512,9 @@ def test_settlements_are_appended_while_a_large_spool_is_adopted(
 def test_a_batch_with_large_replies_fits_into_a_message(tmp_path: Path) -> None:
     """Settlements cross machines in messages of at most 8 MiB: a larger batch would never be settled."""
     spool, batches = Spool(tmp_path, "gateway-1"), list[list[str]]()
-    for number in range(12):
-        body = b"x" * (1024 * 1024 if number % 3 == 0 else 300_000)
-        spool.append(one(f"r{number:02}", reply=StoredReply(f"retry-{number}", "sha256:0123", body)))
+    bodies = [b"x" * (1024 * 1024 if number % 3 == 0 else 300_000) for number in range(12)]
+    replies = [StoredReply(f"retry-{number}", "sha256:0123", body) for number, body in enumerate(bodies)]
+    assert spool.append_batch([one(f"r{number:02}", reply=reply) for number, reply in enumerate(replies)]) == 12
 
     def settle(batch: Sequence[Settlement]) -> list[Settled | SettlementRejected]:
         assert sum(len(to_line(each)) for each in batch) < 8 * 2**20 // 2

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from serve_app.contracts import accounting_shards
 from serve_app.contracts.books import Settlement
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.generation import Delta, Started
@@ -115,7 +116,10 @@ async def test_usage_that_no_spool_had_room_for_is_handed_over_too(pair: Pair) -
     await settled(other, requests=1, spent=price(10, 1))
 
 
-async def test_a_ledger_that_hangs_does_not_keep_a_gateway_from_handing_over(tmp_path: Path) -> None:
+async def test_a_ledger_that_hangs_does_not_keep_a_gateway_from_handing_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accounting_shards, "SETTLE_TIMEOUT_S", 600.0)
     ledger, taken = Ledger(), list[str]()
     ledger.hangs = True
     gateway = over(ledger, tmp_path, Releases(), 0.03)
