@@ -7,9 +7,8 @@ from typing import Any, Final
 
 from bench.attack.customer import MEASURED
 from bench.attack.hostile import Target
-from bench.gateway.request import BACKEND
-from bench.gateway.systems import stub_application
 from bench.harness.servers import OneReplica, deployment
+from bench.harness.stub_request import BACKEND, stub_application
 
 ORDINARY: Final = 4  # accounts
 

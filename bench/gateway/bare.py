@@ -13,7 +13,7 @@ from fastapi import FastAPI, Request, Response
 from ray import serve
 from ray.serve import Application
 
-from bench.gateway.request import BACKEND, MODEL
+from bench.harness.stub_request import BACKEND, MODEL
 from deployments.handles import BackendHandles
 from serve_app.api.chat_reply import Choice, Usage, complete_reply
 from serve_app.api.chat_request import parse_chat_request

@@ -10,7 +10,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.gateway.request import BODY, PATH
+from bench.harness.stub_request import BODY, PATH
 
 SCRIPT = Path(__file__).with_name("post.lua")
 TIMEOUT_S = 20  # of one request

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bench.gateway import load, parts
-from bench.gateway.request import wrong_with
 from bench.gateway.systems import System
 from bench.harness.command import say
 from bench.harness.servers import ServerError
+from bench.harness.stub_request import wrong_with
 
 WORKLOAD = "complete"  # a reply in one piece
 WARM_UP_CLIENTS = 16

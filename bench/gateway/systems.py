@@ -13,9 +13,9 @@ from typing import Any
 
 import yaml
 
-from bench.gateway.request import BACKEND, MODEL, REPLY
 from bench.harness.processes import Tree
 from bench.harness.servers import Launched, Server, ServerError, deployment, shipped_config
+from bench.harness.stub_request import BACKEND, MODEL, REPLY, stub_application
 from serve_app import secret_files
 
 START_S = 120.0
@@ -35,17 +35,6 @@ class _OnServe(Launched, System):
     def command(self) -> list[str]:
         shutil.rmtree(self.home, ignore_errors=True)  # a new ledger for every turn
         return super().command()
-
-
-def stub_application() -> dict[str, Any]:
-    """The model stub as an application of its own, as models are."""
-    deployment = {"name": "Stub", "num_replicas": 1}
-    return {
-        "name": BACKEND,
-        "route_prefix": None,
-        "import_path": "bench.gateway.stub:app",
-        "deployments": [deployment],
-    }
 
 
 class Full(_OnServe):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .checks import DRAIN, HARD_STOP
-from .edit import Edit
+from .edit import Edit, on_gpus
 
 DATABASE = {"secretRef": {"name": "serve-app-database"}}
 Change = Callable[[Edit], object]
@@ -294,10 +294,7 @@ PLACES: dict[str, tuple[Change, str]] = {
         "gateway.Limiter: no pool offers",
     ),
     "a replica larger than its pod": (
-        lambda e: e.deployment(
-            "Model",
-            ray_actor_options={"num_gpus": 2, "resources": {"h100": 1}, "runtime_env": {"py_executable": "python"}},
-        ),
+        lambda e: e.backend("qwen25-coder-14b", lambda one: on_gpus(one, 2)),
         "a pod of h100 has too few GPUs",
     ),
     "limiter without a place": (

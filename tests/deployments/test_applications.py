@@ -16,12 +16,19 @@ from serve_app.contracts.ports import BackendUnavailable
 from serve_app.contracts.served import Backend
 from serve_app.settings import SettingsError
 
+
+def deployment_of(application: Any) -> Any:
+    """The deployment of a model behind its entrance."""
+    [model] = application._bound_deployment.init_args
+    return model._bound_deployment
+
+
 RETIRED = Backend("canary", 3, {"model": "bundled"}, {}, 1.0, retired_at=2.0)
 
 
 def test_a_backend_has_the_options_of_its_deployment_and_the_rest_as_every_model() -> None:
     options = {"num_replicas": 2, "ray_actor_options": {"num_gpus": 1}}
-    deployment = apps.backend({"model": "bundled"}, options, "v1")._bound_deployment
+    deployment = deployment_of(apps.backend({"model": "bundled"}, options, "v1"))
     assert (deployment.num_replicas, deployment.version) == (2, "v1")
     assert deployment.ray_actor_options == {"num_cpus": 1, "num_gpus": 1}
     assert deployment._deployment_config.graceful_shutdown_timeout_s == 600
@@ -29,7 +36,7 @@ def test_a_backend_has_the_options_of_its_deployment_and_the_rest_as_every_model
 
 def test_changed_args_start_new_replicas_before_the_old_ones_end() -> None:
     for application in (apps.model({"model": "bundled"}), apps.backend({"model": "bundled"}, {}, "v1")):
-        assert application._bound_deployment._deployment_config.max_surge_percent == 100
+        assert deployment_of(application)._deployment_config.max_surge_percent == 100
 
 
 def test_wrong_args_of_a_backend_are_named() -> None:

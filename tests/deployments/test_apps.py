@@ -12,7 +12,7 @@ from deployments.apps import backend, model
 
 def max_calls(application: Any) -> int:
     built = build_app.build_app(application, name="a", make_deployment_handle=lambda *_: None)
-    [deployment] = built.deployments
+    [deployment] = [one for one in built.deployments if one.name == "Model"]
     limit: int = deployment.max_ongoing_requests
     return limit
 

@@ -14,7 +14,7 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
-from bench.gateway.request import PROMPT_TOKENS, REPLY, REPLY_TOKENS
+from bench.harness.stub_request import PROMPT_TOKENS, REPLY, REPLY_TOKENS
 from deployments.model import settle, unsettled
 from serve_app.contracts.generation import (
     BackendEvent,

@@ -1,4 +1,4 @@
-"""The one request of the load, the reply that every system must give, and the check of a reply."""
+"""The request to the stub, the reply that every system must give, the check of a reply, and the stub's application."""
 
 from __future__ import annotations
 
@@ -50,3 +50,14 @@ def wrong_in(reply: Any) -> str | None:
     if text != REPLY:
         return f"another text: {str(text)[:200]}"
     return None if usage > 0 else "no usage"
+
+
+def stub_application() -> dict[str, Any]:
+    """The model stub as an application of its own, as models are."""
+    deployment = {"name": "Stub", "num_replicas": 1}
+    return {
+        "name": BACKEND,
+        "route_prefix": None,
+        "import_path": "bench.harness.stub:app",
+        "deployments": [deployment],
+    }
