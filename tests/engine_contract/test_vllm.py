@@ -338,7 +338,8 @@ from serve_app.engine.vllm_adapter.start import start
 from serve_app.engine.vllm_adapter.vllm_settings import VllmSettings
 
 if __name__ == "__main__":
-    settings = EngineSettings(model=sys.argv[1], dtype="float32", kv_cache_memory="64MiB", max_running=2, max_context=1024)
+    small = {"kv_cache_memory": "64MiB", "max_running": 2, "max_context": 1024}
+    settings = EngineSettings(model=sys.argv[1], dtype="float32", **small)
     engine = start(settings, VllmSettings(further={"enforce_eager": True}))
     print("ready", flush=True)
     threading.Event().wait()
@@ -374,7 +375,8 @@ def check_for_hours(engine: VllmEngine, now: list[float]) -> None:
 
 async def test_a_process_that_hangs_is_killed_and_the_engine_asks_to_be_replaced(model_path: Path) -> None:
     others = vllm_processes(psutil.Process())
-    engine = start(settings(model_path, kv_cache_memory="64MiB", max_context=1024), VllmSettings(further={"enforce_eager": True}))
+    small = settings(model_path, kv_cache_memory="64MiB", max_context=1024)
+    engine = start(small, VllmSettings(further={"enforce_eager": True}))
     asker, now = Asker(engine), [time.monotonic()]
     engine._hang._clock = lambda: now[0]
     processes = [process for process in vllm_processes(psutil.Process()) if process not in others]
