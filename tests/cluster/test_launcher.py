@@ -54,9 +54,9 @@ def test_the_nodes_have_room_for_the_deployments(launcher: Document) -> None:
     assert types["gateway"]["max_workers"] * places(gateway, room) == scaling["max_replicas"]
     # One machine may have three gateways, and all that runs beside them, but only one shard of accounting.
     beside = [*deployments["gateway"][1:-1], *deployments["console"]]
+    together = [gateway] * places(gateway, room) + beside
     for name in room:
-        taken = places(gateway, room) * asked_of(gateway).get(name, 0) + sum(asked_of(one).get(name, 0) for one in beside)
-        assert taken <= room[name]
+        assert round(sum(asked_of(one).get(name, 0) for one in together), 4) <= room[name]
     assert [one["name"] for one in deployments["gateway"][1:]] == ["Limiter", "Accounting", "Accounting-1"]
     assert places(deployments["gateway"][-1], room) == 1
     assert types["gpu"]["max_workers"] >= model["autoscaling_config"]["max_replicas"]
