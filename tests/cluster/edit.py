@@ -100,3 +100,9 @@ class Edit:
     def backend(self, name: str, change: Callable[[Any], object]) -> None:
         """Changes one application of the Serve config."""
         self.serve(lambda config: [change(one) for one in config["applications"] if one["name"] == name])
+
+
+def on_gpus(backend: Any, number: int) -> None:
+    """Gives each replica of a vLLM backend this number of GPUs."""
+    backend["args"]["vllm"] = {"tensor_parallel_size": number}
+    backend["deployments"][0]["ray_actor_options"]["num_gpus"] = number

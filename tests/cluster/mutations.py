@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .checks import DRAIN, HARD_STOP
-from .edit import Edit
+from .edit import Edit, on_gpus
 
 DATABASE = {"secretRef": {"name": "serve-app-database"}}
 Change = Callable[[Edit], object]
@@ -14,12 +14,6 @@ Change = Callable[[Edit], object]
 
 def route(edit: Edit) -> Any:
     return edit.of("HTTPRoute")["spec"]["rules"][0]
-
-
-def computes_on(backend: Any, gpus: int) -> None:
-    """Lets a replica of a backend compute on this number of GPUs."""
-    backend["args"]["vllm"] = {"tensor_parallel_size": gpus}
-    backend["deployments"][0]["ray_actor_options"]["num_gpus"] = gpus
 
 
 def options(edit: Edit) -> Any:
@@ -295,7 +289,7 @@ PLACES: dict[str, tuple[Change, str]] = {
         "gateway.Limiter: no pool offers",
     ),
     "a replica larger than its pod": (
-        lambda e: e.backend("qwen25-coder-14b", lambda one: computes_on(one, 2)),
+        lambda e: e.backend("qwen25-coder-14b", lambda one: on_gpus(one, 2)),
         "a pod of h100 has too few GPUs",
     ),
     "limiter without a place": (

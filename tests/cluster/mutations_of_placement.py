@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .edit import Edit
-from .mutations import Change, computes_on, route
+from .edit import Edit, on_gpus
+from .mutations import Change, route
 
 
 def spread(edit: Edit, name: str) -> Any:
@@ -98,7 +98,7 @@ PLACEMENT: dict[str, tuple[Change, str]] = {
         "l40s: minReplicas is 0, and min_replicas 2",
     ),
     "GPUs that no replica uses": (
-        lambda e: e.backend("qwen25-72b", lambda one: computes_on(one, 2)),
+        lambda e: e.backend("qwen25-72b", lambda one: on_gpus(one, 2)),
         "qwen25-72b.Model: a pod of h100x4 has 4 GPUs, and its replica uses 2",
     ),
     "an upgrade with two limiters": (

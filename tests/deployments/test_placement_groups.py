@@ -117,7 +117,7 @@ def applications() -> list[tuple[str, dict[str, Any]]]:
     for file in files:
         for document in yaml.safe_load_all(file.read_text()):
             spec = (document or {}).get("spec") or {}
-            served = yaml.safe_load(spec["serveConfigV2"]) if "serveConfigV2" in spec else document or {}
+            served = yaml.safe_load(spec["serveConfigV2"]) if spec.get("serveConfigV2") else document or {}
             found += [(file.name, one) for one in served.get("applications") or []]
     return found
 
