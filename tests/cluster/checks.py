@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,20 @@ def serve_problems(serve: Document) -> list[str]:
         if not options.get("num_gpus") and not options.get("resources"):
             problems.append(f"{deployment['name']}: may run on the head or keep a GPU node busy")
     return problems
+
+
+def asked_of(deployment: Document) -> dict[str, float]:
+    """Returns Ray's resources that one replica takes."""
+    options = deployment.get("ray_actor_options", {})
+    return {"CPU": options.get("num_cpus", 1), "GPU": options.get("num_gpus", 0), **options.get("resources", {})}
+
+
+def places(deployment: Document, room: Mapping[str, float]) -> int:
+    """Returns how many replicas of a deployment a pod or machine with these resources takes, beside nothing else."""
+    # Ray counts in ten thousandths.
+    fits = [math.floor(round(room.get(name, 0) / amount, 4)) for name, amount in asked_of(deployment).items() if amount]
+    limit = deployment.get("max_replicas_per_node")
+    return min([*fits, limit] if limit else fits, default=1)
 
 
 def pydantic_problems(model: type[BaseModel], raw: object, where: str) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from .checks import CLUSTER, Document
+from .checks import CLUSTER, Document, places
 
 KUBERNETES = CLUSTER / "kubernetes"
 SETS = ("production", "small", "spot")
@@ -71,6 +71,16 @@ class Pool:
     def offers(self) -> dict[str, float]:
         """Ray's custom resources of one pod."""
         return json.loads(json.loads(self.start["resources"])) if "resources" in self.start else {}
+
+    @property
+    def room(self) -> dict[str, float]:
+        """Ray's resources of one pod: what it offers, its CPUs and its GPUs."""
+        limits = self.container["resources"].get("limits", {})
+        return {"CPU": float(limits.get("cpu", 0)), "GPU": float(limits.get("nvidia.com/gpu", 0)), **self.offers}
+
+    def places(self, deployment: Document) -> int:
+        """Returns how many replicas of a deployment one pod takes."""
+        return places(deployment, self.room)
 
     @property
     def mounts(self) -> dict[str, Document]:

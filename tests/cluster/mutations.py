@@ -49,7 +49,7 @@ TIMES: dict[str, tuple[Change, str]] = {
         ),
         "one pod has room for two shards of accounting",
     ),
-    "HAProxy stops before the gateway": (lambda e: e.set_env("gateway-a", HARD_STOP, "120"), f"gateway-a: {HARD_STOP}"),
+    "HAProxy stops before the gateway": (lambda e: e.set_env("gateway", HARD_STOP, "120"), f"gateway: {HARD_STOP}"),
     "the node drains shorter than HAProxy": (lambda e: e.set_env("h100", DRAIN, "720"), f"h100: {DRAIN} (720 s)"),
     "pods end before the drain": (
         lambda e: e.pod("accounting").update(terminationGracePeriodSeconds=750),
@@ -83,8 +83,8 @@ SECRETS: dict[str, tuple[Change, str]] = {
         "head: has the Secret serve-app-gateway",
     ),
     "a gateway with the database's secret": (
-        lambda e: e.container("gateway-b")["envFrom"].append(DATABASE),
-        "gateway-b: has the Secret serve-app-database",
+        lambda e: e.container("gateway")["envFrom"].append(DATABASE),
+        "gateway: has the Secret serve-app-database",
     ),
     "a secret by another way": (
         lambda e: e.pod("h100")["volumes"].append({"name": "s", "secret": {"secretName": "serve-app-database"}}),
@@ -95,12 +95,12 @@ SECRETS: dict[str, tuple[Change, str]] = {
         "h100: SERVE_APP_OPERATOR_KEY is in the manifest",
     ),
     "a gateway without its secret": (
-        lambda e: e.container("gateway-a").pop("envFrom"),
-        "gateway-a: lacks the Secret serve-app-gateway",
+        lambda e: e.container("gateway").pop("envFrom"),
+        "gateway: lacks the Secret serve-app-gateway",
     ),
     "the database's address for a gateway": (
-        lambda e: e.container("gateway-a")["envFrom"].append({"configMapRef": {"name": "serve-app-database"}}),
-        "gateway-a: the database's address",
+        lambda e: e.container("gateway")["envFrom"].append({"configMapRef": {"name": "serve-app-database"}}),
+        "gateway: the database's address",
     ),
     "a worker with a token of Kubernetes": (
         lambda e: e.pod("l40s").pop("automountServiceAccountToken"),
@@ -146,8 +146,8 @@ CERTIFICATES: dict[str, tuple[Change, str]] = {
         "l40s: RAY_USE_TLS is not 1",
     ),
     "no key": (
-        lambda e: e.set_env("gateway-b", SERVER_KEY, None),
-        "gateway-b: RAY_TLS_SERVER_KEY is not the node-key.pem of the pod's certificate",
+        lambda e: e.set_env("gateway", SERVER_KEY, None),
+        "gateway: RAY_TLS_SERVER_KEY is not the node-key.pem of the pod's certificate",
     ),
     "a file that is not made": (
         lambda e: e.set_env("accounting", SERVER_KEY, "/etc/serve-app/tls/tls.key"),
@@ -166,12 +166,12 @@ CERTIFICATES: dict[str, tuple[Change, str]] = {
         "l40s: no init container makes the pod's certificate",
     ),
     "an address of another kind": (
-        lambda e: e.certificate("gateway-a")["env"][0].update(valueFrom={"fieldRef": {"fieldPath": "status.hostIP"}}),
-        "gateway-a: the certificate is not for the pod's address",
+        lambda e: e.certificate("gateway")["env"][0].update(valueFrom={"fieldRef": {"fieldPath": "status.hostIP"}}),
+        "gateway: the certificate is not for the pod's address",
     ),
     "an address that is written down": (
-        lambda e: e.certificate("gateway-a").update(args=["10.0.0.7"]),
-        "gateway-a: the certificate is not for the pod's address",
+        lambda e: e.certificate("gateway").update(args=["10.0.0.7"]),
+        "gateway: the certificate is not for the pod's address",
     ),
     "a head without its name": (
         lambda e: e.certificate("head").update(args=["$(POD_IPS)"]),
@@ -198,8 +198,8 @@ CERTIFICATES: dict[str, tuple[Change, str]] = {
         "h100: ray-worker has the key of the authority",
     ),
     "the authority's key in Ray's environment": (
-        lambda e: e.container("gateway-a")["envFrom"].append({"secretRef": {"name": "serve-app-node-authority"}}),
-        "gateway-a: ray-worker has the key of the authority",
+        lambda e: e.container("gateway")["envFrom"].append({"secretRef": {"name": "serve-app-node-authority"}}),
+        "gateway: ray-worker has the key of the authority",
     ),
     "the authority's key beside the autoscaler": (
         lambda e: autoscaler(e)["volumeMounts"].append(AUTHORITY),
@@ -238,8 +238,8 @@ CERTIFICATES: dict[str, tuple[Change, str]] = {
         "h100: the certificate is made by another image",
     ),
     "root makes it": (
-        lambda e: e.certificate("gateway-b")["securityContext"].update(runAsUser=0),
-        "gateway-b: certificate may run as root",
+        lambda e: e.certificate("gateway")["securityContext"].update(runAsUser=0),
+        "gateway: certificate may run as root",
     ),
 }
 PLACES: dict[str, tuple[Change, str]] = {
@@ -255,10 +255,6 @@ PLACES: dict[str, tuple[Change, str]] = {
     "a gateway that may run anywhere": (
         lambda e: e.deployment("Gateway", ray_actor_options={"num_cpus": 1}),
         "Gateway: may run on the head or keep a GPU node busy",
-    ),
-    "gateways on one machine": (
-        lambda e: e.pod("gateway-b")["affinity"].pop("podAntiAffinity"),
-        "gateway-b: no hard anti-affinity to gateway-a",
     ),
     "a soft anti-affinity": (
         lambda e: e.pod("accounting").update(
@@ -283,7 +279,6 @@ PLACES: dict[str, tuple[Change, str]] = {
         lambda e: e.pod("accounting").update(tolerations=[{"operator": "Exists"}]),
         "accounting: a pod of accounting may take a GPU",
     ),
-    "one gateway": (lambda e: e.deployment("Gateway", num_replicas=1), "gateway.Gateway: fewer than two gateways"),
     "fewer pods than replicas": (
         lambda e: e.group("h100").update(maxReplicas=3),
         "qwen25-coder-14b.Model: up to 4 replicas, and h100 may have 3",

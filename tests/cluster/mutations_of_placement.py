@@ -23,7 +23,7 @@ PLACEMENT: dict[str, tuple[Change, str]] = {
     ),
     "a priority class that is not there": (
         lambda e: e.remove("PriorityClass", "serve-app"),
-        "gateway-a: its priority class serve-app is not above zero",
+        "gateway: its priority class serve-app is not above zero",
     ),
     "the service below batch jobs": (
         lambda e: e.of("PriorityClass").update(value=-1),
@@ -42,16 +42,16 @@ PLACEMENT: dict[str, tuple[Change, str]] = {
         "h100: no topologySpreadConstraints over topology.kubernetes.io/zone",
     ),
     "a spread of other pods": (
-        lambda e: spread(e, "gateway-b")["labelSelector"]["matchLabels"].update({"app.kubernetes.io/name": "gateway"}),
-        "gateway-b: no topologySpreadConstraints over topology.kubernetes.io/zone that count its own pods",
+        lambda e: spread(e, "gateway")["labelSelector"]["matchLabels"].update({"app.kubernetes.io/name": "gateway"}),
+        "gateway: no topologySpreadConstraints over topology.kubernetes.io/zone that count its own pods",
     ),
     "a spread that counts the old cluster": (
         lambda e: spread(e, "l40s").pop("matchLabelKeys"),
         "l40s: topologySpreadConstraints also count the pods of an old cluster",
     ),
     "a gateway on a spot machine": (
-        lambda e: e.pod("gateway-a").update(nodeSelector={"cloud.google.com/gke-spot": "true"}),
-        "gateway-a: may run on a spot machine",
+        lambda e: e.pod("gateway").update(nodeSelector={"cloud.google.com/gke-spot": "true"}),
+        "gateway: may run on a spot machine",
     ),
     "accounting that tolerates spot machines": (
         lambda e: e.pod("accounting").update(tolerations=[{"key": "karpenter.sh/capacity-type", "operator": "Exists"}]),
@@ -162,7 +162,7 @@ REQUESTS: dict[str, tuple[Change, str]] = {
     ),
     "clients kept out": (
         lambda e: e.remove("NetworkPolicy", "serve-app-gateway"),
-        "NetworkPolicy/serve-app: gateway-b: clients cannot reach port 8000",
+        "NetworkPolicy/serve-app: gateway: clients cannot reach port 8000",
     ),
 }
 # What the API server refuses by the rules (CEL) of a definition, not by its types.

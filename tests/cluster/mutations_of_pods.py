@@ -16,8 +16,8 @@ PODS: dict[str, tuple[Change, str]] = {
     "root": (lambda e: e.pod("h100")["securityContext"].update(runAsUser=0), "h100: may run as root"),
     "root by default": (lambda e: e.pod("head").pop("securityContext"), "head: may run as root"),
     "a writable root": (
-        lambda e: e.container("gateway-a")["securityContext"].update(readOnlyRootFilesystem=False),
-        "gateway-a: the root file system",
+        lambda e: e.container("gateway")["securityContext"].update(readOnlyRootFilesystem=False),
+        "gateway: the root file system",
     ),
     "privileges": (
         lambda e: e.container("l40s")["securityContext"].pop("allowPrivilegeEscalation"),
@@ -37,17 +37,9 @@ PODS: dict[str, tuple[Change, str]] = {
         "Job/fetch-models: the image serve-app is not pinned",
     ),
     "no limits": (lambda e: e.container("accounting")["resources"].pop("limits"), "accounting: no limits of memory"),
-    "a spool in the pod": (
-        lambda e: e.volume("gateway-a", "spool", {"emptyDir": {}}),
-        "gateway-a: /var/lib/serve-app/spool is no persistent volume",
-    ),
-    "a spool of two": (
-        lambda e: e.volume("gateway-b", "spool", {"persistentVolumeClaim": {"claimName": "serve-app-spool-a"}}),
-        "gateway-b: PersistentVolumeClaim serve-app-spool-a is the spool of several",
-    ),
     "a claim that is not there": (
-        lambda e: e.remove("PersistentVolumeClaim", "serve-app-spool-b"),
-        "gateway-b: there is no PersistentVolumeClaim serve-app-spool-b",
+        lambda e: e.remove("PersistentVolumeClaim", "serve-app-compiled"),
+        "h100: there is no PersistentVolumeClaim serve-app-compiled",
     ),
     "weights that can be written": (
         lambda e: e.mount("l40s", "models").pop("readOnly"),
@@ -116,15 +108,15 @@ NETWORK: dict[str, tuple[Change, str]] = {
     ),
     "a console that sends nothing": (
         lambda e: e.remove("NetworkPolicy", "serve-app-console"),
-        "NetworkPolicy/serve-app: gateway-b: the console can't reach public addresses at [443, 587]",
+        "NetworkPolicy/serve-app: gateway: the console can't reach public addresses at [443, 587]",
     ),
     "a console without mail": (
         lambda e: e.of("NetworkPolicy", "serve-app-console")["spec"]["egress"][0]["ports"].pop(1),
-        "NetworkPolicy/serve-app: gateway-a: the console can't reach public addresses at [587]",
+        "NetworkPolicy/serve-app: gateway: the console can't reach public addresses at [587]",
     ),
     "webhooks into the network": (
         lambda e: e.of("NetworkPolicy", "serve-app-console")["spec"]["egress"][0]["to"][0]["ipBlock"]["except"].pop(1),
-        "NetworkPolicy/serve-app: gateway-a: a customer's webhook may lead to 172.16.0.1",
+        "NetworkPolicy/serve-app: gateway: a customer's webhook may lead to 172.16.0.1",
     ),
     "an open port": (
         lambda e: policy(e, "ingress")[1]["ports"].append({"protocol": "TCP", "port": 6379}),
@@ -153,8 +145,8 @@ NETWORK: dict[str, tuple[Change, str]] = {
         "HTTPRoute/serve-app: goes to serve-app-serve-svc:8000, and the service is serve-app-serve-svc:9000",
     ),
     "a container port that differs": (
-        lambda e: e.port("gateway-a", "serve").update(containerPort=8001),
-        "gateway-a: ports serve and metrics must be 8000",
+        lambda e: e.port("gateway", "serve").update(containerPort=8001),
+        "gateway: ports serve and metrics must be 8000",
     ),
     "/admin published": (
         lambda e: route(e)["matches"].append({"path": {"type": "PathPrefix", "value": "/"}}),
@@ -171,7 +163,7 @@ NETWORK: dict[str, tuple[Change, str]] = {
     ),
     "no budget for the gateways": (
         lambda e: e.remove("PodDisruptionBudget", "serve-app-gateway"),
-        "gateway-a: no PodDisruptionBudget",
+        "gateway: no PodDisruptionBudget",
     ),
     "a budget that lets none go": (
         lambda e: e.of("PodDisruptionBudget", "serve-app-h100")["spec"].update(minAvailable=2),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -76,7 +77,7 @@ def cache_problems(manifests: Manifests) -> Iterator[str]:
         where = f"RayService/serve-app {application['name']}.{deployment['name']}"
         folder = application["args"].get("cache_dir", "")
         for pool in manifests.pools_of(deployment):
-            volume = _volume_of(pool, folder)
+            volume = volume_of(pool, folder)
             claim = claims.get(volume.get("persistentVolumeClaim", {}).get("claimName", ""))
             if claim is None or "ReadWriteMany" not in claim["spec"]["accessModes"]:
                 yield f"{where}: cache_dir {folder!r} is not on a shared volume of {pool.name}"
@@ -84,7 +85,7 @@ def cache_problems(manifests: Manifests) -> Iterator[str]:
                 yield f"{where}: cache_dir {folder!r} can't be written in {pool.name}"
 
 
-def _volume_of(pool: Pool, folder: str) -> Document:
+def volume_of(pool: Pool, folder: str) -> Document:
     parents = [folder, *map(str, PurePosixPath(folder).parents)]
     return next((pool.mounts[path] for path in parents if path in pool.mounts), {})
 
@@ -92,14 +93,19 @@ def _volume_of(pool: Pool, folder: str) -> Document:
 def zero_problems(manifests: Manifests) -> Iterator[str]:
     """Pods go as far down as the replicas on them, and no further. Several pools may offer one resource."""
     replicas: dict[tuple[str, ...], int] = {}
+    pods: dict[tuple[str, ...], float] = {}
     for _, deployment in manifests.deployments():
-        if scaling := deployment.get("autoscaling_config"):
-            names = tuple(pool.name for pool in manifests.pools_of(deployment))
+        pools = manifests.pools_of(deployment)
+        places = min((pool.places(deployment) for pool in pools), default=0)
+        if (scaling := deployment.get("autoscaling_config")) and places:
+            names = tuple(pool.name for pool in pools)
             replicas[names] = replicas.get(names, 0) + scaling["min_replicas"]
-    pods = {pool.name: pool.least for pool in manifests.pools}
-    for names, least in replicas.items():
-        if least != (kept := sum(pods[name] for name in names)):
-            yield f"RayService/serve-app {', '.join(names)}: minReplicas is {kept}, and min_replicas {least}"
+            pods[names] = pods.get(names, 0) + scaling["min_replicas"] / places
+    kept = {pool.name: pool.least for pool in manifests.pools}
+    for names, needed in pods.items():
+        if math.ceil(needed) != (given := sum(kept[name] for name in names)):
+            where = f"RayService/serve-app {', '.join(names)}"
+            yield f"{where}: minReplicas is {given}, and min_replicas {replicas[names]} needs {math.ceil(needed)}"
 
 
 def secret_store_problems(manifests: Manifests) -> Iterator[str]:

@@ -113,8 +113,6 @@ def volume_problems(pool: Pool) -> Iterator[str]:
     for path in ("/tmp", home):
         if path not in mounts or mounts[path]["mount"].get("readOnly"):
             yield f"{path or 'SERVE_APP_HOME'} is not writable"
-    if pool.role == "gateway" and "persistentVolumeClaim" not in mounts.get(f"{home}/spool", {}):
-        yield f"{home}/spool is no persistent volume: settlements would be lost with the pod"
 
 
 def secret_problems(pool: Pool, manifests: Manifests) -> Iterator[str]:
@@ -134,19 +132,24 @@ def secret_problems(pool: Pool, manifests: Manifests) -> Iterator[str]:
 
 
 def apart_problems(manifests: Manifests) -> Iterator[str]:
-    """No two gateways, and no two pods of accounting, share a machine."""
+    """No two pods of gateways, and none of accounting, share a machine, but those of an old cluster may be there."""
     for role in ("gateway", "accounting"):
         pools = [pool for pool in manifests.pools if pool.role == role]
         for pool in pools:
             for other in pools:
-                if (pool is not other or pool.most > 1) and not _keeps_apart(pool, other):
+                if pool is other and pool.most == 1:
+                    continue
+                terms = [one for one in _anti_affinity(pool) if selects(one["labelSelector"], other.labels)]
+                if not terms:
                     yield f"{pool.where}: no hard anti-affinity to {other.name}: one machine could take both along"
+                elif any("ray.io/cluster" not in one.get("matchLabelKeys", []) for one in terms):
+                    yield f"{pool.where}: the anti-affinity also counts the pods of an old cluster"
 
 
-def _keeps_apart(pool: Pool, other: Pool) -> bool:
+def _anti_affinity(pool: Pool) -> list[Document]:
     affinity: dict[str, Any] = pool.spec.get("affinity", {}).get("podAntiAffinity", {})
     terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", [])
-    return any(one["topologyKey"] == HOST and selects(one["labelSelector"], other.labels) for one in terms)
+    return [one for one in terms if one["topologyKey"] == HOST]
 
 
 def head_problems(manifests: Manifests) -> Iterator[str]:

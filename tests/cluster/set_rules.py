@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 from serve_app.times import longest_reply_s
 
 from .checks import CLUSTER, DRAIN, HARD_STOP, Document
+from .gateway_rules import least, most
 from .manifests import Manifests, Pool, selects
 
 RAYSERVICE = "RayService/serve-app"
@@ -92,14 +93,10 @@ def replica_problems(manifests: Manifests) -> Iterator[str]:
                 yield f"{where}: a pod of {pool.name} has too few GPUs"
             elif options.get("num_gpus", 0) < gpus:
                 yield f"{where}: a pod of {pool.name} has {gpus:g} GPUs, and its replica uses {options['num_gpus']}"
-        scaling = deployment.get("autoscaling_config", {})
-        least = scaling.get("min_replicas", deployment.get("num_replicas", 1))
-        most = scaling.get("max_replicas", least)
-        if most > sum(pool.most for pool in pools) or least > most:
-            names = ", ".join(pool.name for pool in pools)
-            yield f"{where}: up to {most} replicas, and {names} may have {sum(pool.most for pool in pools)} pods"
-        if manifests.production and deployment["name"] == "Gateway" and min(least, sum(p.least for p in pools)) < 2:
-            yield f"{where}: fewer than two gateways"
+        replicas, places = most(deployment), sum(pool.most * pool.places(deployment) for pool in pools)
+        if replicas > places or least(deployment) > replicas:
+            names, pods = ", ".join(pool.name for pool in pools), sum(pool.most for pool in pools)
+            yield f"{where}: up to {replicas} replicas, and {names} may have {pods} pods with {places} places"
     for application in manifests.serve["applications"]:
         for name in ("Limiter", "Accounting"):
             if application["import_path"].endswith(":gateway") and not any(
@@ -178,18 +175,13 @@ def _ca_problems(pool: Pool, path: str) -> Iterator[str]:
 
 
 def storage_problems(manifests: Manifests) -> Iterator[str]:
-    """Claims exist; a gateway has its spool for itself; the weights that GPU pods read are fetched by the Job."""
+    """Claims exist, and the weights that GPU pods read are fetched by the Job."""
     claims = {one["metadata"]["name"]: one for one in manifests.of("PersistentVolumeClaim")}
-    spools: dict[str, str] = {}
     for pool in manifests.pools:
-        for path, volume in pool.mounts.items():
+        for volume in pool.mounts.values():
             claim = volume.get("persistentVolumeClaim", {}).get("claimName")
             if claim is not None and claim not in claims:
                 yield f"{pool.where}: there is no PersistentVolumeClaim {claim}"
-            if claim is not None and path.endswith("/spool"):
-                if claim in spools or pool.most > 1:
-                    yield f"{pool.where}: PersistentVolumeClaim {claim} is the spool of several pods"
-                spools[claim] = pool.name
         if pool.role == "model" and manifests.production:
             yield from _weights_problems(pool, claims)
     fetched = " ".join(str(one["spec"]["template"]["spec"]["containers"][0]["args"]) for one in manifests.of("Job"))
@@ -215,8 +207,8 @@ def budget_problems(manifests: Manifests) -> Iterator[str]:
     for budget in budgets:
         name = f"PodDisruptionBudget/{budget['metadata']['name']}"
         covered = [pool for pool in manifests.pools if selects(budget["spec"]["selector"], pool.labels)]
-        least = budget["spec"].get("minAvailable")
-        if not isinstance(least, int) or not 0 < least < sum(pool.least for pool in covered):
+        kept = budget["spec"].get("minAvailable")
+        if not isinstance(kept, int) or not 0 < kept < sum(pool.least for pool in covered):
             yield f"{name}: minAvailable must be a number above 0 and below that of its pods"
     for pool in manifests.pools[1:] if manifests.production else ():
         if pool.least > 0 and not any(selects(budget["spec"]["selector"], pool.labels) for budget in budgets):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -11,7 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from .checks import CLUSTER, DRAIN, FLAGS, SECRETS, deployments, flags, private_tmp_problems, read
+from .checks import (
+    CLUSTER,
+    DRAIN,
+    FLAGS,
+    REPOSITORY,
+    SECRETS,
+    asked_of,
+    deployments,
+    flags,
+    places,
+    private_tmp_problems,
+    read,
+)
 
 UNITS = CLUSTER / "bare-metal"
 ROLES = {
@@ -113,6 +127,31 @@ def test_only_the_services_user_reaches_rays_sockets_and_haproxys(role: str, tmp
     assert not [one for one in arguments if one.startswith("--temp-dir")]  # it would take precedence
     assert (tmp_path / "umask").read_text().strip() == "0077"
     assert service(role)["Environment"].split()[0] == "SERVE_APP_HOME=/var/lib/serve-app"
+
+
+def guide() -> str:
+    return (REPOSITORY / "docs" / "deploy" / "bare-metal.md").read_text(encoding="utf-8")
+
+
+def test_the_guide_installs_vllm_where_the_replicas_start_it() -> None:
+    [command] = [line for line in guide().splitlines() if "vllm_environment" in line]
+    folder = shlex.split(command)[shlex.split(command).index("--folder") + 1]
+    models = [one for one in deployments(read("serve-gpu.yaml")) if one["name"] == "Model"]
+    for options in (one["ray_actor_options"] for one in models):
+        assert options["runtime_env"] == {"py_executable": f"{folder}/bin/python"}
+
+
+def test_a_gateway_machine_of_the_guide_takes_three_gateways_and_the_console() -> None:
+    served = {one["name"]: one for one in deployments(read("serve-gpu.yaml"))}
+    [offered] = re.findall(r"--resources=(\{.*?\})", service("gateway")["ExecStart"])
+    room = json.loads(offered) | {"CPU": 4}
+    for promise in ("with four cores", "up to three gateways", "three for each gateway machine"):
+        assert promise in guide()
+    assert places(served["Gateway"], room) == 3
+    for name in room:
+        together = 3 * asked_of(served["Gateway"])[name] + asked_of(served["Console"])[name]
+        assert round(together, 4) <= room[name]
+    assert served["Gateway"]["autoscaling_config"]["min_replicas"] > 3  # two machines
 
 
 def test_every_deployment_finds_a_machine() -> None:

@@ -3,6 +3,7 @@ and with the secrets where they are used."""
 
 import copy
 import json
+import math
 import os
 import subprocess
 from pathlib import Path
@@ -16,8 +17,10 @@ from .checks import (
     READ,
     SECRETS,
     Document,
+    asked_of,
     flags,
     launcher_problems,
+    places,
     private_tmp_problems,
     read,
     serve_problems,
@@ -46,9 +49,16 @@ def test_the_nodes_have_room_for_the_deployments(launcher: Document) -> None:
     assert serve_problems(serve) == []
     deployments = {one["name"]: one["deployments"] for one in serve["applications"]}
     gateway, model = deployments["gateway"][0], deployments["qwen25-7b"][0]
-    assert types["gateway"]["min_workers"] >= gateway["num_replicas"]
-    for deployment in [*deployments["gateway"], *deployments["console"]]:
-        assert deployment["ray_actor_options"]["resources"].keys() <= types["gateway"]["resources"].keys()
+    room, scaling = types["gateway"]["resources"], gateway["autoscaling_config"]
+    assert types["gateway"]["min_workers"] == math.ceil(scaling["min_replicas"] / places(gateway, room)) > 1
+    assert types["gateway"]["max_workers"] * places(gateway, room) == scaling["max_replicas"]
+    # One machine may have three gateways, and all that runs beside them, but only one shard of accounting.
+    beside = [*deployments["gateway"][1:-1], *deployments["console"]]
+    together = [gateway] * places(gateway, room) + beside
+    for name in room:
+        assert round(sum(asked_of(one).get(name, 0) for one in together), 4) <= room[name]
+    assert [one["name"] for one in deployments["gateway"][1:]] == ["Limiter", "Accounting", "Accounting-1"]
+    assert places(deployments["gateway"][-1], room) == 1
     assert types["gpu"]["max_workers"] >= model["autoscaling_config"]["max_replicas"]
     assert types["gpu"]["resources"]["GPU"] >= model["ray_actor_options"]["num_gpus"]
     assert types["gpu"]["resources"]["CPU"] >= model["ray_actor_options"]["num_cpus"]
@@ -93,6 +103,39 @@ def test_a_machine_with_an_old_driver_is_given_up(
 def test_a_machine_without_a_gpu_is_not_asked_for_its_driver(launcher: Document, tmp_path: Path) -> None:
     command = launcher["setup_commands"][0].replace("/proc/driver/nvidia/version", str(tmp_path / "none"))
     assert subprocess.run(["bash", "-c", command], timeout=300).returncode == 0
+
+
+def vllm_command(launcher: Document) -> str:
+    [command] = [one for one in launcher["setup_commands"] if "vllm_environment" in one]
+    return command
+
+
+def test_gpu_machines_install_vllm_where_the_replicas_start_it(launcher: Document, tmp_path: Path) -> None:
+    [model] = [one for one in read("serve-gpu.yaml")["applications"] if one["args"].get("engine") == "vllm"]
+    python = Path(model["deployments"][0]["ray_actor_options"]["runtime_env"]["py_executable"])
+    for gpus, installs in ((0, False), (1, True)):
+        home = tmp_path / str(gpus)
+        (home / "venv" / "bin").mkdir(parents=True)
+        (home / "sudo").write_text(f'#!/bin/sh\necho "$@" >> {home}/prepared\n')
+        (home / "venv" / "bin" / "python").write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {home}/arguments\n')
+        for file in (home / "sudo", home / "venv" / "bin" / "python"):
+            file.chmod(0o755)
+        driver = home / ("sudo" if gpus else "none")
+        command = vllm_command(launcher).replace("/proc/driver/nvidia/version", str(driver))
+        command = command.replace("/home/ubuntu", str(home))
+        subprocess.run(["bash", "-c", command], env={"PATH": f"{home}:{os.environ['PATH']}"}, check=True, timeout=300)
+        assert (home / "arguments").exists() == installs
+    arguments = (home / "arguments").read_text().splitlines()
+    assert arguments[:4] == ["-m", "serve_app.launch.vllm_environment", "--device", "cuda"]
+    assert arguments[4:] == ["--folder", str(python.parents[1]), "--project", f"{home}/serve-app"]
+    assert (home / "prepared").read_text() == f"install -d -o ubuntu {python.parents[1]}\n"
+
+
+def test_machines_get_what_vllm_compiles_with_before_it_is_installed(launcher: Document) -> None:
+    commands = launcher["setup_commands"]
+    [packages] = [index for index, one in enumerate(commands) if "apt-get install" in one]
+    assert {"g++", "python3-dev"} <= set(commands[packages].partition("apt-get install")[2].strip(")").split())
+    assert packages < commands.index(vllm_command(launcher))
 
 
 @pytest.mark.parametrize("part", ["head_start_ray_commands", "worker_start_ray_commands"])

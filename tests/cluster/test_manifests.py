@@ -86,8 +86,6 @@ def test_a_value_of_the_settings_reaches_every_place(tmp_path: Path) -> None:
     claims = [one for one in documents if one["kind"] == "PersistentVolumeClaim"]
     classes = {one["metadata"]["name"]: one["spec"]["storageClassName"] for one in claims}
     assert classes == {
-        "serve-app-spool-a": "given-diskclass",
-        "serve-app-spool-b": "given-diskclass",
         "serve-app-models": "given-sharedclass",
         "serve-app-compiled": "given-sharedclass",
     }

@@ -10,11 +10,12 @@ from .checks import DRAIN, HARD_STOP
 from .edit import Edit
 from .manifests import Manifests, read_set
 from .mutations import CERTIFICATES, CONNECTIONS, PLACES, SECRETS, TIMES
+from .mutations_of_gateways import GATEWAYS
 from .mutations_of_placement import DEFINITIONS, IMAGES, PLACEMENT, REQUESTS
 from .mutations_of_pods import NETWORK, PODS
 from .validate import problems
 
-POOLS = ("head", "gateway-a", "gateway-b", "accounting", "l40s", "h100", "h100x4")
+POOLS = ("head", "gateway", "accounting", "l40s", "h100", "h100x4")
 MUTATIONS = {
     f"{part}: {name}": mutation
     for part, table in [
@@ -29,6 +30,7 @@ MUTATIONS = {
         ("images", IMAGES),
         ("requests", REQUESTS),
         ("definitions", DEFINITIONS),
+        ("gateways", GATEWAYS),
     ]
     for name, mutation in table.items()
 }

@@ -9,6 +9,7 @@ from functools import cache
 from . import crds
 from .certificate_rules import certificate_problems
 from .checks import Document, kubernetes_problems, serve_problems
+from .gateway_rules import gateway_problems
 from .manifests import Manifests, parsed
 from .network_rules import monitor_problems, policy_problems, route_problems
 from .placement_rules import (
@@ -38,6 +39,7 @@ RULES = (
     certificate_problems,
     version_problems,
     replica_problems,
+    gateway_problems,
     time_problems,
     database_problems,
     redis_problems,
