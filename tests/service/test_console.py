@@ -174,6 +174,7 @@ def test_from_the_invitation_to_a_request_that_the_overview_shows(
     expect_usable(browser)
     browser.find_element(By.NAME, "second").click()
     browser.find_element(By.NAME, "logprobs").click()
+    browser.find_element(By.NAME, "temperature").send_keys("0")
     browser.find_element(By.NAME, "max_tokens").send_keys("5")
     browser.find_element(By.NAME, "prompt").send_keys("Is it true?" + Keys.CONTROL + Keys.ENTER)
     account.settled(3)
