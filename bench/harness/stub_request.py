@@ -53,7 +53,7 @@ def wrong_in(reply: Any) -> str | None:
 
 
 def stub_application() -> dict[str, Any]:
-    """The model stub as an application of its own, as models are."""
+    """Returns the application of the stub, which replaces a model's."""
     deployment = {"name": "Stub", "num_replicas": 1}
     return {
         "name": BACKEND,

@@ -45,7 +45,7 @@ INT8 = {"llama", "mistral", "qwen2", "qwen3"}
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a model without its weights."""
+    """A model as its config.json and the headers of its weights describe it."""
 
     model: str  # the setting `model`
     config: Mapping[str, Any]  # config.json
