@@ -39,6 +39,9 @@ class ChatDoor:
     def stream(self, request: ChatRequest, head: ReplyHead) -> ChatStream:
         return ChatStream(request, head)
 
+    def status(self, error: ApiError) -> int:
+        return error.status
+
     def error_body(self, error: ApiError) -> dict[str, Any]:
         return error.body()
 

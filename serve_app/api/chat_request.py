@@ -326,7 +326,11 @@ def parse_chat_request(
     for the first wrong type or missing field; if there is none, 422 for the first wrong value. Never raises anything
     else, for any bytes.
     """
-    parsed = parse_object(raw, max_body_bytes, max_items)
+    return check_chat_request(parse_object(raw, max_body_bytes, max_items), served)
+
+
+def check_chat_request(parsed: Mapping[str, Any], served: ServedModels) -> ChatRequest:
+    """Checks a request whose JSON is parsed. Doors of other formats call it with the same request in this format."""
     _refuse_crowds(parsed, served)
     request = typed(ChatRequest, {name: value for name, value in parsed.items() if value is not None})
     if request.model not in served:

@@ -170,7 +170,7 @@ class ReplyToRequest:
         with contextlib.suppress(ClientGone):
             if not sender.started:
                 headers = {"x-trace-id": self._record.trace.trace_id}
-                response = error_response(error, headers, self._door.error_body(error))
+                response = error_response(error, headers, self._door)
                 await response(scope, receive, sender.send_message)
             elif self._record.stream:
                 await sender.send_message(

@@ -20,6 +20,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.api import errors
+from serve_app.api.door import Door
 from serve_app.api.doors import DOORS
 from serve_app.api.errors import ApiError
 from serve_app.contracts.limiting import Window
@@ -47,10 +48,15 @@ class ClientGone(Exception):
 
 
 def error_response(
-    error: ApiError, headers: Mapping[str, str] = MappingProxyType({}), body: dict[str, Any] | None = None
+    error: ApiError, headers: Mapping[str, str] = MappingProxyType({}), door: Door | None = None
 ) -> JSONResponse:
-    """Returns the error as JSON. `body` is the error in the format of a door; without it, the format is chat's."""
-    return JSONResponse(error.body() if body is None else body, error.status, {**headers, **error.headers})
+    """Returns the error as JSON, in the format of a door. Without one, the format is chat's."""
+    own = {**headers, **error.headers}
+    return (
+        JSONResponse(error.body(), error.status, own)
+        if door is None
+        else JSONResponse(door.error_body(error), door.status(error), own)
+    )
 
 
 def api_error_response(_: Request, error: Exception) -> Response:
@@ -72,7 +78,7 @@ def http_error_response(request: Request, error: Exception) -> Response:
 def _error_at(path: str, error: ApiError) -> JSONResponse:
     """Returns the error in the format of the door at the path, if there is one."""
     door = next((door for door in DOORS if path in (door.path, f"/v1{door.path}")), None)
-    return error_response(error, body=None if door is None else door.error_body(error))
+    return error_response(error, door=door)
 
 
 def _methods(request: Request) -> set[str]:
