@@ -110,8 +110,8 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
-def end_with_parent() -> None:
-    """In the child: the terminal's Ctrl-C does not reach it; when this program is killed, it gets SIGTERM (Linux)."""
+def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
+    """In the child: the terminal's Ctrl-C does not reach it; when this program is killed, it gets `number` (Linux)."""
     os.setsid()
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)

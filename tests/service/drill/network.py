@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -80,7 +81,7 @@ class Machine:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            preexec_fn=end_with_parent,
+            preexec_fn=partial(end_with_parent, signal.SIGKILL),  # unshare blocks SIGTERM
         )
         assert self._outer.stdin is not None
         assert self._outer.stdout is not None

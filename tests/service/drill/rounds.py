@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -142,12 +143,15 @@ async def drains(cluster: Cluster, kinds: Sequence[str], tokens: int, say: Say) 
         had = sorted({one.deployment[1] for one in await asyncio.to_thread(cluster.on, node)})
         say(f"{kind}: SIGTERM to node {node.name} with {', '.join(had) or 'no replica'}")
         ending = asyncio.create_task(asyncio.to_thread(cluster.drain, node, DRAINED_S))
-        wrong = await streams
-        lasted = time.monotonic() - started
-        report.problems += [f"{kind}: {problem}" for problem in wrong]
         try:
+            wrong = await streams
+            lasted = time.monotonic() - started
+            report.problems += [f"{kind}: {problem}" for problem in wrong]
             ended = await ending
             await asyncio.to_thread(cluster.wait_until_whole, WHOLE_S)
+        except asyncio.CancelledError:
+            node.machine.signal(signal.SIGKILL)  # so that Ctrl-C does not wait for the drain
+            raise
         except StandError as error:
             report.problems.append(f"{kind}: {error}")
             break
