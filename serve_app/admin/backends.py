@@ -77,13 +77,13 @@ class NewBackend(Body):
     options: BackendOptions = BackendOptions()
 
 
-@endpoint("GET", "/admin/backends", "Backends and what they serve", operation_id="listDeployed")
+@endpoint("GET", "/admin/backends", "List backends", operation_id="listDeployed")
 async def list_deployed(admin: AdminServices) -> DeployedList:
     view = await ServedView.read(admin)
     return DeployedList(data=[_deployed(view, name) for name in view.backends])
 
 
-@endpoint("GET", "/admin/backends/{name}", "A backend", operation_id="showDeployed")
+@endpoint("GET", "/admin/backends/{name}", "Show a backend", operation_id="showDeployed")
 async def show_deployed(admin: AdminServices, name: str) -> Deployed:
     view = await ServedView.read(admin)
     if name not in view.served.backends and name not in view.backends:

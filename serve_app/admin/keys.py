@@ -112,7 +112,7 @@ async def list_keys(admin: AdminServices, account_id: str) -> KeyList:
     return KeyList(data=[Key.from_snapshot(admin.now(), key) for key in keys])
 
 
-@endpoint("PATCH", "/admin/keys/{key_id}", "Change what a key may do")
+@endpoint("PATCH", "/admin/keys/{key_id}", "Change a key's restrictions")
 async def update_key(admin: AdminServices, key_id: str, body: KeyChanges, audit: Audit) -> Key:
     return Key.from_snapshot(admin.now(), await admin.run(commands.UpdateKey(key_id, terms_of(admin, body), audit)))
 

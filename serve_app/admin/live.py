@@ -125,7 +125,7 @@ class LiveQuery(Query):
     top: Annotated[int, WHOLE] = Field(10, ge=0, le=100, description="Maximum number of accounts.")
 
 
-@endpoint("GET", "/admin/live", "What goes on now")
+@endpoint("GET", "/admin/live", "Show current activity")
 async def live(admin: AdminServices, query: LiveQuery) -> Live:
     answers = await admin.limiter.live(limiting.Live(query.top))
     reports = [report for report in answers if report is not None]

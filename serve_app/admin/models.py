@@ -98,13 +98,13 @@ class NewPrice(Prices):
     effective_at: TimeToCome | None = Field(None, description="null: immediately.")
 
 
-@endpoint("GET", "/admin/models", "Identifiers and backends")
+@endpoint("GET", "/admin/models", "List identifiers and their backends")
 async def list_backends(admin: AdminServices) -> AdminModelList:
     view = await ServedView.read(admin)
     return AdminModelList(data=[AdminModel.model_validate(described(view, name)) for name in view.identifiers])
 
 
-@endpoint("GET", "/admin/models/{id}", "An identifier and its history", operation_id="showModel")
+@endpoint("GET", "/admin/models/{id}", "Show an identifier and its history", operation_id="showModel")
 async def show_model(admin: AdminServices, id: str) -> AdminModelDetails:
     return await _details(admin, id)
 
@@ -121,7 +121,7 @@ async def create_model(admin: AdminServices, body: NewModel, audit: Audit) -> Ad
     return await _details(admin, body.id)
 
 
-@endpoint("PATCH", "/admin/models/{id}", "Change what an identifier offers", operation_id="updateModel")
+@endpoint("PATCH", "/admin/models/{id}", "Change an identifier", operation_id="updateModel")
 async def update_model(admin: AdminServices, id: str, body: ModelChanges, audit: Audit) -> AdminModelDetails:
     view = await _created(admin, id)
     spec = _changed(view.served.models[id].spec, body)
@@ -130,7 +130,7 @@ async def update_model(admin: AdminServices, id: str, body: ModelChanges, audit:
     return await _details(admin, id)
 
 
-@endpoint("DELETE", "/admin/models/{id}", "Serve an identifier no more", operation_id="removeModel")
+@endpoint("DELETE", "/admin/models/{id}", "Remove an identifier", operation_id="removeModel")
 async def remove_model(admin: AdminServices, id: str, audit: Audit) -> Removed:
     if id in admin.catalogue().configured:
         raise _declared(id)

@@ -24,7 +24,7 @@ class OwnRequestsQuery(usage.Page, OwnFilters):
     """GET /account/requests."""
 
 
-@endpoint("GET", "/account", "The account, its balance and limits")
+@endpoint("GET", "/account", "Show the account, its balance and limits")
 async def show_own_account(admin: AdminServices, identity: Identity) -> OwnAccount:
     [status] = await states_of(admin, (identity.account_id,))
     # Read the ledger after the limiter: amounts that are no longer held are then in the balance.
@@ -32,7 +32,7 @@ async def show_own_account(admin: AdminServices, identity: Identity) -> OwnAccou
     return OwnAccount.from_snapshot(admin.now(), account, status)
 
 
-@endpoint("GET", "/account/usage", "The account's usage by group")
+@endpoint("GET", "/account/usage", "Sum the account's usage by group")
 async def sum_own_usage(admin: AdminServices, query: OwnSumsQuery, identity: Identity) -> public.UsageList:
     days, groups = (query.first, query.last), tuple(query.group_by)
     return await public.usage_of(
@@ -42,14 +42,14 @@ async def sum_own_usage(admin: AdminServices, query: OwnSumsQuery, identity: Ide
     )
 
 
-@endpoint("GET", "/account/requests", "The account's requests as billed")
+@endpoint("GET", "/account/requests", "List the account's requests as billed")
 async def list_own_requests(admin: AdminServices, query: OwnRequestsQuery, identity: Identity) -> RequestPage:
     span = usage.span(query)
     wanted = commands.ListUsage(identity.account_id, query.key, query.model, *span, query.after, query.limit, query.tag)
     return await usage.page_of(admin, wanted)
 
 
-@endpoint("GET", "/account/requests/{request_id}", "One request as billed")
+@endpoint("GET", "/account/requests/{request_id}", "Show a request as billed")
 async def show_own_request(admin: AdminServices, request_id: str, identity: Identity) -> RequestRecord:
     record = await admin.run(commands.FindRequest(await known_id(admin, request_id)))
     if record is None or record.account_id != identity.account_id:

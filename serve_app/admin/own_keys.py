@@ -51,7 +51,7 @@ async def show_own_key(admin: AdminServices, key_id: str, identity: Identity) ->
     return Key.from_snapshot(admin.now(), found)
 
 
-@endpoint("PATCH", ONE, "Change what an API key may do")
+@endpoint("PATCH", ONE, "Change an API key's restrictions")
 async def update_own_key(admin: AdminServices, key_id: str, body: KeyChanges, identity: Identity, audit: Audit) -> Key:
     await _own(admin, identity, key_id)
     changed = await admin.run(commands.UpdateKey(key_id, terms_of(admin, body), audit))

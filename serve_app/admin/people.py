@@ -142,13 +142,13 @@ async def revoke_invitation(admin: AdminServices, invitation_id: str, audit: Aud
     return Invitation.from_fields(await admin.run(people.RevokeInvitation(invitation_id, audit)))
 
 
-@endpoint("POST", "/admin/people/suspend", "Suspend a person, or let them sign in again")
+@endpoint("POST", "/admin/people/suspend", "Suspend or reactivate a person")
 async def suspend_person(admin: AdminServices, body: SuspendPerson, audit: Audit) -> Suspended:
     person = await admin.run(people.SuspendPerson(body.email, body.suspended, audit))
     return Suspended(email=person.email, suspended=person.suspended)
 
 
-@endpoint("POST", "/admin/people/reset", "Let a person choose a new password, without one-time codes")
+@endpoint("POST", "/admin/people/reset", "Reset a person's password and one-time codes")
 async def reset_person(admin: AdminServices, body: ResetPerson, audit: Audit) -> NewReset:
     """Make sure first that the person is who they claim to be. All their sessions end."""
     if body.codes_only:
@@ -160,7 +160,7 @@ async def reset_person(admin: AdminServices, body: ResetPerson, audit: Audit) ->
     return NewReset.from_fields(person, path=f"/reset/{token}", expires_at=expires_at)
 
 
-@endpoint("POST", "/admin/people/operator", "Let a person onto the operators' pages, or no longer")
+@endpoint("POST", "/admin/people/operator", "Set or remove a person's operator role")
 async def set_operator_role(admin: AdminServices, body: SetOperatorRole, audit: Audit) -> OperatorRole:
     person = await admin.run(operators.SetOperatorRole(body.email, body.role, body.account_id, audit))
     return OperatorRole.from_fields(person, role=person.operator_role)

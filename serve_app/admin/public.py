@@ -114,13 +114,13 @@ class Ready(Reply):
     backends: list[str] = Field(description="Backends that can reply.")
 
 
-@of_models("GET", "/models", "The identifiers that are served", success="All of them.")
+@of_models("GET", "/models", "List models", success="The models.")
 async def list_models(admin: AdminServices) -> ModelList:
     models = await asyncio.gather(*(_model(admin, name) for name in admin.catalogue().identifiers))
     return ModelList(object="list", data=models)
 
 
-@of_models("GET", "/models/{id}", "One identifier", success="It.")
+@of_models("GET", "/models/{id}", "Show a model", success="The model.")
 async def get_model(admin: AdminServices, id: str) -> Model:
     catalogue = admin.catalogue()
     if id not in catalogue:
@@ -129,7 +129,7 @@ async def get_model(admin: AdminServices, id: str) -> Model:
     return await _model(admin, id)
 
 
-@of_account("GET", "/user/balance", "What your account has left", success="The balance.")
+@of_account("GET", "/user/balance", "Show your account's balance", success="The balance.")
 async def get_balance(admin: AdminServices, identity: Identity) -> Balance:
     account = await admin.run(commands.GetAccount(identity.account_id))
     total = account.available(admin.now())  # without expired grants
@@ -142,7 +142,7 @@ async def get_balance(admin: AdminServices, identity: Identity) -> Balance:
     return Balance(is_available=total > 0, balance_infos=[BalanceInfo.model_validate(info)])
 
 
-@of_account("GET", "/user/usage", "What your account has used", success="Sums by group.")
+@of_account("GET", "/user/usage", "Sum your account's usage by group", success="The sums.")
 async def get_usage(admin: AdminServices, query: OwnUsageQuery, identity: Identity) -> UsageList:
     groups = tuple(query.group_by)
     wanted = commands.SumUsage(identity.account_id, None, None, query.first, query.last, groups, most=MAX_GROUPS)
@@ -157,12 +157,14 @@ async def usage_of(admin: AdminServices, wanted: commands.SumUsage, identity: Id
     return UsageList(object="list", data=[UsageSums(**one) for one in sums])
 
 
-@of_service("GET", "/health", "Whether the service is alive", success="It is.")
+@of_service("GET", "/health", "Check whether the service is alive", success="The service is alive.")
 async def get_health(admin: AdminServices) -> Health:
     return Health(status="alive", version=__version__)
 
 
-@of_service("GET", "/ready", "Whether the service can answer chat requests", success="It can.", more_errors=(503,))
+@of_service(
+    "GET", "/ready", "Check whether the service can answer", success="The service can answer.", more_errors=(503,)
+)
 async def get_ready(admin: AdminServices) -> Ready:
     if (disagreement := admin.limiter.disagreement) is not None:
         raise errors.overloaded(f"no requests are admitted: {disagreement}", retry_after_s=2)

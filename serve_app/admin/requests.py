@@ -39,7 +39,7 @@ class TextsQuery(Query):
     texts: Annotated[bool, FLAG] = Field(False, description="Include prompt and reply if the log has them.")
 
 
-@endpoint("GET", "/admin/requests/{request_id}", "What became of a request")
+@endpoint("GET", "/admin/requests/{request_id}", "Show what happened to a request")
 async def show_request(admin: AdminServices, request_id: str, query: TextsQuery, audit: Audit) -> RequestStory:
     if not _ID.fullmatch(request_id):
         raise errors.invalid_parameters("request_id must be 1 to 128 printable ASCII characters", param="request_id")

@@ -43,7 +43,7 @@ _PAGE: Final = """\
 <link rel="stylesheet" href="docs/swagger-ui.css">
 </head>
 <body>
-<div id="docs"><noscript>This page needs JavaScript. The same as JSON: <a href="openapi.json">openapi.json</a>.\
+<div id="docs"><noscript>This page needs JavaScript. Read <a href="openapi.json">openapi.json</a> instead.\
 </noscript></div>
 <script src="docs/swagger-ui-bundle.js"></script>
 <script src="docs/start.js"></script>

@@ -17,7 +17,9 @@ class SealedSecrets(Reply):
 
     has_previous: bool = Field(description="Whether the previous secret key is also valid.")
     current: Count = Field(description="Secrets of one-time codes and webhooks that are sealed under the current key.")
-    outdated: Count = Field(description="Secrets that are not. A running console reseals them.")
+    outdated: Count = Field(
+        description="Secrets that are not sealed under the current key. A running console reseals them."
+    )
 
 
 @endpoint("GET", "/admin/sealed-secrets", "Show whether the previous secret key is still needed")

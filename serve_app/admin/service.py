@@ -49,8 +49,8 @@ class LedgerCheck(Reply):
 
     ok: bool = Field(description="The check is complete and these last steps found no problem.")
     accounts: Count
-    entries: Count = Field(description="Entries proven, including by earlier checks. The same holds for `usage_rows`.")
-    usage_rows: Count
+    entries: Count = Field(description="Number of entries checked, including those of earlier checks.")
+    usage_rows: Count = Field(description="Number of usage rows checked, including those of earlier checks.")
     problems: list[Problem] = Field(description="Problems that these steps found.")
     next: str | None = Field(description="Pass as `after` to continue; null: the check is complete.")
     done: float = Field(ge=0, le=1, description="Completed fraction of the check.")
@@ -109,7 +109,7 @@ class RetryStuck(Body):
     ]
 
 
-@endpoint("GET", "/admin/audit", "What operators did")
+@endpoint("GET", "/admin/audit", "List the audit log")
 async def list_audit(admin: AdminServices, query: AuditQuery) -> AuditPage:
     found = await admin.run(commands.ListAudit(query.account, query.after, query.limit + 1))
     page = [AuditEntry.from_fields(record, detail=_detail(record)) for record in found[: query.limit]]
@@ -121,7 +121,7 @@ class CheckQuery(Query):
     after: str | None = Field(None, max_length=300, description="`next` of the previous steps.")
 
 
-@endpoint("GET", "/admin/ledger/check", "Prove the books, some seconds at a time")
+@endpoint("GET", "/admin/ledger/check", "Check the ledger in steps of a few seconds")
 async def check_ledger(admin: AdminServices, query: CheckQuery) -> LedgerCheck:
     report = await admin.run(commands.CheckBooks(query.full, query.after))
     return LedgerCheck.from_fields(
@@ -129,14 +129,14 @@ async def check_ledger(admin: AdminServices, query: CheckQuery) -> LedgerCheck:
     )
 
 
-@endpoint("GET", "/admin/ledger/stuck", "Settlements that could not be settled")
+@endpoint("GET", "/admin/ledger/stuck", "List stuck settlements")
 async def list_stuck(admin: AdminServices, query: StuckQuery) -> StuckPage:
     found = await admin.run(commands.ListStuck(query.after, query.limit + 1))
     page = [Stuck.from_fields(one) for one in found[: query.limit]]
     return StuckPage(data=page, next=page[-1].id if len(found) > query.limit else None)
 
 
-@endpoint("POST", "/admin/ledger/stuck/retry", "Settle stuck settlements again")
+@endpoint("POST", "/admin/ledger/stuck/retry", "Retry stuck settlements")
 async def retry_stuck(admin: AdminServices, body: RetryStuck, audit: Audit) -> StuckRetry:
     found = await admin.run(commands.RetryStuck(tuple(body.ids), audit))
     return StuckRetry(data=[Stuck.from_fields(one) for one in found])

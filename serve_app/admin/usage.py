@@ -192,7 +192,7 @@ class Download(StreamingResponse):
             logger.warning("an export was cut: %s", error)
 
 
-@endpoint("GET", "/admin/usage", "Usage by group")
+@endpoint("GET", "/admin/usage", "Sum usage by group")
 async def sum_usage(admin: AdminServices, query: SumQuery) -> AdminUsage:
     groups = tuple(query.group_by)
     rows = await admin.run(
@@ -201,7 +201,7 @@ async def sum_usage(admin: AdminServices, query: SumQuery) -> AdminUsage:
     return AdminUsage(data=[AdminUsageSums.from_row(row) for row in rows])
 
 
-@endpoint("GET", "/admin/usage/requests", "Requests as billed", recorded="read_usage")
+@endpoint("GET", "/admin/usage/requests", "List requests as billed", recorded="read_usage")
 async def list_requests(admin: AdminServices, query: RequestsQuery) -> RequestPage:
     since, until = span(query)
     wanted = commands.ListUsage(
@@ -210,7 +210,7 @@ async def list_requests(admin: AdminServices, query: RequestsQuery) -> RequestPa
     return await page_of(admin, wanted)
 
 
-@endpoint("GET", "/admin/usage/export", "All requests as billed, as one file", success=_FILE, recorded="export_usage")
+@endpoint("GET", "/admin/usage/export", "Export all requests as billed", success=_FILE, recorded="export_usage")
 async def export_requests(admin: AdminServices, query: ExportQuery) -> Download:
     wanted = commands.ListUsage(query.account, query.key, query.model, *span(query), None, PAGE, query.tag)
     pages = _pages(admin, wanted)
