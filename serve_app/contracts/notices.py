@@ -11,10 +11,10 @@ from serve_app.contracts.commands import Command
 
 #: Kinds of alerts, with the condition that triggers each.
 KINDS: Final = {
-    "balance": "the balance is below it",
-    "day": "a day's spending reaches it",
-    "month": "a month's spending reaches it",
-    "unusual": "a day's spending reaches it, and three times the mean of the seven days before",
+    "balance": "the balance is below the threshold",
+    "day": "a day's spending reaches the threshold",
+    "month": "a month's spending reaches the threshold",
+    "unusual": "a day's spending reaches the threshold and three times the mean of the seven days before",
 }
 MAX_ALERTS: Final = 20  # per account
 MAX_A_DAY: Final = 50  # notices of an account's alerts per UTC day
@@ -129,10 +129,10 @@ class RaiseAlarm(Command[bool]):
 
 @dataclass(frozen=True, slots=True)
 class ListNotices(Command[list[Notice]]):
-    """Returns an account's latest notices first; without an account, the notices that are due.
+    """Returns an account's notices, latest first. Without an account, returns the notices that are due.
 
-    Due notices are each account's oldest, then each account's second, and so on: an account with many notices does not
-    delay the others.
+    Due notices start with the oldest of each account, followed by the second oldest of each, and so on. An account with
+    many notices therefore does not delay the others.
     """
 
     account_id: str | None = None
