@@ -47,7 +47,7 @@ from serve_app.storage.spool import ORPHANS, Spool
 from serve_app.times import GATEWAY_STOPS_S
 
 FINISH_S = 15.0  # longer than a settlement takes to reach the ledger or the spool
-SETTLE_S = 5.0  # for the ledger to take what is still in the spool; then another gateway gets it
+SETTLE_S = 5.0  # for the ledger to accept the rest of the spool; after that, another gateway takes it over
 HAND_OVER_S = 5.0
 
 logger = logging.getLogger("ray.serve")
@@ -192,7 +192,7 @@ class Gateway:
         return status
 
     async def take_over(self, settlements: list[Settlement]) -> bool:
-        """Keeps what a gateway that leaves has in its spool. Returns whether all of it is on this disk now."""
+        """Stores the spool of a gateway that is stopping. Returns whether all of it is on this disk now."""
         return await self._services.settlements.take_over(settlements)
 
     def check_health(self) -> None:
@@ -223,7 +223,7 @@ class Gateway:
         # Stopped only now: settlements that the ledger did not accept in time have reached the spool.
         settlements = self._services.settlements
         await settlements.stop(within_s=SETTLE_S)
-        # This disk may go with the gateway.
+        # This disk may be deleted with the gateway.
         await settlements.hand_over(OtherGateways().take_over, HAND_OVER_S)
         if is_done:
             await settlements.close()

@@ -74,7 +74,7 @@ def find_problems(config: dict[str, Any]) -> list[str]:
 
 
 def time_problems(config: dict[str, Any], environment: Mapping[str, str]) -> Iterator[str]:
-    """Yields the timeouts, in a valid config and this machine's flags, that are too short for the longest reply."""
+    """Yields timeouts of a valid config, or of this machine's flags, that are too short for the longest reply."""
     longest: list[Part] = []
     stops: dict[str, list[Part]] = {MODEL: [], GATEWAY: []}
     for index, application in enumerate(config["applications"]):

@@ -24,7 +24,7 @@ def is_text(text: Any, longest: int) -> bool:
 
 
 def equals(column: ColumnElement[str], text: str) -> ColumnElement[bool]:
-    """Returns `column == text`, or false for text that no column holds: PostgreSQL rejects NUL even in comparisons."""
+    """Returns `column == text`, or false if no column can hold the text: PostgreSQL rejects NUL even in comparisons."""
     return column == text if text.isprintable() else false()
 
 

@@ -154,7 +154,7 @@ def _fields(account: dict[str, Any]) -> Iterator[tuple[str, object]]:
     for grant in account.get("expiring", ()):
         yield "    expiring", f"{grant['left']} {currency} at {grant['expires_at']}"
     if _available(account) != account["balance"]:
-        yield "  expired", f"a part of the grants; {account['balance']} {currency} are on the books still"
+        yield "  expired", f"some grants; the ledger's balance still includes them: {account['balance']} {currency}"
     yield "  held", f"{account['held']} {currency}"
     for limit in ACCOUNT_LIMITS:
         if limit in account or limit in account["limits"]:

@@ -63,7 +63,7 @@ def show_top(
 
 
 class Reader:
-    """Reads frames. After the first frame, a frame names the problem if the service does not answer."""
+    """Reads frames. If the service stops answering after the first frame, each frame names the problem."""
 
     def __init__(self, session: Session, top: int) -> None:
         self._session = session
@@ -111,7 +111,7 @@ def _write(text: str) -> None:
 
 @contextlib.contextmanager
 def until_interrupted() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the block quietly. It closes what is open in it, which restores the terminal."""
+    """Ends the block quietly on Ctrl-C and SIGTERM. Contexts inside it are closed, which restores the terminal."""
     numbers = (signal.SIGINT, signal.SIGTERM)
 
     def interrupt(number: int, frame: FrameType | None) -> None:

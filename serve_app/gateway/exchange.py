@@ -18,7 +18,7 @@ failure. A 503 (the replica, its device or the place for its usage is lost) and 
 as failed: nothing is billed.
 
 A request whose replica is lost goes back to HELD and runs again (`reruns.py`). It does not if its client has some of
-the reply and has not asked for `resume`. What the client has then counts as produced from the next run's CALLED on.
+the reply and has not asked for `resume`. The text that the client has counts as produced once the next run is CALLED.
 
 PRODUCING begins with the first token, even while its text is held back. Until then the engine keeps no part of the
 prompt that another request could find at the cached price. Cancelling a prompt in CALLED therefore gives nothing away.
@@ -328,7 +328,7 @@ class Exchange:
         return await self._call_backend(adjusted)
 
     def _moves_to_fallback(self) -> bool:
-        """Moves the request to the fallback, for want of capacity on the chosen backend. Returns whether it did."""
+        """Moves the request to the fallback if the chosen backend has no capacity. Returns whether it did."""
         other = self._services.catalogue.fallback(self._chat.model, self.backend)
         if other is None or self._runs.has_sent:
             return False

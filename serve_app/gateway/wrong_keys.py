@@ -1,4 +1,4 @@
-"""Decides when a key that the limiter does not know is looked up, and what its sender is answered.
+"""Decides when a key that the limiter does not know is looked up, and how its sender is answered.
 
 Every well-formed key is looked up, whatever other senders at its address have sent. A valid key is therefore never
 refused because of other clients: where no proxy records addresses, many clients share one. Look-ups cannot be used up,
@@ -28,7 +28,7 @@ _ROUNDING: Final = 1e-6  # in keys
 class Verdict(Enum):
     """The handling of a key that is not known."""
 
-    LOOK_UP = auto()  # and report the result with `looked_up`
+    LOOK_UP = auto()  # look the key up, and report the result with `looked_up`
     LOOK_UP_AT_BEAT = auto()  # the same, together with all others of the next BEAT_S
     WRONG = auto()  # it was looked up recently
 
@@ -105,13 +105,13 @@ def _remember_bounded(table: dict[str, Any], key: str, value: Any, most: int) ->
 
 
 def client_address(peer: str | None, forwarded_for: Iterable[str], trusted_proxies: int) -> str:
-    """As `client_host`, with one text for each client: IPv6 by its /64, which belongs to one client."""
+    """Returns `client_host`, but the /64 network of an IPv6 address, because one client owns all of it."""
     host = client_host(peer, forwarded_for, trusted_proxies)
     return host if host == FORWARDED else _network(host)
 
 
 def client_host(peer: str | None, forwarded_for: Iterable[str], trusted_proxies: int) -> str:
-    """Returns where a request comes from, as text that may have a port. Its sender cannot choose it.
+    """Returns the address from which a request comes, maybe with a port. The sender cannot choose it.
 
     `peer` is the connection's other end as the server sees it. `forwarded_for` has the values of `x-forwarded-for` in
     order. `trusted_proxies` is the number of proxies before this process that append to that header. The client is the

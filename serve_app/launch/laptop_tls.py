@@ -1,4 +1,4 @@
-"""The certificate of `make serve TLS=1`, in the state folder, and the authority that signed it and that clients trust.
+"""The certificate for `make serve TLS=1` and its authority, in the state folder. Clients trust the authority.
 
 Renewing the certificate keeps the authority, so clients need not trust a new one.
 """

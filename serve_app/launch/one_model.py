@@ -184,7 +184,7 @@ def _vllm_on_gpus(facts: Facts, wish: Wish, gpus: list[Gpu], context: int, pytho
     if wish.gpus is not None and not vllm_memory.can_divide(facts.config, wish.gpus):
         raise LaunchError(
             f"GPUS={wish.gpus}: vLLM can't divide the model's {facts.text['num_attention_heads']} attention heads "
-            "among them: use a number that divides it"
+            "among them: use a number of GPUs that divides the number of heads"
         )
     least = min(gpus, key=lambda gpu: gpu.free)
     smallest = min(gpu.memory for gpu in gpus)

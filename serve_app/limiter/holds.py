@@ -26,7 +26,7 @@ class Charge:
         self.cost_s, self.drained_at = bucket.charge(now, units)
 
     def recharge(self, now: float, units: int) -> None:
-        """Changes the charge to `units`, up (into debt if need be) or down.
+        """Changes the charge to `units`, up (even into debt) or down.
 
         An increase counts as if it had been known at the start, so the charge drains correspondingly later.
         """

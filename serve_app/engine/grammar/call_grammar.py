@@ -118,7 +118,8 @@ def _or_json(
         raise UnsupportedGrammar("with tools of this model, a JSON schema must be of type object")
     if "{" not in first:
         return [f"start: calls | {embed_other(other)}", *_calls(calls, embed, special)]
-    # Calls as JSON schemas: the grammar distinguishes keys where they end, but texts only where they begin.
+    # Calls and other objects begin alike, and the grammar can tell two texts apart only by their beginnings. It tells
+    # keys of two schemas apart where the keys end. So calls are written as JSON schemas too.
     whole = [["", json.dumps(_as_schema(alternative)), ""] for alternative in calls["alternatives"]]
     return [f"start: calls | {embed_other(_no_call(other))}", *_calls({**calls, "alternatives": whole}, embed, special)]
 

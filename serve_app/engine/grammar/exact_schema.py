@@ -6,9 +6,9 @@
 - Dates and hosts: llguidance knows the days of each month, but not leap years (RFC 3339, appendix C) or the maximum
   length of a host name (RFC 1123, section 2.1; RFC 1035, section 2.3.4).
 - Lengths: llguidance accepts no length of ten digits; limits that no reply can reach are dropped.
-- Keys: llguidance lets keys that are not properties have escapes, and compares them as written. So {"\\u0061ge": "old"}
-  passes a schema whose `age` is a number, and a reader finds a text there. Keys that match a pattern are written
-  without such escapes, so a pattern allows the other keys here.
+- Keys: llguidance allows escapes in keys that are not properties, and compares these keys as written. So
+  {"\\u0061ge": "old"} passes a schema in which `age` is a number, and a reader decodes it as the text "old". Keys that
+  match a pattern have no such escapes, so the rewritten schema allows keys that are not properties by a pattern.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _BESIDE_WEIGHTS: Final = ("tokenizer.json", "tokenizer_config.json", "chat_templ
 
 
 def check(folder: Path) -> None:
-    """Check a model folder; of the weights only the headers are read.
+    """Check a model folder. Reads only the headers of the weights.
 
     Raises:
         ModelError: no folder, no model, only an adapter, missing or damaged weights, or no tokenizer.
@@ -65,7 +65,7 @@ def weight_files(folder: Path) -> list[Path]:
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise ModelError(
-                f"{folder} lacks {missing[0]}, and {len(missing)} of its {len(names)} files of weights in all: "
+                f"{folder} lacks {missing[0]}, and {len(missing)} of its {len(names)} weight files in total: "
                 "fetch the model again."
             )
         return [folder / name for name in names]
@@ -109,7 +109,7 @@ def identity_files(folder: Path) -> list[Path]:
 
 
 def fingerprint(folder: Path, dtype: str) -> str:
-    """Twelve hex digits that identify all that affects replies: weights, tokenizer, template, type, this release.
+    """Twelve hex digits that identify everything that affects replies: weights, tokenizer, template, type, release.
 
     The same files give the same fingerprint on every machine. Files are read in samples, so weights that differ only in
     a few places may have the same fingerprint.

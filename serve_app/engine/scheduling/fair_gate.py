@@ -3,11 +3,11 @@
 Such an engine accepts every request at once, so requests wait here instead. The engine holds at most `max_running`
 requests. If one tenant holds every slot, `spare` additional slots are available to tenants that have none.
 
-The engine hears of a released prompt some steps after the output that made room for it. Behind the prompt that it
-computes, it therefore always has `steps_ahead` steps' worth of prompt tokens, not counting those that it has probably
-cached. Beyond that, each of at most `_PROMPTS` tenants may have one prompt in the engine, or several that fit in one
-step. A new tenant's prompt therefore does not wait for every prompt that arrived before it. The engine takes released
-prompts by `Place.priority`.
+A released prompt reaches the engine some steps after the output that made room for it. The gate therefore keeps
+`steps_ahead` steps' worth of prompt tokens in the engine, behind the prompt that the engine computes. Tokens that the
+engine has probably cached do not count. Beyond that, each of at most `_PROMPTS` tenants may have one prompt in the
+engine, or several that fit in one step. A new tenant's prompt therefore does not wait for every prompt that arrived
+before it. The engine takes released prompts by `Place.priority`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Place:
 
 
 class FairGate:
-    """Not thread-safe.
+    """The queue in front of such an engine. Not thread-safe.
 
     `seen` estimates how much of a prompt the engine has cached. The engine computes at most `step_tokens` prompt tokens
     in one step.
@@ -136,7 +136,7 @@ class FairGate:
         return int(count_fairly(queued.values(), self._tokens_ahead))
 
     def _rule(self) -> Callable[[Place], bool]:
-        """Which requests the engine may take now."""
+        """The rule for requests that the engine may take now."""
         first = next(iter(self._prefilling), None)
         has_room = sum(place.prompt_due for place in self._prefilling if place is not first) < self._tokens_ahead
         due = self._prefill_tokens(self._prefilling)

@@ -19,7 +19,7 @@ class SeenPrefixes:
         self._blocks: OrderedDict[int, None] = OrderedDict()  # hashes of a block and all before it, by last use
 
     def count_seen(self, owner: Hashable, tokens: tuple[int, ...]) -> int:
-        """The number of tokens at the beginning that an earlier prompt of `owner` had too; at most all but one.
+        """The number of first tokens that an earlier prompt of `owner` had too; at most all tokens but the last.
 
         Remembers the prompt for later calls.
         """

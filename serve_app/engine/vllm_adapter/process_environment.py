@@ -1,4 +1,4 @@
-"""Environment variables of a process that starts vLLM. They are set before vLLM is imported, which reads some then."""
+"""Environment variables of a process that starts vLLM. Set them first: vLLM reads some on import."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def variables(cache: Path) -> Mapping[str, str]:
         "VLLM_CACHE_ROOT": str(cache / "vllm"),
         "VLLM_ENGINE_READY_TIMEOUT_S": str(READY_S),
         "VLLM_NO_USAGE_STATS": "1",
-        # Its workers on other nodes get its own variables anyway.
+        # vLLM copies its own variables to its workers on other nodes; it must be told to copy these.
         "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY": ",".join(folders),
         **{name: str(folder) for name, folder in folders.items()},
     }
 
 
 def prepare(cache: Path) -> None:
-    """Set the variables that are not set yet: those of `runtime_env.env_vars` and of the image stay."""
+    """Set the variables that are not set yet. Values from `runtime_env.env_vars` and from the image are kept."""
     for name, value in variables(cache).items():
         os.environ.setdefault(name, value)
