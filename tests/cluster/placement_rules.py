@@ -69,7 +69,7 @@ def memory_problems(manifests: Manifests) -> Iterator[str]:
 
 
 def cache_problems(manifests: Manifests) -> Iterator[str]:
-    """What vLLM compiles outlives the pod: a start compiles for minutes otherwise."""
+    """Finds replicas whose compiled kernels do not outlive the pod: each start would compile for minutes."""
     claims = {one["metadata"]["name"]: one for one in manifests.of("PersistentVolumeClaim")}
     for application, deployment in manifests.deployments() if manifests.production else ():
         if application["args"].get("engine") != "vllm":

@@ -1,4 +1,4 @@
-"""What Serve calls on a replica, apart from its requests."""
+"""Calls that Serve makes on a replica, apart from its requests."""
 
 from __future__ import annotations
 

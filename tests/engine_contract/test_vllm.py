@@ -319,7 +319,7 @@ def test_memory_for_not_even_a_block_is_refused_in_one_line(model_path: Path) ->
 
 
 def vllm_processes(process: psutil.Process, kind: str = "") -> list[psutil.Process]:
-    """Those of vLLM below a process: one VLLM::EngineCore, and one VLLM::Worker for each device."""
+    """Returns the processes of vLLM below a process: one VLLM::EngineCore, and one VLLM::Worker for each device."""
     return [child for child in process.children(recursive=True) if f"VLLM::{kind}" in " ".join(child.cmdline())]
 
 

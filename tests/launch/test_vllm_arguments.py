@@ -1,4 +1,4 @@
-"""What `make serve MODEL=…` configures is what vLLM's own command line takes."""
+"""vLLM's own command line accepts the configuration that `make serve MODEL=…` writes."""
 
 from __future__ import annotations
 
