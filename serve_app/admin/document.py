@@ -26,6 +26,7 @@ from serve_app.admin import (
     responses,
     sealed_secrets,
     service,
+    token_operations,
     traffic,
     usage,
 )
@@ -38,7 +39,7 @@ from serve_app.api.reply_models import ChatCompletion, ChatCompletionChunk
 from serve_app.api.structured_outputs import REFUSED
 from serve_app.settings import IdentifierSettings
 
-#: All endpoints except chat, in the order of the document.
+#: All endpoints except doors, in the order of the document.
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *public.of_models,
     *public.of_account,
@@ -75,6 +76,7 @@ as one request with its prompt."""
 """Which refused requests count. `docs/api.md` has the same text."""
 _TAGS: Final = {
     "Chat": "Chat completions.",
+    "Tokens": "Tokens of texts, and texts of tokens.",
     "Models": "Available models.",
     "Account": "Your balance and usage.",
     "Account management": "Manage keys and alerts, and read usage, with a management key of your account.",
@@ -102,11 +104,12 @@ _PATH_PARAMETERS: Final = {
 def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
     """Returns the OpenAPI 3.1 document, as JSON values, of a service with these identifiers."""
     most_output = max((model.max_output for model in identifiers.values()), default=1)
-    paths: dict[str, Schema] = {"/chat/completions": {"post": _chat()}}
+    paths: dict[str, Schema] = {"/chat/completions": {"post": _chat()}, **token_operations.paths()}
+    chat = chat_request_schemas(tuple(identifiers), most_output)
     for endpoint in ENDPOINTS:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
     returned = [endpoint.types["return"] for endpoint in ENDPOINTS]
-    replies = [ChatCompletion, ChatCompletionChunk, *(kind for kind in returned if issubclass(kind, Reply))]
+    replies = [ChatCompletion, ChatCompletionChunk, *token_operations.REPLIES, *(kind for kind in returned if issubclass(kind, Reply))]
     bodies = [endpoint.types["body"] for endpoint in ENDPOINTS if "body" in endpoint.types]
     return {
         "openapi": "3.1.0",
@@ -119,7 +122,8 @@ def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
         "paths": paths,
         "components": {
             "schemas": {
-                **chat_request_schemas(tuple(identifiers), most_output),
+                **chat,
+                **token_operations.schemas(chat["ChatCompletionRequest"], tuple(identifiers)),
                 "ChatCompletionEvent": _event(),
                 **_generated(replies, "serialization"),
                 **_generated(bodies, "validation"),

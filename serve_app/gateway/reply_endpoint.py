@@ -273,4 +273,12 @@ class ReplyToRequest:
 
 
 def _head(chat: ChatRequest, exchange: Exchange) -> ReplyHead:
-    return ReplyHead(exchange.request_id, int(exchange.started_at), chat.model, exchange.fingerprint)
+    usage = exchange.usage
+    return ReplyHead(
+        exchange.request_id,
+        int(exchange.started_at),
+        chat.model,
+        exchange.fingerprint,
+        usage.prompt_tokens,
+        usage.cached_tokens,
+    )
