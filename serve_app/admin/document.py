@@ -16,6 +16,7 @@ from serve_app.admin import (
     backends,
     keys,
     live,
+    messages_operations,
     models,
     own_account,
     own_alerts,
@@ -76,6 +77,7 @@ as one request with its prompt."""
 """Which refused requests count. `docs/api.md` has the same text."""
 _TAGS: Final = {
     "Chat": "Chat completions.",
+    "Messages": "The same replies in the Messages format.",
     "Tokens": "Tokens of texts, and texts of tokens.",
     "Models": "Available models.",
     "Account": "Your balance and usage.",
@@ -104,12 +106,22 @@ _PATH_PARAMETERS: Final = {
 def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
     """Returns the OpenAPI 3.1 document, as JSON values, of a service with these identifiers."""
     most_output = max((model.max_output for model in identifiers.values()), default=1)
-    paths: dict[str, Schema] = {"/chat/completions": {"post": _chat()}, **token_operations.paths()}
+    paths: dict[str, Schema] = {
+        "/chat/completions": {"post": _chat()},
+        **messages_operations.paths(),
+        **token_operations.paths(),
+    }
     chat = chat_request_schemas(tuple(identifiers), most_output)
     for endpoint in ENDPOINTS:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
     returned = [endpoint.types["return"] for endpoint in ENDPOINTS]
-    replies = [ChatCompletion, ChatCompletionChunk, *token_operations.REPLIES, *(kind for kind in returned if issubclass(kind, Reply))]
+    replies = [
+        ChatCompletion,
+        ChatCompletionChunk,
+        *messages_operations.REPLIES,
+        *token_operations.REPLIES,
+        *(kind for kind in returned if issubclass(kind, Reply)),
+    ]
     bodies = [endpoint.types["body"] for endpoint in ENDPOINTS if "body" in endpoint.types]
     return {
         "openapi": "3.1.0",
@@ -123,6 +135,7 @@ def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
         "components": {
             "schemas": {
                 **chat,
+                **messages_operations.schemas(tuple(identifiers)),
                 **token_operations.schemas(chat["ChatCompletionRequest"], tuple(identifiers)),
                 "ChatCompletionEvent": _event(),
                 **_generated(replies, "serialization"),
@@ -133,7 +146,11 @@ def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
             "headers": dict(responses.HEADERS),
             "parameters": dict(responses.PARAMETERS),
             "securitySchemes": {
-                "apiKey": {"type": "http", "scheme": "bearer", "description": "An API key of your account."},
+                "apiKey": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "An API key of your account. It may also be sent as `x-api-key`.",
+                },
                 "managementKey": {
                     "type": "http",
                     "scheme": "bearer",

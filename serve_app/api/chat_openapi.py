@@ -103,8 +103,8 @@ def _messages(message: Schema) -> dict[str, Schema]:
         }
         schemas[name] = {"type": "object", "description": description, "properties": kept, "required": ["role"]}
         if name != "AssistantMessage":
-            _require(schemas[name], "content")
-    _require(schemas["ToolMessage"], "tool_call_id")
+            require(schemas[name], "content")
+    require(schemas["ToolMessage"], "tool_call_id")
     calls = {"tool_calls": {"type": "array", "minItems": 1}}
     schemas["AssistantMessage"]["anyOf"] = [
         {"title": "with content", "properties": {"content": {"not": {"type": "null"}}}, "required": ["content"]},
@@ -120,7 +120,7 @@ def _messages(message: Schema) -> dict[str, Schema]:
 
 def _complete_variants(schemas: dict[str, Schema]) -> None:
     """Adds the requirements beyond types: the rules of the `_complete` validators."""
-    _require(schemas["TextPart"], "text")
+    require(schemas["TextPart"], "text")
     schemas["ResponseFormat"]["anyOf"] = [
         {"title": "without a schema", "properties": {"type": {"enum": ["text", "json_object"]}}},
         {
@@ -131,7 +131,7 @@ def _complete_variants(schemas: dict[str, Schema]) -> None:
     ]
 
 
-def _require(schema: Schema, field: str) -> None:
+def require(schema: Schema, field: str) -> None:
     """Makes a field required; null counts as missing."""
     schema["required"] = [*schema.get("required", []), field]
     required = schema["properties"][field] = dict(schema["properties"][field])

@@ -6,11 +6,16 @@ from typing import Final
 
 from serve_app.api.chat_door import ChatDoor
 from serve_app.api.door import Door
+from serve_app.api.messages_door import CountTokensDoor, MessagesDoor
 from serve_app.api.token_door import TokenDoor
 from serve_app.api.tokenize_door import DetokenizeDoor, TokenizeDoor
 
-DOORS: Final[tuple[Door, ...]] = (ChatDoor(),)
-TOKEN_DOORS: Final[tuple[TokenDoor, ...]] = (TokenizeDoor(), DetokenizeDoor())
+DOORS: Final[tuple[Door, ...]] = (ChatDoor(), MessagesDoor())
+TOKEN_DOORS: Final[tuple[TokenDoor, ...]] = (TokenizeDoor(), DetokenizeDoor(), CountTokensDoor())
+MESSAGES_PATHS: Final = frozenset(
+    prefix + path for prefix in ("", "/v1") for path in ("/messages", "/messages/count_tokens")
+)
+"""Paths whose clients read the request id from the header `request-id` too."""
 
 
 def door_at(path: str) -> Door | TokenDoor | None:

@@ -6,7 +6,7 @@ The chat format's rules and limits then apply once. Values are checked here if t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 from pydantic import Field, Tag
@@ -26,7 +26,7 @@ BLOCKS: Final = {
 }
 """Kind of content block to its description, type and required fields."""
 
-ROLES: Final = ("user", "assistant")
+ROLES: Final = ("user", "assistant", "system")
 TOOL_CHOICES: Final = ("auto", "any", "tool", "none")
 THINKING: Final = ("enabled", "disabled", "adaptive")
 ERROR_PREFIX: Final = "Error: "
@@ -73,9 +73,7 @@ class InputMessage(Shape):
     """One message of the conversation. Adjacent messages of one role are joined."""
 
     role: Annotated[str, keywords(enum=list(ROLES))]
-    content: Annotated[
-        _Text | Annotated[list[ContentBlock], FirstFault(), Tag("<array>")], either("string_or_parts")
-    ]
+    content: Annotated[_Text | Annotated[list[ContentBlock], FirstFault(), Tag("<array>")], either("string_or_parts")]
     """Text, or blocks."""
 
 
@@ -282,8 +280,7 @@ def _check_messages(messages: Sequence[InputMessage]) -> None:
         raise invalid("messages", "must have at least one message")
     for at, message in enumerate(messages):
         if message.role not in ROLES:
-            advice = ". Send instructions as system" if message.role in ("system", "developer") else ""
-            rule = f"must be user or assistant, but it is {quote(message.role)}{advice}"
+            rule = f"must be one of {', '.join(ROLES)}, but it is {quote(message.role)}"
             raise invalid(f"messages[{at}].role", rule)
         for number, block in enumerate(message.content if isinstance(message.content, list) else ()):
             _check_block(f"messages[{at}].content[{number}]", message.role, block)
@@ -300,8 +297,8 @@ def _check_block(field: str, role: str, block: ContentBlock) -> None:
         for name in required if kind == block.type else ():
             if getattr(block, name) is None:
                 raise errors.invalid_format(f"{field}.{name} is missing: {kind} requires it.", f"{field}.{name}")
-    if (block.type == "tool_result") is not (role == "user") and block.type != "text":
-        owner = "user" if block.type == "tool_result" else "assistant"
+    owner = "user" if block.type == "tool_result" else "assistant"
+    if block.type != "text" and role != owner:
         raise invalid(f"{field}.type", f"{quote(block.type)} is only possible in a message of the {owner}")
     if block.type == "tool_result" and isinstance(block.content, list):
         _check_text_blocks(f"{field}.content", block.content)
@@ -354,13 +351,19 @@ def _messages(messages: Sequence[InputMessage]) -> list[dict[str, Any]]:
         if not turns or turns[-1][0] != message.role:
             turns.append((message.role, []))
         turns[-1][1].extend(_blocks(message))
-    chat = [one for role, blocks in turns for one in (_user(blocks) if role == "user" else [_assistant(blocks)])]
+    chat = [one for role, blocks in turns for one in _turn(role, blocks)]
     if turns[-1][0] == "assistant":
         if chat[-1]["content"]:
             chat[-1]["prefix"] = True
         else:
             chat.pop()  # nothing to continue
     return chat
+
+
+def _turn(role: str, blocks: Sequence[ContentBlock]) -> Iterable[dict[str, Any]]:
+    if role == "user":
+        return _user(blocks)
+    return [_assistant(blocks) if role == "assistant" else {"role": role, "content": _joined(blocks)}]
 
 
 def _blocks(message: InputMessage) -> list[ContentBlock]:

@@ -66,7 +66,11 @@ def tokenize_schemas(chat: Mapping[str, Any], identifiers: Sequence[str]) -> dic
         },
         {
             "title": "a conversation",
-            "properties": {"messages": {"type": "array"}, "prompt": absent, "add_special_tokens": {"enum": [None, False]}},
+            "properties": {
+                "messages": {"type": "array"},
+                "prompt": absent,
+                "add_special_tokens": {"enum": [None, False]},
+            },
             "required": ["messages"],
         },
     ]

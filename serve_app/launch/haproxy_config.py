@@ -16,8 +16,8 @@ A key counts by itself, from any address, if it got a chat reply lately. All oth
 key is the digest of the header that the gateway reads: the first authorization header, or the first x-api-key header if
 there is none. It is never captured, because HAProxy's log would show it.
 
-Refused requests are those that a gateway answers with 4xx, 503 or 529. A client that hangs up, a reply that is cut and any
-other failure count as neither refused nor served.
+Refused requests are those that a gateway answers with 4xx, 503 or 529. A client that hangs up, a reply that is cut and
+any other failure count as neither refused nor served.
 
 The script uses only the standard library and is fast: HAProxy waits for it on each reload.
 """

@@ -14,6 +14,7 @@ from jsonschema import Draft202012Validator
 
 from serve_app.api.codec import MAX_ITEMS
 from serve_app.api.errors import ApiError
+from serve_app.api.messages_door import CountTokensDoor, MessagesDoor
 from serve_app.api.tokenize_door import DetokenizeDoor, TokenizeDoor
 from tests.admin.test_openapi_request import DOCUMENT, SERVED, UNTOLD
 
@@ -27,10 +28,18 @@ class Body(NamedTuple):
     parse: Callable[[bytes, Any, int, int], Any]
     least: dict[str, Any]  # a small body
     untold: tuple[str, ...] = ()
-    null_is_refused: frozenset[str] = frozenset()
 
 
+MESSAGES = (
+    "must not repeat",
+    "can be any only when tools are given",
+    "tool_choice.name must name one of the tools",
+    "has tool_use, so a message with the tool_result must follow",
+    "output_format is not a field here|mcp_servers is not supported",
+)
 BODIES: dict[str, Body] = {
+    "/messages": Body(MessagesDoor().parse, {"messages": [USER], "max_tokens": 5}, MESSAGES),
+    "/messages/count_tokens": Body(CountTokensDoor().parse, {"messages": [USER]}, MESSAGES),
     "/tokenize": Body(TokenizeDoor().parse, {"prompt": "a"}, ("add_generation_prompt can't be false",)),
     "/detokenize": Body(DetokenizeDoor().parse, {"tokens": [1]}),
 }
@@ -59,7 +68,7 @@ def fields(path: str) -> dict[str, Any]:
     return properties
 
 
-@pytest.mark.parametrize("count", [10, pytest.param(250, marks=[pytest.mark.slow, pytest.mark.long])])
+@pytest.mark.parametrize("count", [4, pytest.param(250, marks=[pytest.mark.slow, pytest.mark.long])])
 @pytest.mark.parametrize("path", BODIES)
 def test_a_body_that_the_document_allows_is_accepted_unless_it_breaks_a_rule_in_words(path: str, count: int) -> None:
     @settings(max_examples=count, suppress_health_check=list(HealthCheck), deadline=None)
@@ -69,6 +78,41 @@ def test_a_body_that_the_document_allows_is_accepted_unless_it_breaks_a_rule_in_
         assert error is None or is_untold(path, error), error.message
 
     check()
+
+
+BLOCKS: list[tuple[str, Any, bool]] = [
+    ("user", "x", True),
+    ("user", [], True),
+    ("user", [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}], True),
+    ("user", [{"type": "text"}], False),
+    ("user", [{"type": "image", "source": {"type": "url", "url": "x"}}], False),
+    ("user", [{"type": "document", "source": {"type": "text"}}], False),
+    ("user", [{"type": "tool_result", "tool_use_id": "1"}], True),
+    ("user", [{"type": "tool_result", "tool_use_id": "1", "content": "x", "is_error": True}], True),
+    ("user", [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "x"}]}], True),
+    ("user", [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image", "text": "x"}]}], False),
+    ("user", [{"type": "tool_result", "content": "x"}], False),
+    ("user", [{"type": "tool_use", "id": "1", "name": "f", "input": {}}], False),
+    ("user", [{"type": "thinking", "thinking": "x", "signature": ""}], False),
+    ("user", None, False),
+    ("assistant", [{"type": "thinking", "thinking": "x", "signature": "s"}], True),
+    ("assistant", [{"type": "redacted_thinking", "data": "x"}], True),
+    ("assistant", [{"type": "tool_use", "id": "1", "name": "f"}], False),
+    ("assistant", [{"type": "tool_use", "id": "1", "name": "f", "input": "{}"}], False),
+    ("assistant", [{"type": "tool_result", "tool_use_id": "1"}], False),
+    ("system", "x", True),
+    ("system", [{"type": "text", "text": "x"}], True),
+    ("system", [{"type": "thinking", "thinking": "x"}], False),
+    ("robot", "x", False),
+]
+
+
+@pytest.mark.parametrize(("role", "content", "right"), BLOCKS)
+def test_a_message_is_valid_by_the_document_where_the_code_accepts_it(role: str, content: Any, right: bool) -> None:
+    given = {"model": "svc-chat", "max_tokens": 5, "messages": [USER, {"role": role, "content": content}, USER]}
+    error = refusal("/messages", given)
+    assert (error is None) is right, error
+    assert validator("/messages").is_valid(given) is right
 
 
 @pytest.mark.parametrize("kind", [None, True, 1, 1.5, "x", ["x"], {"x": 1}])

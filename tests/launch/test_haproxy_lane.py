@@ -51,9 +51,9 @@ class Gateway:
 
     Keys that begin with `full` get 503 in place of 401, and those with `broken` 500.
 
-    Of several authorization headers it reads the first, and x-api-key if there is none. `turned` are good keys that get 402 now, as others their 401.
-    On /stream/chat/completions replies do not end until the client hangs up, and on /cut/chat/completions the server
-    closes the connection in the middle of the reply.
+    Of several authorization headers it reads the first, and x-api-key if there is none. `turned` are good keys that get
+    402 now, as others their 401. On /stream/chat/completions replies do not end until the client hangs up, and on
+    /cut/chat/completions the server closes the connection in the middle of the reply.
     """
 
     def __init__(self) -> None:
@@ -148,7 +148,11 @@ def lane(front: tuple[Gateway, Front]) -> tuple[Gateway, int]:
 
 
 async def ask(
-    port: int, *keys: str, address: str = "127.0.0.1", path: str = "/v1/chat/completions", api_keys: tuple[str, ...] = ()
+    port: int,
+    *keys: str,
+    address: str = "127.0.0.1",
+    path: str = "/v1/chat/completions",
+    api_keys: tuple[str, ...] = (),
 ) -> int:
     """With an authorization header for each key, and x-api-key for each of `api_keys`."""
     transport = httpx.AsyncHTTPTransport(local_address=address, verify=False)  # reading certificates takes long
