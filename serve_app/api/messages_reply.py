@@ -104,8 +104,8 @@ class MessageStream:
                 block = {"type": "thinking", "thinking": "", "signature": ""}
                 return self._ensure("thinking", block) + self._delta("thinking", "thinking_delta", part.text)
             case CallStarted():
-                block = {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
-                return self._close() + self._begin("tool_use", block)
+                call: dict[str, Any] = {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
+                return self._close() + self._begin("tool_use", call)
             case CallArguments():
                 return self._delta("partial_json", "input_json_delta", part.text)
             case CallEnded():
