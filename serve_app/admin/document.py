@@ -16,6 +16,7 @@ from serve_app.admin import (
     backends,
     keys,
     live,
+    messages_operations,
     models,
     own_account,
     own_alerts,
@@ -26,6 +27,7 @@ from serve_app.admin import (
     responses,
     sealed_secrets,
     service,
+    token_operations,
     traffic,
     usage,
 )
@@ -38,7 +40,7 @@ from serve_app.api.reply_models import ChatCompletion, ChatCompletionChunk
 from serve_app.api.structured_outputs import REFUSED
 from serve_app.settings import IdentifierSettings
 
-#: All endpoints except chat, in the order of the document.
+#: All endpoints except doors, in the order of the document.
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *public.of_models,
     *public.of_account,
@@ -75,6 +77,8 @@ as one request with its prompt."""
 """Which refused requests count. `docs/api.md` has the same text."""
 _TAGS: Final = {
     "Chat": "Chat completions.",
+    "Messages": "The same replies in the Messages format.",
+    "Tokens": "Tokens of texts, and texts of tokens.",
     "Models": "Available models.",
     "Account": "Your balance and usage.",
     "Account management": "Manage keys and alerts, and read usage, with a management key of your account.",
@@ -102,11 +106,22 @@ _PATH_PARAMETERS: Final = {
 def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
     """Returns the OpenAPI 3.1 document, as JSON values, of a service with these identifiers."""
     most_output = max((model.max_output for model in identifiers.values()), default=1)
-    paths: dict[str, Schema] = {"/chat/completions": {"post": _chat()}}
+    paths: dict[str, Schema] = {
+        "/chat/completions": {"post": _chat()},
+        **messages_operations.paths(),
+        **token_operations.paths(),
+    }
+    chat = chat_request_schemas(tuple(identifiers), most_output)
     for endpoint in ENDPOINTS:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
     returned = [endpoint.types["return"] for endpoint in ENDPOINTS]
-    replies = [ChatCompletion, ChatCompletionChunk, *(kind for kind in returned if issubclass(kind, Reply))]
+    replies = [
+        ChatCompletion,
+        ChatCompletionChunk,
+        *messages_operations.REPLIES,
+        *token_operations.REPLIES,
+        *(kind for kind in returned if issubclass(kind, Reply)),
+    ]
     bodies = [endpoint.types["body"] for endpoint in ENDPOINTS if "body" in endpoint.types]
     return {
         "openapi": "3.1.0",
@@ -119,7 +134,9 @@ def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
         "paths": paths,
         "components": {
             "schemas": {
-                **chat_request_schemas(tuple(identifiers), most_output),
+                **chat,
+                **messages_operations.schemas(tuple(identifiers)),
+                **token_operations.schemas(chat["ChatCompletionRequest"], tuple(identifiers)),
                 "ChatCompletionEvent": _event(),
                 **_generated(replies, "serialization"),
                 **_generated(bodies, "validation"),
@@ -129,7 +146,11 @@ def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
             "headers": dict(responses.HEADERS),
             "parameters": dict(responses.PARAMETERS),
             "securitySchemes": {
-                "apiKey": {"type": "http", "scheme": "bearer", "description": "An API key of your account."},
+                "apiKey": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "An API key of your account. It may also be sent as `x-api-key`.",
+                },
                 "managementKey": {
                     "type": "http",
                     "scheme": "bearer",

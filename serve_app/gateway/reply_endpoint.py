@@ -52,7 +52,7 @@ logger = logging.getLogger("ray.serve")
 LINE_FEED: Final = b"\n"  # before a whole reply: JSON may begin with whitespace (RFC 8259, section 2)
 
 # One body at a time: parsing holds the interpreter lock, and the event loop must keep running.
-_PARSING: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parse")
+PARSING: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parse")
 
 
 @dataclass(slots=True)
@@ -150,7 +150,7 @@ class ReplyToRequest:
                 body = await reader.read(share)
                 if parses_in_a_moment(body):
                     return self._parse(body)
-                return await asyncio.get_running_loop().run_in_executor(_PARSING, self._parse, body)
+                return await asyncio.get_running_loop().run_in_executor(PARSING, self._parse, body)
         except ApiError:
             identity = await caller.identify()  # a wrong key is reported before a wrong body
             self._record.admitted(identity.account_id, identity.key_id)
@@ -170,7 +170,8 @@ class ReplyToRequest:
         with contextlib.suppress(ClientGone):
             if not sender.started:
                 headers = {"x-trace-id": self._record.trace.trace_id}
-                response = error_response(error, headers, self._door)
+                request_id = getattr(self._request.state, "request_id", "")
+                response = error_response(error, headers, self._door, request_id)
                 await response(scope, receive, sender.send_message)
             elif self._record.stream:
                 await sender.send_message(
@@ -272,4 +273,12 @@ class ReplyToRequest:
 
 
 def _head(chat: ChatRequest, exchange: Exchange) -> ReplyHead:
-    return ReplyHead(exchange.request_id, int(exchange.started_at), chat.model, exchange.fingerprint)
+    usage = exchange.usage
+    return ReplyHead(
+        exchange.request_id,
+        int(exchange.started_at),
+        chat.model,
+        exchange.fingerprint,
+        usage.prompt_tokens,
+        usage.cached_tokens,
+    )

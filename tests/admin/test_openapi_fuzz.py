@@ -56,7 +56,12 @@ class Found:
 def closed(document: dict[str, Any]) -> dict[str, Any]:
     """The document, with replies that have only the fields that it declares."""
     schemas = document["components"]["schemas"]
-    told_apart = {*reached(schemas, "ChatCompletionRequest", set()), "ChatCompletionEvent"}
+    bodies = ("ChatCompletionRequest", "MessagesRequest", "CountTokensRequest", "TokenizeRequest", "DetokenizeRequest")
+    told_apart = {
+        *(name for body in bodies for name in reached(schemas, body, set())),
+        "ChatCompletionEvent",
+        "MessageEvent",
+    }
     for name, schema in schemas.items():
         if name not in told_apart and "properties" in schema:
             schema["additionalProperties"] = False
@@ -105,6 +110,14 @@ def promises_of_every_answer(ctx: Any, response: Any, case: Any) -> None:
 def check_stream(raw: bytes, case: Any) -> None:
     """Frames, order and schema of the chunks."""
     document = case.operation.schema.raw_schema
+    if case.operation.path == "/messages":
+        data = document["components"]["schemas"]["MessageEvent"]["properties"]["data"]
+        validator = Draft202012Validator({**data["contentSchema"], "components": document["components"]})
+        events = [json.loads(line.removeprefix("data: ")) for line in raw.decode().split("\n") if line[:6] == "data: "]
+        for event in events:
+            validator.validate(event)
+        assert (events[0]["type"], events[-1]["type"]) == ("message_start", "message_stop")
+        return
     chunk = {"$ref": "#/components/schemas/ChatCompletionChunk", "components": document["components"]}
     frames = raw.decode().split("\n\n")
     assert frames.pop() == ""
@@ -171,7 +184,7 @@ def fuzz(world: World, port: int, account: str, key_id: str, *, cases: int, phas
     @schema.hook
     def map_body(context: Any, body: Any) -> Any:
         """Every second chat is streamed, unless that corrects a value that is wrong on purpose."""
-        is_chat = context.operation.label == "POST /chat/completions" and isinstance(body, dict)
+        is_chat = context.operation.label in ("POST /chat/completions", "POST /messages") and isinstance(body, dict)
         if is_chat and body.get("stream") in (None, False) and not body.get("stream_options") and next(chats) % 2:
             body = {**body, "stream": True}
         return body
@@ -181,6 +194,8 @@ def fuzz(world: World, port: int, account: str, key_id: str, *, cases: int, phas
         """An integer is written without a decimal point, which no schema can express; [""] is written like []."""
         if isinstance(failure, RejectedPositiveData) and b"integer" in response.content:
             return False
+        if isinstance(failure, RejectedPositiveData) and case.operation.path.startswith("/messages"):
+            return False  # its rules that no schema can express answer 400 (test_openapi_doors.py)
         if not isinstance(failure, AcceptedNegativeData):
             return True
         if media_type(response) == "text/event-stream" and "`idempotency-key`" in failure.message:
