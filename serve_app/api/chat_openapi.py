@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -15,12 +16,15 @@ REF: Final = "#/components/schemas/"
 
 
 def chat_request_schemas(identifiers: Sequence[str], most_output: int) -> dict[str, Schema]:
-    """Returns the schemas by name. The request's is `ChatCompletionRequest`. `most_output` is in tokens."""
+    """Returns the schemas by name. The request's is `ChatCompletionRequest`. `most_output` is in tokens.
+
+    `identifiers` may contain aliases.
+    """
     generated = ChatRequest.model_json_schema(ref_template=REF + "{model}")
     schemas = {name: _object(model) for name, model in generated.pop("$defs").items()}
     body = schemas["ChatCompletionRequest"] = _object(generated, null_is_absent=True)
     fields = body["properties"]
-    fields["model"]["enum"] = list(identifiers)
+    fields["model"] |= _names(identifiers)
     body["allOf"] = []  # rules between two fields
     for attribute, declared in ChatRequest.model_fields.items():
         name = declared.alias or attribute
@@ -34,6 +38,13 @@ def chat_request_schemas(identifiers: Sequence[str], most_output: int) -> dict[s
     schemas |= _messages(schemas.pop("Message"))
     _complete_variants(schemas)
     return schemas
+
+
+def _names(identifiers: Sequence[str]) -> Schema:
+    """Returns the schema of a model's name."""
+    exact = [name for name in identifiers if not name.endswith("*")]
+    prefixes = [re.escape(name[:-1]) for name in identifiers if name.endswith("*")]
+    return {"anyOf": [{"enum": exact}, {"pattern": f"^({'|'.join(prefixes)})"}]} if prefixes else {"enum": exact}
 
 
 def _object(model: Schema, null_is_absent: bool = False) -> Schema:
@@ -63,6 +74,8 @@ def _field(generated: Schema, nullable: bool) -> Schema:
     kinds = [kind for kind in kinds if kind != {"type": "null"}]
     if len(kinds) > 1 or (nullable and "$ref" in kinds[0]):
         return {"anyOf": [*kinds, *([{"type": "null"}] if nullable else [])], **kept}
+    if nullable and "enum" in kept:
+        kept["enum"] = [*kept["enum"], None]
     [kind] = kinds
     return {**kind, **({"type": [kind["type"], "null"]} if nullable and "type" in kind else {}), **kept}
 
@@ -112,6 +125,10 @@ def _messages(message: Schema) -> dict[str, Schema]:
 def _complete_variants(schemas: dict[str, Schema]) -> None:
     """Adds the requirements beyond types: the rules of the `_complete` validators."""
     _require(schemas["TextPart"], "text")
+    schemas["ChosenTools"]["anyOf"] = [
+        {"properties": {"type": {"const": kind}, kind: {"type": "object"}}, "required": [kind]}
+        for kind in ("function", "allowed_tools")
+    ]
     schemas["ResponseFormat"]["anyOf"] = [
         {"title": "without a schema", "properties": {"type": {"enum": ["text", "json_object"]}}},
         {

@@ -266,10 +266,18 @@ class ReplyToRequest:
                 else:
                     reply = begun()
                 continue
-            await sender.write_piece(self._door.keep_alive if event is None else reply.event(event), stream_headers)
+            if piece := self._door.keep_alive if event is None else reply.event(event):
+                await sender.write_piece(piece, stream_headers)
         await exchange.complete()
         await sender.write_piece(reply.end(event), stream_headers, more=False)
 
 
 def _head(chat: ChatRequest, exchange: Exchange) -> ReplyHead:
-    return ReplyHead(exchange.request_id, int(exchange.started_at), chat.model, exchange.fingerprint)
+    return ReplyHead(
+        exchange.request_id,
+        int(exchange.started_at),
+        chat.model,
+        exchange.fingerprint,
+        exchange.usage.prompt_tokens,
+        exchange.usage.cached_tokens,
+    )

@@ -39,6 +39,46 @@ async def test_a_refusal_of_the_replica_is_422_names_the_field_and_costs_nothing
     await settled(world, requests=0, spent=0)
 
 
+# Limits, stop tokens, template and allowed functions
+
+
+async def test_more_output_than_the_model_has_counts_as_the_models_limit(world: World) -> None:
+    assert (await Call(world, max_tokens=32_000, n=2).done()).status == 200
+    assert (await Call(world, max_tokens=None, n=2).done()).status == 200
+    above, without = world.backends.calls
+    assert above.sampling.max_tokens == without.sampling.max_tokens == world.settings.models["svc-chat"].max_output
+    assert above.credit == without.credit
+
+
+async def test_further_fields_reach_the_replica(world: World) -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+    fields = {
+        "stop_token_ids": [5],
+        "include_stop_str_in_output": True,
+        "reasoning_effort": "low",
+        "chat_template_kwargs": {"enable_thinking": False},
+        "tools": tools,
+        "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": tools[1:]}},
+        "messages": [{"role": "assistant", "content": "So"}],
+        "continue_final_message": True,
+        "add_generation_prompt": False,
+    }
+    assert (await Call(world, **fields).done()).status == 200
+    [call] = world.backends.calls
+    assert (call.sampling.stop_token_ids, call.sampling.include_stop_str_in_output) == ((5,), True)
+    assert (call.reasoning_effort, call.template_variables) == ("low", {"enable_thinking": False})
+    assert (call.functions, call.function, call.tool_choice) == (("g",), None, "required")
+    assert call.callable_tools == (tools[1],)
+    assert call.continue_final
+
+
+async def test_a_variable_that_the_template_lacks_is_422_and_costs_nothing(world: World) -> None:
+    world.backends.play([Rejected(Rejection.INVALID, message="no variable x", param="chat_template_kwargs")])
+    call = await Call(world, chat_template_kwargs={"x": 1}).done()
+    assert (call.status, call.json["error"]["param"]) == (422, "chat_template_kwargs")
+    await settled(world, requests=0, spent=0)
+
+
 # logprobs
 
 HEL = TokenLogprob(1, "Hel", b"Hel", -0.5, (TokenLogprob(1, "Hel", b"Hel", -0.5), TokenLogprob(9, "\n", b"\n", -1.5)))
