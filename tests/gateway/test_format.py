@@ -18,8 +18,10 @@ from serve_app.contracts.generation import (
     Started,
     TokenLogprob,
 )
+from serve_app.gateway.backends import Catalogue
+from serve_app.settings import GatewaySettings
 from tests.gateway.connections import Call, post
-from tests.gateway.world import World, price, says, settled
+from tests.gateway.world import FULL_SETTINGS, World, price, says, settled
 
 # logit_bias
 
@@ -77,6 +79,20 @@ async def test_a_variable_that_the_template_lacks_is_422_and_costs_nothing(world
     call = await Call(world, chat_template_kwargs={"x": 1}).done()
     assert (call.status, call.json["error"]["param"]) == (422, "chat_template_kwargs")
     await settled(world, requests=0, spent=0)
+
+
+# Aliases
+
+
+async def test_an_alias_is_answered_billed_and_logged_as_its_identifier(world: World) -> None:
+    models = {**FULL_SETTINGS["models"]}
+    models["svc-chat"] = {**models["svc-chat"], "aliases": ["gpt-4o", "claude-*"]}
+    world.services.catalogue = Catalogue(GatewaySettings.model_validate({**FULL_SETTINGS, "models": models}))
+    for alias in ("gpt-4o", "claude-sonnet"):
+        call = await Call(world, model=alias).done()
+        assert (call.status, call.json["model"]) == (200, "svc-chat")
+    assert {call.bill.model for call in world.backends.calls} == {"svc-chat"}
+    assert (await Call(world, model="gpt-4o", stream=True).done()).events[0]["model"] == "svc-chat"
 
 
 # logprobs
