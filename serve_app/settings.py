@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from serve_app.contracts.limits import Contract
 from serve_app.contracts.money import Price, parse_amount, price_per_million
+from serve_app.contracts.served import check_aliases
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.engines import ENGINES
 from serve_app.engine.vllm_adapter.vllm_settings import VllmSettings
@@ -92,6 +93,9 @@ class IdentifierSettings(_Strict):
     """Use → temperature, shown in `/models` as a recommendation."""
     fallback: str | None = None
     """Backend that replies while the weighted backends have no capacity."""
+    aliases: list[str] = []
+    """Further names that clients may send, such as `gpt-4o-mini`. One with `*` at its end, such as `claude-*`, stands
+    for all names that begin so. Requests are billed, limited and logged as the identifier's."""
 
     @model_validator(mode="after")
     def _some_backend(self) -> IdentifierSettings:
@@ -145,6 +149,11 @@ class GatewaySettings(_Strict):
     trusted_proxies: Annotated[int, Field(ge=0, le=16)] = 0
     """Number of proxies in front that append to `x-forwarded-for`: 0 for Ray Serve's HAProxy, 1 for a Kubernetes
     ingress."""
+
+    @model_validator(mode="after")
+    def _aliases_are_clear(self) -> GatewaySettings:
+        check_aliases({identifier: model.aliases for identifier, model in self.models.items()})
+        return self
 
 
 class LimiterSettings(_Strict):

@@ -100,7 +100,9 @@ def spec_of(stored: dict[str, Any]) -> ModelSpec:
     """Returns the spec without the fields that a later release has added."""
     values = {one.name: stored[one.name] for one in fields(ModelSpec) if one.name in stored}
     sampling = {one.name: stored["sampling"].get(one.name) for one in fields(SamplingDefaults)}
-    return ModelSpec(**{**values, "sampling": SamplingDefaults(**sampling)})
+    return ModelSpec(
+        **{**values, "sampling": SamplingDefaults(**sampling), "aliases": tuple(values.get("aliases", ()))}
+    )
 
 
 def backend_of(row: Row[Any]) -> Backend:

@@ -20,7 +20,7 @@ from serve_app.accounting.served_traffic import actor_of, check_weights, end_tra
 from serve_app.accounting.validation import check_name, check_time, equals
 from serve_app.contracts.errors import Conflict, InvalidValue, ModelNotFound
 from serve_app.contracts.money import MAX_CHARGE, TOKENS_PER_PRICE, Price, PriceVersion, price_at
-from serve_app.contracts.served import ModelSpec, ServedModel
+from serve_app.contracts.served import ModelSpec, ServedModel, check_aliases
 from serve_app.contracts.served_commands import CreateModel, ListPrices, RemoveModel, SchedulePrice, UpdateModel
 
 _IDENTIFIER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
@@ -36,7 +36,7 @@ def create_model(transaction: Transaction, wanted: CreateModel, now: float) -> S
     weights = check_weights(wanted.weights)
     if not weights:
         raise InvalidValue(f"weights of {identifier}: at least one backend needs a weight above 0")
-    _check_spec(connection, wanted.spec)
+    _check_spec(connection, identifier, wanted.spec)
     _check_price(wanted.price)
     earlier = connection.execute(select(served_models).where(served_models.c.identifier == identifier)).one_or_none()
     if earlier is not None and earlier.removed_at is None:
@@ -65,7 +65,7 @@ def update_model(transaction: Transaction, wanted: UpdateModel, now: float) -> S
     before = model_of(_live(connection, identifier))
     if before.spec == wanted.spec:
         return before
-    _check_spec(connection, wanted.spec)
+    _check_spec(connection, identifier, wanted.spec)
     version = transaction.next_version()
     changes = {"version": version, "spec": _stored(wanted.spec)}
     connection.execute(update(served_models).where(served_models.c.identifier == identifier).values(changes))
@@ -148,7 +148,7 @@ def _stored(spec: ModelSpec) -> str:
     return json.dumps(asdict(spec), ensure_ascii=True, allow_nan=False)
 
 
-def _check_spec(connection: Connection, spec: ModelSpec) -> None:
+def _check_spec(connection: Connection, identifier: str, spec: ModelSpec) -> None:
     try:
         _SPEC.validate_json(_stored(spec), strict=True)
     except ValidationError as error:
@@ -162,6 +162,12 @@ def _check_spec(connection: Connection, spec: ModelSpec) -> None:
         raise InvalidValue(f"recommended_temperatures: at most {_MAX_USES}")
     for use in spec.recommended_temperatures:
         check_name(use, "a use of recommended_temperatures")
+    others = connection.execute(select(served_models).where(served_models.c.removed_at.is_(None)))
+    aliases = {row.identifier: model_of(row).spec.aliases for row in others} | {identifier: spec.aliases}
+    try:
+        check_aliases(aliases)
+    except ValueError as error:
+        raise InvalidValue(str(error)) from None
     if spec.fallback is not None:
         check_name(spec.fallback, "a fallback")
         check_not_retired(connection, [spec.fallback])

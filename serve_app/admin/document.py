@@ -36,8 +36,8 @@ from serve_app.admin.values import Reply, Schema
 from serve_app.api.chat_door import ChatDoor
 from serve_app.api.chat_examples import EXAMPLES
 from serve_app.api.chat_openapi import REF, chat_request_schemas
+from serve_app.api.refused_fields import REFUSED
 from serve_app.api.reply_models import ChatCompletion, ChatCompletionChunk
-from serve_app.api.structured_outputs import REFUSED
 from serve_app.settings import IdentifierSettings
 
 #: All endpoints except doors, in the order of the document.
@@ -106,12 +106,13 @@ _PATH_PARAMETERS: Final = {
 def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
     """Returns the OpenAPI 3.1 document, as JSON values, of a service with these identifiers."""
     most_output = max((model.max_output for model in identifiers.values()), default=1)
+    names = (*identifiers, *(alias for model in identifiers.values() for alias in model.aliases))
     paths: dict[str, Schema] = {
         "/chat/completions": {"post": _chat()},
         **messages_operations.paths(),
         **token_operations.paths(),
     }
-    chat = chat_request_schemas(tuple(identifiers), most_output)
+    chat = chat_request_schemas(names, most_output)
     for endpoint in ENDPOINTS:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
     returned = [endpoint.types["return"] for endpoint in ENDPOINTS]
@@ -135,8 +136,8 @@ def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
         "components": {
             "schemas": {
                 **chat,
-                **messages_operations.schemas(tuple(identifiers)),
-                **token_operations.schemas(chat["ChatCompletionRequest"], tuple(identifiers)),
+                **messages_operations.schemas(names),
+                **token_operations.schemas(chat["ChatCompletionRequest"], names),
                 "ChatCompletionEvent": _event(),
                 **_generated(replies, "serialization"),
                 **_generated(bodies, "validation"),
@@ -231,14 +232,18 @@ def _without_noise(schema: Any, mode: str) -> Any:
 _STREAM: Final = (
     "With `stream: true`, the reply is a stream of server-sent events. Each event is a line `data: ` with JSON and an "
     "empty line. A choice has a first chunk with the role, chunks with new content, and a last chunk with an empty "
-    "`delta` and the finish reason. With `include_usage`, a chunk with the usage and without choices follows. The "
-    "stream ends with `data: [DONE]`. Lines that begin with a colon are comments that keep the connection open. If the "
-    "reply fails after the headers were sent, the stream ends with an `Error` event and without `[DONE]`. The schema "
-    "describes one event."
+    "`delta` and the finish reason. The last of these has the usage. With `include_usage`, a chunk with the usage and "
+    "without choices follows instead. The stream ends with `data: [DONE]`. Lines that begin with a colon are comments "
+    "that keep the connection open. If the reply fails after the headers were sent, the stream ends with an `Error` "
+    "event and without `[DONE]`. The schema describes one event."
 )
 _HEAD: Final = (
     '{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1767225600,"model":"svc-chat",'
     '"system_fingerprint":"fp_1","choices":[{"index":0,"delta":'
+)
+_USAGE: Final = (
+    '{"prompt_tokens":5,"completion_tokens":2,"total_tokens":7,"prompt_tokens_details":{"cached_tokens":0},'
+    '"prompt_cache_hit_tokens":0,"prompt_cache_miss_tokens":5,"completion_tokens_details":{"reasoning_tokens":0}}'
 )
 _OPEN: Final = ',"logprobs":null,"finish_reason":null}]}'
 _EXAMPLE_STREAM: Final = "".join(
@@ -246,7 +251,7 @@ _EXAMPLE_STREAM: Final = "".join(
     for data in (
         _HEAD + '{"role":"assistant","content":""}' + _OPEN,
         _HEAD + '{"content":"Hello."}' + _OPEN,
-        _HEAD + '{},"logprobs":null,"finish_reason":"stop"}]}',
+        _HEAD + '{},"logprobs":null,"finish_reason":"stop"}],"usage":' + _USAGE + "}",
         "[DONE]",
     )
 )
@@ -272,10 +277,12 @@ def _chat() -> Schema:
             "Rules that the schema does not express: write integers without a decimal point; `prefix` is only for the "
             "last message; `max_tokens` and `max_completion_tokens` are equal if both are sent; `min_tokens` is at "
             "most `max_tokens`; `resume` needs one choice without `logprobs`; `tools` does not repeat a name; "
-            "`tool_choice` is `required` or names a function only if `tools` has one; messages fit into the context; "
+            "`tool_choice` is `required` or names functions only if `tools` has them; messages fit into the context; "
+            "`continue_final_message` needs a last message of the assistant, and `add_generation_prompt` is false only "
+            "with it; `chat_template_kwargs` has at most 8 KiB, and only variables of the model's template; "
             "a JSON Schema has a maximum size; only one field sets the format of the reply; a regular expression or "
             "choices are not possible together with tools that may be called. "
-            "Fields of other servers for formats that are not supported return 422: "
+            "Fields of other services that would change the reply and are not supported return 422: "
             + ", ".join(f"`{name}`" for name in REFUSED)
             + "."
         ),

@@ -60,6 +60,7 @@ class AdminModel(Reply):
     max_output: Count
     backends: list[AdminBackend]
     fallback: str | None = Field(description="Backend that replies while the others have no capacity.")
+    aliases: list[str] = Field(description="Further names for clients.")
     price: AdminPrice
     traffic: AdminTraffic | None = Field(description="null: the weights of `config.yaml` apply.")
     rollback: Weights | None = Field(description="Weights that a rollback restores; null: there are none.")
@@ -121,6 +122,7 @@ def described(view: ServedView, identifier: str) -> dict[str, Any]:
             for name, weight in weights.items()
         ],
         "fallback": spec.fallback,
+        "aliases": list(spec.aliases),
         "price": _price(view, identifier),
         "traffic": None if traffic is None else traffic_reply(traffic),
         "rollback": None if before is None else dict(before.weights),

@@ -26,7 +26,16 @@ from serve_app.contracts import served_commands as commands
 from serve_app.contracts.books import Audit
 from serve_app.contracts.errors import InvalidAmount
 from serve_app.contracts.money import Price, price_per_million
-from serve_app.contracts.served import ModelSpec, SamplingDefaults, Seconds, Temperature, Tokens
+from serve_app.contracts.served import (
+    ALIAS_PATTERN,
+    MAX_ALIASES,
+    ModelSpec,
+    SamplingDefaults,
+    Seconds,
+    Temperature,
+    Tokens,
+    check_aliases,
+)
 from serve_app.settings import IdentifierSettings
 
 endpoint = Endpoints("Operator: Models", "operatorKey")
@@ -39,6 +48,13 @@ _Given = Annotated[
     str, Field(description="Price per million tokens, with at most three decimal places.", max_length=40)
 ]
 _Temperatures = Annotated[dict[str, Temperature], Field(max_length=50, description="Recommended temperatures by use.")]
+_Aliases = Annotated[
+    list[Annotated[str, Field(pattern=ALIAS_PATTERN)]],
+    Field(
+        max_length=MAX_ALIASES,
+        description="Further names for clients. One with `*` at its end stands for all names that begin so.",
+    ),
+]
 _DEFAULTS: dict[str, Any] = {
     name: (kind, None) for name, kind in get_type_hints(SamplingDefaults, include_extras=True).items()
 }
@@ -80,6 +96,7 @@ class ModelChanges(Body):
     recommended_temperatures: _Temperatures | None = None
     sampling: Sampling | None = None
     fallback: _Backend | None = Field(None, description="null: no fallback.")
+    aliases: _Aliases | None = None
 
 
 class NewModel(ModelChanges):
@@ -117,6 +134,7 @@ async def create_model(admin: AdminServices, body: NewModel, audit: Audit) -> Ad
     spec = _changed(ModelSpec(body.context_length, body.max_output), body)
     weights = {name: weight for name, weight in body.weights.items() if weight}
     check_known(view, {*weights, *([spec.fallback] if spec.fallback else [])})
+    _check_aliases(view, body.id, spec)
     await admin.run(commands.CreateModel(body.id, spec, weights, body.price.per_token(), audit))
     return await _details(admin, body.id)
 
@@ -126,6 +144,7 @@ async def update_model(admin: AdminServices, id: str, body: ModelChanges, audit:
     view = await _created(admin, id)
     spec = _changed(view.served.models[id].spec, body)
     check_known(view, {spec.fallback} if spec.fallback and "fallback" in body.model_fields_set else set())
+    _check_aliases(view, id, spec)
     await admin.run(commands.UpdateModel(id, spec, audit))
     return await _details(admin, id)
 
@@ -176,6 +195,15 @@ async def _created(admin: AdminServices, identifier: str) -> ServedView:
     return view
 
 
+def _check_aliases(view: ServedView, identifier: str, spec: ModelSpec) -> None:
+    """Raises 422 for an alias that is not possible. The ledger doesn't know the identifiers of `config.yaml`."""
+    aliases = {name: view.spec(name).aliases for name in view.identifiers} | {identifier: spec.aliases}
+    try:
+        check_aliases(aliases)
+    except ValueError as error:
+        raise errors.invalid_parameters(str(error), param="aliases") from None
+
+
 def _declared(identifier: str) -> errors.ApiError:
     return errors.invalid_parameters(f"{identifier} is declared in config.yaml: change it there", param="id")
 
@@ -186,4 +214,6 @@ def _changed(spec: ModelSpec, body: ModelChanges) -> ModelSpec:
     values = {name: getattr(body, name) for name in names}
     if "sampling" in values:
         values["sampling"] = SamplingDefaults(**(values["sampling"].model_dump() if values["sampling"] else {}))
+    if values.get("aliases") is not None:
+        values["aliases"] = tuple(values["aliases"])
     return replace(spec, **{name: value for name, value in values.items() if value is not None or name == "fallback"})

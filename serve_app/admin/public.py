@@ -11,12 +11,13 @@ from pydantic import BeforeValidator, Field
 from serve_app import __version__
 from serve_app.admin.endpoint import AdminServices, Endpoints
 from serve_app.admin.usage import Days, Groups, TokenSums, listed
-from serve_app.admin.values import Money, Reply
+from serve_app.admin.values import Money, Reply, Time
 from serve_app.api import errors
 from serve_app.contracts import commands
 from serve_app.contracts.calls import application_of
 from serve_app.contracts.limiting import Identity
 from serve_app.contracts.ports import BackendUnavailable
+from serve_app.contracts.units import utc_text
 from serve_app.gateway.backends import system_fingerprint
 from serve_app.gateway.lifecycle import is_ready
 
@@ -48,10 +49,21 @@ class Model(Reply):
 
     id: str
     object: Literal["model"]
+    type: Literal["model"]
+    display_name: str
     created: int = Field(description="Unix time in seconds.")
+    created_at: Time
     owned_by: str
+    lifecycle: Literal["active"]
+    alias_of: str | None = Field(description="The identifier, if `id` is one of its aliases; else null.")
+    aliases: list[str] = Field(
+        description="Other names that requests may use. One with `*` at its end stands for all names that begin so."
+    )
     context_length: int = Field(ge=1, description="Maximum number of tokens of prompt and reply together.")
+    max_model_len: int = Field(ge=1, description="Same as `context_length`.")
+    max_input_tokens: int = Field(ge=1, description="Same as `context_length`, which counts the reply, too.")
     max_output_length: int = Field(ge=1, description="Maximum number of tokens of one choice.")
+    max_tokens: int = Field(ge=1, description="Same as `max_output_length`.")
     recommended_temperatures: dict[str, Annotated[float, Field(ge=0, le=2)]] = Field(
         description="By use. These are recommendations and are not enforced."
     )
@@ -61,10 +73,13 @@ class Model(Reply):
 
 
 class ModelList(Reply):
-    """All identifiers."""
+    """All identifiers and their aliases, except for those with `*`. There is only one page."""
 
     object: Literal["list"]
     data: list[Model]
+    has_more: Literal[False]
+    first_id: str | None
+    last_id: str | None
 
 
 class BalanceInfo(Reply):
@@ -116,14 +131,16 @@ class Ready(Reply):
 
 @of_models("GET", "/models", "List models", success="The models.")
 async def list_models(admin: AdminServices) -> ModelList:
-    models = await asyncio.gather(*(_model(admin, name) for name in admin.catalogue().identifiers))
-    return ModelList(object="list", data=models)
+    catalogue = admin.catalogue()
+    names = [*catalogue.identifiers, *(alias for alias in catalogue.served.aliases if alias not in catalogue)]
+    models = await asyncio.gather(*(_model(admin, name) for name in names))
+    return ModelList(object="list", data=models, has_more=False, first_id=names[0], last_id=names[-1])
 
 
 @of_models("GET", "/models/{id}", "Show a model", success="The model.")
 async def get_model(admin: AdminServices, id: str) -> Model:
     catalogue = admin.catalogue()
-    if id not in catalogue:
+    if catalogue.served.identifier_of(id) not in catalogue:
         served = ", ".join(catalogue.identifiers)
         raise errors.not_found(f"the model {id!r} does not exist; served are {served}")
     return await _model(admin, id)
@@ -179,9 +196,11 @@ async def get_ready(admin: AdminServices) -> Ready:
     return Ready(status="ready", backends=ready)
 
 
-async def _model(admin: AdminServices, identifier: str) -> Model:
-    """Describes an identifier. Its fingerprints omit backends that can't be reached now."""
+async def _model(admin: AdminServices, name: str) -> Model:
+    """Describes an identifier or an alias. The fingerprints omit backends that can't be reached now."""
     catalogue = admin.catalogue()
+    identifier = catalogue.served.identifier_of(name)
+    settings = catalogue[identifier]
 
     async def shown_fingerprint(backend: str) -> str | None:
         try:
@@ -191,14 +210,23 @@ async def _model(admin: AdminServices, identifier: str) -> Model:
 
     fingerprints = await asyncio.gather(*map(shown_fingerprint, catalogue.behind(identifier)))
     return Model(
-        id=identifier,
+        id=name,
         object="model",
+        type="model",
+        display_name=name,
         created=_CREATED,
+        created_at=utc_text(_CREATED),
         owned_by="serve-app",
-        context_length=catalogue[identifier].context_length,
-        max_output_length=catalogue[identifier].max_output,
+        lifecycle="active",
+        alias_of=None if name == identifier else identifier,
+        aliases=settings.aliases if name == identifier else [],
+        context_length=settings.context_length,
+        max_model_len=settings.context_length,
+        max_input_tokens=settings.context_length,
+        max_output_length=settings.max_output,
+        max_tokens=settings.max_output,
         recommended_temperatures=dict(
-            catalogue[identifier].recommended_temperatures or RECOMMENDED_TEMPERATURES.get(identifier, {"default": 1.0})
+            settings.recommended_temperatures or RECOMMENDED_TEMPERATURES.get(identifier, {"default": 1.0})
         ),
         system_fingerprints=[one for one in fingerprints if one is not None],
     )

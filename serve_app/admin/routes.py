@@ -14,6 +14,7 @@ from typing import Final
 
 from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, Response
+from starlette.convertors import PathConvertor, register_url_convertor
 
 from serve_app.admin.document import ENDPOINTS, build_document
 from serve_app.admin.endpoint import AdminServices, Endpoint
@@ -63,11 +64,22 @@ window.ui = SwaggerUIBundle({
 """
 
 
+class _ModelName(PathConvertor):
+    """A model's name in a path. An alias may have slashes."""
+
+    regex = "[^/].*"
+
+
+register_url_convertor("model", _ModelName())
+
+
 def admin_router(admin: AdminServices) -> APIRouter:
     """Returns the operator's and the account holder's endpoints, and their documentation, which needs no key."""
     router = APIRouter()
     for endpoint in ENDPOINTS:
         path = endpoint.path.replace("{request_id}", "{request_id:path}")  # a client's request id may have slashes
+        if path == "/models/{id}":
+            path = "/models/{id:model}"
         router.add_api_route(path, _responder(endpoint, admin), methods=[endpoint.method], response_model=None)
 
     @router.get("/openapi.json")

@@ -16,9 +16,9 @@ from serve_app.api.chat_reply import (
     error_event,
 )
 from serve_app.api.chat_request import ChatRequest, ServedModels, parse_chat_request
-from serve_app.api.door import ReplyHead
+from serve_app.api.door import ReplyEvent, ReplyHead
 from serve_app.api.errors import ApiError
-from serve_app.contracts.generation import Finished
+from serve_app.contracts.generation import ChoiceEnded, Finished
 
 
 class ChatDoor:
@@ -72,7 +72,9 @@ class ChatStream:
     """See `StreamEncoder`."""
 
     def __init__(self, request: ChatRequest, head: ReplyHead) -> None:
+        self._head = head
         self._include_usage = request.include_usage
+        self._has_usage_in_each_chunk = request.has_usage_in_each_chunk
         self._encoder = ChunkEncoder(
             id=head.id,
             created=head.created,
@@ -81,13 +83,19 @@ class ChatStream:
             include_usage=request.include_usage,
         )
         self._reply = StreamedReply(self._encoder, request.n)
-        self.event = self._reply.chunks
+        self.event = self._chunks_with_usage if request.has_usage_in_each_chunk else self._reply.chunks
+
+    def _chunks_with_usage(self, event: ReplyEvent) -> bytes:
+        if not isinstance(event, ChoiceEnded):
+            self._encoder.set_usage(Usage(self._head.prompt_tokens, event.completion_tokens, self._head.cached_tokens))
+        return self._reply.chunks(event)
 
     def end(self, finished: Finished) -> bytes:
-        closing = self._reply.closing_chunks(finished.reason)
-        if self._include_usage:
-            closing += self._encoder.usage_chunk(_usage(finished))
-        return closing + DONE
+        usage = _usage(finished)
+        if not self._include_usage:
+            return self._reply.closing_chunks(finished.reason, usage) + DONE
+        closing = self._reply.closing_chunks(finished.reason, usage if self._has_usage_in_each_chunk else None)
+        return closing + self._encoder.usage_chunk(usage) + DONE
 
 
 def _usage(finished: Finished) -> Usage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -16,7 +17,10 @@ REF: Final = "#/components/schemas/"
 
 
 def chat_request_schemas(identifiers: Sequence[str], most_output: int) -> dict[str, Schema]:
-    """Returns the schemas by name. The request's is `ChatCompletionRequest`. `most_output` is in tokens."""
+    """Returns the schemas by name. The request's is `ChatCompletionRequest`. `most_output` is in tokens.
+
+    `identifiers` may contain aliases.
+    """
     schemas = body_schemas(ChatRequest, "ChatCompletionRequest", identifiers, most_output)
     schemas |= _messages(schemas.pop("Message"))
     _complete_variants(schemas)
@@ -29,7 +33,7 @@ def body_schemas(kind: type[Shape], name: str, identifiers: Sequence[str], most_
     schemas = {one: _object(model) for one, model in generated.pop("$defs", {}).items()}
     body = schemas[name] = _object(generated, null_is_absent=True)
     fields = body["properties"]
-    fields["model"]["enum"] = list(identifiers)
+    fields["model"] |= _names(identifiers)
     body["allOf"] = []  # rules between two fields
     for attribute, declared in kind.model_fields.items():
         field = declared.alias or attribute
@@ -43,6 +47,13 @@ def body_schemas(kind: type[Shape], name: str, identifiers: Sequence[str], most_
     if not body["allOf"]:
         del body["allOf"]
     return schemas
+
+
+def _names(identifiers: Sequence[str]) -> Schema:
+    """Returns the schema of a model's name."""
+    exact = [name for name in identifiers if not name.endswith("*")]
+    prefixes = [re.escape(name[:-1]) for name in identifiers if name.endswith("*")]
+    return {"anyOf": [{"enum": exact}, {"pattern": f"^({'|'.join(prefixes)})"}]} if prefixes else {"enum": exact}
 
 
 def _object(model: Schema, null_is_absent: bool = False) -> Schema:
@@ -72,6 +83,8 @@ def _field(generated: Schema, nullable: bool) -> Schema:
     kinds = [kind for kind in kinds if kind != {"type": "null"}]
     if len(kinds) > 1 or (nullable and "$ref" in kinds[0]):
         return {"anyOf": [*kinds, *([{"type": "null"}] if nullable else [])], **kept}
+    if nullable and "enum" in kept:
+        kept["enum"] = [*kept["enum"], None]
     [kind] = kinds
     return {**kind, **({"type": [kind["type"], "null"]} if nullable and "type" in kind else {}), **kept}
 
@@ -124,6 +137,10 @@ def _complete_variants(schemas: dict[str, Schema]) -> None:
     fields = schemas["ResponseFormat"]["properties"]
     read = {name: rule for name, rule in fields["json_schema"].items() if name in ("properties", "required")}
     fields["json_schema"] = {name: rule for name, rule in fields["json_schema"].items() if name not in read}
+    schemas["ChosenTools"]["anyOf"] = [
+        {"properties": {"type": {"const": kind}, kind: {"type": "object"}}, "required": [kind]}
+        for kind in ("function", "allowed_tools")
+    ]
     schemas["ResponseFormat"]["anyOf"] = [
         {"title": "without a schema", "properties": {"type": {"enum": ["text", "json_object"]}}},
         {

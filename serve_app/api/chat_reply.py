@@ -120,12 +120,14 @@ def error_event(error: ApiError) -> bytes:
 class ChunkEncoder:
     """Encodes the chunks of one streamed reply.
 
-    Each choice has an opening chunk, pieces and a finish chunk. The chunks of several choices may be interleaved. Then
-    come the usage, if the request asks for it, and DONE. The parts that are the same in every chunk are encoded once.
-    A piece of text therefore costs one string escape and a join.
+    Each choice has an opening chunk, pieces and a finish chunk. The chunks of several choices may be interleaved. The
+    last finish chunk has the usage. With `include_usage`, a chunk without choices has it instead. DONE is the end.
+
+    The parts that are the same in every chunk are encoded once. A piece of text therefore costs one string escape and a
+    join.
     """
 
-    __slots__ = ("_after", "_head", "_include_usage", "_null_usage")
+    __slots__ = ("_after", "_head", "_include_usage", "_tail")
 
     def __init__(self, *, id: str, created: int, model: str, fingerprint: str, include_usage: bool) -> None:
         fixed = {
@@ -138,12 +140,19 @@ class ChunkEncoder:
         self._include_usage = include_usage
         self._head = b"data: " + encode_json(fixed)[:-1] + b',"choices":['
         # If the request asks for usage, all other chunks have null, so that clients can read the field in each chunk.
-        self._null_usage = b',"usage":null}\n\n' if include_usage else b"}\n\n"
-        self._after = b'},"logprobs":null,"finish_reason":null}]' + self._null_usage
+        self._end_chunks_with(b',"usage":null}\n\n' if include_usage else b"}\n\n")
 
-    def role_chunk(self, choice: int = 0) -> bytes:
-        """Returns the opening chunk of a choice."""
-        return self._chunk(choice, b'"role":"assistant","content":""')
+    def set_usage(self, usage: Usage) -> None:
+        """Adds this usage to the chunks that follow."""
+        self._end_chunks_with(b',"usage":' + encode_json(usage.as_dict()) + b"}\n\n")
+
+    def _end_chunks_with(self, tail: bytes) -> None:
+        self._tail = tail
+        self._after = b'},"logprobs":null,"finish_reason":null}]' + tail
+
+    def role_chunk(self, choice: int = 0, *, begins_with_call: bool = False) -> bytes:
+        """Returns the opening chunk of a choice. Clients read null content as "no text"."""
+        return self._chunk(choice, b'"role":"assistant","content":' + (b"null" if begins_with_call else b'""'))
 
     def content_chunk(self, text: str, tokens: Sequence[TokenLogprob] = (), choice: int = 0) -> bytes:
         """Returns the chunk for a piece of the reply. `tokens` are those whose log-probabilities it carries."""
@@ -165,7 +174,7 @@ class ChunkEncoder:
     def finish_chunk(self, reason: str, choice: int = 0) -> bytes:
         """Returns the chunk with a choice's finish reason. Raises ValueError for a reason that the format lacks."""
         end = b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b}]' % (choice, encode_text(_known(reason)))
-        return self._head + end + self._null_usage
+        return self._head + end + self._tail
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """Returns the chunk with the usage and without choices. Raises ValueError if the client did not ask for it."""
@@ -178,7 +187,7 @@ class ChunkEncoder:
         if not tokens:
             return b"".join((self._head, begin, delta, self._after))
         logprobs = b'},"logprobs":' + encode_line(_logprobs(tokens)) + b',"finish_reason":null}]'
-        return b"".join((self._head, begin, delta, logprobs, self._null_usage))
+        return b"".join((self._head, begin, delta, logprobs, self._tail))
 
 
 class StreamedReply:
@@ -189,18 +198,23 @@ class StreamedReply:
         self._unopened = set(range(n))
         self._unended = set(range(n))
         self._last_calls: list[Ending | None] = [None] * n
+        self._last_reason: FinishReason | None = None  # of the choice that ended last, whose finish chunk waits
 
     def chunks(self, event: Delta | ReplyParts | ChoiceEnded) -> bytes:
         """Returns the chunks to send for one event. A choice's first event also produces its opening chunk."""
         encoder = self._encoder
         if isinstance(event, ChoiceEnded):
+            if len(self._unended) == 1:
+                self._last_reason = event.reason  # its finish chunk has the usage, which is known at the end
+                return b""
             return self._finish_choice(event.choice, event.reason)
         if isinstance(event, Delta):
             piece = encoder.content_chunk(event.text, event.tokens) if event.text or event.tokens else b""
             return self._opening_chunk(0) + piece
         choice, tokens = event.choice, event.tokens
         self._last_calls[choice] = _last_call(event.parts, self._last_calls[choice])
-        chunks = [self._opening_chunk(choice)]
+        begins_with_call = bool(event.parts) and isinstance(event.parts[0], CallStarted)
+        chunks = [self._opening_chunk(choice, begins_with_call=begins_with_call)]
         for part in event.parts:
             if isinstance(part, Text):
                 chunks.append(encoder.content_chunk(part.text, tokens, choice))
@@ -217,15 +231,23 @@ class StreamedReply:
             chunks.append(encoder.content_chunk("", tokens, choice))
         return b"".join(chunks)
 
-    def closing_chunks(self, reason: FinishReason) -> bytes:
-        """Returns the chunks that close the choices that have not ended yet. `reason` is why the reply ended."""
-        return b"".join(self._finish_choice(choice, reason) for choice in sorted(self._unended))
+    def closing_chunks(self, reason: FinishReason, usage: Usage | None = None) -> bytes:
+        """Returns the chunks that close the choices that have not ended yet. `reason` is why the reply ended.
 
-    def _opening_chunk(self, choice: int) -> bytes:
+        The last one has the usage, if it is given.
+        """
+        reason = self._last_reason or reason
+        *others, last = sorted(self._unended)
+        closing = b"".join(self._finish_choice(choice, reason) for choice in others) + self._opening_chunk(last)
+        if usage is not None:
+            self._encoder.set_usage(usage)
+        return closing + self._finish_choice(last, reason)
+
+    def _opening_chunk(self, choice: int, *, begins_with_call: bool = False) -> bytes:
         if choice not in self._unopened:
             return b""
         self._unopened.discard(choice)
-        return self._encoder.role_chunk(choice)
+        return self._encoder.role_chunk(choice, begins_with_call=begins_with_call)
 
     def _finish_choice(self, choice: int, reason: FinishReason) -> bytes:
         self._unended.discard(choice)

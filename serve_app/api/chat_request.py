@@ -23,6 +23,7 @@ from serve_app.api.codec import (
     FirstFault,
     Shape,
     either,
+    encode_json,
     keywords,
     parse_object,
     quote,
@@ -31,11 +32,14 @@ from serve_app.api.codec import (
 )
 from serve_app.api.field_checks import Check, OnlyWith, Range
 from serve_app.api.prompt_estimate import estimate_prompt_tokens
-from serve_app.api.structured_outputs import OTHER_FORMS, REFUSED, form_of, refuse_other_forms
+from serve_app.api.refused_fields import REFUSED, refuse_fields
+from serve_app.api.served_names import ServedModels as ServedModels
+from serve_app.api.served_names import identifier_of
+from serve_app.api.structured_outputs import OTHER_FORMS, form_of
 from serve_app.api.tools_and_formats import (
     MAX_TOOLS,
     TOOL_CHOICES,
-    NamedTool,
+    ChosenTools,
     ResponseFormat,
     Tool,
     check_response_format,
@@ -43,17 +47,18 @@ from serve_app.api.tools_and_formats import (
     check_tools,
     invalid,
 )
-from serve_app.contracts.generation import ToolChoice
-
-ServedModels = Mapping[str, tuple[int, int]]
-"""Identifier to (context length, most output), both in tokens."""
+from serve_app.contracts.generation import REASONING_EFFORTS, ToolChoice
 
 # 32768 tokens of human-written text are under 200 KB. Long runs of escaped spaces are under 4 MiB.
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 
 _TOKEN_ID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
 _MAX_STOPS: Final = 16
+_MAX_STOP_TOKENS: Final = 64
+_MAX_TOKEN_ID: Final = 2**31 - 1
 _MAX_BIASES: Final = 1024
+_MAX_TEMPLATE_VARIABLES: Final = 16
+_MAX_TEMPLATE_BYTES: Final = 8192  # of all variables, as JSON
 _CROWDS: Final = ("content", "tool_calls")  # lists of a message whose items are at least one token each
 _TOKENS_OF_A_MESSAGE: Final = 3  # minimum in every chat template: its role, its end marker and one token
 _GREATEST: Final = 10**300
@@ -72,6 +77,12 @@ def _as_strings(value: Any) -> tuple[Any, ...]:
     if isinstance(value, list):
         return tuple(value)
     raise PydanticCustomError("string_or_array", "type")
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, list):
+        return tuple(value)
+    raise PydanticCustomError("list_type", "type")
 
 
 def _check_numbers(bias: dict[str, Any]) -> dict[str, Any]:
@@ -101,6 +112,39 @@ def _check_stop(stops: tuple[str, ...], _: ChatRequest) -> None:
         raise invalid("stop", "must not have an empty string")
 
 
+def _check_stop_tokens(tokens: tuple[int, ...], _: ChatRequest) -> None:
+    if len(tokens) > _MAX_STOP_TOKENS:
+        raise invalid("stop_token_ids", f"must have at most {_MAX_STOP_TOKENS} ids, but it has {len(tokens)}")
+    for at, token in enumerate(tokens):
+        _TOKEN.check_value(f"stop_token_ids[{at}]", token)
+
+
+def _check_continued(is_continued: bool, request: ChatRequest) -> None:
+    if is_continued and request.sent_messages[-1].role != "assistant":
+        raise invalid("continue_final_message", "is only possible if the last message is the assistant's")
+
+
+def _check_generation_prompt(is_added: bool, request: ChatRequest) -> None:
+    if is_added and request.continue_final_message:
+        raise invalid("add_generation_prompt", "must be false with continue_final_message: true")
+    if not is_added and not request.continue_final:
+        raise invalid("add_generation_prompt", "can only be false with continue_final_message: true. Leave it out")
+
+
+def _check_effort(effort: str, _: ChatRequest) -> None:
+    if effort not in REASONING_EFFORTS:
+        rule = f"must be one of {', '.join(REASONING_EFFORTS)}, but it is {quote(effort)}"
+        raise invalid("reasoning_effort", rule)
+
+
+def _check_template_variables(variables: dict[str, Any], _: ChatRequest) -> None:
+    if len(variables) > _MAX_TEMPLATE_VARIABLES:
+        rule = f"must have at most {_MAX_TEMPLATE_VARIABLES} variables, but it has {len(variables)}"
+        raise invalid("chat_template_kwargs", rule)
+    if (size := len(encode_json(variables))) > _MAX_TEMPLATE_BYTES:
+        raise invalid("chat_template_kwargs", f"must be at most {_MAX_TEMPLATE_BYTES} bytes as JSON, but it is {size}")
+
+
 def _check_logit_bias(bias: dict[str, Any], _: ChatRequest) -> None:
     for token, value in bias.items():
         if not _TOKEN_ID.fullmatch(token):
@@ -123,16 +167,20 @@ Number = Annotated[float, BeforeValidator(_without_overflow)]
 _Text = Annotated[str, Tag("<string>")]
 _Stop = Annotated[str, Field(min_length=1)]
 _Stops = Annotated[list[_Stop], Field(max_length=_MAX_STOPS)]
-_ToolChoice = Annotated[_Text, keywords(enum=list(TOOL_CHOICES))] | Annotated[NamedTool, Tag("<object>")]
+_ToolChoice = Annotated[_Text, keywords(enum=list(TOOL_CHOICES))] | Annotated[ChosenTools, Tag("<object>")]
 _Schema = Annotated[_Text | Annotated[dict[str, Any], Tag("<object>")], either("string_or_object")]
 _BIAS: Final = Range(-100, 100)
+_TOKEN: Final = Range(0, _MAX_TOKEN_ID)
+_StopTokens = Annotated[list[Annotated[int, Field(ge=0, le=_MAX_TOKEN_ID)]], Field(max_length=_MAX_STOP_TOKENS)]
 
 
 class StreamOptions(Shape):
     """Options of a streamed reply."""
 
     include_usage: Annotated[bool | None, keywords(default=False)] = None
-    """Send a last chunk with the token usage."""
+    """Send the token usage in a last chunk without choices, instead of in the chunk with the finish reason."""
+    continuous_usage_stats: Annotated[bool | None, keywords(default=False)] = None
+    """Extension: every chunk has the usage so far."""
     resume: Annotated[bool | None, keywords(default=False)] = None
     """Extension: if a replica fails, another one continues the reply. Requires `n: 1` and no `logprobs`."""
 
@@ -145,7 +193,7 @@ class ChatRequest(Shape):
     """
 
     model: str
-    """A model identifier from `/models`."""
+    """A model identifier from `/models`, or one of its aliases. The request then has the identifier."""
     sent_messages: Annotated[list[Message], FirstFault(), Check(check_messages), keywords(minItems=1)] = Field(
         alias="messages"
     )
@@ -158,9 +206,10 @@ class ChatRequest(Shape):
     """Sampling temperature. 0 always picks the most likely token. `/models` lists recommended values."""
     top_p: Annotated[Number, Range(0, 1, above=True)] = 1.0
     """Nucleus sampling: sample from the most likely tokens with this total probability."""
-    sent_max_tokens: Annotated[int | None, Range(1, None)] = Field(None, alias="max_tokens")
-    """Maximum number of tokens per choice. Default: the model's limit, or less if context or balance allow less."""
-    max_completion_tokens: Annotated[int | None, Range(1, None), Check(_check_max_tokens_equal)] = None
+    sent_max_tokens: Annotated[int | None, Range(1, inf)] = Field(None, alias="max_tokens")
+    """Maximum number of tokens per choice. Values above the model's limit count as the limit. Default: the limit, or
+    less if context or balance allow less."""
+    max_completion_tokens: Annotated[int | None, Range(1, inf), Check(_check_max_tokens_equal)] = None
     """Same as `max_tokens`. If both are sent, they must be equal."""
     n: Annotated[int, Range(1, 8)] = 1
     """Number of choices to generate. The prompt is billed once."""
@@ -171,6 +220,15 @@ class ChatRequest(Shape):
         Check(_check_stop),
     ] = ()
     """Strings that end the reply. The reply does not contain them."""
+    stop_token_ids: Annotated[
+        tuple[int, ...],
+        FirstFault(),
+        BeforeValidator(_as_tuple, json_schema_input_type=_StopTokens),
+        Check(_check_stop_tokens),
+    ] = ()
+    """Extension: tokens that end the reply. They are neither sent nor billed."""
+    include_stop_str_in_output: bool = False
+    """Extension: the reply contains the stop string or stop token that ends it."""
     seed: Annotated[int | None, Range(-(2**63), 2**63 - 1)] = None
     """Seed for sampling. The same seed and request return the same reply."""
     frequency_penalty: Annotated[Number, Range(-2, 2)] = 0.0
@@ -249,6 +307,16 @@ class ChatRequest(Shape):
     """Extension: minimum number of tokens to generate, up to `max_tokens`."""
     ignore_eos: bool = False
     """Extension: continue until `max_tokens` after the model has ended its reply."""
+    continue_final_message: Annotated[bool, Check(_check_continued)] = False
+    """Extension: same as `prefix` on the last message."""
+    add_generation_prompt: Annotated[bool, Check(_check_generation_prompt)] = True
+    """Extension: false only together with `continue_final_message`, where other servers require it."""
+    reasoning_effort: Annotated[str | None, keywords(enum=list(REASONING_EFFORTS)), Check(_check_effort)] = None
+    """How much a reasoning model reasons, for models whose chat template has a variable for it; else ignored."""
+    chat_template_kwargs: Annotated[
+        dict[str, Any], Check(_check_template_variables), keywords(maxProperties=_MAX_TEMPLATE_VARIABLES)
+    ] = Field({})
+    """Extension: variables of the model's chat template, such as `enable_thinking`."""
 
     @cached_property
     def messages(self) -> tuple[dict[str, Any], ...]:
@@ -262,11 +330,15 @@ class ChatRequest(Shape):
     @property
     def continue_final(self) -> bool:
         """Whether the last message is the beginning of the reply."""
-        return bool(self.sent_messages[-1].prefix)
+        return self.continue_final_message or bool(self.sent_messages[-1].prefix)
 
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def has_usage_in_each_chunk(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     @property
     def resume(self) -> bool:
@@ -274,7 +346,7 @@ class ChatRequest(Shape):
 
     @property
     def max_tokens(self) -> int | None:
-        """Maximum number of tokens per choice. None: the remaining context, up to the model's maximum output."""
+        """Maximum number of tokens per choice, which may be above the model's limit. None: the limit."""
         return self.max_completion_tokens if self.sent_max_tokens is None else self.sent_max_tokens
 
     @property
@@ -301,8 +373,8 @@ class ChatRequest(Shape):
 
     @property
     def tool_choice(self) -> ToolChoice:
-        if isinstance(self.sent_tool_choice, NamedTool):
-            return "required"
+        if isinstance(self.sent_tool_choice, ChosenTools):
+            return self.sent_tool_choice.mode
         if self.sent_tool_choice is None:
             return "auto" if self.sent_tools else "none"
         return TOOL_CHOICES[self.sent_tool_choice]
@@ -310,7 +382,13 @@ class ChatRequest(Shape):
     @property
     def forced_function(self) -> str | None:
         """The only function that the reply may call; `tool_choice` is then required. None if there is no such limit."""
-        return self.sent_tool_choice.function.name if isinstance(self.sent_tool_choice, NamedTool) else None
+        chosen = self.sent_tool_choice
+        return chosen.function.name if isinstance(chosen, ChosenTools) and chosen.function is not None else None
+
+    @property
+    def allowed_functions(self) -> tuple[str, ...]:
+        """Names of the functions that the reply may call, if `tool_choice` lists them. Empty: all functions."""
+        return self.sent_tool_choice.allowed if isinstance(self.sent_tool_choice, ChosenTools) else ()
 
     @cached_property
     def estimated_prompt_tokens(self) -> int:
@@ -339,14 +417,17 @@ def check_chat_request(
 ) -> RequestT:
     """Checks a request whose JSON is parsed. Doors of other formats call it with the same request in this format.
 
-    `kind` is the class of the result.
+    `kind` is the class of the result. The request has the identifier in place of an alias.
     """
     _refuse_crowds(parsed, served)
-    request = typed(kind, {name: value for name, value in parsed.items() if value is not None})
+    fields = {name: value for name, value in parsed.items() if value is not None}
+    if isinstance(model := fields.get("model"), str):
+        fields["model"] = identifier_of(model, served)
+    request = typed(kind, fields)
     if request.model not in served:
         raise errors.model_not_found(request.model, served)
     if not REFUSED.keys().isdisjoint(parsed):
-        refuse_other_forms(parsed)
+        refuse_fields(parsed)
     _, most_output = served[request.model]
     sent = request.model_fields_set
     for name, field, marker in _CHECKS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from pydantic import GetJsonSchemaHandler
@@ -18,7 +19,7 @@ class Range:
     """The range of a number, from `low` to `high`. It is not part of the type: a value outside returns 422, not 400."""
 
     low: float
-    high: int | None  # None: the model's maximum output in tokens
+    high: float | None  # None: the model's maximum output in tokens; infinity: no maximum
     above: bool = False  # `low` itself is not allowed
 
     def check_value(self, field: str, value: float, most_output: int = 0) -> None:
@@ -26,11 +27,13 @@ class Range:
         if self.low <= value <= high and not (self.above and value == self.low):
             return
         allowed = f"above {self.low} and at most {high}" if self.above else f"from {self.low} to {high}"
+        if high == inf:
+            allowed = f"at least {self.low}"
         raise invalid(field, f"must be {allowed}, but it is {describe_value(value)}")
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         low = {"exclusiveMinimum" if self.above else "minimum": self.low}
-        return {**handler(core), **low, **({} if self.high is None else {"maximum": self.high})}
+        return {**handler(core), **low, **({} if self.high in (None, inf) else {"maximum": self.high})}
 
 
 @dataclass(frozen=True, slots=True)

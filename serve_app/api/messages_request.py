@@ -15,6 +15,7 @@ from serve_app.api import errors
 from serve_app.api.chat_request import ChatRequest, Number, ServedModels, StreamOptions, check_chat_request
 from serve_app.api.codec import FirstFault, Shape, either, keywords, parse_object, quote, typed
 from serve_app.api.field_checks import OnlyWith, Range
+from serve_app.api.served_names import served_identifier
 from serve_app.api.tools_and_formats import MAX_TOOLS, invalid
 
 BLOCKS: Final = {
@@ -184,9 +185,8 @@ def parse_messages_request(parsed: dict[str, Any], served: ServedModels) -> Mess
     _refuse_crowds(given, served)
     _refuse_foreign(given)
     request = typed(MessagesRequest, given)
-    if request.model not in served:
-        raise errors.model_not_found(request.model, served)
-    return check_chat_request(_chat(request, served[request.model][1]), served, MessagesChat)
+    _, most_output = served[served_identifier(request.model, served)]
+    return check_chat_request(_chat(request, most_output), served, MessagesChat)
 
 
 def parse_count_request(raw: bytes, served: ServedModels, max_bytes: int, max_items: int) -> MessagesChat:

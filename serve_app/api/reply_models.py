@@ -133,7 +133,7 @@ class Delta(BaseModel):
     """The new part of the message."""
 
     role: Literal["assistant"] = "assistant"
-    content: str = ""
+    content: str | None = Field("", description="null in the first chunk of a choice that begins with a call.")
     reasoning_content: str = ""
     tool_calls: list[DeltaToolCall] = Field([], min_length=1)
 
@@ -157,5 +157,7 @@ class ChatCompletionChunk(BaseModel):
     system_fingerprint: Fingerprint
     choices: list[ChunkChoice] = Field(max_length=8, description="Empty in the chunk with the usage.")
     usage: Usage | None = Field(
-        None, description="With `include_usage`: null except in the last chunk. Otherwise absent."
+        None,
+        description="In the last chunk with choices. With `include_usage`: null except in the last chunk, which has no "
+        "choices. With `continuous_usage_stats`: the usage so far, in each chunk.",
     )

@@ -1,13 +1,12 @@
 """Alternatives to `response_format`: other fields for the form of a reply, as clients of other servers send them.
 
 A client must not rely on a form that nothing enforces. A field with the same meaning as a supported form is enforced;
-any other field returns 422.
+`refused_fields` has the others.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from pydantic_core import from_json
@@ -21,22 +20,6 @@ Form = dict[str, Any]
 
 OTHER_FORMS: Final = frozenset({"guided_json", "guided_regex", "guided_choice", "structured_outputs"})
 MAX_CHARACTERS: Final = 4 * MAX_BYTES  # maximum length of a schema sent as text, including line breaks
-_INSTEAD: Final = "Send response_format with json_schema, guided_regex or guided_choice"
-_TOOLS: Final = "is an older form that is not served. Send tools and tool_choice; the reply then has tool_calls"
-REFUSED: Final[Mapping[str, str]] = {
-    "grammar": f"can't be enforced. {_INSTEAD}",
-    "guided_grammar": f"can't be enforced. {_INSTEAD}",
-    "ebnf": f"can't be enforced. {_INSTEAD}",
-    "structural_tag": f"can't be enforced. {_INSTEAD}",
-    "guided_whitespace_pattern": "can't be enforced. Leave it out",
-    "regex": "is not a field here. Send the same as guided_regex",
-    "json_schema": "is not a field here. Send response_format with json_schema",
-    "functions": _TOOLS,
-    "function_call": _TOOLS,
-}
-"""Fields of other servers and of older clients, and what to send instead."""
-
-_HARMLESS: Final[tuple[Any, ...]] = (None, "", [], {}, False, "none", "auto")
 
 
 class Sent(Protocol):
@@ -52,13 +35,6 @@ class Sent(Protocol):
 
     @property
     def may_call(self) -> bool: ...
-
-
-def refuse_other_forms(body: Mapping[str, Any]) -> None:
-    """Raises ApiError (422) for a field that requests a form that is not enforced."""
-    for name, rule in REFUSED.items():
-        if (value := body.get(name)) is not None and value not in _HARMLESS:
-            raise errors.invalid_parameters(f"{name} {rule}.", name)
 
 
 def form_of(sent: Sent) -> Form | None:

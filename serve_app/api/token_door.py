@@ -49,6 +49,9 @@ def conversation_call(chat: ChatRequest, **options: Any) -> TokenizeCall:
         tools=chat.tools,
         tool_choice=chat.tool_choice,
         function=chat.forced_function,
+        functions=chat.allowed_functions,
+        template_variables=chat.chat_template_kwargs,
+        reasoning_effort=chat.reasoning_effort,
         continue_final=chat.continue_final,
         **options,
     )

@@ -10,6 +10,7 @@ from serve_app.api.chat_openapi import body_schemas
 from serve_app.api.chat_request import ChatRequest, ServedModels, check_chat_request
 from serve_app.api.codec import FirstFault, Shape, keywords, parse_object, typed
 from serve_app.api.errors import ApiError
+from serve_app.api.served_names import served_identifier
 from serve_app.api.token_door import TokenQuery, conversation_call
 from serve_app.api.tools_and_formats import invalid
 from serve_app.contracts.generation import TokenizeCall, Tokenized
@@ -97,7 +98,7 @@ class TokenizeDoor(_ErrorsOfChat):
         if request.prompt is None:
             if "messages" not in parsed:
                 raise errors.invalid_format("prompt or messages is missing: one of them is required.", "prompt")
-            fields = {name: parsed[name] for name in ("model", *CONVERSATION) if name in parsed}
+            fields: dict[str, Any] = {name: parsed[name] for name in ("model", *CONVERSATION) if name in parsed}
             chat: ChatRequest = check_chat_request(fields, served)
             if request.add_special_tokens:
                 rule = "is only possible with prompt: the model's template has its own special tokens"
@@ -111,10 +112,10 @@ class TokenizeDoor(_ErrorsOfChat):
         for name in CONVERSATION:
             if name in parsed:
                 raise invalid(name, "is only possible with messages")
-        check_model(request.model, served)
+        identifier = served_identifier(request.model, served)
         special = request.add_special_tokens is not False
         call = TokenizeCall("", text=request.prompt, add_special_tokens=special, with_names=names)
-        return TokenQuery(request.model, call)
+        return TokenQuery(identifier, call)
 
     def answer(self, query: TokenQuery, tokenized: Tokenized, context_length: int) -> dict[str, Any]:
         names = list(tokenized.names) if query.call.with_names else None
@@ -134,17 +135,11 @@ class DetokenizeDoor(_ErrorsOfChat):
     def parse(self, body: bytes, served: ServedModels, max_bytes: int, max_items: int) -> TokenQuery:
         parsed = {name: value for name, value in parse_object(body, max_bytes, max_items).items() if value is not None}
         request = typed(DetokenizeRequest, parsed)
-        check_model(request.model, served)
+        identifier = served_identifier(request.model, served)
         for at, token in enumerate(request.tokens):
             if not 0 <= token <= _MAX_ID:
                 raise invalid(f"tokens[{at}]", f"must be from 0 to {_MAX_ID}")
-        return TokenQuery(request.model, TokenizeCall("", token_ids=tuple(request.tokens)))
+        return TokenQuery(identifier, TokenizeCall("", token_ids=tuple(request.tokens)))
 
     def answer(self, query: TokenQuery, tokenized: Tokenized, context_length: int) -> dict[str, Any]:
         return {"prompt": tokenized.text}
-
-
-def check_model(model: str, served: ServedModels) -> None:
-    """Raises ApiError (422) for a model that is not served."""
-    if model not in served:
-        raise errors.model_not_found(model, served)

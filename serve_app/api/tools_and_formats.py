@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Annotated, Any, Final
 
 from pydantic import Field, model_validator
 
 from serve_app.api import errors
-from serve_app.api.codec import MAX_ITEMS, Shape, have_more_items, keywords, missing, quote, wrong_type
+from serve_app.api.codec import MAX_ITEMS, FirstFault, Shape, have_more_items, keywords, missing, quote, wrong_type
 from serve_app.api.json_schemas import MAX_BYTES_OF_TOOLS, check_schema
 from serve_app.contracts.generation import ToolChoice
 
@@ -17,6 +17,8 @@ TOOL_CHOICES: Final[Mapping[str, ToolChoice]] = {"none": "none", "auto": "auto",
 MAX_TOOLS: Final = 128
 _NAME: Final = "[A-Za-z0-9_-]{1,64}"
 _NAMED: Final[dict[str, Any]] = {"pattern": f"^{_NAME}$"}
+_MODES: Final = ["auto", "required"]
+_CHOICES: Final = ["function", "allowed_tools"]
 _FORMATS: Final = ["text", "json_object", "json_schema"]
 _FunctionType = Annotated[str, keywords(const="function")]
 
@@ -126,11 +128,51 @@ class FunctionName(Shape):
     """One of `tools`."""
 
 
-class NamedTool(OfFunction):
-    """A tool choice that names a function."""
+class AllowedTool(OfFunction):
+    """A function that a tool choice allows."""
 
     type: _FunctionType
     function: FunctionName
+
+
+class AllowedTools(Shape):
+    """The functions that the reply may call."""
+
+    mode: Annotated[str, keywords(enum=_MODES)]
+    """`auto`: the model decides. `required`: at least one call."""
+    tools: Annotated[list[AllowedTool], FirstFault(), keywords(minItems=1, maxItems=MAX_TOOLS)]
+    """Some of the request's `tools`."""
+
+
+class ChosenTools(Shape):
+    """A tool choice that names a function, or several functions that are allowed."""
+
+    type: Annotated[str, keywords(enum=_CHOICES)]
+    function: FunctionName | None = None
+    """For the type `function`."""
+    allowed_tools: AllowedTools | None = None
+    """For the type `allowed_tools`."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> ChosenTools:
+        if self.type in _CHOICES and getattr(self, self.type) is None:
+            missing(self.type)
+        return self
+
+    @property
+    def mode(self) -> ToolChoice:
+        return (
+            "required"
+            if self.type == "function" or self.allowed_tools is None
+            else TOOL_CHOICES[self.allowed_tools.mode]
+        )
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """Names of the allowed functions; empty if the choice names one function."""
+        if self.type == "function" or self.allowed_tools is None:
+            return ()
+        return tuple(dict.fromkeys(tool.function.name for tool in self.allowed_tools.tools))
 
 
 def invalid(field: str, rule: str) -> errors.ApiError:
@@ -188,26 +230,41 @@ def check_tools(tools: Sequence[Tool]) -> None:
         raise invalid("tools", f"have {found}")
 
 
-def check_tool_choice(choice: str | NamedTool, tools: Sequence[Tool]) -> None:
+def check_tool_choice(choice: str | ChosenTools, tools: Sequence[Tool]) -> None:
     """Checks a tool choice against the tools. Raises ApiError (422)."""
-    if isinstance(choice, NamedTool):
-        is_list = choice.type == "allowed_tools"
-        advice = (
-            "To allow some functions only, send only these in tools" if is_list else "Send other choices as a string"
-        )
-        _check_type("tool_choice.type", choice.type, f". {advice}")
-        name = choice.function.name
-        if name not in {tool.function.name for tool in tools}:
-            raise invalid("tool_choice.function.name", f"must name one of the tools, but it is {quote(name)}")
+    if isinstance(choice, ChosenTools):
+        _check_chosen(choice, {tool.function.name for tool in tools})
     elif choice not in TOOL_CHOICES:
         raise invalid("tool_choice", f"must be none, auto, required or a function, but it is {quote(choice)}")
     elif choice == "required" and not tools:
         raise invalid("tool_choice", "can be required only when tools are given")
 
 
-def _check_type(field: str, kind: str, advice: str = "") -> None:
+def _check_chosen(choice: ChosenTools, names: Set[str]) -> None:
+    named = {"tool_choice.function": choice.function} if choice.type == "function" else {}
+    if choice.type == "allowed_tools" and choice.allowed_tools is not None:
+        allowed = choice.allowed_tools
+        if allowed.mode not in _MODES:
+            raise invalid(
+                "tool_choice.allowed_tools.mode", f"must be auto or required, but it is {quote(allowed.mode)}"
+            )
+        if not 1 <= len(allowed.tools) <= MAX_TOOLS:
+            rule = f"must have 1 to {MAX_TOOLS} tools, but it has {len(allowed.tools)}"
+            raise invalid("tool_choice.allowed_tools.tools", rule)
+        for at, tool in enumerate(allowed.tools):
+            _check_type(f"tool_choice.allowed_tools.tools[{at}].type", tool.type)
+            named[f"tool_choice.allowed_tools.tools[{at}].function"] = tool.function
+    elif choice.type != "function":
+        rule = f"must be function or allowed_tools, but it is {quote(choice.type)}. Send other choices as a string"
+        raise invalid("tool_choice.type", rule)
+    for field, function in named.items():
+        if function is not None and function.name not in names:
+            raise invalid(f"{field}.name", f"must name one of the tools, but it is {quote(function.name)}")
+
+
+def _check_type(field: str, kind: str) -> None:
     if kind != "function":
-        raise invalid(field, f"must be function, but it is {quote(kind)}{advice}")
+        raise invalid(field, f"must be function, but it is {quote(kind)}")
 
 
 def _check_name(field: str, name: str) -> None:

@@ -104,6 +104,7 @@ def _fields(model: dict[str, Any]) -> Iterator[tuple[str, object]]:
         if one["ejected"] or not one["healthy"]:
             yield f"  {one['name']}", "ejected" if one["ejected"] else f"not ready: {one['status']}"
     yield "fallback", model["fallback"]
+    yield "aliases", ", ".join(model["aliases"]) or None
     yield "weights set by", _set_by(model)
     yield "rollback restores", None if model["rollback"] is None else weights_text(model["rollback"])
     yield "price", " / ".join(model["price"][name] for name in ("input", "cached_input", "output"))

@@ -24,6 +24,14 @@ Defaults = Annotated[
         "--default", metavar="NAME=VALUE", help="Sampling default for requests without a value: temperature=0.7."
     ),
 ]
+Aliases = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--alias",
+        metavar="NAME",
+        help="Further name for clients: gpt-4o-mini, or claude-* for all names that begin so.",
+    ),
+]
 Seconds = Annotated[float | None, typer.Option(metavar="SECONDS", help="Latency target; alerts watch it.")]
 
 
@@ -55,6 +63,7 @@ def create_model(
     default: Defaults = None,
     first_token_target: Seconds = None,
     output_token_target: Seconds = None,
+    alias: Aliases = None,
 ) -> None:
     """Create an identifier with its limits, prices, backends and defaults."""
     named = [one if "=" in one else f"{one}=100" for one in backend]
@@ -65,7 +74,7 @@ def create_model(
         "price": {"input": input, "cached_input": cached_input, "output": output},
         "context_length": context_length,
         "max_output": max_output,
-        **_changes(temperature, default, first_token_target, output_token_target, fallback),
+        **_changes(temperature, default, first_token_target, output_token_target, fallback, alias),
     }
     print_details(session, session.client.api_post("models", body=body))
 
@@ -76,6 +85,7 @@ def create_model(
     examples=(
         "serve-app models update team-chat --max-output 2048 --default temperature=0.7 --default top_p=0.95",
         "serve-app models update team-chat --fallback none",
+        "serve-app models update team-chat --alias gpt-4o-mini --alias 'claude-*'",
     ),
 )
 def update_model(
@@ -88,12 +98,13 @@ def update_model(
     default: Defaults = None,
     first_token_target: Seconds = None,
     output_token_target: Seconds = None,
+    alias: Aliases = None,
 ) -> None:
     """Change a created identifier. Omitted options stay unchanged.
 
-    --default and --temperature each replace all earlier values of their kind.
+    --default, --temperature and --alias each replace all earlier values of their kind. `--alias none` removes all.
     """
-    body = _changes(temperature, default, first_token_target, output_token_target, fallback)
+    body = _changes(temperature, default, first_token_target, output_token_target, fallback, alias)
     body |= {} if context_length is None else {"context_length": context_length}
     body |= {} if max_output is None else {"max_output": max_output}
     if not body:
@@ -143,10 +154,12 @@ def _changes(
     first_token_s: float | None,
     output_token_s: float | None,
     fallback: str | None,
+    aliases: Sequence[str] | None,
 ) -> dict[str, Any]:
     """Returns the given fields, in the form of the API."""
     changes: dict[str, Any] = {"first_token_target_s": first_token_s, "output_token_target_s": output_token_s}
     changes["recommended_temperatures"] = temperatures and parse_numbers("--temperature", temperatures)
     changes["sampling"] = defaults and parse_pairs("--default", defaults)
+    changes["aliases"] = [] if aliases == ["none"] else aliases
     changes = {name: value for name, value in changes.items() if value is not None}
     return changes | ({} if fallback is None else {"fallback": None if fallback == "none" else fallback})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Literal
 
@@ -106,6 +106,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0  # -2..2, over output
     presence_penalty: float = 0.0  # -2..2, over output
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()  # tokens that end the reply, besides the model's end-of-sequence tokens
+    include_stop_str_in_output: bool = False  # the stop string or token is part of the reply
     shown: tuple[str, ...] = ()  # special tokens whose names appear in the text; other special tokens produce no text
     mark: str = ""  # text up to whose first occurrence `Finished.marked_tokens` counts
     seed: int | None = None
@@ -233,6 +235,8 @@ Part = Reasoning | Text | CallStarted | CallArguments | CallEnded
 
 ToolChoice = Literal["none", "auto", "required"]
 
+REASONING_EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
 
 @dataclass(frozen=True, slots=True)
 class Bill:
@@ -251,7 +255,8 @@ class GenerateCall:
     """Requests a reply with `n` choices from a replica.
 
     `credit` is the hold in nano-units. It must pay for the prompt once and for the whole output budget of every choice.
-    `tools` are the tools that the model may call, as the API defines them. `function` names the only one, if any.
+    `tools` are the request's tools, as the API defines them. The model may call the one that `function` names, or those
+    that `functions` names, or else all of them.
     """
 
     request_id: str
@@ -268,12 +273,20 @@ class GenerateCall:
     tools: tuple[dict[str, Any], ...] = ()
     tool_choice: ToolChoice = "none"
     function: str | None = None
+    functions: tuple[str, ...] = ()
     parallel_calls: bool = True  # whether the reply may have several calls
     trace: TraceCall | None = None
     said: tuple[int, ...] = ()  # tokens of a reply that another replica began; only the rest is sent
     reply_id: str = ""  # with `said`: the id under which the reply began
+    template_variables: Mapping[str, Any] = field(default_factory=dict)  # variables of the model's chat template
+    reasoning_effort: str | None = None  # one of REASONING_EFFORTS
 
     __setstate__ = set_state
+
+    @property
+    def callable_tools(self) -> tuple[dict[str, Any], ...]:
+        """The tools that the reply may call."""
+        return _callable(self)
 
 
 class Rejection(StrEnum):
@@ -342,6 +355,9 @@ class TokenizeCall:
     tools: tuple[dict[str, Any], ...] = ()
     tool_choice: ToolChoice = "none"
     function: str | None = None
+    functions: tuple[str, ...] = ()
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    reasoning_effort: str | None = None
     continue_final: bool = False
     add_generation_prompt: bool = True  # False: without the beginning of the assistant's turn
     text: str | None = None  # names of special tokens in it count as these tokens
@@ -351,6 +367,11 @@ class TokenizeCall:
     with_names: bool = False  # includes the names of the tokens
 
     __setstate__ = set_state
+
+    @property
+    def callable_tools(self) -> tuple[dict[str, Any], ...]:
+        """The tools that the reply may call."""
+        return _callable(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,3 +388,10 @@ class Tokenized:
 
 BackendEvent = Event | Rejected | ReplyParts | ChoiceEnded
 """With several choices, Finished counts all of them; its `marked_tokens` are those of reasoning."""
+
+
+def _callable(call: GenerateCall | TokenizeCall) -> tuple[dict[str, Any], ...]:
+    if call.tool_choice == "none":
+        return ()
+    names = call.functions if call.function is None else (call.function,)
+    return tuple(tool for tool in call.tools if tool["function"]["name"] in names) if names else call.tools

@@ -6,6 +6,7 @@ price in effect overrides its price.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Final
@@ -17,6 +18,10 @@ from serve_app.contracts.money import PriceVersion
 Tokens = Annotated[int, Ge(1), Le(10**8)]
 Seconds = Annotated[float, Gt(0), Le(3600)]
 Temperature = Annotated[float, Ge(0), Le(2)]
+
+MAX_ALIASES: Final = 50  # of one identifier
+ALIAS_PATTERN: Final = r"^([A-Za-z0-9][A-Za-z0-9._:/@+-]{0,98}\*?|\*)$"
+_ALIAS: Final = re.compile(ALIAS_PATTERN, re.ASCII)
 
 #: Options of a backend's deployment, as in `config.yaml` next to the deployment's name.
 BACKEND_OPTIONS: Final = (
@@ -73,6 +78,7 @@ class ModelSpec:
     recommended_temperatures: Mapping[str, Temperature] = field(default_factory=dict)  # by use
     sampling: SamplingDefaults = SamplingDefaults()
     fallback: str | None = None  # backend that answers while the weighted backends have no capacity
+    aliases: tuple[str, ...] = ()  # further names for clients; one with * at its end stands for all that begin so
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +115,23 @@ class Served:
     #: By identifier, in the order of `price_at`: the price in effect and scheduled prices.
     prices: Mapping[str, Sequence[PriceVersion]] = field(default_factory=dict)
     backends: Mapping[str, Backend] = field(default_factory=dict)  # by name, without those retired long ago
+
+
+def check_aliases(aliases: Mapping[str, Sequence[str]]) -> None:
+    """Checks the aliases of all identifiers, which are the keys. Raises ValueError for the first fault."""
+    owners: dict[str, str] = {}
+    for identifier, names in aliases.items():
+        if len(names) > MAX_ALIASES:
+            raise ValueError(f"aliases of {identifier}: at most {MAX_ALIASES}, but there are {len(names)}")
+        for name in names:
+            if not _ALIAS.fullmatch(name):
+                rule = "an alias has 1 to 99 letters, digits and . _ : / @ + -, and may end with *"
+                raise ValueError(f"aliases of {identifier}: {name[:100]!r}: {rule}")
+            if name in aliases:
+                raise ValueError(f"aliases of {identifier}: {name} is an identifier")
+            if name in owners:
+                raise ValueError(f"aliases of {identifier}: {name} is already an alias of {owners[name]}")
+            owners[name] = identifier
 
 
 def raised(weights: Mapping[str, int], before: Mapping[str, int]) -> set[str]:

@@ -8,13 +8,19 @@ template copies stand-ins like any other character, and `tokenize` encodes such 
 from __future__ import annotations
 
 import json
+import logging
 import re
 import threading
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
+
+from jinja2 import Environment, TemplateError, meta
 
 from serve_app.engine.errors import ContextLengthExceeded
 from serve_app.engine.text.plain_text import Names, PlainText, token_ids
+
+logger = logging.getLogger(__name__)
 
 _FIRST_STAND_IN = 0xDC00
 _OTHER_HALVES = re.compile("[\ud800-\udbff]")
@@ -22,6 +28,16 @@ _AFTER_STAND_IN = re.compile("(?<=[\udc00-\udfff])")
 _MARKER = re.compile(r"<.*>|\[.*\]", re.DOTALL)
 _LONG = 8  # characters per token of context: twice as many as ordinary text has
 _PIECE = 16_384  # characters
+_GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # a tag of transformers that produces no text
+_SET_HERE = frozenset(
+    {
+        *("messages", "conversation", "tools", "add_generation_prompt", "continue_final_message"),
+        *("raise_exception", "strftime_now"),  # functions that transformers adds
+        # Parameters of `apply_chat_template`.
+        *("chat_template", "documents", "tokenize", "padding", "truncation", "max_length", "return_tensors"),
+        *("return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
+    }
+)
 
 
 class ChatRenderer:
@@ -49,6 +65,7 @@ class ChatRenderer:
         self._stand_ins = {character: chr(_FIRST_STAND_IN + number) for number, character in enumerate(first)}
         self._restore = str.maketrans({stand_in: character for character, stand_in in self._stand_ins.items()})
         self._lock = threading.Lock()
+        self.variables = _variables(tokenizer)  # names that a request may set; the others are set here
 
     @property
     def template(self) -> str | None:
@@ -119,13 +136,16 @@ class ChatRenderer:
         messages: Sequence[Mapping[str, Any]],
         continue_final: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+        *,
         add_generation_prompt: bool = True,
     ) -> str:
         """The conversation as rendered by the template, ready for the assistant's turn.
 
         The role `developer` counts as `system`, and a content of None counts as empty. With `continue_final` the last
-        message stays open and the reply continues it. `tools` is the template variable of that name. Without
-        `add_generation_prompt`, the beginning of the assistant's turn is left out.
+        message stays open and the reply continues it. `tools` is the template variable of that name. `variables` are
+        others, whose names are in `self.variables`. Without `add_generation_prompt`, the beginning of the assistant's
+        turn is left out.
 
         Raises:
             ContextLengthExceeded: the text is too long to fit, however it is tokenized.
@@ -135,7 +155,8 @@ class ChatRenderer:
             raise ValueError("there are no messages")
         try:
             plain = [self._plain(message) for message in messages]
-            more = {} if tools is None else {"tools": _clean(list(tools))}
+            more: dict[str, Any] = {} if tools is None else {"tools": _clean(list(tools))}
+            more |= _clean(variables)
             of_tools = _num_bytes(json.dumps(more, ensure_ascii=False)) if more else 0
         except RecursionError:
             raise ValueError("the messages or tools are nested too deeply") from None
@@ -228,6 +249,19 @@ class ChatRenderer:
             counted += len(token_ids(self._core, text[start : start + _PIECE]))
             if counted > self._max_context * 5 // 4:
                 raise ContextLengthExceeded(0, self._max_context)
+
+
+def _variables(tokenizer: Any) -> frozenset[str]:
+    """Names that the templates read and that neither the renderer nor the template engine sets."""
+    templates = getattr(tokenizer, "chat_template", None) or ""
+    environment = Environment(extensions=["jinja2.ext.loopcontrols"])
+    found: set[str] = set()
+    for template in templates.values() if isinstance(templates, dict) else [templates]:
+        try:
+            found |= meta.find_undeclared_variables(environment.parse(_GENERATION.sub("", template)))
+        except TemplateError:
+            logger.warning("The chat template can't be parsed, so requests can't set its variables.")
+    return frozenset(found) - _SET_HERE - set(getattr(tokenizer, "special_tokens_map", {}))
 
 
 def _whole(text: str) -> str:

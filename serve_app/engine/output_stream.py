@@ -95,7 +95,7 @@ class OutputStream:
     def accept(self, sampled: Sequence[SampledToken]) -> Accepted:
         """Add a step's tokens, one or more, up to the token that ends the request; the tokens after it are dropped.
 
-        An end-of-sequence token is not added: it appears in neither the text nor the count.
+        An end-of-sequence token or a stop token is not added: it appears in neither the text nor the count.
         """
         before = self.sequence.num_output
         reason = None
@@ -120,6 +120,8 @@ class OutputStream:
             logger.error("No token for request %s: %s.", self.sequence.request_id, why or "the logits are not numbers")
             return FinishReason.ERROR
         if token in self._eos_token_ids and (self.sampling.grammar is None or self.sampling.grammar.may_end):
+            return self._text.end(FinishReason.STOP)
+        if self._text.ends_before(token):
             return self._text.end(FinishReason.STOP)
         self.sequence.tokens.append(token)
         self.sampling.advance(token)

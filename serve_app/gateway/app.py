@@ -52,7 +52,16 @@ def build_app(
     for prefix in ("", "/v1"):
         for router in routers:
             app.include_router(router, prefix=prefix)
+    app.state.methods = _methods_by_path(routers)
     app.add_exception_handler(ApiError, api_error_response)
     app.add_exception_handler(HTTPException, http_error_response)
     app.add_middleware(RequestContext, tag_responses=tag_responses)
     return app
+
+
+def _methods_by_path(routers: Sequence[APIRouter]) -> dict[str, list[str]]:
+    """Returns the methods of each path, without the base path."""
+    methods = {door.path: ["POST"] for door in DOORS}
+    for route in (route for router in routers for route in router.routes if isinstance(route, Route)):
+        methods.setdefault(route.path, []).extend(sorted((route.methods or set()) - {"HEAD"}))
+    return methods

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from serve_app.api import errors
 from serve_app.api.chat_request import ChatRequest
+from serve_app.api.served_names import ServedNames
 from serve_app.contracts.calls import application_of, detached
 from serve_app.contracts.generation import BackendEvent, Bill, GenerateCall, Grammar, GrammarKind, SamplingParams
 from serve_app.contracts.limiting import Admit, Grant
@@ -78,8 +79,11 @@ class Catalogue:
             name: {backend: weight for backend, weight in model.backends.items() if weight}
             for name, model in self._models.items()
         }
-        #: Identifier to its context and output limits, in tokens.
-        self.served = {name: (model.context_length, model.max_output) for name, model in self._models.items()}
+        #: Identifier to its context and output limits, in tokens, and the aliases.
+        self.served = ServedNames(
+            {name: (model.context_length, model.max_output) for name, model in self._models.items()},
+            ((alias, name) for name, model in self._models.items() for alias in model.aliases),
+        )
 
     def __contains__(self, identifier: str) -> bool:
         return identifier in self._models
@@ -173,7 +177,7 @@ def admit_for(
         key_digest=key_digest,
         model=chat.model,
         prompt_tokens=min(chat.estimated_prompt_tokens, identifier.context_length),
-        max_tokens=chat.n * (chat.max_tokens or identifier.max_output),
+        max_tokens=chat.n * min(chat.max_tokens or identifier.max_output, identifier.max_output),
         prompt_price=max(price.input, price.cached_input),  # the cached part is known only when it runs
         output_price=price.output,
         backend=application_of(backend),  # adapters of one model share its replicas' load
@@ -225,10 +229,13 @@ def call_for(
         tools=chat.tools,
         tool_choice=chat.tool_choice,
         function=chat.forced_function,
+        functions=chat.allowed_functions,
         parallel_calls=chat.parallel_tool_calls,
         trace=trace,
         said=said,
         reply_id=reply_id,
+        template_variables=chat.chat_template_kwargs,
+        reasoning_effort=chat.reasoning_effort,
     )
 
 

@@ -267,7 +267,8 @@ class ReplyToRequest:
                 else:
                     reply = begun()
                 continue
-            await sender.write_piece(self._door.keep_alive if event is None else reply.event(event), stream_headers)
+            if piece := self._door.keep_alive if event is None else reply.event(event):
+                await sender.write_piece(piece, stream_headers)
         await exchange.complete()
         await sender.write_piece(reply.end(event), stream_headers, more=False)
 

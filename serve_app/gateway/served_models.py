@@ -34,4 +34,5 @@ def _created(model: ServedModel, served: Served) -> IdentifierSettings:
         max_output=spec.max_output,
         recommended_temperatures=dict(spec.recommended_temperatures),
         fallback=spec.fallback,
+        aliases=list(spec.aliases),
     )

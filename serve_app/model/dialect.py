@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -27,6 +28,16 @@ class Prompt:
     left_open: bool  # whether the reply begins within reasoning
 
 
+class UnknownVariable(ValueError):
+    """A request sets a variable that the model's chat template does not have."""
+
+    def __init__(self, name: str, known: Collection[str]) -> None:
+        there_are = f"It has {', '.join(sorted(known))}" if known else "It has none"
+        super().__init__(
+            f"chat_template_kwargs: the model's chat template has no variable {json.dumps(name[:60])}. {there_are}."
+        )
+
+
 class Dialect:
     """The form of one model's tool calls and reasoning.
 
@@ -46,17 +57,19 @@ class Dialect:
         Raises:
             ContextLengthExceeded: the messages cannot fit the context.
             BadTool: the parameters of a function cannot constrain the reply.
+            UnknownVariable: the template has no variable of this name.
             ValueError: the template rejects the messages.
         """
         text = self._text(call, self._chat.text)
         left_open = self._markers is not None and not call.continue_final and self._markers.left_open(text)
-        return Prompt(self._chat.tokenize(text), self._sampling(call, _callable(call), left_open), left_open)
+        return Prompt(self._chat.tokenize(text), self._sampling(call, call.callable_tools, left_open), left_open)
 
     def tokenize(self, call: TokenizeCall) -> Tokenized:
         """Returns tokens or their text. Takes a second for the longest texts; thread-safe.
 
         Raises:
             ContextLengthExceeded: the text cannot fit the context, so it is not counted.
+            UnknownVariable: the template has no variable of this name.
             ValueError: the template rejects the messages, or an id is not a token.
         """
         if call.token_ids is not None:
@@ -74,12 +87,26 @@ class Dialect:
 
     def _text(self, call: GenerateCall | TokenizeCall, render: Callable[..., str]) -> str:
         """Returns the conversation in the model's form."""
-        tools = _callable(call)
+        tools = call.callable_tools
         messages: Sequence[Mapping[str, Any]] = [self._literal(with_parsed_arguments(m)) for m in call.messages]
         definitions = None
         if tools or any("tool_calls" in message or message["role"] == "tool" for message in messages):
             messages, definitions = conversation(self._format, messages, self._chat.literal(tools))
-        return render(messages, call.continue_final, definitions)
+        return render(messages, call.continue_final, definitions, self._variables(call))
+
+    def _variables(self, call: GenerateCall | TokenizeCall) -> dict[str, Any]:
+        """Returns the template's variables for this call. A model without a variable for the effort ignores it."""
+        if not call.template_variables and call.reasoning_effort is None:
+            return {}
+        known = self._chat.variables
+        if unknown := [name for name in call.template_variables if name not in known]:
+            raise UnknownVariable(unknown[0], known)
+        variables: dict[str, Any] = {}
+        if (effort := call.reasoning_effort) is not None:
+            if "reasoning_effort" in known:
+                variables["reasoning_effort"] = effort
+            variables |= {name: effort != "none" for name in ("enable_thinking", "thinking") if name in known}
+        return variables | dict(self._chat.literal(call.template_variables))
 
     def _literal(self, message: dict[str, Any]) -> dict[str, Any]:
         """Returns the message without control tokens.
@@ -94,7 +121,7 @@ class Dialect:
 
     def parser(self, call: GenerateCall, prompt: Prompt, choice: int) -> ReplyParser | None:
         """Returns the parser for one choice of the reply; None if the reply can only be text."""
-        tools = _callable(call)
+        tools = call.callable_tools
         if not tools and self._markers is None:
             return None
         parser = self._format.parser if tools else ReplyParser
@@ -133,15 +160,6 @@ class Dialect:
                 self._format, tools, call.parallel_calls, shown=markers, otherwise=call.sampling.grammar
             )
         return call.sampling.grammar
-
-
-def _callable(call: GenerateCall | TokenizeCall) -> Tools:
-    """Returns the functions that the reply may call."""
-    if call.tool_choice == "none":
-        return ()
-    if call.function is None:
-        return call.tools
-    return tuple(tool for tool in call.tools if tool["function"]["name"] == call.function)
 
 
 def _is_held(call: GenerateCall, tools: Tools) -> bool:

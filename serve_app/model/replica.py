@@ -38,7 +38,7 @@ from serve_app.engine.errors import (
 from serve_app.engine.port import EnginePort
 from serve_app.engine.request import GenerationRequest
 from serve_app.model.choices import generate_choices
-from serve_app.model.dialect import Dialect, Prompt
+from serve_app.model.dialect import Dialect, Prompt, UnknownVariable
 from serve_app.model.orphans import Orphans, Seen, Settle
 from serve_app.model.reply import Reply
 from serve_app.model.reply_trace import ReplyTrace
@@ -157,6 +157,8 @@ class Replica:
             return Rejected(Rejection.CONTEXT, prompt_tokens=error.prompt_tokens, limit=error.limit)
         except BadTool as error:
             return _rejected_tool(error.name, error, call)
+        except UnknownVariable as error:
+            return Rejected(Rejection.INVALID, message=str(error), param="chat_template_kwargs")
         except ValueError as error:
             return Rejected(Rejection.INVALID, message=str(error))
         ids = prompt.token_ids
@@ -198,6 +200,8 @@ class Replica:
             return await self._tokenizing.run(call.account_id, lambda: self._dialect.tokenize(call))
         except ContextLengthExceeded as error:
             return Rejected(Rejection.CONTEXT, prompt_tokens=error.prompt_tokens, limit=error.limit)
+        except UnknownVariable as error:
+            return Rejected(Rejection.INVALID, message=str(error), param="chat_template_kwargs")
         except ValueError as error:
             param = "messages" if call.token_ids is None else "tokens"
             return Rejected(Rejection.INVALID, message=str(error), param=param)
@@ -245,7 +249,7 @@ def _rejected_sampling(error: ValueError, call: GenerateCall) -> Rejected | None
     """Returns the rejection if the engine refuses a call's sampling parameters or grammar; None for other errors."""
     if isinstance(error, UnsupportedGrammar):
         if error.alternative is not None:
-            return _rejected_tool(call.function or call.tools[error.alternative]["function"]["name"], error, call)
+            return _rejected_tool(call.callable_tools[error.alternative]["function"]["name"], error, call)
         param = "tools" if call.tool_choice == "required" else "response_format"
         if call.sampling.grammar is not None and call.sampling.grammar.kind is GrammarKind.REGEX:
             param = "guided_regex"
@@ -253,7 +257,7 @@ def _rejected_sampling(error: ValueError, call: GenerateCall) -> Rejected | None
     if isinstance(error, RequestRefused):
         return Rejected(Rejection.INVALID, message=f"{error}.", param=error.param)
     param = str(error).partition(" ")[0]
-    if param in ("logit_bias", "min_p"):  # the sampler names the parameter
+    if param in ("logit_bias", "stop_token_ids", "min_p"):  # the sampler names the parameter
         return Rejected(Rejection.INVALID, message=f"{error}. Leave it out.", param=param)
     return None
 

@@ -223,3 +223,25 @@ def test_a_price_from_now_on_is_set_once(timed: Books, clock: Clock) -> None:
     assert timed.ledger.run(now) == first
     with pytest.raises(ModelNotFound):
         timed.ledger.run(SchedulePrice("svc-none", Price(1, 1, 1)))
+
+
+def test_an_alias_belongs_to_one_identifier(ledger: Ledger) -> None:
+    made = ledger.run(replace(CREATE, spec=replace(SPEC, aliases=("gpt-4o", "claude-*"))))
+    assert read(ledger).models["team-chat"].spec.aliases == made.spec.aliases == ("gpt-4o", "claude-*")
+    other = replace(CREATE, identifier="other", spec=SPEC)
+    for aliases, told in (
+        (("gpt-4o",), "already an alias of"),
+        (("team-chat",), "is an identifier"),
+        (("a b",), "an alias has"),
+    ):
+        with pytest.raises(InvalidValue, match=told):
+            ledger.run(replace(other, spec=replace(SPEC, aliases=aliases)))
+    with pytest.raises(InvalidValue, match="gpt-4o is an identifier"):
+        ledger.run(replace(other, identifier="gpt-4o"))
+    ledger.run(other)
+    with pytest.raises(InvalidValue, match="already an alias of"):
+        ledger.run(UpdateModel("other", replace(SPEC, aliases=("claude-*",))))
+    ledger.run(UpdateModel("team-chat", SPEC))
+    ledger.run(UpdateModel("other", replace(SPEC, aliases=("claude-*",))))
+    ledger.run(RemoveModel("other"))
+    ledger.run(UpdateModel("team-chat", replace(SPEC, aliases=("claude-*",))))

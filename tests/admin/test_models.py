@@ -250,3 +250,16 @@ async def test_each_change_leaves_one_record_of_who_and_what(
     [record] = (await admin.get("/admin/audit")).json()["data"]
     assert (record["action"], record["subject"], record["account_id"]) == (action, subject, "")
     assert (record["actor"].split()[0], record["request_id"]) == ("ada@desk", "req-7")
+
+
+async def test_aliases_are_set_changed_and_refused_if_unclear(two: World, admin: httpx.AsyncClient) -> None:
+    made = await post(admin, "/admin/models", **NEW_MODEL, aliases=["gpt-4o", "claude-*"])
+    assert made["aliases"] == ["gpt-4o", "claude-*"]
+    refused(
+        await admin.post("/admin/models", json={**NEW_MODEL, "id": "b", "aliases": ["svc-chat"]}), 422, "identifier"
+    )
+    refused(await admin.patch("/admin/models/team-chat", json={"aliases": ["svc-coder"]}), 422, "identifier")
+    refused(await admin.patch("/admin/models/team-chat", json={"aliases": ["a*b"]}), 422, "aliases")
+    unchanged = await admin.patch("/admin/models/team-chat", json={"max_output": 512})
+    assert unchanged.json()["aliases"] == ["gpt-4o", "claude-*"]
+    assert (await admin.patch("/admin/models/team-chat", json={"aliases": []})).json()["aliases"] == []

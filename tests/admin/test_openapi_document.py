@@ -122,7 +122,11 @@ async def test_the_document_follows_the_configuration_of_the_running_service(
     world.services.catalogue = Catalogue(GatewaySettings.model_validate({"models": models}))
     fields = (await http.get("/openapi.json")).json()["components"]["schemas"]["ChatCompletionRequest"]["properties"]
     assert fields["model"]["enum"] == ["other"]
-    assert fields["max_tokens"]["maximum"] == 100
+    assert fields["min_tokens"]["maximum"] == 100
+    models["other"]["aliases"] = ["gpt-4o", "claude-*"]
+    world.services.catalogue = Catalogue(GatewaySettings.model_validate({"models": models}))
+    fields = (await http.get("/openapi.json")).json()["components"]["schemas"]["ChatCompletionRequest"]["properties"]
+    assert fields["model"]["anyOf"] == [{"enum": ["other", "gpt-4o"]}, {"pattern": "^(claude\\-)"}]
 
 
 def test_operations_have_unique_ids_a_summary_and_their_security() -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import datetime
+from typing import Any, Literal
 
 import httpx
 import openai
 import pytest
+from pydantic import BaseModel
 
 from serve_app.admin import public
 from serve_app.contracts import key_format as keys
 from serve_app.contracts.limiting import Identity
+from serve_app.gateway.backends import Catalogue
 from serve_app.gateway.query_rates import QueryRates
+from serve_app.settings import GatewaySettings
 from tests.accounting.books import settlement
 from tests.gateway.connections import Call
-from tests.gateway.world import OPERATOR, World
+from tests.gateway.world import FULL_SETTINGS, OPERATOR, World
 
 
 def client_of(world: World, key: str) -> httpx.AsyncClient:
@@ -38,6 +42,44 @@ async def test_models_show_lengths_and_recommended_temperatures(user: httpx.Asyn
     for model in listed["data"]:
         openai.types.Model.model_validate(model)
     assert (await user.get("/models/svc-coder")).json() == coder
+
+
+async def test_an_alias_is_listed_as_a_model_of_its_own(world: World, user: httpx.AsyncClient) -> None:
+    models = {**FULL_SETTINGS["models"]}
+    models["svc-chat"] = {**models["svc-chat"], "aliases": ["openai/gpt-4o", "claude-*"]}
+    world.services.catalogue = Catalogue(GatewaySettings.model_validate({**FULL_SETTINGS, "models": models}))
+    listed = (await user.get("/models")).json()["data"]
+    assert [(model["id"], model["alias_of"]) for model in listed] == [
+        ("svc-chat", None), ("svc-coder", None), ("openai/gpt-4o", "svc-chat"),
+    ]  # fmt: skip
+    assert [model["aliases"] for model in listed] == [["openai/gpt-4o", "claude-*"], [], []]
+    for path in ("/models/openai/gpt-4o", "/v1/models/openai%2Fgpt-4o"):
+        assert (await user.get(path)).json() == listed[2]
+    assert (await user.get("/models/claude-opus")).json() == listed[2] | {
+        "id": "claude-opus", "display_name": "claude-opus",
+    }  # fmt: skip
+    assert (await user.get("/models/gpt-5")).status_code == 404
+
+
+class ModelInfo(BaseModel):
+    """What Anthropic's SDK requires of a model."""
+
+    id: str
+    type: Literal["model"]
+    display_name: str
+    created_at: datetime
+    lifecycle: Literal["active", "deprecated", "retired"]
+
+
+async def test_the_list_has_what_both_sdks_require(user: httpx.AsyncClient) -> None:
+    listed = (await user.get("/models")).json()
+    for model in listed["data"]:
+        openai.types.Model.model_validate(model, strict=True)
+        read = ModelInfo.model_validate(model)
+        assert read.created_at.timestamp() == model["created"]
+        assert model["max_model_len"] == model["max_input_tokens"] == model["context_length"]
+        assert model["max_tokens"] == model["max_output_length"]
+    assert (listed["has_more"], listed["first_id"], listed["last_id"]) == (False, "svc-chat", "svc-coder")
 
 
 async def test_the_balance_is_sent_as_decimal_strings(user: httpx.AsyncClient) -> None:

@@ -45,6 +45,8 @@ def test_a_row_has_the_type_default_and_range_of_the_declaration(field: str) -> 
         assert float(default.split(",")[0]) == declared
     if "exclusiveMinimum" in schema:
         assert f"above {schema['exclusiveMinimum']}, at most {schema['maximum']}" in allowed
+    elif "minimum" in schema and "maximum" not in schema:
+        assert f"at least {schema['minimum']}" in allowed
     elif "minimum" in schema and field != "seed":
         assert f"{schema['minimum']} to {schema['maximum']}" in allowed
     for bound in re.findall(r"'maxItems': (\d+)", str(schema)):

@@ -13,7 +13,20 @@ from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 
 from serve_app.api import errors
-from serve_app.api.chat_reply import DONE, KEEP_ALIVE, Choice, ChunkEncoder, Usage, complete_reply, error_event
+from serve_app.api.chat_door import ChatDoor
+from serve_app.api.chat_reply import (
+    DONE,
+    KEEP_ALIVE,
+    Choice,
+    ChunkEncoder,
+    StreamedReply,
+    Usage,
+    complete_reply,
+    error_event,
+)
+from serve_app.api.door import ReplyHead
+from serve_app.contracts.generation import CallStarted, ChoiceEnded, Finished, FinishReason, ReplyParts, Text
+from tests.api.requests import parse
 
 HEAD = b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"svc-chat",'
 HEAD += b'"system_fingerprint":"fp_a","choices":['
@@ -42,6 +55,55 @@ def test_every_chunk_has_exactly_these_bytes(usage: bytes | None) -> None:
     assert chunks.finish_chunk("stop") == chunk(b'{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}', usage)
     assert DONE == b"data: [DONE]\n\n"
     assert KEEP_ALIVE == b": keep-alive\n\n"
+
+
+def test_the_opening_chunk_of_a_reply_that_begins_with_a_call_has_null_content() -> None:
+    end = b'"logprobs":null,"finish_reason":null}'
+    opening = chunk(b'{"index":0,"delta":{"role":"assistant","content":null},' + end, None)
+    reply = StreamedReply(encoder(), 1)
+    assert reply.chunks(ReplyParts((CallStarted(0, "c", "f"),), 1)).startswith(opening)
+    openai.types.chat.ChatCompletionChunk.model_validate_json(opening[len("data: ") :], strict=True)
+    text_first = StreamedReply(encoder(), 1).chunks(ReplyParts((Text("I look"), CallStarted(0, "c", "f")), 1))
+    assert text_first.startswith(encoder().role_chunk())
+
+
+def ended(*reasons: FinishReason, **options: Any) -> list[dict[str, Any]]:
+    """The chunks of a stream without text whose choices end with these reasons, the last one first."""
+    request = parse(n=len(reasons), stream=True, stream_options=options)
+    stream = ChatDoor().stream(request, ReplyHead("chatcmpl-1", 1, "svc-chat", "fp", 10, 4))
+    body = stream.event(ReplyParts((Text("a"),), 1))
+    for choice, reason in reversed(list(enumerate(reasons))):
+        body += stream.event(ChoiceEnded(choice, reason)) if len(reasons) > 1 else b""
+    body += stream.end(Finished(reasons[0], 10, 4, 3))
+    return [json.loads(event.data) for event in decode(body)[:-1]]
+
+
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+
+
+def test_without_include_usage_only_the_last_chunk_with_a_finish_reason_has_the_usage() -> None:
+    for reasons in ((LENGTH,), (STOP, LENGTH, STOP)):
+        *chunks, last = ended(*reasons)
+        assert last["usage"] == json.loads(USAGE_JSON)
+        assert all("usage" not in one for one in chunks)
+        assert all(one["choices"] for one in [*chunks, last])
+        found = {one["choices"][0]["index"]: one["choices"][0]["finish_reason"] for one in [*chunks, last]}
+        assert found == dict(enumerate(reason.value for reason in reasons))
+
+
+def test_with_include_usage_only_the_chunk_without_choices_has_the_usage() -> None:
+    for reasons in ((LENGTH,), (STOP, LENGTH, STOP)):
+        *chunks, last = ended(*reasons, include_usage=True)
+        assert (last["choices"], last["usage"]) == ([], json.loads(USAGE_JSON))
+        assert all(one["usage"] is None for one in chunks)
+        assert sum(one["choices"][0]["finish_reason"] is not None for one in chunks) == len(reasons)
+
+
+@pytest.mark.parametrize("include_usage", [False, True])
+def test_with_continuous_usage_stats_each_chunk_has_the_usage_so_far(include_usage: bool) -> None:
+    chunks = ended(STOP, include_usage=include_usage, continuous_usage_stats=True)
+    counts = [(one["usage"]["completion_tokens"], one["usage"]["prompt_tokens_details"]) for one in chunks]
+    assert counts == [(n, {"cached_tokens": 4}) for n in (1, 1, 3, *([3] if include_usage else []))]
 
 
 def test_the_usage_chunk_has_no_choices() -> None:

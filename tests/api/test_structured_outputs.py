@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from serve_app.api.structured_outputs import REFUSED
 from tests.api.requests import parse, refused
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -32,21 +31,11 @@ TOOL = {"type": "function", "function": {"name": "f"}}
         ({"guided_json": SCHEMA, "tools": [TOOL]}, STRICT),
         ({"guided_regex": "a", "tools": [TOOL], "tool_choice": "none"}, {"type": "regex", "pattern": "a"}),
         ({"guided_json": None, "guided_regex": None, "guided_choice": None, "structured_outputs": None}, None),
-        ({"functions": [], "function_call": "none", "grammar": ""}, None),
     ],
     ids=str,
 )
 def test_what_means_the_same_is_the_same_form(fields: dict[str, Any], form: Any) -> None:
     assert parse(**fields).response_format == form
-
-
-@pytest.mark.parametrize("field", REFUSED)
-def test_what_nothing_enforces_is_refused_with_what_to_send(field: str) -> None:
-    value = [{"name": "f"}] if field == "functions" else {"name": "f"} if field == "function_call" else "x"
-    error = refused(**{field: value})
-    assert (error.status, error.param) == (422, field)
-    assert error.message.startswith(field)
-    assert "Send " in error.message or "Leave it out" in error.message
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from serve_app.api.errors import ApiError
 from tests.api.requests import SERVED, body, parse, refused
 
 USER = {"role": "user", "content": "Hello"}
+PREFIX = {"role": "assistant", "content": "So"}
 
 
 def function(name: str = "f") -> dict[str, Any]:
@@ -21,6 +22,10 @@ def function(name: str = "f") -> dict[str, Any]:
 
 def named(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
+
+
+def allowed(*names: str, mode: str = "auto") -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named(name) for name in names]}}
 
 
 VALUES: list[tuple[dict[str, Any], str, str]] = [
@@ -39,17 +44,28 @@ VALUES: list[tuple[dict[str, Any], str, str]] = [
     ({"temperature": 2.1}, "temperature", "2.1"),
     ({"top_p": 0}, "top_p", "above 0 and at most 1"),
     ({"top_p": 1.01}, "top_p", "at most 1"),
-    ({"max_tokens": 0}, "max_tokens", "from 1 to 4096"),
+    ({"max_tokens": 0}, "max_tokens", "at least 1"),
     ({"max_tokens": -1}, "max_tokens", "-1"),
-    ({"max_tokens": 4097}, "max_tokens", "4097"),
-    ({"max_tokens": 10**30}, "max_tokens", "more than 20 digits"),
-    ({"max_completion_tokens": 4097}, "max_completion_tokens", "4096"),
+    ({"max_tokens": -(10**30)}, "max_tokens", "more than 20 digits"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens", "at least 1"),
     ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens", "5 and 6"),
     ({"n": 0}, "n", "from 1 to 8"),
     ({"n": 9}, "n", "9"),
     ({"stop": ""}, "stop", "empty"),
     ({"stop": ["a", ""]}, "stop", "empty"),
     ({"stop": ["a"] * 17}, "stop", "at most 16"),
+    ({"stop_token_ids": [1] * 65}, "stop_token_ids", "at most 64"),
+    ({"stop_token_ids": [1, -1]}, "stop_token_ids[1]", "from 0"),
+    ({"continue_final_message": True}, "continue_final_message", "assistant's"),
+    ({"add_generation_prompt": False}, "add_generation_prompt", "continue_final_message"),
+    (
+        {"messages": [PREFIX], "continue_final_message": True, "add_generation_prompt": True},
+        "add_generation_prompt",
+        "must be false",
+    ),
+    ({"reasoning_effort": "extreme"}, "reasoning_effort", "none, minimal, low"),
+    ({"chat_template_kwargs": {f"v{n}": n for n in range(17)}}, "chat_template_kwargs", "at most 16"),
+    ({"chat_template_kwargs": {"a": "x" * 9000}}, "chat_template_kwargs", "8192 bytes"),
     ({"seed": 2**63}, "seed", "9223372036854775807"),
     ({"seed": -(2**63) - 1}, "seed", "seed"),
     ({"frequency_penalty": 2.5}, "frequency_penalty", "from -2 to 2"),
@@ -74,6 +90,14 @@ VALUES: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "maybe"}, "tool_choice", '"maybe"'),
     ({"tool_choice": "required"}, "tool_choice", "tools"),
     ({"tool_choice": named("g"), "tools": [function()]}, "tool_choice.function.name", '"g"'),
+    ({"tool_choice": allowed("g"), "tools": [function()]}, "tool_choice.allowed_tools.tools[0].function.name", '"g"'),
+    ({"tool_choice": allowed(), "tools": [function()]}, "tool_choice.allowed_tools.tools", "1 to 128"),
+    (
+        {"tool_choice": allowed("f", mode="none"), "tools": [function()]},
+        "tool_choice.allowed_tools.mode",
+        "auto or required",
+    ),
+    ({"tool_choice": {"type": "custom"}, "tools": [function()]}, "tool_choice.type", "function or allowed_tools"),
     ({"top_k": -2}, "top_k", "-2"),
     ({"min_p": 1.5}, "min_p", "from 0 to 1"),
     ({"repetition_penalty": 0}, "repetition_penalty", "from 0.01 to 10"),
@@ -130,7 +154,20 @@ EDGES: list[tuple[dict[str, Any], str, Any]] = [
     ({"max_tokens": 4096}, "max_tokens", 4096),
     ({"max_completion_tokens": 7}, "max_tokens", 7),
     ({"max_completion_tokens": 7, "max_tokens": 7}, "max_tokens", 7),
+    ({"max_tokens": 32000}, "max_tokens", 32000),  # counts as the model's limit
+    ({"max_completion_tokens": 10**30}, "max_tokens", 10**30),
     ({"n": 8}, "n", 8),
+    ({"stop_token_ids": [5, 0]}, "stop_token_ids", (5, 0)),
+    ({"messages": [PREFIX], "continue_final_message": True}, "continue_final", True),
+    (
+        {"messages": [PREFIX], "continue_final_message": True, "add_generation_prompt": False},
+        "continue_final",
+        True,
+    ),
+    ({"messages": [PREFIX | {"prefix": True}], "add_generation_prompt": False}, "continue_final", True),
+    ({"messages": [PREFIX], "continue_final_message": False, "add_generation_prompt": True}, "continue_final", False),
+    ({"reasoning_effort": "none"}, "reasoning_effort", "none"),
+    ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "has_usage_in_each_chunk", True),
     ({"stop": "END"}, "stop", ("END",)),
     ({"stop": []}, "stop", ()),
     ({"stop": ["a"] * 16}, "stop", ("a",) * 16),
@@ -148,6 +185,10 @@ EDGES: list[tuple[dict[str, Any], str, Any]] = [
     ({"tool_choice": "auto"}, "tools", ()),
     ({"tools": [function()], "tool_choice": named("f")}, "forced_function", "f"),
     ({"tools": [function()], "tool_choice": named("f")}, "tool_choice", "required"),
+    ({"tools": [function(), function("g")], "tool_choice": allowed("g", "g")}, "allowed_functions", ("g",)),
+    ({"tools": [function()], "tool_choice": allowed("f")}, "tool_choice", "auto"),
+    ({"tools": [function()], "tool_choice": allowed("f", mode="required")}, "tool_choice", "required"),
+    ({"tools": [function()], "tool_choice": allowed("f", mode="required")}, "forced_function", None),
     ({"top_k": -1}, "top_k", 0),
     ({"min_tokens": 8, "max_tokens": 8}, "min_tokens", 8),
     ({"ignore_eos": True}, "ignore_eos", True),
@@ -190,6 +231,6 @@ def test_several_calls_at_once_are_allowed_unless_refused() -> None:
 def test_output_is_limited_by_the_model_asked_for() -> None:
     served = {"svc-chat": (1024, 128)}
     with pytest.raises(ApiError) as caught:
-        parse_chat_request(json.dumps(body(max_tokens=129)).encode(), served)
-    assert "from 1 to 128" in caught.value.message
+        parse_chat_request(json.dumps(body(min_tokens=129)).encode(), served)
+    assert "from 0 to 128" in caught.value.message
     assert SERVED["svc-chat"] == (32768, 4096)

@@ -174,6 +174,10 @@ def test_an_identifier_is_created_changed_and_removed(two: RealService, run: Run
     assert (made["id"], weights(made), made["price"]["input"]) == ("team-chat", {"fake": 100}, "0.10")
     assert (made["sampling"], made["recommended_temperatures"]) == ({"temperature": 0.6}, {"coding": 0.0})
     assert made["fallback"] == "new"
+    aliased = run("models", "update", "team-chat", "--alias", "gpt-4o", "--alias", "claude-*", "--json").json
+    assert aliased["aliases"] == ["gpt-4o", "claude-*"]
+    assert "gpt-4o, claude-*" in run("models", "show", "team-chat").out
+    assert run("models", "update", "team-chat", "--alias", "none", "--json").json["aliases"] == []
     changed = run("models", "update", "team-chat", "--max-output", 2048, "--fallback", "none", "--json").json
     assert (changed["max_output"], changed["fallback"], changed["sampling"]) == (2048, None, {"temperature": 0.6})
     assert run("models", "update", "team-chat").code == 2

@@ -269,11 +269,14 @@ def test_both_models_answer_under_both_addresses(client: OpenAI, service: Served
         assert reply.model == model
 
 
-def test_without_include_usage_no_chunk_has_any(client: OpenAI) -> None:
-    chunks = list(
+def test_without_include_usage_the_chunk_with_the_finish_reason_has_the_usage(client: OpenAI) -> None:
+    *chunks, last = list(
         client.chat.completions.create(model="svc-chat", messages=QUESTION, max_tokens=2, temperature=0, stream=True)
     )
     assert all(chunk.choices and chunk.usage is None for chunk in chunks)
+    assert last.choices[0].finish_reason == "length"
+    assert last.usage is not None
+    assert last.usage.completion_tokens == 2
 
 
 def test_the_first_and_the_last_chunk_have_no_text(client: OpenAI) -> None:

@@ -117,6 +117,32 @@ def test_of_several_templates_the_one_for_tools_is_used() -> None:
     assert renderer_with(None).template is None
 
 
+THINKING = (
+    "{% set enable_thinking = enable_thinking if enable_thinking is defined else true %}{{ bos_token }}"
+    "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    "{% if reasoning_effort %}({{ reasoning_effort }}){% endif %}{% for d in documents or [] %}{{ d }}{% endfor %}"
+    "{% if not enable_thinking %}<no>{% endif %}{{ strftime_now('') }}{% set ns = namespace(a=1) %}"
+)
+
+
+def test_a_request_may_set_the_variables_that_the_template_reads_and_nothing_else_sets() -> None:
+    assert renderer_with(THINKING).variables == {"enable_thinking", "reasoning_effort"}
+    assert renderer_with({"default": "{{ a }}", "tool_use": "{{ b }}{{ tools }}"}).variables == {"a", "b"}
+    assert renderer_with("{{ chat_template }}{{ tokenize }}{{ messages }}").variables == frozenset()
+    assert renderer_with("{% if %}").variables == frozenset()
+    assert renderer_with(None).variables == frozenset()
+
+
+def test_variables_reach_the_template() -> None:
+    renderer = renderer_with("{% for m in messages %}{{ m.content }}{% endfor %}{{ effort }}{{ off is false }}")
+    assert (
+        renderer.text([{"role": "user", "content": "Hi"}], variables={"effort": "low\ud800", "off": False})
+        == "Hilow?True"
+    )
+    with pytest.raises(ContextLengthExceeded):
+        renderer.text([{"role": "user", "content": "Hi"}], variables={"effort": "x" * 1_000_000})
+
+
 def test_special_tokens_are_listed_by_name(renderer: ChatRenderer) -> None:
     assert {"<|im_start|>", "<|im_end|>"} <= renderer.special_names
     assert renderer_with(None).special_names == {"<s>", "</s>"}

@@ -24,6 +24,8 @@ OTHER: dict[str, Any] = {
     "frequency_penalty": 0.5,
     "presence_penalty": 0.5,
     "stop": ("end",),
+    "stop_token_ids": (5,),
+    "include_stop_str_in_output": True,
     "shown": ("<tool_call>",),
     "mark": "</think>",
     "seed": 7,
@@ -35,7 +37,7 @@ OTHER: dict[str, Any] = {
     "token_ids": True,
 }
 # Handled by code that both engines share: text, its stop strings and marks, and grammars.
-SHARED = {"stop", "shown", "mark", "grammar", "token_ids"}
+SHARED = {"stop", "include_stop_str_in_output", "shown", "mark", "grammar", "token_ids"}
 
 
 def sent_to_vllm(params: SamplingParams) -> dict[str, Any]:

@@ -34,6 +34,41 @@ async def test_no_stop_string_counts_before_the_least_number_of_tokens(asker: As
     assert reply.text.startswith(plain.text[: plain.text.index(stop) + len(stop)])
 
 
+async def test_a_stop_string_is_part_of_the_reply_if_asked_for(asker: Asker) -> None:
+    plain = await asker.ask(max_tokens=20, ignore_eos=True, logprobs=0)
+    texts = [token.raw.decode() for token in plain.tokens]
+    stop = texts[7][-2:] + texts[8] + texts[9][:2]
+    reply = await asker.ask(max_tokens=20, ignore_eos=True, stop=(stop,), include_stop_str_in_output=True, logprobs=0)
+    assert reply.end.reason is FinishReason.STOP
+    assert reply.text == plain.text[: plain.text.index(stop) + len(stop)]
+
+
+async def test_a_stop_token_ends_the_reply_and_is_neither_sent_nor_counted_unless_asked_for(asker: Asker) -> None:
+    plain = await asker.ask(max_tokens=12, ignore_eos=True, logprobs=0)
+    tokens = [token.token for token in plain.tokens]
+    at = next(n for n in range(3, 12) if tokens.index(tokens[n]) == n)
+    options = {"max_tokens": 12, "ignore_eos": True, "stop_token_ids": (tokens[at],), "logprobs": 0}
+    without = await asker.ask(**options)
+    assert [token.token for token in without.tokens] == tokens[:at]
+    assert (without.end.reason, without.end.completion_tokens) == (FinishReason.STOP, at)
+    included = await asker.ask(**options, include_stop_str_in_output=True)
+    assert [token.token for token in included.tokens] == tokens[: at + 1]
+    assert (included.end.reason, included.end.completion_tokens) == (FinishReason.STOP, at + 1)
+    assert plain.text.startswith(included.text)
+
+
+async def test_no_stop_token_comes_before_the_least_number_of_tokens(asker: Asker) -> None:
+    [first] = (await asker.ask(max_tokens=1, ignore_eos=True, logprobs=0)).tokens
+    reply = await asker.ask(max_tokens=20, ignore_eos=True, stop_token_ids=(first.token,), min_tokens=5, logprobs=0)
+    assert reply.end.completion_tokens >= 5
+    assert first.token not in [token.token for token in reply.tokens]
+
+
+async def test_a_stop_token_outside_the_vocabulary_is_refused(asker: Asker) -> None:
+    with pytest.raises(ValueError, match="stop_token_ids"):
+        await asker.ask(stop_token_ids=(10**7,))
+
+
 async def test_a_character_of_several_tokens_is_sent_whole(asker: Asker) -> None:
     grammar = Grammar(GrammarKind.REGEX, "[\U0001f600\U0001f389]{4}")
     reply = await asker.ask(max_tokens=60, grammar=grammar)

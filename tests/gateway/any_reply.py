@@ -29,7 +29,7 @@ PROMPT = 10  # tokens of every prompt
 async def any_reply(backend: str, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
     """BackendPort.generate without a model. Plain text comes as from a model without tools or reasoning."""
     reason = FinishReason.LENGTH if call.sampling.max_tokens < 4 else FinishReason.STOP
-    calls = bool(call.tools) and call.tool_choice != "none"
+    calls = bool(call.callable_tools)
     yield Started(PROMPT, 4)
     if call.n == 1 and not calls:
         yield Delta("Grüße, ", 1, _told(call, "Grüße, "))
@@ -50,7 +50,7 @@ async def any_reply(backend: str, call: GenerateCall) -> AsyncGenerator[BackendE
 def _parts(call: GenerateCall, calls: bool) -> list[Part]:
     parts: list[Part] = [Reasoning("Hm."), Text("Well: ")]
     if calls:
-        name = call.function or call.tools[0]["function"]["name"]
+        name = call.callable_tools[0]["function"]["name"]
         parts = [Reasoning("Hm."), CallStarted(0, "call_0", name), CallArguments(0, '{"a"'), CallArguments(0, ":1}")]
         parts.append(CallEnded(0, Ending.COMPLETE))
     return parts

@@ -89,7 +89,12 @@ def read(body: bytes, *, with_usage: bool = False, choices: int = 1) -> Reply:
         _head(events[0], last)
     for event in events:
         _head(events[0], event)
-        assert event.get("usage", "absent") == (None if with_usage else "absent")
+        is_last = ended is not None and not with_usage and event is events[-1]
+        if is_last:
+            reply.usage = _usage(event["usage"])
+            assert event["choices"][0]["finish_reason"] is not None
+        else:
+            assert event.get("usage", "absent") == (None if with_usage else "absent")
         [choice] = event["choices"]
         _add(reply, choice)
     if ended is not None:

@@ -18,8 +18,10 @@ from serve_app.contracts.generation import (
     Started,
     TokenLogprob,
 )
+from serve_app.gateway.backends import Catalogue
+from serve_app.settings import GatewaySettings
 from tests.gateway.connections import Call, post
-from tests.gateway.world import World, price, says, settled
+from tests.gateway.world import FULL_SETTINGS, World, price, says, settled
 
 # logit_bias
 
@@ -37,6 +39,60 @@ async def test_a_refusal_of_the_replica_is_422_names_the_field_and_costs_nothing
         error = call.json["error"]
         assert (error["param"], error["code"]) == ("logit_bias", "invalid_parameter")
     await settled(world, requests=0, spent=0)
+
+
+# Limits, stop tokens, template and allowed functions
+
+
+async def test_more_output_than_the_model_has_counts_as_the_models_limit(world: World) -> None:
+    assert (await Call(world, max_tokens=32_000, n=2).done()).status == 200
+    assert (await Call(world, max_tokens=None, n=2).done()).status == 200
+    above, without = world.backends.calls
+    assert above.sampling.max_tokens == without.sampling.max_tokens == world.settings.models["svc-chat"].max_output
+    assert above.credit == without.credit
+
+
+async def test_further_fields_reach_the_replica(world: World) -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+    fields = {
+        "stop_token_ids": [5],
+        "include_stop_str_in_output": True,
+        "reasoning_effort": "low",
+        "chat_template_kwargs": {"enable_thinking": False},
+        "tools": tools,
+        "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": tools[1:]}},
+        "messages": [{"role": "assistant", "content": "So"}],
+        "continue_final_message": True,
+        "add_generation_prompt": False,
+    }
+    assert (await Call(world, **fields).done()).status == 200
+    [call] = world.backends.calls
+    assert (call.sampling.stop_token_ids, call.sampling.include_stop_str_in_output) == ((5,), True)
+    assert (call.reasoning_effort, call.template_variables) == ("low", {"enable_thinking": False})
+    assert (call.functions, call.function, call.tool_choice) == (("g",), None, "required")
+    assert call.callable_tools == (tools[1],)
+    assert call.continue_final
+
+
+async def test_a_variable_that_the_template_lacks_is_422_and_costs_nothing(world: World) -> None:
+    world.backends.play([Rejected(Rejection.INVALID, message="no variable x", param="chat_template_kwargs")])
+    call = await Call(world, chat_template_kwargs={"x": 1}).done()
+    assert (call.status, call.json["error"]["param"]) == (422, "chat_template_kwargs")
+    await settled(world, requests=0, spent=0)
+
+
+# Aliases
+
+
+async def test_an_alias_is_answered_billed_and_logged_as_its_identifier(world: World) -> None:
+    models = {**FULL_SETTINGS["models"]}
+    models["svc-chat"] = {**models["svc-chat"], "aliases": ["gpt-4o", "claude-*"]}
+    world.services.catalogue = Catalogue(GatewaySettings.model_validate({**FULL_SETTINGS, "models": models}))
+    for alias in ("gpt-4o", "claude-sonnet"):
+        call = await Call(world, model=alias).done()
+        assert (call.status, call.json["model"]) == (200, "svc-chat")
+    assert {call.bill.model for call in world.backends.calls} == {"svc-chat"}
+    assert (await Call(world, model="gpt-4o", stream=True).done()).events[0]["model"] == "svc-chat"
 
 
 # logprobs

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from serve_app.api.chat_door import ChatDoor
+from serve_app.api.doors import DOORS
 from serve_app.contracts import key_format as keys
 from serve_app.contracts.generation import Delta, Finished, FinishReason, Started
 from serve_app.gateway.reply_endpoint import ReplyEndpoint
@@ -219,6 +220,30 @@ async def test_errors_at_a_door_have_its_format(
     answer = await http.post("/v1/chat/completions")
     assert (answer.status_code, answer.json()) == (500, {"own": "server_error"})
     assert (await http.get("/nothing")).json()["error"]["code"] == "not_found"
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/v1/v1/chat/completions", "use POST /v1/chat/completions. The base URL ends with the host or with one /v1"),
+        ("/chat/completions/chat/completions", "use POST /v1/chat/completions. The base URL ends with"),
+        ("/chat/completions/", "use POST /v1/chat/completions."),
+        (
+            "/openai/v1/chat/completions",
+            "use POST /v1/chat/completions. The base URL ends with the host or with one /v1",
+        ),
+        ("/v1/chat/completion", "use POST /v1/chat/completions."),
+        ("/v1/v1/models", "use GET /v1/models. The base URL ends with the host or with one /v1"),
+        ("/v1/nothing/like/it", ", ".join(f"POST /v1{door.path}" for door in DOORS) + ", GET /v1/models."),
+        ("/", "POST /v1/chat/completions"),
+        ("/v1/embeddings", "the models of this service only write text. Send this request to a service for embeddings"),
+        ("/v1/" + "x" * 5000, "GET /v1/models."),
+    ],
+)
+async def test_a_path_that_does_not_exist_gets_the_nearest_ones(http: httpx.AsyncClient, path: str, told: str) -> None:
+    answer = await http.post(path, json={})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+    assert told in answer.json()["error"]["message"]
 
 
 async def test_the_request_id_is_kept_when_it_is_printable(http: httpx.AsyncClient) -> None:

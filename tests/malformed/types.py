@@ -22,13 +22,15 @@ FULL: dict[str, Any] = {
         {"role": "assistant", "content": "So", "prefix": True},
     ],
     "stream": True,
-    "stream_options": {"include_usage": True},
+    "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     "temperature": 0.5,
     "top_p": 0.9,
     "max_tokens": 5,
     "max_completion_tokens": 5,
     "n": 1,
     "stop": ["a"],
+    "stop_token_ids": [5],
+    "include_stop_str_in_output": True,
     "seed": 1,
     "frequency_penalty": 0,
     "presence_penalty": 0,
@@ -43,6 +45,10 @@ FULL: dict[str, Any] = {
     "repetition_penalty": 1.1,
     "min_tokens": 1,
     "ignore_eos": False,
+    "continue_final_message": True,
+    "add_generation_prompt": False,
+    "reasoning_effort": "low",
+    "chat_template_kwargs": {},
 }
 """A body with every field of the contract."""
 
@@ -69,6 +75,7 @@ KINDS = {
     "stream": "boolean",
     "stream_options": "object",
     "stream_options.include_usage": "boolean",
+    "stream_options.continuous_usage_stats": "boolean",
     "temperature": "number",
     "top_p": "number",
     "max_tokens": "integer",
@@ -76,6 +83,9 @@ KINDS = {
     "n": "integer",
     "stop": "string or array",
     "stop[0]": "string",
+    "stop_token_ids": "array",
+    "stop_token_ids[0]": "integer",
+    "include_stop_str_in_output": "boolean",
     "seed": "integer",
     "frequency_penalty": "number",
     "presence_penalty": "number",
@@ -106,6 +116,10 @@ KINDS = {
     "repetition_penalty": "number",
     "min_tokens": "integer",
     "ignore_eos": "boolean",
+    "continue_final_message": "boolean",
+    "add_generation_prompt": "boolean",
+    "reasoning_effort": "string",
+    "chat_template_kwargs": "object",
 }
 REQUIRED = (
     "model", "messages", "messages[0].role", "messages[0].content", "messages[1].content[0].type",
@@ -114,7 +128,7 @@ REQUIRED = (
     "response_format.json_schema.name", "response_format.json_schema.schema", "tools[0].type", "tools[0].function",
     "tools[0].function.name", "tool_choice.type", "tool_choice.function", "tool_choice.function.name",
 )  # fmt: skip
-ITEMS = ("messages[0]", "messages[1].content[0]", _CALL, "stop[0]", "tools[0]")
+ITEMS = ("messages[0]", "messages[1].content[0]", _CALL, "stop[0]", "stop_token_ids[0]", "tools[0]")
 
 _VALUES: dict[str, tuple[Any, str]] = {
     "string": ("text", 'the string "text"'),

@@ -14,8 +14,8 @@ HUGE = 10**400
 _RANGES: list[tuple[str, Any, Any, dict[str, Any]]] = [
     ("temperature", -0.01, 2.01, {}),
     ("top_p", 0, 1.01, {}),
-    ("max_tokens", 0, 4097, {}),
-    ("max_completion_tokens", 0, 4097, {"max_tokens": None}),
+    ("max_tokens", 0, None, {}),
+    ("max_completion_tokens", 0, None, {"max_tokens": None}),
     ("n", 0, 9, {}),
     ("seed", -(2**63) - 1, 2**63, {}),
     ("frequency_penalty", -2.01, 2.01, {}),
@@ -43,7 +43,12 @@ def _format(**more: Any) -> dict[str, Any]:
 
 _CALL = {"id": "c", "type": "retrieval", "function": {"name": "f", "arguments": "{}"}}
 _CUSTOM = {"id": "c", "type": "custom", "custom": {"name": "f", "input": "x"}}
-_ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "name": "f"}]}}
+
+
+def _allowed(*names: str, mode: str = "auto") -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [_tool(name) for name in names]}}
+
+
 _VALUES: list[tuple[str, dict[str, Any], str, str]] = [
     ("no message", {"messages": []}, "messages", "at least one"),
     ("an empty role", {"messages": [_said("")]}, "messages[0].role", "must be one of"),
@@ -96,7 +101,27 @@ _VALUES: list[tuple[str, dict[str, Any], str, str]] = [
     ("a tool with a long name", {"tools": [_tool("a" * 10_000)]}, "tools[0].function.name", "64"),
     ("a tool twice", {"tools": [_tool(), _tool()]}, "tools[1].function.name", "twice"),
     ("an unknown choice", {"tools": [_tool()], "tool_choice": "any"}, "tool_choice", '"any"'),
-    ("a list of allowed tools", {"tools": [_tool()], "tool_choice": _ALLOWED}, "tool_choice.type", "these in tools"),
+    ("a list of no allowed tools", {"tools": [_tool()], "tool_choice": _allowed()},
+     "tool_choice.allowed_tools.tools", "1 to 128"),
+    ("another tool allowed", {"tools": [_tool()], "tool_choice": _allowed("f", "g")},
+     "tool_choice.allowed_tools.tools[1].function.name", '"g"'),
+    ("allowed tools in an unknown mode", {"tools": [_tool()], "tool_choice": _allowed("f", mode="none")},
+     "tool_choice.allowed_tools.mode", '"none"'),
+    ("an allowed tool of another type", {"tools": [_tool()], "tool_choice": {"type": "allowed_tools", "allowed_tools":
+     {"mode": "auto", "tools": [{"type": "mcp", "server_label": "x"}]}}},
+     "tool_choice.allowed_tools.tools[0].type", '"mcp"'),
+    ("65 stop tokens", {"stop_token_ids": [1] * 65}, "stop_token_ids", "at most 64"),
+    ("a negative stop token", {"stop_token_ids": [5, -1]}, "stop_token_ids[1]", "from 0"),
+    ("a huge stop token", {"stop_token_ids": [HUGE]}, "stop_token_ids[0]", "from 0"),
+    ("a user's message to continue", {"continue_final_message": True}, "continue_final_message", "assistant's"),
+    ("a message to continue after a new turn",
+     {"messages": [_said("assistant")], "continue_final_message": True, "add_generation_prompt": True},
+     "add_generation_prompt", "false"),
+    ("no turn to reply in", {"add_generation_prompt": False}, "add_generation_prompt", "Leave it out"),
+    ("an unknown effort", {"reasoning_effort": "extreme"}, "reasoning_effort", "minimal, low"),
+    ("17 variables of the template", {"chat_template_kwargs": dict.fromkeys("abcdefghijklmnopq", 1)},
+     "chat_template_kwargs", "at most 16"),
+    ("a large variable of the template", {"chat_template_kwargs": {"a": "x" * 8192}}, "chat_template_kwargs", "8192"),
     ("a custom choice", {"tools": [_tool()], "tool_choice": {"type": "custom", "custom": {"name": "f"}}},
      "tool_choice.type", '"custom"'),
     ("a choice as an object", {"tools": [_tool()], "tool_choice": {"type": "any"}}, "tool_choice.type", "as a string"),
@@ -118,9 +143,16 @@ def _no_model(name: str, model: str) -> Row:
 def rows() -> Iterator[Row]:
     """Numbers at both ends of their range and far beyond, then all other rules."""
     for field, below, above, more in _RANGES:
-        for value in (below, above, -HUGE, HUGE):
+        for value in (below, -HUGE) if above is None else (below, above, -HUGE, HUGE):
             name = f"{field}: {value if abs(value) < HUGE else 'far ' + ('below' if value < 0 else 'above')}"
             yield Row(name, sent(valid(**{**more, field: value})), 422, field, ("must be",))
+    for field in ("max_tokens", "max_completion_tokens"):
+        for number in (4097, 32000, HUGE):  # counts as the model's limit
+            yield Row(
+                f"{field} above the limit: {len(str(number))} digits",
+                sent(valid(**{"max_tokens": None, field: number})),
+                200,
+            )
     for field in _NUMBERS:
         for number in ("1e400", "-1e400"):
             yield Row(f"{field}: {number}", with_text(f'"{field}": {number}'), 422, field, ("must be",))

@@ -56,7 +56,7 @@ class ScriptedEngine:
 
     template = None
 
-    def text(self, messages: list[dict[str, Any]], continue_final: bool, tools: Any) -> str:
+    def text(self, messages: list[dict[str, Any]], continue_final: bool, tools: Any, variables: Any) -> str:
         text: str = messages[-1]["content"]
         if text == "too long":
             raise ContextLengthExceeded(0, 100)

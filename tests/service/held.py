@@ -33,7 +33,9 @@ class HeldChat:
 
     template = None
 
-    def text(self, messages: Sequence[dict[str, Any]], continue_final: bool = False, tools: Any = None) -> str:
+    def text(
+        self, messages: Sequence[dict[str, Any]], continue_final: bool = False, tools: Any = None, variables: Any = ()
+    ) -> str:
         return prompt_text(messages)
 
     def literal(self, value: Any, spared: Any = ()) -> Any:

@@ -33,9 +33,13 @@ def output_room(request: GenerationRequest, max_context: int, vocab: int) -> int
 
 
 def check_sampling(params: SamplingParams, vocab: int) -> None:
-    """Raises ValueError for a bias on a token outside the vocabulary, and for `logprobs` out of range."""
-    if (outside := next((token for token, _ in params.logit_bias if not 0 <= token < vocab), None)) is not None:
-        where = f"outside this model's vocabulary of {vocab} tokens, 0 to {vocab - 1}"
-        raise ValueError(f"logit_bias has the token id {outside}, which is {where}")
+    """Raises ValueError for a token outside the vocabulary, and for `logprobs` out of range."""
+    where = f"outside this model's vocabulary of {vocab} tokens, 0 to {vocab - 1}"
+    for name, tokens in (
+        ("logit_bias", (token for token, _ in params.logit_bias)),
+        ("stop_token_ids", iter(params.stop_token_ids)),
+    ):
+        if (outside := next((token for token in tokens if not 0 <= token < vocab), None)) is not None:
+            raise ValueError(f"{name} has the token id {outside}, which is {where}")
     if params.logprobs is not None and not 0 <= params.logprobs <= MAX_TOP_LOGPROBS:
         raise ValueError(f"logprobs must be from 0 to {MAX_TOP_LOGPROBS}")

@@ -33,7 +33,8 @@ class SampledToken:
 class SamplerState:
     """The sampling state of one request: its parameters, its seed and its output so far.
 
-    `eos_token_ids` are banned below `min_tokens`, and always with `ignore_eos`. `vocab` is the width of the logits.
+    `eos_token_ids` and stop tokens are banned below `min_tokens`, and `eos_token_ids` always with `ignore_eos`. `vocab`
+    is the width of the logits.
     `grammar` takes precedence over bans: if it allows only banned tokens, one of them is chosen.
 
     Raises:
@@ -59,8 +60,9 @@ class SamplerState:
         elif params.frequency_penalty or params.presence_penalty:
             self.tally = logits_processing.Tally()
         eos = [(t, logits_processing.BAN) for t in sorted(eos_token_ids) if t < vocab]
-        self._free = logits_processing.biases(params.logit_bias)
-        self._held = logits_processing.biases([*params.logit_bias, *eos])
+        stops = [(t, logits_processing.BAN) for t in params.stop_token_ids]
+        self._free = logits_processing.biases([*params.logit_bias, *(eos if params.ignore_eos else ())])
+        self._held = logits_processing.biases([*params.logit_bias, *eos, *stops])
 
     @property
     def complete(self) -> bool:
@@ -69,7 +71,7 @@ class SamplerState:
 
     def biases(self, position: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens whose logits change at that position of the output, and the amounts to add."""
-        return self._held if self.params.ignore_eos or position < self.params.min_tokens else self._free
+        return self._held if position < self.params.min_tokens else self._free
 
     def uniform(self, position: int, attempt: int = 0) -> float:
         """The request's random number in [0, 1) for the token at that position of the output."""

@@ -181,7 +181,8 @@ def _is_byte_level(tokenizer: Any) -> bool:
 class Detokenizer:
     """The text of one sequence: a token decoder followed by a stop finder.
 
-    Stop strings count after the first `min_tokens` tokens. `shown` and `mark` are as in `SamplingParams`.
+    Stop strings count after the first `min_tokens` tokens. `shown` and `mark` are as in `SamplingParams`. With
+    `keeps_stop` the text ends with the stop string, otherwise before it.
     """
 
     def __init__(
@@ -191,9 +192,11 @@ class Detokenizer:
         min_tokens: int = 0,
         shown: Sequence[str] = (),
         mark: str = "",
+        *,
+        keeps_stop: bool = False,
     ) -> None:
         self._decoder = vocabulary.decoder()
-        self._stops = StopFinder(stop)
+        self._stops = StopFinder(stop, keeps_stop=keeps_stop)
         self._unchecked = min_tokens
         self._shown = vocabulary.special_among(shown)
         self._mark = MarkFinder(mark) if mark else None

@@ -15,12 +15,26 @@ class ReplyText:
         self.num_tokens = 0
         self._vocabulary = vocabulary
         self._max_output = max_output
-        self._detokenizer = Detokenizer(vocabulary, params.stop, params.min_tokens, params.shown, params.mark)
+        self._detokenizer = Detokenizer(
+            vocabulary,
+            params.stop,
+            params.min_tokens,
+            params.shown,
+            params.mark,
+            keeps_stop=params.include_stop_str_in_output,
+        )
+        self._stop_tokens = frozenset(params.stop_token_ids)
+        self._keeps_stop = params.include_stop_str_in_output
+        self._min_tokens = params.min_tokens
         self._text = ""  # since the last delta
         self._logprobs: list[TokenLogprob] = []  # since the last delta, including tokens whose text is held back
         self._is_reported = False  # whether the first token was reported
         self._ids: list[int] | None = [] if params.token_ids else None  # since the last delta
         self._has_ended = False
+
+    def ends_before(self, token: int) -> bool:
+        """Whether the reply ends with this token and does not include it."""
+        return token in self._stop_tokens and not self._keeps_stop and self.num_tokens >= self._min_tokens
 
     def push(
         self, token: int, logprob: float | None = None, top: Sequence[tuple[int, float]] = ()
@@ -38,6 +52,8 @@ class ReplyText:
         if self._detokenizer.stopped:
             self._has_ended = True
             return FinishReason.STOP
+        if token in self._stop_tokens and self.num_tokens > self._min_tokens:
+            return self.end(FinishReason.STOP)
         return None if self.num_tokens < self._max_output else self.end(FinishReason.LENGTH)
 
     def end(self, reason: FinishReason) -> FinishReason:

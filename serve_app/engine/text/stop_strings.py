@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class StopFinder:
-    """Releases text up to the first stop string, and holds back text that may be the start of one.
+    """Releases text up to the first stop string, or with it, and holds back text that may be the start of one.
 
     The first stop string is the string that completes first; if several end together, the longest. So the boundaries
     between pushes do not matter.
@@ -16,7 +16,8 @@ class StopFinder:
     1977).
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, keeps_stop: bool = False) -> None:
+        self._keeps_stop = keeps_stop
         self._matches = [_Match(stop) for stop in stops if stop]
         self._begins = frozenset(match.stop[0] for match in self._matches)
         self._held = ""
@@ -39,7 +40,7 @@ class StopFinder:
             complete = [match.stop for match in self._matches if match.push(character)]
             if complete:
                 self.stop, self._held = max(complete, key=len), ""
-                return text[: end - len(self.stop)]
+                return text[: end if self._keeps_stop else end - len(self.stop)]
         keep = max(match.length for match in self._matches)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -31,7 +31,7 @@ def keywords(
     The first `said` tokens of the output are part of the prompt for vLLM. `speculates`: it has a draft model.
 
     Stop strings and their minimum number of tokens are not included, because the service finds stop strings in its own
-    text. vLLM ends a reply at a token of `eos`, which is then the last token of its output.
+    text. vLLM ends a reply at a stop token or a token of `eos`, which is then the last token of its output.
 
     Raises ValueError for more biases than vLLM takes, and for parameters that it can't combine with a draft model.
     """
@@ -50,7 +50,7 @@ def keywords(
         # A reply that has completed its grammar can only end.
         "min_tokens": 0 if lark is not None else max(0, min(params.min_tokens, max_output) - said),
         "ignore_eos": ignored,
-        "stop_token_ids": [] if ignored else sorted(eos),
+        "stop_token_ids": sorted({*params.stop_token_ids, *(() if ignored else eos)}),
         "temperature": max(_MIN_TEMPERATURE, params.temperature) if params.temperature else 0.0,
         "top_p": max(_MIN_TOP_P, params.top_p),
         "top_k": params.top_k,

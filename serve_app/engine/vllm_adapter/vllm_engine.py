@@ -353,7 +353,8 @@ class VllmEngine:
         for index, token in enumerate(tokens):
             if (reason := self._by_grammar(live, token)) is not None:
                 break
-            if token in self._limits.eos_token_ids and not live.params.ignore_eos:
+            is_end = token in self._limits.eos_token_ids and not live.params.ignore_eos
+            if is_end or live.text.ends_before(token):
                 reason = live.text.end(FinishReason.STOP)
             elif logprobs is None:
                 reason = live.text.push(token)

@@ -81,7 +81,7 @@ class Chat:
     def literal(self, value: Any, spared: Any = ()) -> Any:
         return value
 
-    def text(self, messages: Any, continue_final: bool = False, tools: Any = None) -> str:
+    def text(self, messages: Any, continue_final: bool = False, tools: Any = None, variables: Any = ()) -> str:
         return ""
 
     def tokenize(self, text: str) -> list[int]:

@@ -30,7 +30,9 @@ class StubChat:
 
     template = None
 
-    def text(self, messages: Sequence[dict[str, Any]], continue_final: bool = False, tools: Any = None) -> str:
+    def text(
+        self, messages: Sequence[dict[str, Any]], continue_final: bool = False, tools: Any = None, variables: Any = ()
+    ) -> str:
         return " ".join(message.get("content") or "" for message in messages)
 
     def literal(self, value: Any, spared: Any = ()) -> Any:
