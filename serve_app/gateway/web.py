@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.api import errors
 from serve_app.api.door import Door
-from serve_app.api.doors import MESSAGES_PATHS, door_at
+from serve_app.api.doors import DOORS, MESSAGES_PATHS, door_at
 from serve_app.api.errors import ApiError
 from serve_app.api.token_door import TokenDoor
 from serve_app.contracts.limiting import Window
