@@ -15,7 +15,7 @@ from serve_app.api import errors
 from serve_app.api.chat_request import ChatRequest, Number, ServedModels, StreamOptions, check_chat_request
 from serve_app.api.codec import FirstFault, Shape, either, keywords, parse_object, quote, typed
 from serve_app.api.field_checks import OnlyWith, Range
-from serve_app.api.served_names import served_identifier
+from serve_app.api.served_names import identifier_of
 from serve_app.api.tools_and_formats import MAX_TOOLS, invalid
 
 BLOCKS: Final = {
@@ -185,7 +185,9 @@ def parse_messages_request(parsed: dict[str, Any], served: ServedModels) -> Mess
     _refuse_crowds(given, served)
     _refuse_foreign(given)
     request = typed(MessagesRequest, given)
-    _, most_output = served[served_identifier(request.model, served)]
+    _, most_output = served.get(
+        identifier_of(request.model, served), (0, request.max_tokens)
+    )  # others are rejected below
     return check_chat_request(_chat(request, most_output), served, MessagesChat)
 
 
