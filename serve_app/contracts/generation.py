@@ -13,6 +13,9 @@ from serve_app.contracts.money import Price
 from serve_app.contracts.trace_context import TraceCall
 
 
+_BEGINNING: Final = 256  # characters or tokens
+
+
 class FinishReason(StrEnum):
     STOP = "stop"  # end-of-sequence token or a stop string
     LENGTH = "length"  # max_tokens or the context length was reached
@@ -97,7 +100,7 @@ class Grammar:
 class SamplingParams:
     """Parameters that control how tokens are chosen. The caller checks the ranges (docs/api.md)."""
 
-    max_tokens: int  # >= 1, output tokens without the end-of-sequence token
+    max_tokens: int  # output tokens without the end-of-sequence token; 0 computes only the prompt
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0  # (0, 1]
     top_k: int = 0  # 0 is off
@@ -115,6 +118,8 @@ class SamplingParams:
     logprobs: int | None = None  # None: off; 0: only the chosen token; up to 20: also that many most likely tokens
     grammar: Grammar | None = None
     token_ids: bool = False  # deltas include token ids, so another replica can continue the reply
+    prompt_logprobs: int | None = None  # as `logprobs`, for the tokens of the prompt
+    end_logprob: bool = False  # `logprobs` also returns the end-of-sequence token that ends the reply, with `raw` empty
 
     __setstate__ = set_state
 
@@ -180,7 +185,18 @@ class Finished:
     marked_tokens: int | None = None  # up to the one that completed `SamplingParams.mark`; None: no mark
 
 
-Event = Started | Delta | Finished
+@dataclass(frozen=True, slots=True)
+class PromptScored:
+    """The next tokens of the prompt, if `SamplingParams.prompt_logprobs` requests them.
+
+    All of them come after `Started` and before the first Delta. No token precedes the first one: it has a `logprob` of
+    0 without meaning.
+    """
+
+    tokens: tuple[TokenLogprob, ...]
+
+
+Event = Started | PromptScored | Delta | Finished
 
 
 class Ending(StrEnum):
@@ -226,7 +242,19 @@ class CallEnded:
     ending: Ending = Ending.COMPLETE
 
 
-Part = Reasoning | Text | CallStarted | CallArguments | CallEnded
+@dataclass(frozen=True, slots=True)
+class PromptEcho:
+    """A raw prompt, or a piece of it, sent back before the first output of its choices.
+
+    The event's `choice` is the prompt's first choice. Its `tokens` are the prompt's, if their log-probabilities were
+    requested, with the first token as in PromptScored. `ids` has the prompt's token ids, in the first piece.
+    """
+
+    prompt: str
+    ids: tuple[int, ...] = ()
+
+
+Part = Reasoning | Text | CallStarted | CallArguments | CallEnded | PromptEcho
 
 ToolChoice = Literal["none", "auto", "required"]
 
@@ -244,10 +272,31 @@ class Bill:
 
 
 @dataclass(frozen=True, slots=True)
+class RawPrompts:
+    """Prompts that no chat template renders. Each gets the same number of choices.
+
+    Names of special tokens in a text become these tokens, unless there is a `suffix`.
+    """
+
+    prompts: tuple[str | tuple[int, ...], ...]  # texts or token ids
+    suffix: str | None = None  # text after the reply; the model must have tokens for filling in the middle
+    special_tokens: bool = True  # a text gets the tokens that the tokenizer adds, such as one for the beginning
+    echo: bool = False  # the reply begins with PromptEcho
+    scored: bool = False  # with `echo`: PromptEcho has the log-probabilities of the prompt's tokens
+
+    __setstate__ = set_state
+
+    @property
+    def beginning(self) -> tuple[dict[str, Any], ...]:
+        """The part that identifies the conversation, as messages: requests that share it share a cached prompt."""
+        return ({"role": "user", "content": self.prompts[0][:_BEGINNING]},)
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateCall:
     """Requests a reply with `n` choices from a replica.
 
-    `credit` is the hold in nano-units. It must pay for the prompt once and for the whole output budget of every choice.
+    `credit` is the hold in nano-units. It must pay for every prompt once and for the output budget of every choice.
     `tools` are the tools that the model may call, as the API defines them. `function` names the only one, if any.
     """
 
@@ -269,8 +318,18 @@ class GenerateCall:
     trace: TraceCall | None = None
     said: tuple[int, ...] = ()  # tokens of a reply that another replica began; only the rest is sent
     reply_id: str = ""  # with `said`: the id under which the reply began
+    raw: RawPrompts | None = None  # in place of messages; `n` counts the choices of all prompts, in their order
 
     __setstate__ = set_state
+
+    @property
+    def beginning(self) -> tuple[dict[str, Any], ...]:
+        """The messages that identify the conversation."""
+        return self.messages if self.raw is None else self.raw.beginning
+
+    @property
+    def num_prompts(self) -> int:
+        return 1 if self.raw is None else len(self.raw.prompts)
 
 
 class Rejection(StrEnum):

@@ -11,6 +11,7 @@ import json
 import re
 import threading
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from serve_app.engine.errors import ContextLengthExceeded
@@ -165,6 +166,54 @@ class ChatRenderer:
         # Thread-safe, unlike the tokenizer's call.
         ids = token_ids(self._core, first)
         return ids + [token for piece in others for token in self._plain_text.encode_piece(piece)]
+
+    def encode(self, text: str, special_tokens: bool = True) -> list[int]:
+        """Token ids of a text that no template renders. Names of special tokens in it become these tokens.
+
+        `special_tokens` adds the tokens that the tokenizer adds to any text, such as one for its beginning.
+
+        Raises:
+            ContextLengthExceeded: the text is too long to fit.
+        """
+        text = _whole(text)
+        self._refuse_oversized(len(text.encode()))
+        self._refuse_overlong(text)
+        if self._core is None:
+            with self._lock:
+                return list(self._tokenizer(text, add_special_tokens=special_tokens)["input_ids"])
+        return token_ids(self._core, text, special_tokens)
+
+    def encode_following(self, text: str) -> list[int]:
+        """Token ids of a text that follows other text. No name in it becomes a control token."""
+        if self._plain_text is None:
+            return self.tokenize(self.literal(text))
+        pieces = _AFTER_STAND_IN.split(self.literal(text))
+        return [
+            token
+            for piece in pieces
+            for token in self._plain_text.encode_piece(_whole(piece.translate(self._restore)))
+            if piece
+        ]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, with the names of special tokens."""
+        if self._core is None:
+            with self._lock:
+                return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return str(self._core.decode(list(ids), skip_special_tokens=False))
+
+    def find_token(self, name: str) -> int | None:
+        """The id of the token with this name."""
+        return self._ids.get(name)
+
+    @cached_property
+    def num_ids(self) -> int:
+        """Token ids are below this number."""
+        return 1 + max(self._ids.values())
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return dict(self._tokenizer.get_vocab())
 
     @staticmethod
     def _plain(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from serve_app.contracts.generation import GenerateCall, Grammar, SamplingParams
+from serve_app.contracts.generation import GenerateCall, Grammar, PromptEcho, RawPrompts, SamplingParams
 from serve_app.engine.chat import ChatRenderer
+from serve_app.engine.errors import RequestRefused
+from serve_app.model.fill_in_middle import fill_in_prompt
 from serve_app.model.tools.call_grammars import optional_calls, required_calls
 from serve_app.model.tools.format_table import TOOL_FORMATS, format_of
 from serve_app.model.tools.messages import conversation, with_parsed_arguments
@@ -24,6 +26,7 @@ class Prompt:
     token_ids: list[int]
     sampling: SamplingParams
     left_open: bool  # whether the reply begins within reasoning
+    echo: PromptEcho | None = None  # the prompt, if it is sent back
 
 
 class Dialect:
@@ -56,6 +59,45 @@ class Dialect:
         left_open = self._markers is not None and not call.continue_final and self._markers.left_open(text)
         return Prompt(self._chat.tokenize(text), self._sampling(call, tools, left_open), left_open)
 
+    def prompts(self, call: GenerateCall) -> list[Prompt]:
+        """Returns the prompts of a call: one for messages, or its raw prompts.
+
+        Raises as `prompt` does, and RequestRefused, a subclass of ValueError, for a raw prompt that cannot be encoded.
+        """
+        raw = call.raw
+        if raw is None:
+            return [self.prompt(call)]
+        prompts = []
+        for index, prompt in enumerate(raw.prompts):
+            name = f"prompt[{index}]" if len(raw.prompts) > 1 else "prompt"
+            ids = self._encode(prompt, raw, name)
+            echo = None
+            if raw.echo:
+                echo = PromptEcho(prompt if isinstance(prompt, str) else self._chat.decode(ids), tuple(ids))
+            prompts.append(Prompt(ids, call.sampling, False, echo))
+        return prompts
+
+    def _encode(self, prompt: str | tuple[int, ...], raw: RawPrompts, name: str) -> list[int]:
+        if not isinstance(prompt, str):
+            if max(prompt) >= self._chat.num_ids:
+                rule = f"outside this model's vocabulary: ids are from 0 to {self._chat.num_ids - 1}"
+                raise RequestRefused(f"{name} has the token id {max(prompt)}, which is {rule}", "prompt")
+            return list(prompt)
+        if raw.suffix is None:
+            ids = self._chat.encode(prompt, raw.special_tokens)
+            if not ids:
+                raise RequestRefused(
+                    f"{name} is empty, and this model has no token for the beginning of a text", "prompt"
+                )
+            return ids
+        filled = fill_in_prompt(self._chat, prompt, raw.suffix)
+        if filled is None:
+            raise RequestRefused(
+                "suffix is not possible with this model, which has no tokens for filling in the middle. Leave it out",
+                "suffix",
+            )
+        return filled
+
     def _literal(self, message: dict[str, Any]) -> dict[str, Any]:
         """Returns the message without control tokens.
 
@@ -70,7 +112,7 @@ class Dialect:
     def parser(self, call: GenerateCall, prompt: Prompt, choice: int) -> ReplyParser | None:
         """Returns the parser for one choice of the reply; None if the reply can only be text."""
         tools = _callable(call)
-        if not tools and self._markers is None:
+        if call.raw is not None or (not tools and self._markers is None):
             return None
         parser = self._format.parser if tools else ReplyParser
         is_held, begins, other = _is_held(call, tools), bool(self._format.begins), call.sampling.grammar is not None
