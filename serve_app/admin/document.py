@@ -29,16 +29,19 @@ from serve_app.admin import (
     traffic,
     usage,
 )
+from serve_app.admin.completions_operation import completions_operation
 from serve_app.admin.endpoint import Endpoint
 from serve_app.admin.values import Reply, Schema
 from serve_app.api.chat_door import ChatDoor
 from serve_app.api.chat_examples import EXAMPLES
 from serve_app.api.chat_openapi import REF, chat_request_schemas
+from serve_app.api.completions_models import Completion, CompletionChunk
+from serve_app.api.completions_openapi import completion_request_schemas
 from serve_app.api.reply_models import ChatCompletion, ChatCompletionChunk
 from serve_app.api.structured_outputs import REFUSED
 from serve_app.settings import IdentifierSettings
 
-#: All endpoints except chat, in the order of the document.
+#: All endpoints except the doors, in the order of the document.
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *public.of_models,
     *public.of_account,
@@ -75,6 +78,7 @@ as one request with its prompt."""
 """Which refused requests count. `docs/api.md` has the same text."""
 _TAGS: Final = {
     "Chat": "Chat completions.",
+    "Completions": "Text completions, without a chat template.",
     "Models": "Available models.",
     "Account": "Your balance and usage.",
     "Account management": "Manage keys and alerts, and read usage, with a management key of your account.",
@@ -102,11 +106,15 @@ _PATH_PARAMETERS: Final = {
 def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
     """Returns the OpenAPI 3.1 document, as JSON values, of a service with these identifiers."""
     most_output = max((model.max_output for model in identifiers.values()), default=1)
-    paths: dict[str, Schema] = {"/chat/completions": {"post": _chat()}}
+    paths: dict[str, Schema] = {
+        "/chat/completions": {"post": _chat()},
+        "/completions": {"post": completions_operation(REFUSED_REQUESTS)},
+    }
     for endpoint in ENDPOINTS:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
     returned = [endpoint.types["return"] for endpoint in ENDPOINTS]
-    replies = [ChatCompletion, ChatCompletionChunk, *(kind for kind in returned if issubclass(kind, Reply))]
+    of_doors = [ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk]
+    replies = [*of_doors, *(kind for kind in returned if issubclass(kind, Reply))]
     bodies = [endpoint.types["body"] for endpoint in ENDPOINTS if "body" in endpoint.types]
     return {
         "openapi": "3.1.0",
@@ -120,7 +128,9 @@ def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
         "components": {
             "schemas": {
                 **chat_request_schemas(tuple(identifiers), most_output),
-                "ChatCompletionEvent": _event(),
+                **completion_request_schemas(tuple(identifiers), most_output),
+                "ChatCompletionEvent": _event("ChatCompletionChunk"),
+                "CompletionEvent": _event("CompletionChunk"),
                 **_generated(replies, "serialization"),
                 **_generated(bodies, "validation"),
                 **responses.error_schemas(),
@@ -273,9 +283,9 @@ def _chat() -> Schema:
     }
 
 
-def _event() -> Schema:
+def _event(chunk: str) -> Schema:
     """Returns the schema of one stream event, modelled as in OpenAPI 3.2: `data` is text that contains JSON."""
-    kinds = [{"$ref": f"{REF}ChatCompletionChunk"}, {"$ref": f"{REF}Error"}]
+    kinds = [{"$ref": f"{REF}{chunk}"}, {"$ref": f"{REF}Error"}]
     json = {"title": "JSON", "contentMediaType": "application/json", "contentSchema": {"oneOf": kinds}}
     return {
         "description": "One event of a stream.",

@@ -17,8 +17,8 @@ REF: Final = "#/components/schemas/"
 def chat_request_schemas(identifiers: Sequence[str], most_output: int) -> dict[str, Schema]:
     """Returns the schemas by name. The request's is `ChatCompletionRequest`. `most_output` is in tokens."""
     generated = ChatRequest.model_json_schema(ref_template=REF + "{model}")
-    schemas = {name: _object(model) for name, model in generated.pop("$defs").items()}
-    body = schemas["ChatCompletionRequest"] = _object(generated, null_is_absent=True)
+    schemas = {name: object_schema(model) for name, model in generated.pop("$defs").items()}
+    body = schemas["ChatCompletionRequest"] = object_schema(generated, null_is_absent=True)
     fields = body["properties"]
     fields["model"]["enum"] = list(identifiers)
     body["allOf"] = []  # rules between two fields
@@ -36,7 +36,8 @@ def chat_request_schemas(identifiers: Sequence[str], most_output: int) -> dict[s
     return schemas
 
 
-def _object(model: Schema, null_is_absent: bool = False) -> Schema:
+def object_schema(model: Schema, null_is_absent: bool = False) -> Schema:
+    """Returns the schema of an object from pydantic's. With `null_is_absent`, optional fields may be null."""
     required = model.get("required", [])
     fields = {
         name: _field(schema, null_is_absent and name not in required) for name, schema in model["properties"].items()

@@ -396,8 +396,13 @@ class RawRequest(ChatRequest):
         return estimate_raw_tokens(self.raw_prompts.prompts, self.raw_prompts.suffix)
 
 
-def check_chat_request(parsed: Mapping[str, Any], served: ServedModels, kind: type[RequestT] = ChatRequest) -> RequestT:
+def check_chat_request(parsed: Mapping[str, Any], served: ServedModels) -> ChatRequest:
     """Checks a request whose JSON is parsed. Doors of other formats call it with the same request in this format."""
+    return check_request(parsed, served, ChatRequest)
+
+
+def check_request(parsed: Mapping[str, Any], served: ServedModels, kind: type[RequestT]) -> RequestT:
+    """Does the same for a kind of request with other fields, which it does not check beyond their types."""
     _refuse_crowds(parsed, served)
     request = typed(kind, {name: value for name, value in parsed.items() if value is not None})
     if request.model not in served:

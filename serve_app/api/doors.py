@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from serve_app.api.chat_door import ChatDoor
+from serve_app.api.completions_door import CompletionsDoor
 from serve_app.api.door import Door
 
-DOORS: Final[tuple[Door, ...]] = (ChatDoor(),)
+DOORS: Final[tuple[Door, ...]] = (ChatDoor(), CompletionsDoor())

@@ -12,8 +12,7 @@ from serve_app.contracts.messages import set_state
 from serve_app.contracts.money import Price
 from serve_app.contracts.trace_context import TraceCall
 
-
-_BEGINNING: Final = 256  # characters or tokens
+_BEGINNING: Final = 256  # characters or tokens of a raw prompt that identify its conversation
 
 
 class FinishReason(StrEnum):

@@ -33,6 +33,11 @@ from tests.gateway.connections import served
 from tests.gateway.world import NANO, OPERATOR, World
 
 ADDRESSES = itertools.count()
+#: Operations of the doors, and the schemas of a chunk, of a request and of a stream's event.
+DOORS = {
+    "POST /chat/completions": ("ChatCompletionChunk", "ChatCompletionRequest", "ChatCompletionEvent"),
+    "POST /completions": ("CompletionChunk", "CompletionRequest", "CompletionEvent"),
+}
 PLENTY = {"rpm": 10**9, "tpm": 10**12, "concurrency": 1000}
 
 
@@ -56,7 +61,7 @@ class Found:
 def closed(document: dict[str, Any]) -> dict[str, Any]:
     """The document, with replies that have only the fields that it declares."""
     schemas = document["components"]["schemas"]
-    told_apart = {*reached(schemas, "ChatCompletionRequest", set()), "ChatCompletionEvent"}
+    told_apart = {name for _, request, event in DOORS.values() for name in (event, *reached(schemas, request, set()))}
     for name, schema in schemas.items():
         if name not in told_apart and "properties" in schema:
             schema["additionalProperties"] = False
@@ -105,7 +110,8 @@ def promises_of_every_answer(ctx: Any, response: Any, case: Any) -> None:
 def check_stream(raw: bytes, case: Any) -> None:
     """Frames, order and schema of the chunks."""
     document = case.operation.schema.raw_schema
-    chunk = {"$ref": "#/components/schemas/ChatCompletionChunk", "components": document["components"]}
+    name = DOORS[case.operation.label][0]
+    chunk = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
     frames = raw.decode().split("\n\n")
     assert frames.pop() == ""
     assert frames.pop() == "data: [DONE]"
@@ -170,8 +176,8 @@ def fuzz(world: World, port: int, account: str, key_id: str, *, cases: int, phas
 
     @schema.hook
     def map_body(context: Any, body: Any) -> Any:
-        """Every second chat is streamed, unless that corrects a value that is wrong on purpose."""
-        is_chat = context.operation.label == "POST /chat/completions" and isinstance(body, dict)
+        """Every second reply is streamed, unless that corrects a value that is wrong on purpose."""
+        is_chat = context.operation.label in DOORS and isinstance(body, dict)
         if is_chat and body.get("stream") in (None, False) and not body.get("stream_options") and next(chats) % 2:
             body = {**body, "stream": True}
         return body

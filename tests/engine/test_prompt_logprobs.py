@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -213,7 +212,5 @@ async def test_a_token_outside_the_vocabulary_is_refused_by_name(make_engine: Ca
 
     engine = make_engine()
     with pytest.raises(RequestRefused) as refused:
-        async with asyncio.timeout(60):
-            async for _ in engine.generate(request("r", (10**6,), max_tokens=1)):
-                pass
+        await anext(engine.generate(request("r", (10**6,), max_tokens=1)))
     assert refused.value.param == "prompt"

@@ -139,7 +139,7 @@ def test_requests_whose_prompts_begin_alike_are_of_one_conversation() -> None:
 
 
 def test_a_message_of_an_earlier_release_has_no_raw_prompts() -> None:
-    kind, values, state = a_call().__reduce_ex__(2)[:3]  # type: ignore[misc]
+    state = a_call().__reduce_ex__(2)[2]
     fields = list(GenerateCall.__dataclass_fields__)
     earlier = object.__new__(GenerateCall)
     earlier.__setstate__(list(state)[: fields.index("raw")])  # type: ignore[attr-defined]
