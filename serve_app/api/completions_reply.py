@@ -14,6 +14,7 @@ from serve_app.api.door import ReplyEvent, ReplyHead
 from serve_app.contracts.generation import ChoiceEnded, Delta, FinishReason, PromptEcho, Text, TokenLogprob
 
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+LOGPROBS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 _SKIPPED_BYTES = 64  # a token that the text lacks is looked for this far ahead
 
 
@@ -31,12 +32,14 @@ class TokenOffsets:
         self._owed = b""  # of tokens whose text has not arrived
 
     def add_text(self, text: str) -> None:
+        if not text:
+            return
         data = text.encode(errors="replace")
         if self._owed:
             known = min(len(self._owed), len(data))
             if data[:known] == self._owed[:known]:
                 data, self._owed = data[known:], self._owed[known:]
-            elif data:  # the token has no text
+            else:  # the token has no text
                 self._characters -= _count_characters(self._owed)
                 self._owed = b""
         self._text = self._text[self._at :] + data
@@ -48,7 +51,7 @@ class TokenOffsets:
         if not text.startswith(raw, at):
             if raw[:1] == b" " and not self._characters and text.startswith(raw[1:], at):
                 raw = raw[1:]  # of the first word
-            elif raw.startswith(text[at:]):
+            elif len(text) - at < len(raw) and raw.startswith(text[at:]):
                 offset = self._offset(raw)
                 self._owed += raw[len(text) - at :]
                 self._at = len(text)
@@ -83,7 +86,7 @@ class Logprobs:
     def add(self, text: str, tokens: Sequence[TokenLogprob], *, of_prompt: bool = False) -> dict[str, Any]:
         """Returns the object for the next piece of text and its tokens. The first token of a prompt has no value."""
         self._offsets.add_text(text)
-        values: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        values: dict[str, Any] = {name: [] for name in LOGPROBS}
         for token in tokens:
             values["tokens"].append(_name(token))
             values["text_offset"].append(self._offsets.next_offset(token.raw))
@@ -146,14 +149,18 @@ def pieces_of(event: ReplyEvent, request: RawRequest) -> list[Piece]:
 @dataclass(slots=True)
 class _Choice:
     text: list[str] = field(default_factory=list)
-    tokens: list[tuple[TokenLogprob, bool]] = field(default_factory=list)  # and whether it is the prompt's
+    logprobs: Logprobs = field(default_factory=Logprobs)
+    encoded: dict[str, list[bytes]] = field(default_factory=lambda: {name: [] for name in LOGPROBS})
     ids: list[int] = field(default_factory=list)
     prompt_ids: tuple[int, ...] = ()
     reason: FinishReason | None = None
 
 
 class WholeCompletion:
-    """Collects the events of a completion that is not streamed."""
+    """Collects the events of a completion that is not streamed.
+
+    Log-probabilities are encoded as they arrive: those of long prompts together would hold up other requests.
+    """
 
     def __init__(self, request: RawRequest) -> None:
         self._request = request
@@ -165,34 +172,29 @@ class WholeCompletion:
         for piece in pieces_of(event, self._request):
             choice = self._choices[piece.choice]
             choice.text.append(piece.text)
-            choice.tokens += [(token, piece.of_prompt) for token in piece.tokens]
             choice.ids += piece.ids
             choice.prompt_ids = piece.prompt_ids or choice.prompt_ids
+            if self._request.logprobs:
+                values = choice.logprobs.add(piece.text, piece.tokens, of_prompt=piece.of_prompt)
+                for name in LOGPROBS if piece.tokens else ():
+                    choice.encoded[name].append(encode_json(values[name])[1:-1])
 
     def body(self, head: ReplyHead, reason: FinishReason, usage: Usage) -> bytes:
         """Returns the body. `reason` is why the reply ended; it also applies to the choice if there is only one."""
-        choices = [self._choice(index, choice, reason) for index, choice in enumerate(self._choices)]
-        return encode_json({**_fixed(head), "choices": choices, "usage": usage.as_dict()})
+        choices = b",".join(self._choice(index, choice, reason) for index, choice in enumerate(self._choices))
+        start = encode_json(_fixed(head))[:-1]
+        return start + b',"choices":[' + choices + b'],"usage":' + encode_json(usage.as_dict()) + b"}"
 
-    def _choice(self, index: int, choice: _Choice, reason: FinishReason) -> dict[str, Any]:
-        text = "".join(choice.text)
-        logprobs: dict[str, Any] | None = None
+    def _choice(self, index: int, choice: _Choice, reason: FinishReason) -> bytes:
+        logprobs = b"null"
         if self._request.logprobs:
-            builder = Logprobs()
-            of_prompt = [token for token, is_prompt in choice.tokens if is_prompt]
-            of_reply = [token for token, is_prompt in choice.tokens if not is_prompt]
-            logprobs = builder.add(text, of_prompt, of_prompt=True)
-            for name, values in builder.add("", of_reply).items():
-                logprobs[name] += values
-        made = {
-            "index": index,
-            "text": text,
-            "logprobs": logprobs,
-            "finish_reason": _REASONS[choice.reason or reason],
-        }
+            arrays = (b'"%b":[%b]' % (name.encode(), b",".join(parts)) for name, parts in choice.encoded.items())
+            logprobs = b"{" + b",".join(arrays) + b"}"
+        made: dict[str, Any] = {"finish_reason": _REASONS[choice.reason or reason]}
         if self._request.with_ids:
             made |= {"prompt_token_ids": list(choice.prompt_ids), "token_ids": choice.ids}
-        return made
+        start = encode_json({"index": index, "text": "".join(choice.text)})[:-1]
+        return start + b',"logprobs":' + logprobs + b"," + encode_json(made)[1:]
 
 
 class CompletionStream:

@@ -256,6 +256,8 @@ class Exchange:
             self._count_usage(event)
             if isinstance(event, Delta | ReplyParts | ChoiceEnded):
                 if self._runs.passes(event):
+                    if self._has_echo:
+                        await asyncio.sleep(0)  # encoding a part of a long prompt takes milliseconds
                     return event
                 continue
             if isinstance(event, Finished):

@@ -9,7 +9,7 @@ from serve_app.contracts.generation import PromptScored, TokenLogprob
 from serve_app.engine.text.detokenizer import Vocabulary
 from serve_app.engine.text.reply_text import describe
 
-_PIECE = 1024  # tokens per event: a long prompt does not hold up the replica's other replies
+_PIECE = 256  # tokens per event: encoding a long prompt does not hold up other replies
 
 Score = tuple[float, Sequence[tuple[int, float]]]
 """The log-probability of a token, and the most likely tokens with theirs, most likely first."""
