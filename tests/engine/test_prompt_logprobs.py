@@ -214,3 +214,16 @@ async def test_a_token_outside_the_vocabulary_is_refused_by_name(make_engine: Ca
     with pytest.raises(RequestRefused) as refused:
         await anext(engine.generate(request("r", (10**6,), max_tokens=1)))
     assert refused.value.param == "prompt"
+
+
+def test_a_prompt_that_is_in_the_cache_is_scored_from_its_beginning_and_found_there_later() -> None:
+    engine = stepped()
+    cached = []
+    for name, options in (("first", {}), ("scored", {"prompt_logprobs": TOP}), ("last", {})):
+        inbox = engine.submit(request(name, PROMPT, tenant="a", max_tokens=2, **options))
+        engine.run()
+        cached.append(inbox.last.cached_tokens)
+        if options:
+            check(scored(inbox), PROMPT, logits_of(PROMPT), 1e-4)
+    assert cached[0] == cached[1] == 0
+    assert cached[2] == len(PROMPT) // 4 * 4

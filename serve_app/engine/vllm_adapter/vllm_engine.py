@@ -347,8 +347,8 @@ class VllmEngine:
         """Convert vLLM's new tokens to events; return the reason why the reply ends, or None."""
         if not live.has_started:
             self._started(live, output.num_cached_tokens or 0)
-        if output.prompt_logprobs:
-            self._emit_scores(live, output.prompt_logprobs)
+            if live.params.prompt_logprobs is not None and not self._emit_scores(live, output.prompt_logprobs or ()):
+                return FinishReason.ERROR
         [completion] = output.outputs
         tokens, logprobs = completion.token_ids, completion.logprobs
         before = live.text.num_tokens
@@ -378,13 +378,18 @@ class VllmEngine:
             self._emit(live, delta)
         return reason
 
-    def _emit_scores(self, live: _Live, by_position: Sequence[Any]) -> None:
-        """Send the log-probabilities of a prompt, which vLLM reports with its first token."""
+    def _emit_scores(self, live: _Live, by_position: Sequence[Any]) -> bool:
+        """Send the log-probabilities of a prompt, which vLLM reports with its first token. Returns whether it does."""
         prompt, count = live.request.prompt_token_ids, live.params.prompt_logprobs or 0
+        if len(by_position) != len(prompt):
+            found = f"{len(by_position)} log-probabilities for {len(prompt)} tokens of a prompt"
+            logger.error("vLLM reports %s: request %s ends.", found, live.request.request_id)
+            return False
         scores = PromptScores(self._vocabulary, prompt)
         scores.add(1, [_chosen_and_top(by_position[at], prompt[at], count) for at in range(1, len(prompt))])
         for scored in scores.take():
             self._emit(live, scored)
+        return True
 
     def _by_grammar(self, live: _Live, token: int) -> FinishReason | None:
         """The reason to end the reply before this token if its grammar cannot continue, else None.
