@@ -43,7 +43,7 @@ class ConversationRouter(RequestRouter):
             name: (self.replica_queue_len_cache.get(replica.replica_id) or 0) + _waiting(replica)
             for name, replica in replicas.items()
         }
-        beginning = conversation_key(call.bill.account_id, call.messages)
+        beginning = conversation_key(call.bill.account_id, call.beginning)
         return [[replicas[name]] for name in replicas_for(beginning, load)]
 
 

@@ -76,6 +76,15 @@ def tiny(tiny_path: Path) -> LoadedModel:
     return load(EngineSettings(model=str(tiny_path), kv_cache_memory="64MiB"))
 
 
+@pytest.fixture(scope="session")
+def tiny_reference(tiny_path: Path) -> Any:
+    """The tiny model's weights, left to transformers' own generation."""
+    from serve_app.engine.config import EngineSettings
+    from serve_app.engine.loading.loader import load
+
+    return load(EngineSettings(model=str(tiny_path), kv_cache_memory="64MiB")).model
+
+
 @contextmanager
 def _engines(model: LoadedModel, path: Path) -> Iterator[Callable[..., Engine]]:
     """Makes engines over one copy of the weights; one at a time, since a runner changes its model."""

@@ -31,11 +31,14 @@ from serve_app.admin import (
     traffic,
     usage,
 )
+from serve_app.admin.completions_operation import completions_operation
 from serve_app.admin.endpoint import Endpoint
 from serve_app.admin.values import Reply, Schema
 from serve_app.api.chat_door import ChatDoor
 from serve_app.api.chat_examples import EXAMPLES
 from serve_app.api.chat_openapi import REF, chat_request_schemas
+from serve_app.api.completions_models import Completion, CompletionChunk
+from serve_app.api.completions_openapi import completion_request_schemas
 from serve_app.api.refused_fields import REFUSED
 from serve_app.api.reply_models import ChatCompletion, ChatCompletionChunk
 from serve_app.settings import IdentifierSettings
@@ -79,6 +82,7 @@ _TAGS: Final = {
     "Chat": "Chat completions.",
     "Messages": "The same replies in the Messages format.",
     "Tokens": "Tokens of texts, and texts of tokens.",
+    "Completions": "Text completions, without a chat template.",
     "Models": "Available models.",
     "Account": "Your balance and usage.",
     "Account management": "Manage keys and alerts, and read usage, with a management key of your account.",
@@ -109,6 +113,7 @@ def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
     names = (*identifiers, *(alias for model in identifiers.values() for alias in model.aliases))
     paths: dict[str, Schema] = {
         "/chat/completions": {"post": _chat()},
+        "/completions": {"post": completions_operation(REFUSED_REQUESTS)},
         **messages_operations.paths(),
         **token_operations.paths(),
     }
@@ -119,6 +124,8 @@ def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
     replies = [
         ChatCompletion,
         ChatCompletionChunk,
+        Completion,
+        CompletionChunk,
         *messages_operations.REPLIES,
         *token_operations.REPLIES,
         *(kind for kind in returned if issubclass(kind, Reply)),
@@ -136,9 +143,11 @@ def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
         "components": {
             "schemas": {
                 **chat,
+                **completion_request_schemas(names, most_output),
                 **messages_operations.schemas(names),
                 **token_operations.schemas(chat["ChatCompletionRequest"], names),
-                "ChatCompletionEvent": _event(),
+                "ChatCompletionEvent": _event("ChatCompletionChunk"),
+                "CompletionEvent": _event("CompletionChunk"),
                 **_generated(replies, "serialization"),
                 **_generated(bodies, "validation"),
                 **responses.error_schemas(),
@@ -301,9 +310,9 @@ def _chat() -> Schema:
     }
 
 
-def _event() -> Schema:
+def _event(chunk: str) -> Schema:
     """Returns the schema of one stream event, modelled as in OpenAPI 3.2: `data` is text that contains JSON."""
-    kinds = [{"$ref": f"{REF}ChatCompletionChunk"}, {"$ref": f"{REF}Error"}]
+    kinds = [{"$ref": f"{REF}{chunk}"}, {"$ref": f"{REF}Error"}]
     json = {"title": "JSON", "contentMediaType": "application/json", "contentSchema": {"oneOf": kinds}}
     return {
         "description": "One event of a stream.",

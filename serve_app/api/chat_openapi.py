@@ -30,8 +30,8 @@ def chat_request_schemas(identifiers: Sequence[str], most_output: int) -> dict[s
 def body_schemas(kind: type[Shape], name: str, identifiers: Sequence[str], most_output: int = 0) -> dict[str, Schema]:
     """Returns the schemas of a body by the declarations of its fields. The body's own schema is called `name`."""
     generated = kind.model_json_schema(ref_template=REF + "{model}")
-    schemas = {one: _object(model) for one, model in generated.pop("$defs", {}).items()}
-    body = schemas[name] = _object(generated, null_is_absent=True)
+    schemas = {one: object_schema(model) for one, model in generated.pop("$defs", {}).items()}
+    body = schemas[name] = object_schema(generated, null_is_absent=True)
     fields = body["properties"]
     fields["model"] |= _names(identifiers)
     body["allOf"] = []  # rules between two fields
@@ -56,7 +56,8 @@ def _names(identifiers: Sequence[str]) -> Schema:
     return {"anyOf": [{"enum": exact}, {"pattern": f"^({'|'.join(prefixes)})"}]} if prefixes else {"enum": exact}
 
 
-def _object(model: Schema, null_is_absent: bool = False) -> Schema:
+def object_schema(model: Schema, null_is_absent: bool = False) -> Schema:
+    """Returns the schema of an object from pydantic's. With `null_is_absent`, optional fields may be null."""
     required = model.get("required", [])
     fields = {
         name: _field(schema, null_is_absent and name not in required) for name, schema in model["properties"].items()

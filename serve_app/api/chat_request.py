@@ -31,7 +31,7 @@ from serve_app.api.codec import (
     wrong_type,
 )
 from serve_app.api.field_checks import Check, OnlyWith, Range
-from serve_app.api.prompt_estimate import estimate_prompt_tokens
+from serve_app.api.prompt_estimate import estimate_prompt_tokens, estimate_raw_tokens
 from serve_app.api.refused_fields import REFUSED, refuse_fields
 from serve_app.api.served_names import ServedModels as ServedModels
 from serve_app.api.served_names import identifier_of
@@ -47,7 +47,7 @@ from serve_app.api.tools_and_formats import (
     check_tools,
     invalid,
 )
-from serve_app.contracts.generation import REASONING_EFFORTS, ToolChoice
+from serve_app.contracts.generation import REASONING_EFFORTS, RawPrompts, ToolChoice
 
 # 32768 tokens of human-written text are under 200 KB. Long runs of escaped spaces are under 4 MiB.
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
@@ -153,10 +153,12 @@ def _check_logit_bias(bias: dict[str, Any], _: ChatRequest) -> None:
 
 
 def _check_resume(options: StreamOptions, request: ChatRequest) -> None:
-    if options.resume and request.n > 1:
+    if options.resume and request.choices > 1:
         raise invalid("stream_options.resume", "is only possible with n: 1")
     if options.resume and request.logprobs:
         raise invalid("stream_options.resume", "is not possible with logprobs: leave one of the two out")
+    if options.resume and request.raw is not None and request.raw.echo:
+        raise invalid("stream_options.resume", "is not possible with echo or return_token_ids: leave one of them out")
 
 
 def _check_form(_: Any, request: ChatRequest) -> None:
@@ -328,6 +330,26 @@ class ChatRequest(Shape):
         return tuple(message.plain() for message in self.sent_messages)
 
     @property
+    def raw(self) -> RawPrompts | None:
+        """The prompts of a request without messages."""
+        return None
+
+    @property
+    def choices(self) -> int:
+        """Number of choices of all prompts together."""
+        return self.n
+
+    @property
+    def beginning(self) -> tuple[dict[str, Any], ...]:
+        """The messages that identify the conversation."""
+        return self.messages
+
+    @property
+    def sends_token_ids(self) -> bool:
+        """Whether the reply has the ids of its tokens."""
+        return False
+
+    @property
     def continue_final(self) -> bool:
         """Whether the last message is the beginning of the reply."""
         return self.continue_final_message or bool(self.sent_messages[-1].prefix)
@@ -346,7 +368,10 @@ class ChatRequest(Shape):
 
     @property
     def max_tokens(self) -> int | None:
-        """Maximum number of tokens per choice, which may be above the model's limit. None: the limit."""
+        """Maximum number of tokens per choice, which may be above the model's limit. None: the limit.
+
+        0 is only possible for raw prompts: nothing is generated.
+        """
         return self.max_completion_tokens if self.sent_max_tokens is None else self.sent_max_tokens
 
     @property
@@ -408,6 +433,47 @@ def parse_chat_request(
     else, for any bytes.
     """
     return check_chat_request(parse_object(raw, max_body_bytes, max_items), served)
+
+
+class RawRequest(ChatRequest):
+    """A request with raw prompts in place of messages. The door for completions makes it."""
+
+    sent_messages: list[Message] = Field([], alias="messages")
+    raw_prompts: RawPrompts
+    generates: bool = True
+    """False: only the prompts are computed."""
+    is_echoed: bool = False
+    """The text of the reply begins with the prompt."""
+    with_ids: bool = False
+    """The reply has the ids of its tokens and of the prompt's."""
+
+    @property
+    def raw(self) -> RawPrompts:
+        return self.raw_prompts
+
+    @property
+    def choices(self) -> int:
+        return len(self.raw_prompts.prompts) * self.n
+
+    @property
+    def beginning(self) -> tuple[dict[str, Any], ...]:
+        return self.raw_prompts.beginning
+
+    @property
+    def continue_final(self) -> bool:
+        return False
+
+    @property
+    def sends_token_ids(self) -> bool:
+        return self.with_ids
+
+    @property
+    def max_tokens(self) -> int | None:
+        return super().max_tokens if self.generates else 0
+
+    @cached_property
+    def estimated_prompt_tokens(self) -> int:
+        return estimate_raw_tokens(self.raw_prompts.prompts, self.raw_prompts.suffix)
 
 
 def check_chat_request(

@@ -63,6 +63,8 @@ _EXPECTED: Final = {
     "string_or_parts": "a string or an array of text parts",
     "string_or_array": "a string or an array of strings",
     "string_or_object": "a string or an object",
+    "prompts": "a string, token ids, or an array of strings or of arrays of token ids",
+    "string_or_ids": "a string or an array of token ids",
 }
 
 # Tags of a union's types. Pydantic adds the chosen tag to an error's path; clients must not see it.
@@ -189,6 +191,11 @@ def wrong_type(kind: str, field: str, value: Any) -> NoReturn:
     raise PydanticCustomError(kind, "type", {"field": field, "input": value})
 
 
+def wrong_item(kind: str, steps: list[int], value: Any) -> NoReturn:
+    """Does the same as `wrong_type` for an item of an array. `steps` are the indices that lead to it."""
+    raise PydanticCustomError(kind, "type", {"steps": steps, "input": value})
+
+
 def typed(kind: type[ModelT], parsed: Mapping[str, Any]) -> ModelT:
     """Checks the object's types and returns it. Raises ApiError (400) for the first field that is missing or wrong."""
     try:
@@ -199,7 +206,7 @@ def typed(kind: type[ModelT], parsed: Mapping[str, Any]) -> ModelT:
 
 def _as_api_error(error: ErrorDetails) -> errors.ApiError:
     context = error.get("ctx", {})
-    path = [step for step in error["loc"] if step not in _BRANCHES]
+    path = [step for step in error["loc"] if step not in _BRANCHES] + context.get("steps", [])
     field = _dotted([*path, context["field"]] if "field" in context else path)
     found = context.get("input", error["input"])
     kind = error["type"]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from serve_app.api.chat_door import ChatDoor
+from serve_app.api.completions_door import CompletionsDoor
 from serve_app.api.door import Door
 from serve_app.api.messages_door import CountTokensDoor, MessagesDoor
 from serve_app.api.token_door import TokenDoor
 from serve_app.api.tokenize_door import DetokenizeDoor, TokenizeDoor
 
-DOORS: Final[tuple[Door, ...]] = (ChatDoor(), MessagesDoor())
+DOORS: Final[tuple[Door, ...]] = (ChatDoor(), MessagesDoor(), CompletionsDoor())
 TOKEN_DOORS: Final[tuple[TokenDoor, ...]] = (TokenizeDoor(), DetokenizeDoor(), CountTokensDoor())
 MESSAGES_PATHS: Final = frozenset(
     prefix + path for prefix in ("", "/v1") for path in ("/messages", "/messages/count_tokens")

@@ -18,6 +18,7 @@ from serve_app.contracts.generation import (
     Finished,
     FinishReason,
     Part,
+    PromptEcho,
     Reasoning,
     Text,
 )
@@ -111,6 +112,8 @@ class MessageStream:
             case CallEnded():
                 self._last_call = part.ending
                 return self._close()
+            case PromptEcho():
+                return b""  # only raw prompts are sent back
 
     def _ensure(self, kind: str, block: dict[str, Any]) -> bytes:
         return b"" if self._open == kind else self._close() + self._begin(kind, block)

@@ -38,6 +38,15 @@ def estimate_prompt_tokens(messages: Iterable[Mapping[str, Any]], tools: Sequenc
     return ceil(tokens * MARGIN)
 
 
+def estimate_raw_tokens(prompts: Iterable[str | Sequence[int]], suffix: str | None = None) -> int:
+    """Estimates the tokens of prompts that no template renders. The suffix is part of each."""
+    tokens = 0.0
+    for prompt in prompts:
+        tokens += len(prompt) / MARGIN if not isinstance(prompt, str) else _tokens_of_text(prompt) + TOKENS_PER_PROMPT
+        tokens += _tokens_of_text(suffix or "")
+    return ceil(tokens * MARGIN)
+
+
 def _tokens_of_text(text: str) -> float:
     # Encoding to ASCII and ignoring the rest counts both kinds without a Python loop over characters.
     plain = len(text) if text.isascii() else len(text.encode("ascii", "ignore"))

@@ -12,6 +12,8 @@ from serve_app.contracts.messages import set_state
 from serve_app.contracts.money import Price
 from serve_app.contracts.trace_context import TraceCall
 
+_BEGINNING: Final = 256  # characters or tokens of a raw prompt that identify its conversation
+
 
 class FinishReason(StrEnum):
     STOP = "stop"  # end-of-sequence token or a stop string
@@ -97,7 +99,7 @@ class Grammar:
 class SamplingParams:
     """Parameters that control how tokens are chosen. The caller checks the ranges (docs/api.md)."""
 
-    max_tokens: int  # >= 1, output tokens without the end-of-sequence token
+    max_tokens: int  # output tokens without the end-of-sequence token; 0 computes only the prompt
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0  # (0, 1]
     top_k: int = 0  # 0 is off
@@ -117,6 +119,8 @@ class SamplingParams:
     logprobs: int | None = None  # None: off; 0: only the chosen token; up to 20: also that many most likely tokens
     grammar: Grammar | None = None
     token_ids: bool = False  # deltas include token ids, so another replica can continue the reply
+    prompt_logprobs: int | None = None  # as `logprobs`, for the tokens of the prompt
+    end_logprob: bool = False  # `logprobs` also returns the end-of-sequence token that ends the reply, with `raw` empty
 
     __setstate__ = set_state
 
@@ -185,7 +189,18 @@ class Finished:
     __setstate__ = set_state
 
 
-Event = Started | Delta | Finished
+@dataclass(frozen=True, slots=True)
+class PromptScored:
+    """The next tokens of the prompt, if `SamplingParams.prompt_logprobs` requests them.
+
+    All of them come after `Started` and before the first Delta. No token precedes the first one: it has a `logprob` of
+    0 without meaning.
+    """
+
+    tokens: tuple[TokenLogprob, ...]
+
+
+Event = Started | PromptScored | Delta | Finished
 
 
 class Ending(StrEnum):
@@ -231,7 +246,19 @@ class CallEnded:
     ending: Ending = Ending.COMPLETE
 
 
-Part = Reasoning | Text | CallStarted | CallArguments | CallEnded
+@dataclass(frozen=True, slots=True)
+class PromptEcho:
+    """A raw prompt, or a piece of it, sent back before the first output of its choices.
+
+    The event's `choice` is the prompt's first choice. Its `tokens` are the prompt's, if their log-probabilities were
+    requested, with the first token as in PromptScored. `ids` has the prompt's token ids, in the first piece.
+    """
+
+    prompt: str
+    ids: tuple[int, ...] = ()
+
+
+Part = Reasoning | Text | CallStarted | CallArguments | CallEnded | PromptEcho
 
 ToolChoice = Literal["none", "auto", "required"]
 
@@ -251,10 +278,31 @@ class Bill:
 
 
 @dataclass(frozen=True, slots=True)
+class RawPrompts:
+    """Prompts that no chat template renders. Each gets the same number of choices.
+
+    Names of special tokens in a text become these tokens, unless there is a `suffix`.
+    """
+
+    prompts: tuple[str | tuple[int, ...], ...]  # texts or token ids
+    suffix: str | None = None  # text after the reply; the model must have tokens for filling in the middle
+    special_tokens: bool = True  # a text gets the tokens that the tokenizer adds, such as one for the beginning
+    echo: bool = False  # the reply begins with PromptEcho
+    scored: bool = False  # with `echo`: PromptEcho has the log-probabilities of the prompt's tokens
+
+    __setstate__ = set_state
+
+    @property
+    def beginning(self) -> tuple[dict[str, Any], ...]:
+        """The part that identifies the conversation, as messages: requests that share it share a cached prompt."""
+        return ({"role": "user", "content": self.prompts[0][:_BEGINNING]},)
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateCall:
     """Requests a reply with `n` choices from a replica.
 
-    `credit` is the hold in nano-units. It must pay for the prompt once and for the whole output budget of every choice.
+    `credit` is the hold in nano-units. It must pay for every prompt once and for the output budget of every choice.
     `tools` are the request's tools, as the API defines them. The model may call the one that `function` names, or those
     that `functions` names, or else all of them.
     """
@@ -280,6 +328,7 @@ class GenerateCall:
     reply_id: str = ""  # with `said`: the id under which the reply began
     template_variables: Mapping[str, Any] = field(default_factory=dict)  # variables of the model's chat template
     reasoning_effort: str | None = None  # one of REASONING_EFFORTS
+    raw: RawPrompts | None = None  # in place of messages; `n` counts the choices of all prompts, in their order
 
     __setstate__ = set_state
 
@@ -287,6 +336,15 @@ class GenerateCall:
     def callable_tools(self) -> tuple[dict[str, Any], ...]:
         """The tools that the reply may call."""
         return _callable(self)
+
+    @property
+    def beginning(self) -> tuple[dict[str, Any], ...]:
+        """The messages that identify the conversation."""
+        return self.messages if self.raw is None else self.raw.beginning
+
+    @property
+    def num_prompts(self) -> int:
+        return 1 if self.raw is None else len(self.raw.prompts)
 
 
 class Rejection(StrEnum):

@@ -12,6 +12,7 @@ import logging
 import re
 import threading
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -191,18 +192,33 @@ class ChatRenderer:
         ids = token_ids(self._core, first)
         return ids + [token for piece in others for token in self._plain_text.encode_piece(piece)]
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text on its own, as the tokenizer encodes it: names of special tokens become these tokens.
+    def encode(self, text: str, special_tokens: bool = True) -> list[int]:
+        """Token ids of a text that no template renders. Names of special tokens in it become these tokens.
+
+        `special_tokens` adds the tokens that the tokenizer adds to any text, such as one for its beginning.
 
         Raises:
             ContextLengthExceeded: the text is too long to fit.
         """
-        self._refuse_oversized(_num_bytes(text))
+        text = _whole(text)
+        self._refuse_oversized(len(text.encode()))
         self._refuse_overlong(text)
         if self._core is None:
             with self._lock:
-                return list(self._tokenizer(_whole(text), add_special_tokens=add_special_tokens)["input_ids"])
-        return token_ids(self._core, _whole(text), add_special_tokens)
+                return list(self._tokenizer(text, add_special_tokens=special_tokens)["input_ids"])
+        return token_ids(self._core, text, special_tokens)
+
+    def encode_following(self, text: str) -> list[int]:
+        """Token ids of a text that follows other text. No name in it becomes a control token."""
+        if self._plain_text is None:
+            return self.tokenize(self.literal(text))
+        pieces = _AFTER_STAND_IN.split(self.literal(text))
+        return [
+            token
+            for piece in pieces
+            for token in self._plain_text.encode_piece(_whole(piece.translate(self._restore)))
+            if piece
+        ]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, with the names of special tokens.
@@ -222,6 +238,19 @@ class ChatRenderer:
     def names(self, token_ids: Sequence[int]) -> list[str]:
         """The names of tokens in the vocabulary; empty for an id without a token."""
         return [str(name or "") for name in self._tokenizer.convert_ids_to_tokens(list(token_ids))]
+
+    def find_token(self, name: str) -> int | None:
+        """The id of the token with this name."""
+        return self._ids.get(name)
+
+    @cached_property
+    def num_ids(self) -> int:
+        """Token ids are below this number."""
+        return 1 + max(self._ids.values())
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return dict(self._tokenizer.get_vocab())
 
     @staticmethod
     def _plain(message: Mapping[str, Any]) -> dict[str, Any]:

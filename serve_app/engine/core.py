@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Iterable, Sequence
@@ -16,7 +17,7 @@ import torch
 from serve_app.contracts.generation import Event, FinishReason, Started
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.delivery import Outbox
-from serve_app.engine.output_stream import OutputStream
+from serve_app.engine.output_stream import Accepted, OutputStream
 from serve_app.engine.port import EngineStats
 from serve_app.engine.sampling import sampler
 from serve_app.engine.sampling.draw import INVALID, Native
@@ -29,6 +30,8 @@ from serve_app.engine.scheduling.sequence import Chunk, SequenceStatus, StepPlan
 
 logger = logging.getLogger(__name__)
 
+# Logits of prompts whose log-probabilities are computed, in one step. Computing them takes a few times this memory.
+_SCORED_BYTES = 64 * 2**20
 _MIN_CHUNK = 16  # minimum prompt tokens per step while streams run: in a long context smaller chunks save little
 
 
@@ -75,6 +78,7 @@ class EngineCore:
             class_bounds=runner.class_bounds,
             prefix_reuse=settings.prefix_reuse,
             speculation_rows=settings.speculation_rows,
+            scored_tokens=max(_MIN_CHUNK, _SCORED_BYTES // (4 * runner.vocab_size)),
             queue=FairQueue(settings.fair_prompt_weight, settings.fair_output_weight),
         )
         self.streams: dict[TokenSequence, OutputStream] = {}
@@ -126,6 +130,8 @@ class EngineCore:
         for stream, draft in sampling:
             stream.prepare(draft)
         logits = self._runner.execute(plan.chunks)
+        if any(chunk.is_scored for chunk in plan.chunks):
+            logits = _score(logits, plan.chunks, streams)
         if not sampling:
             return []
         states, drafts = [stream.sampling for stream, _ in sampling], [draft for _, draft in sampling]
@@ -155,6 +161,13 @@ class EngineCore:
                 self._drafted += len(chunk.draft)
                 self._accepted += stream.verify(chunk.draft, entries)
             accepted = stream.accept(entries)
+            if stream.scores is not None and accepted.reason is not FinishReason.ERROR:
+                if stream.scores.has_nan:
+                    logger.error("Request %s ends: the logits of its prompt are not numbers.", sequence.request_id)
+                    accepted = Accepted(accepted.produced, None, FinishReason.ERROR)
+                else:
+                    for scored in stream.scores.take():
+                        self._emit(sequence, scored)
             self._tokens_produced += accepted.produced
             self.scheduler.computed(chunk, accepted.produced, billed=accepted.reason is not FinishReason.ERROR)
             if accepted.delta is not None:
@@ -220,6 +233,29 @@ class EngineCore:
 
     def _emit(self, sequence: TokenSequence, event: Event) -> None:
         self._outbox.put(sequence.request_id, self.streams[sequence].sink, event)
+
+
+def _score(logits: torch.Tensor, chunks: Sequence[Chunk], streams: Sequence[OutputStream]) -> torch.Tensor:
+    """Give the streams the log-probabilities of their prompts; return the rows of logits that sampling needs."""
+    rows: list[int] = []
+    targets: list[int] = []
+    counts: list[int] = []
+    sampled: list[int] = []
+    first = 0
+    for chunk in chunks:
+        request, scored = chunk.sequence.request, chunk.scored
+        rows += range(first, first + len(scored))
+        targets += request.prompt_token_ids[scored.start : scored.stop]
+        counts += [request.sampling.prompt_logprobs or 0] * len(scored)
+        end = first + chunk.num_logits
+        if chunk.samples:
+            sampled += range(end - 1 - len(chunk.draft), end)
+        first = end
+    found = iter(sampler.score(logits, rows, targets, counts) if rows else ())
+    for chunk, stream in zip(chunks, streams, strict=True):
+        if stream.scores is not None and chunk.is_scored:
+            stream.scores.add(chunk.scored.start, list(itertools.islice(found, len(chunk.scored))))
+    return logits[sampled]
 
 
 def _deadline(sequence: TokenSequence) -> float:

@@ -14,6 +14,7 @@ from serve_app.engine.sampling.sampler import SampledToken, SamplerState
 from serve_app.engine.scheduling.lookup import PromptLookup
 from serve_app.engine.scheduling.sequence import TokenSequence
 from serve_app.engine.text.detokenizer import Vocabulary
+from serve_app.engine.text.prompt_scores import PromptScores
 from serve_app.engine.text.reply_text import ReplyText
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,9 @@ class OutputStream:
         self.sink = sink
         self.sampling = SamplerState(params, sequence.request.prompt_token_ids, eos_token_ids, vocab_size, grammar)
         self._text = ReplyText(vocabulary, params, sequence.max_output)
+        self.scores: PromptScores | None = None
+        if params.prompt_logprobs is not None:
+            self.scores = PromptScores(vocabulary, sequence.request.prompt_token_ids)
         for token in sequence.request.said:
             self.sampling.advance(token)
         if self.sampling.complete:
@@ -119,8 +123,10 @@ class OutputStream:
                 return self._text.end(FinishReason.LENGTH)
             logger.error("No token for request %s: %s.", self.sequence.request_id, why or "the logits are not numbers")
             return FinishReason.ERROR
+        if not self._text.has_room:  # only the prompt was wanted
+            return self._text.end(FinishReason.LENGTH)
         if token in self._eos_token_ids and (self.sampling.grammar is None or self.sampling.grammar.may_end):
-            return self._text.end(FinishReason.STOP)
+            return self._text.end_with(token, entry.logprob, entry.top)
         if self._text.ends_before(token):
             return self._text.end(FinishReason.STOP)
         self.sequence.tokens.append(token)

@@ -176,8 +176,8 @@ def admit_for(
         holder=holder,
         key_digest=key_digest,
         model=chat.model,
-        prompt_tokens=min(chat.estimated_prompt_tokens, identifier.context_length),
-        max_tokens=chat.n * min(chat.max_tokens or identifier.max_output, identifier.max_output),
+        prompt_tokens=min(chat.estimated_prompt_tokens, max_prompt_tokens(chat, identifier)),
+        max_tokens=chat.choices * max(1, _output_limit(chat, identifier)),
         prompt_price=max(price.input, price.cached_input),  # the cached part is known only when it runs
         output_price=price.output,
         backend=application_of(backend),  # adapters of one model share its replicas' load
@@ -206,13 +206,16 @@ def call_for(
         default = None if name in chat.model_fields_set else getattr(defaults, name, None)
         return getattr(chat, name) if default is None else default
 
+    raw = chat.raw
     sampling = SamplingParams(
-        max_tokens=max(1, grant.max_tokens // chat.n),  # for each choice
+        max_tokens=0 if chat.max_tokens == 0 else max(1, grant.max_tokens // chat.choices),  # for each choice
         **{name: chosen(name) for name in _UNCHANGED},
         logit_bias=tuple(chat.logit_bias.items()),
         logprobs=chat.top_logprobs if chat.logprobs else None,
         grammar=grammar_for(chat.response_format),
-        token_ids=chat.resume,
+        token_ids=chat.resume or chat.sends_token_ids,
+        prompt_logprobs=chat.top_logprobs if raw is not None and raw.scored else None,
+        end_logprob=raw is not None and chat.logprobs,
     )
     return GenerateCall(
         request_id=grant.request_id,
@@ -225,7 +228,7 @@ def call_for(
         settle_after_s=settle_after_s,
         weight=grant.weight / USUAL_WEIGHT,
         first_token_within_s=first_token_within_s,
-        n=chat.n,
+        n=chat.choices,
         tools=chat.tools,
         tool_choice=chat.tool_choice,
         function=chat.forced_function,
@@ -236,7 +239,17 @@ def call_for(
         reply_id=reply_id,
         template_variables=chat.chat_template_kwargs,
         reasoning_effort=chat.reasoning_effort,
+        raw=raw,
     )
+
+
+def _output_limit(chat: ChatRequest, identifier: IdentifierSettings) -> int:
+    return identifier.max_output if chat.max_tokens is None else min(chat.max_tokens, identifier.max_output)
+
+
+def max_prompt_tokens(chat: ChatRequest, identifier: IdentifierSettings) -> int:
+    """Returns the maximum number of tokens that all prompts of a request can have."""
+    return identifier.context_length * (1 if chat.raw is None else len(chat.raw.prompts))
 
 
 def grammar_for(response_format: Mapping[str, Any] | None) -> Grammar | None:

@@ -22,6 +22,8 @@ the reply and has not asked for `resume`. The text that the client has counts as
 
 PRODUCING begins with the first token, even while its text is held back. Until then the engine keeps no part of the
 prompt that another request could find at the cached price. Cancelling a prompt in CALLED therefore gives nothing away.
+With several prompts, those that have produced something are billed. A prompt that is sent back counts as output. The
+request is then settled as completed, because one that is cancelled without an output token is free.
 
 A rejection by the replica, or a stored reply for a retry, gives everything back in any state. The exception is a
 rejection for the request's own fault (422): it gives back the money, but the request and its prompt still count against
@@ -54,6 +56,7 @@ from serve_app.contracts.generation import (
     Delta,
     Finished,
     FinishReason,
+    PromptEcho,
     Rejected,
     Rejection,
     ReplyParts,
@@ -62,7 +65,15 @@ from serve_app.contracts.generation import (
 from serve_app.contracts.limiting import Adjust, Grant, Refusal, Release
 from serve_app.contracts.ports import BackendUnavailable
 from serve_app.gateway.authentication import Caller
-from serve_app.gateway.backends import PLAIN, Generation, NotRunning, admit_for, call_for, system_fingerprint
+from serve_app.gateway.backends import (
+    PLAIN,
+    Generation,
+    NotRunning,
+    admit_for,
+    call_for,
+    max_prompt_tokens,
+    system_fingerprint,
+)
 from serve_app.gateway.idempotency import Retry
 from serve_app.gateway.record import RequestRecord
 from serve_app.gateway.refusal_errors import not_recordable, refusal_error, rejection_error, restarting, waited_too_long
@@ -109,7 +120,7 @@ class Exchange:
         self._price = services.catalogue.price(chat.model, self.started_at)
         self._defaults = services.catalogue.defaults.get(chat.model, PLAIN)
         self.request_id = record.request_id
-        self.backend = record.backend = services.catalogue.choose_backend(chat.model, caller.account_id, chat.messages)
+        self.backend = record.backend = services.catalogue.choose_backend(chat.model, caller.account_id, chat.beginning)
         self.fingerprint = system_fingerprint(self.backend)  # includes the weights once a replica has started
         self.grant: Grant | None = None
         self.replayed: bytes | None = None
@@ -129,6 +140,7 @@ class Exchange:
         self._first: BackendEvent | None = None  # read by `begin`, not yet returned by `next_event`
         self._runs = Runs(record, resumable=chat.resume)
         self._usage = NOTHING  # so far
+        self._has_echo = False  # whether this run has sent a prompt back
 
     @property
     def usage(self) -> Finished:
@@ -170,7 +182,8 @@ class Exchange:
         self._record.admit_s, self._record.admitted_at = time.monotonic() - asked, time.time()
         self._record.admitted(answer.account_id, answer.key_id)
         if answer.account_id in self._services.settings.logged_texts:
-            self._record.messages, self._record.reply = self._chat.messages, []
+            raw = self._chat.raw
+            self._record.messages, self._record.reply = self._chat.messages if raw is None else raw.prompts, []
         if isinstance(answer, Refusal):
             self._state = State.ENDED
             if self._retry is not None and answer.status in (402, 409):
@@ -248,6 +261,8 @@ class Exchange:
             self._count_usage(event)
             if isinstance(event, Delta | ReplyParts | ChoiceEnded):
                 if self._runs.passes(event):
+                    if self._has_echo:
+                        await asyncio.sleep(0)  # encoding a part of a long prompt takes milliseconds
                     return event
                 continue
             if isinstance(event, Finished):
@@ -278,11 +293,10 @@ class Exchange:
         self._state = State.HELD
         self.grant = grant
         self._services.limiter.opened(self._admit, grant, self.started_at)
-        if grant.max_tokens < self._chat.n and not grant.tentative:
+        choices = self._chat.choices
+        if grant.max_tokens < choices and not grant.tentative:
             self._give_back()
-            message = (
-                f"the balance pays for less than one token for each of {self._chat.n} choices: add funds or lower n"
-            )
+            message = f"the balance pays for less than one token for each of {choices} choices: add funds or lower n"
             raise errors.insufficient_balance(message)
 
     async def _call_backend(self, grant: Grant) -> BackendEvent:
@@ -365,7 +379,7 @@ class Exchange:
         assert self._generation is not None
         self._generation.cancel()
         # From here on this run is not billed, whichever side gives up: its tokens were lost with the replica.
-        self._state, self._generation, self._usage = State.HELD, None, NOTHING
+        self._state, self._generation, self._usage, self._has_echo = State.HELD, None, NOTHING, False
         await asyncio.sleep(pause_s)
         failure, began = self._settlement(Outcome.FAILED), time.monotonic()
         try:
@@ -385,7 +399,7 @@ class Exchange:
         self.request_id = record.request_id
         if not self._runs.has_sent:  # otherwise only the same weights can continue
             self.backend = record.backend = services.catalogue.choose_backend(
-                self._chat.model, self._caller.account_id, self._chat.messages
+                self._chat.model, self._caller.account_id, self._chat.beginning
             )
         self._admit = replace(self._admit, request_id=self.request_id, backend=application_of(self.backend))
         self._state, self._first = State.ASKED, None
@@ -421,7 +435,7 @@ class Exchange:
         tokens = (rejected.prompt_tokens or self._admit.prompt_tokens) if rejected is not None and keeps_rate else 0
         end = Release(
             self.request_id,
-            min(tokens, self._identifier.context_length),
+            min(tokens, max_prompt_tokens(self._chat, self._identifier)),
             0,
             refused=True,
             keeps_rate=keeps_rate,
@@ -446,9 +460,12 @@ class Exchange:
             for event in self._generation.unread():
                 self._count_usage(event)
         usage = self._usage
-        refused = refused and not usage.completion_tokens  # a parser may have held back produced text
+        # A parser may have held back produced text.
+        refused = refused and not usage.completion_tokens and not self._has_echo
         if usage.reason is FinishReason.ERROR and not self._runs.has_sent:
             outcome = Outcome.FAILED  # the client hung up before the error could be sent
+        if outcome is Outcome.CANCELLED and self._has_echo and not usage.completion_tokens:
+            outcome = Outcome.COMPLETED
         settlement = self._settlement(outcome, reply)
         began = time.monotonic()
         try:
@@ -494,12 +511,14 @@ class Exchange:
                     self._record.first_token_s = seconds = time.time() - self._record.arrived_at
                     self._services.observer.first_token(self._record, seconds)
             self._usage = replace(self._usage, completion_tokens=event.completion_tokens)
+            if self._chat.raw is not None and isinstance(event, ReplyParts):
+                self._has_echo = self._has_echo or any(isinstance(part, PromptEcho) for part in event.parts)
         elif isinstance(event, Started):
             self._usage = replace(
                 self._usage,
                 prompt_tokens=event.prompt_tokens,
                 cached_tokens=event.cached_tokens,
-                completion_tokens=event.said,
+                completion_tokens=max(event.said, self._usage.completion_tokens),
             )
         elif isinstance(event, Finished):
             self._usage = event

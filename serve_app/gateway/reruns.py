@@ -60,11 +60,12 @@ class Runs:
         """Returns whether to send an event now. An event that only counts tokens of held-back text is not sent."""
         if self._sent is not None and not self._sent.take(event):
             return False
+        has_ids = self._sent is None and not isinstance(event, ChoiceEnded) and bool(event.token_ids)
         match event:
             case Delta():
-                return bool(event.text or event.tokens)
+                return has_ids or bool(event.text or event.tokens)
             case ReplyParts():
-                return bool(event.parts or event.tokens)
+                return has_ids or bool(event.parts or event.tokens)
         return True
 
     def pop_kept(self) -> Delta | ReplyParts | None:

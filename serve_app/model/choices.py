@@ -1,11 +1,11 @@
-"""Generates several choices for one prompt: one engine generation for each choice, merged into one stream."""
+"""Generates several choices for one or more prompts: one engine generation for each, merged into one stream."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 
 from serve_app.contracts.generation import Event, Finished, Started
@@ -18,54 +18,76 @@ Generate = Callable[[GenerationRequest], AsyncGenerator[Event, None]]
 Numbered = tuple[int, Event]
 
 
-async def generate_choices(generate: Generate, request: GenerationRequest, n: int) -> AsyncGenerator[Numbered, None]:
-    """Yields the events of each choice with its number, up to `Finished` of each. Closing it stops all choices.
+async def generate_choices(
+    generate: Generate, prompts: Sequence[GenerationRequest], n: int
+) -> AsyncGenerator[Numbered, None]:
+    """Yields the events of the `n` choices of each prompt, up to `Finished` of each. Closing it stops all choices.
 
-    The other choices start when the first choice has its first token. By then, the whole prompt is in the cache, and an
-    error in the request has been raised before any output.
+    A choice's number is the prompt's number times `n`, plus its number among the choices of the prompt.
+
+    The other choices of a prompt start when its first choice has its first token. By then, the whole prompt is in the
+    cache, and an error in the request has been raised before any output. The other prompts start when the first one has
+    left the queue.
     """
     events: asyncio.Queue[Numbered | Exception] = asyncio.Queue()
-    pumps = [asyncio.create_task(_pump(generate, request, 0, events))]
-    unfinished = n
+    pumps: list[asyncio.Task[None]] = []
+
+    def start(number: int) -> None:
+        request = _request_of(prompts[number // n], number, number % n)
+        pumps.append(asyncio.create_task(_pump(generate, request, number, events)))
+
+    start(0)
+    unfinished = len(prompts) * n
+    lone = set(range(len(prompts)))  # prompts of which only the first choice has started
     try:
         while unfinished:
             item = await events.get()
             if isinstance(item, Exception):
                 raise item
-            choice, event = item
-            if len(pumps) == 1 and not isinstance(event, Started):
+            number, event = item
+            if len(pumps) == 1:
+                for prompt in range(1, len(prompts)):
+                    start(prompt * n)
+            prompt = number // n
+            if prompt in lone and not isinstance(event, Started):
+                lone.discard(prompt)
                 for other in range(1, n):
-                    pumps.append(asyncio.create_task(_pump(generate, _request_of(request, other), other, events)))
+                    start(prompt * n + other)
             unfinished -= isinstance(event, Finished)
-            yield choice, event
+            yield number, event
     finally:
         for pump in pumps:
             pump.cancel()
         await asyncio.wait(pumps)
 
 
-def _request_of(request: GenerationRequest, choice: int) -> GenerationRequest:
-    """Returns the engine's request for a choice after the first one, with a separate seed."""
+def _request_of(request: GenerationRequest, number: int, choice: int) -> GenerationRequest:
+    """Returns the engine's request for a choice. The choices of a prompt have separate seeds."""
+    if not number:
+        return request
     sampling = request.sampling
-    if sampling.seed is not None:
-        digest = hashlib.sha256(f"{sampling.seed}:{choice}".encode()).digest()
-        sampling = replace(sampling, seed=int.from_bytes(digest[:8], "big", signed=True))
-    # Only the first choice has a deadline for its first token: the others start after that token.
-    return replace(request, request_id=f"{request.request_id}#{choice}", sampling=sampling, first_token_by=None)
+    if choice:
+        seed = sampling.seed
+        if seed is not None:
+            digest = hashlib.sha256(f"{seed}:{choice}".encode()).digest()
+            seed = int.from_bytes(digest[:8], "big", signed=True)
+        sampling = replace(sampling, seed=seed, prompt_logprobs=None)
+    # Only the first choice of all has a deadline for its first token: the others start after it.
+    return replace(request, request_id=f"{request.request_id}#{number}", sampling=sampling, first_token_by=None)
 
 
 async def _pump(
-    generate: Generate, request: GenerationRequest, choice: int, events: asyncio.Queue[Numbered | Exception]
+    generate: Generate, request: GenerationRequest, number: int, events: asyncio.Queue[Numbered | Exception]
 ) -> None:
     try:
         while True:
             try:
                 async with contextlib.aclosing(generate(request)) as own:
                     async for event in own:
-                        events.put_nowait((choice, event))
+                        events.put_nowait((number, event))
                 return
             except QueueFull:
-                if choice == 0:
+                if number == 0:
                     raise
                 await asyncio.sleep(RETRY_S)
     except Exception as error:

@@ -8,8 +8,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from serve_app.contracts.generation import GenerateCall, Grammar, SamplingParams, TokenizeCall, Tokenized
+from serve_app.contracts.generation import (
+    GenerateCall,
+    Grammar,
+    PromptEcho,
+    RawPrompts,
+    SamplingParams,
+    TokenizeCall,
+    Tokenized,
+)
 from serve_app.engine.chat import ChatRenderer
+from serve_app.engine.errors import RequestRefused
+from serve_app.model.fill_in_middle import fill_in_prompt
 from serve_app.model.tools.call_grammars import optional_calls, required_calls
 from serve_app.model.tools.format_table import TOOL_FORMATS, format_of
 from serve_app.model.tools.messages import conversation, with_parsed_arguments
@@ -26,6 +36,7 @@ class Prompt:
     token_ids: list[int]
     sampling: SamplingParams
     left_open: bool  # whether the reply begins within reasoning
+    echo: PromptEcho | None = None  # the prompt, if it is sent back
 
 
 class UnknownVariable(ValueError):
@@ -108,6 +119,45 @@ class Dialect:
             variables |= {name: effort != "none" for name in ("enable_thinking", "thinking") if name in known}
         return variables | dict(self._chat.literal(call.template_variables))
 
+    def prompts(self, call: GenerateCall) -> list[Prompt]:
+        """Returns the prompts of a call: one for messages, or its raw prompts.
+
+        Raises as `prompt` does, and RequestRefused, a subclass of ValueError, for a raw prompt that cannot be encoded.
+        """
+        raw = call.raw
+        if raw is None:
+            return [self.prompt(call)]
+        prompts = []
+        for index, prompt in enumerate(raw.prompts):
+            name = f"prompt[{index}]" if len(raw.prompts) > 1 else "prompt"
+            ids = self._encode(prompt, raw, name)
+            echo = None
+            if raw.echo:
+                echo = PromptEcho(prompt if isinstance(prompt, str) else self._chat.decode(ids), tuple(ids))
+            prompts.append(Prompt(ids, call.sampling, False, echo))
+        return prompts
+
+    def _encode(self, prompt: str | tuple[int, ...], raw: RawPrompts, name: str) -> list[int]:
+        if not isinstance(prompt, str):
+            if max(prompt) >= self._chat.num_ids:
+                rule = f"outside this model's vocabulary: ids are from 0 to {self._chat.num_ids - 1}"
+                raise RequestRefused(f"{name} has the token id {max(prompt)}, which is {rule}", "prompt")
+            return list(prompt)
+        if raw.suffix is None:
+            ids = self._chat.encode(prompt, raw.special_tokens)
+            if not ids:
+                raise RequestRefused(
+                    f"{name} is empty, and this model has no token for the beginning of a text", "prompt"
+                )
+            return ids
+        filled = fill_in_prompt(self._chat, prompt, raw.suffix)
+        if filled is None:
+            raise RequestRefused(
+                "suffix is not possible with this model, which has no tokens for filling in the middle. Leave it out",
+                "suffix",
+            )
+        return filled
+
     def _literal(self, message: dict[str, Any]) -> dict[str, Any]:
         """Returns the message without control tokens.
 
@@ -122,7 +172,7 @@ class Dialect:
     def parser(self, call: GenerateCall, prompt: Prompt, choice: int) -> ReplyParser | None:
         """Returns the parser for one choice of the reply; None if the reply can only be text."""
         tools = call.callable_tools
-        if not tools and self._markers is None:
+        if call.raw is not None or (not tools and self._markers is None):
             return None
         parser = self._format.parser if tools else ReplyParser
         is_held, begins, other = _is_held(call, tools), bool(self._format.begins), call.sampling.grammar is not None

@@ -292,6 +292,8 @@ def _ms(seconds: float | None) -> float | None:
 
 def _settlement(call: GenerateCall, produced: Finished, started_at: float, now: float) -> Settlement:
     bill = call.bill
+    # A cancelled request without an output token is free, but a prompt that was sent back is billed.
+    is_free = not produced.completion_tokens and (call.raw is None or not call.raw.echo)
     return Settlement(
         request_id=call.request_id,
         account_id=bill.account_id,
@@ -302,7 +304,7 @@ def _settlement(call: GenerateCall, produced: Finished, started_at: float, now: 
         prompt_tokens=produced.prompt_tokens,
         cached_tokens=produced.cached_tokens,
         completion_tokens=produced.completion_tokens,
-        outcome=Outcome.CANCELLED,
+        outcome=Outcome.CANCELLED if produced.completion_tokens or is_free else Outcome.COMPLETED,
         started_at=started_at,
         finished_at=now,
         epoch=bill.epoch,

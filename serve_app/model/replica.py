@@ -105,9 +105,12 @@ class Replica:
         if isinstance(prepared, Rejected):
             yield prepared
             return
-        request, reply = prepared
+        requests, reply = prepared
         started_at = time.time()
-        generated = generate_choices(self._generate, request, call.n) if call.n > 1 else self._only_choice(request)
+        if call.n > 1:
+            generated = generate_choices(self._generate, requests, call.n // len(requests))
+        else:
+            generated = self._only_choice(requests[0])
         self._active += 1
         is_kept = False
         try:
@@ -137,7 +140,7 @@ class Replica:
         except (asyncio.CancelledError, GeneratorExit):
             # The gateway has cut the stream. A failure of the replica is handled elsewhere and is not billed.
             produced = reply.produced
-            if not is_kept and produced.completion_tokens and produced.reason is not FinishReason.ERROR:
+            if not is_kept and reply.has_output and produced.reason is not FinishReason.ERROR:
                 phases.end()
                 self._orphans.settle_later(call, produced, started_at, self._seen(call, phases))
             raise
@@ -148,46 +151,53 @@ class Replica:
         trace_id = None if call.trace is None else call.trace.trace_id
         return Seen(self._name, trace_id, phases.queue_s, phases.prefill_s, phases.decode_s)
 
-    async def _prepare(self, call: GenerateCall) -> tuple[GenerationRequest, Reply] | Rejected:
+    async def _prepare(self, call: GenerateCall) -> tuple[list[GenerationRequest], Reply] | Rejected:
         received_at = self._clock()
         try:
             # Not on the event loop: tokenizing a long prompt takes tens of milliseconds, and every stream would wait.
-            prompt = await self._render(call)
+            prompts = await self._render(call)
         except ContextLengthExceeded as error:
             return Rejected(Rejection.CONTEXT, prompt_tokens=error.prompt_tokens, limit=error.limit)
         except BadTool as error:
             return _rejected_tool(error.name, error, call)
         except UnknownVariable as error:
             return Rejected(Rejection.INVALID, message=str(error), param="chat_template_kwargs")
+        except RequestRefused as error:
+            return Rejected(Rejection.INVALID, message=f"{error}.", param=error.param)
         except ValueError as error:
             return Rejected(Rejection.INVALID, message=str(error))
-        ids = prompt.token_ids
+        lengths = [len(prompt.token_ids) for prompt in prompts]
+        longest, total = max(lengths), sum(lengths)
         limit = self._engine.max_context
-        if len(ids) >= limit:
-            return Rejected(Rejection.CONTEXT, prompt_tokens=len(ids), limit=limit)
-        output = min(call.sampling.max_tokens, limit - len(ids))
-        price = call.bill.price
-        if max(price.cost(len(ids), cached, call.n * output) for cached in (0, len(ids))) > call.credit:
-            return Rejected(Rejection.CREDIT, prompt_tokens=len(ids))
-        if len(call.said) >= output:  # the account had more credit when the reply began
-            return Rejected(Rejection.CREDIT, prompt_tokens=len(ids))
-        request = GenerationRequest(
-            request_id=call.request_id,
-            prompt_token_ids=tuple(ids),
-            sampling=replace(prompt.sampling, max_tokens=output),
-            tenant=call.bill.account_id,
-            weight=call.weight,
-            said=call.said,
-            adapter=adapter_of(call.bill.backend),
-            first_token_by=None if call.first_token_within_s is None else received_at + call.first_token_within_s,
-        )
-        parsers = [self._dialect.parser(call, prompt, choice) for choice in range(call.n)]
-        return request, Reply(call, len(ids), parsers)
+        if longest >= limit:
+            return Rejected(Rejection.CONTEXT, prompt_tokens=longest, limit=limit)
+        outputs = [min(call.sampling.max_tokens, limit - length) for length in lengths]
+        price, per_prompt = call.bill.price, call.n // len(prompts)
+        if max(price.cost(total, cached, per_prompt * sum(outputs)) for cached in (0, total)) > call.credit:
+            return Rejected(Rejection.CREDIT, prompt_tokens=total)
+        if call.said and len(call.said) >= outputs[0]:  # the account had more credit when the reply began
+            return Rejected(Rejection.CREDIT, prompt_tokens=total)
+        first_token_by = None if call.first_token_within_s is None else received_at + call.first_token_within_s
+        requests = [
+            GenerationRequest(
+                request_id=call.request_id,
+                prompt_token_ids=tuple(prompt.token_ids),
+                sampling=replace(prompt.sampling, max_tokens=output),
+                tenant=call.bill.account_id,
+                weight=call.weight,
+                said=call.said,
+                adapter=adapter_of(call.bill.backend),
+                first_token_by=first_token_by,
+            )
+            for prompt, output in zip(prompts, outputs, strict=True)
+        ]
+        parsers = [self._dialect.parser(call, prompts[choice // per_prompt], choice) for choice in range(call.n)]
+        return requests, Reply(call, lengths, parsers, [prompt.echo for prompt in prompts])
 
-    async def _render(self, call: GenerateCall) -> Prompt:
+    async def _render(self, call: GenerateCall) -> list[Prompt]:
         if _is_short(call):
-            return await asyncio.to_thread(self._dialect.prompt, call)
-        return await self._aside.run(call.bill.account_id, lambda: self._dialect.prompt(call))
+            return await asyncio.to_thread(self._dialect.prompts, call)
+        return await self._aside.run(call.bill.account_id, lambda: self._dialect.prompts(call))
 
     async def tokenize(self, call: TokenizeCall) -> Tokenized | Rejected:
         """Returns tokens or their text. Long texts do not delay the event loop, and each account waits only for itself.
@@ -229,11 +239,13 @@ class Replica:
 
 
 def _is_short(call: GenerateCall | TokenizeCall) -> bool:
-    """Returns whether messages and tools have at most SHORT characters, including names and arguments of calls."""
+    """Returns whether the prompt and tools have at most SHORT characters, including names and arguments of calls."""
     left: int = SHORT
     waiting: list[Any] = [call.messages, call.tools]
     if isinstance(call, TokenizeCall):
         waiting += [call.text, call.token_ids]
+    elif call.raw is not None:
+        waiting.append(call.raw.prompts)
     while waiting and left >= 0:
         value: Any = waiting.pop()
         if isinstance(value, str):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from serve_app.contracts.generation import (
     BackendEvent,
@@ -14,6 +14,8 @@ from serve_app.contracts.generation import (
     FinishReason,
     GenerateCall,
     Part,
+    PromptEcho,
+    PromptScored,
     Reasoning,
     ReplyParts,
     Started,
@@ -29,13 +31,24 @@ _GIVEN_UP = (FinishReason.ABORT, FinishReason.DEADLINE, FinishReason.ERROR)
 class Reply:
     """Turns the engine's events into the events that the replica sends.
 
-    `parsers` has one parser per choice. A choice whose parser is None is only text.
+    `prompt_tokens` has the length of each prompt, `echoes` the prompts to send back, if any. `parsers` has one parser
+    per choice, in the order of the prompts. A choice whose parser is None is only text.
     """
 
-    def __init__(self, call: GenerateCall, prompt_tokens: int, parsers: Sequence[ReplyParser | None]) -> None:
+    def __init__(
+        self,
+        call: GenerateCall,
+        prompt_tokens: Sequence[int],
+        parsers: Sequence[ReplyParser | None],
+        echoes: Sequence[PromptEcho | None] = (),
+    ) -> None:
         self.is_over = False  # whether the events include Finished
-        self._prompt_tokens = prompt_tokens
-        self._cached_tokens = 0
+        self._prompts = [_Prompt(tokens) for tokens in prompt_tokens]
+        self._prompts[0].is_billed = True
+        for prompt, echo in zip(self._prompts, echoes, strict=False):
+            prompt.echo = echo
+        self._per_prompt = len(parsers) // len(prompt_tokens)
+        self._has_echo = False  # whether a prompt was sent back
         self._reason = FinishReason.ABORT
         self._stop: str | None = None
         has_logprobs = call.sampling.logprobs is not None
@@ -45,15 +58,27 @@ class Reply:
 
     @property
     def produced(self) -> Finished:
-        """The billable usage so far: the prompt once, and the output of all choices."""
+        """The billable usage so far: each prompt once, and the output of all choices.
+
+        Prompts after the first one count from their first output on.
+        """
         return Finished(
             self._reason,
-            self._prompt_tokens,
-            self._cached_tokens,
+            *self._prompt_usage(),
             self._completion_tokens(),
             sum(choice.reasoning_tokens for choice in self._choices) or None,
             self._stop,
         )
+
+    @property
+    def has_output(self) -> bool:
+        """Whether there is something to bill."""
+        return self._has_echo or self._completion_tokens() > 0
+
+    def _prompt_usage(self) -> tuple[int, int]:
+        """Returns the tokens of the billed prompts, and how many of them were cached."""
+        billed = [prompt for prompt in self._prompts if prompt.is_billed]
+        return sum(prompt.tokens for prompt in billed), sum(prompt.cached_tokens for prompt in billed)
 
     def _completion_tokens(self) -> int:
         return sum(choice.completion_tokens for choice in self._choices)
@@ -61,12 +86,26 @@ class Reply:
     def events(self, number: int, event: Event) -> Iterator[BackendEvent]:
         """Yields the events to send for an event of a choice. `produced` includes each event before it is yielded."""
         choice = self._choices[number]
+        prompt = self._prompts[number // self._per_prompt]
         if isinstance(event, Started):
-            if number == 0:  # the other choices find the prompt in the cache, and are not charged for it
-                self._cached_tokens = event.cached_tokens
+            if number % self._per_prompt == 0:  # its other choices find it in the cache, and are not charged for it
+                prompt.cached_tokens = event.cached_tokens
+            if number == 0:
                 choice.replay(event)
-                yield event if not event.said else replace(event, said_text="")
+                yield self._started(replace(event, said_text="") if event.said else event)
             return
+        if isinstance(event, Finished) and event.reason in _GIVEN_UP:
+            choice.completion_tokens = event.completion_tokens
+            yield from self._end_choice(number, event)
+            return
+        if not prompt.is_billed:
+            prompt.is_billed = True
+            yield self._started(Started(0, 0))
+        if isinstance(event, PromptScored):
+            yield self._echo(prompt, number, event.tokens)
+            return
+        if prompt.echo is not None:
+            yield self._echo(prompt, number)
         is_first = not self._completion_tokens()
         choice.completion_tokens = event.completion_tokens
         if isinstance(event, Finished):
@@ -80,17 +119,30 @@ class Reply:
                 ids, choice.unsent_ids = choice.unsent_ids, ()
                 yield ReplyParts(parts, self._completion_tokens(), tokens, number, ids, event.is_last)
 
+    def _started(self, event: Started) -> Started:
+        """Returns the event with the usage of all prompts that are billed."""
+        if len(self._prompts) == 1:
+            return event
+        prompt_tokens, cached_tokens = self._prompt_usage()
+        return replace(event, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
+
+    def _echo(self, prompt: _Prompt, number: int, tokens: tuple[TokenLogprob, ...] = ()) -> ReplyParts:
+        """Sends a prompt back with its tokens, or another piece of its tokens."""
+        echo, prompt.echo, self._has_echo = prompt.echo or PromptEcho(""), None, True
+        return ReplyParts((echo,), self._completion_tokens(), tokens, number)
+
     def _end_choice(self, number: int, event: Finished) -> Iterator[BackendEvent]:
         several = len(self._choices) > 1
         if not several:
-            self._cached_tokens, self._stop = event.cached_tokens, event.stop
+            self._prompts[0].cached_tokens, self._stop = event.cached_tokens, event.stop
         last_parts = self._choices[number].last_parts(event)
         if event.reason in _GIVEN_UP:  # all choices end with this one
             self._unfinished = 0
             self._reason = event.reason
         else:
-            if last_parts:
-                yield ReplyParts(last_parts, self._completion_tokens(), (), number, is_last=self._has_ids)
+            ids = self._choices[number].unsent_ids
+            if last_parts or ids:
+                yield ReplyParts(last_parts, self._completion_tokens(), (), number, ids, is_last=self._has_ids)
             self._unfinished -= 1
             if several:
                 yield ChoiceEnded(number, event.reason)
@@ -99,6 +151,16 @@ class Reply:
         if not self._unfinished:
             self.is_over = True
             yield self.produced
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """The usage of one prompt. `echo` is None if it was sent or is not wanted."""
+
+    tokens: int
+    cached_tokens: int = 0
+    is_billed: bool = False
+    echo: PromptEcho | None = None
 
 
 class _Choice:

@@ -33,6 +33,12 @@ from tests.gateway.connections import served
 from tests.gateway.world import NANO, OPERATOR, World
 
 ADDRESSES = itertools.count()
+#: Operations of the doors, and the schemas of a chunk, of a request and of a stream's event.
+DOORS = {
+    "POST /chat/completions": ("ChatCompletionChunk", "ChatCompletionRequest", "ChatCompletionEvent"),
+    "POST /messages": ("", "MessagesRequest", "MessageEvent"),
+    "POST /completions": ("CompletionChunk", "CompletionRequest", "CompletionEvent"),
+}
 PLENTY = {"rpm": 10**9, "tpm": 10**12, "concurrency": 1000}
 
 
@@ -56,12 +62,10 @@ class Found:
 def closed(document: dict[str, Any]) -> dict[str, Any]:
     """The document, with replies that have only the fields that it declares."""
     schemas = document["components"]["schemas"]
-    bodies = ("ChatCompletionRequest", "MessagesRequest", "CountTokensRequest", "TokenizeRequest", "DetokenizeRequest")
-    told_apart = {
-        *(name for body in bodies for name in reached(schemas, body, set())),
-        "ChatCompletionEvent",
-        "MessageEvent",
-    }
+    requests = [request for _, request, _ in DOORS.values()]
+    requests += ["CountTokensRequest", "TokenizeRequest", "DetokenizeRequest"]
+    told_apart = {name for request in requests for name in reached(schemas, request, set())}
+    told_apart |= {event for _, _, event in DOORS.values()}
     for name, schema in schemas.items():
         if name not in told_apart and "properties" in schema:
             schema["additionalProperties"] = False
@@ -118,7 +122,8 @@ def check_stream(raw: bytes, case: Any) -> None:
             validator.validate(event)
         assert (events[0]["type"], events[-1]["type"]) == ("message_start", "message_stop")
         return
-    chunk = {"$ref": "#/components/schemas/ChatCompletionChunk", "components": document["components"]}
+    name = DOORS[case.operation.label][0]
+    chunk = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
     frames = raw.decode().split("\n\n")
     assert frames.pop() == ""
     assert frames.pop() == "data: [DONE]"
@@ -183,8 +188,8 @@ def fuzz(world: World, port: int, account: str, key_id: str, *, cases: int, phas
 
     @schema.hook
     def map_body(context: Any, body: Any) -> Any:
-        """Every second chat is streamed, unless that corrects a value that is wrong on purpose."""
-        is_chat = context.operation.label in ("POST /chat/completions", "POST /messages") and isinstance(body, dict)
+        """Every second reply is streamed, unless that corrects a value that is wrong on purpose."""
+        is_chat = context.operation.label in DOORS and isinstance(body, dict)
         if is_chat and body.get("stream") in (None, False) and not body.get("stream_options") and next(chats) % 2:
             body = {**body, "stream": True}
         return body

@@ -12,15 +12,6 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def tiny_reference(tiny_path: Path) -> Any:
-    """The tiny model's weights, left to transformers' own generation."""
-    from serve_app.engine.config import EngineSettings
-    from serve_app.engine.loading.loader import load
-
-    return load(EngineSettings(model=str(tiny_path), kv_cache_memory="64MiB")).model
-
-
-@pytest.fixture(scope="session")
 def bundled_compiler(bundled_tokenizer: Any) -> Iterator[GrammarCompiler]:
     """Compiles for the bundled model's tokenizer, whose tables take a second to make."""
     from serve_app.engine.grammar.compiler import GrammarCompiler

@@ -120,7 +120,7 @@ class MemoryRunner:
                 )
         rows = []
         for chunk in chunks:
-            for at in range(chunk.end - 1, chunk.end - 1 + chunk.num_logits):
+            for at in range(chunk.start + chunk.length - chunk.num_logits, chunk.start + chunk.length):
                 seen = self._seen(chunk.sequence, at + 1)
                 padding = -(at + 1) % self.block_size
                 masked = [self.slots[self._slot(chunk.sequence, at + 1 + i)] for i in range(padding)]

@@ -35,9 +35,11 @@ OTHER: dict[str, Any] = {
     "logprobs": 2,
     "grammar": Grammar(GrammarKind.REGEX, "a"),
     "token_ids": True,
+    "prompt_logprobs": 1,
+    "end_logprob": True,
 }
 # Handled by code that both engines share: text, its stop strings and marks, and grammars.
-SHARED = {"stop", "include_stop_str_in_output", "shown", "mark", "grammar", "token_ids"}
+SHARED = {"stop", "include_stop_str_in_output", "shown", "mark", "grammar", "token_ids", "end_logprob"}
 
 
 def sent_to_vllm(params: SamplingParams) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
-from serve_app.contracts.generation import Delta, Finished, SamplingParams, Started, TokenLogprob
+from serve_app.contracts.generation import Delta, Finished, PromptScored, SamplingParams, Started, TokenLogprob
 from serve_app.engine.port import EnginePort
 from serve_app.engine.request import GenerationRequest
 
@@ -19,6 +19,7 @@ QUESTION = "Tell me about rivers."
 @dataclass
 class Reply:
     started: Started | None = None
+    scored: list[TokenLogprob] = field(default_factory=list)  # tokens of the prompt
     deltas: list[Delta] = field(default_factory=list)
     finished: Finished | None = None
 
@@ -72,6 +73,9 @@ class Asker:
                         if order is not None and reply.started is None:
                             order.append(request.request_id)
                         reply.started = event
+                    case PromptScored():
+                        assert not reply.deltas
+                        reply.scored += event.tokens
                     case Delta():
                         reply.deltas.append(event)
                     case Finished():

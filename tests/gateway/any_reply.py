@@ -16,6 +16,7 @@ from serve_app.contracts.generation import (
     FinishReason,
     GenerateCall,
     Part,
+    PromptEcho,
     Reasoning,
     ReplyParts,
     Started,
@@ -31,6 +32,13 @@ async def any_reply(backend: str, call: GenerateCall) -> AsyncGenerator[BackendE
     reason = FinishReason.LENGTH if call.sampling.max_tokens < 4 else FinishReason.STOP
     calls = bool(call.callable_tools)
     yield Started(PROMPT, 4)
+    if call.raw is not None and call.raw.echo:
+        for prompt in range(call.num_prompts):
+            echo = PromptEcho("Grüße, ", (1, 2))
+            yield ReplyParts((echo,), 0, _told(call, "Grüße, "), prompt * call.n // call.num_prompts)
+    if call.sampling.max_tokens == 0:
+        yield Finished(reason, PROMPT, 4, 0)
+        return
     if call.n == 1 and not calls:
         yield Delta("Grüße, ", 1, _told(call, "Grüße, "))
         yield Delta("世界\u2028", 2, _told(call, "世界\u2028"))

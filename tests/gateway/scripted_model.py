@@ -85,8 +85,8 @@ class ScriptedRunner:
         said = []
         for chunk in chunks:
             script = self._scripts[chunk.sequence.arrival % len(self._scripts)]
-            for row in range(chunk.num_logits):
-                at = chunk.sequence.num_output + row
+            for row in range(1 + len(chunk.draft) - chunk.num_logits, 1 + len(chunk.draft)):
+                at = max(0, chunk.sequence.num_output + row)  # the rows of a prompt say what the reply begins with
                 said.append(script[at] if at < len(script) else EOS)
         if min(said, default=0) < 0:
             raise RuntimeError("the device is gone")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -77,7 +77,7 @@ class Noise(ScriptedRunner):
         self.steps += 1
         if self.fails_every and self.steps % self.fails_every == 0:
             raise RuntimeError("this step fails")
-        rows = [self._row(chunk.sequence.tokens) for chunk in chunks if chunk.num_logits]
+        rows = [self._row(chunk.sequence.tokens) for chunk in chunks for _ in range(chunk.num_logits)]
         return torch.stack(rows) if rows else torch.zeros(0, self.vocab_size)
 
     def _row(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -107,6 +107,19 @@ def a_request(rng: random.Random) -> dict[str, Any]:
     return {**fields, **(rng.choice(FORMS) if rng.random() < 0.5 else {})}
 
 
+def a_completion(rng: random.Random) -> dict[str, Any]:
+    """The same for the format of text completions."""
+    own = ("messages", "logprobs", "top_logprobs")
+    fields = {name: value for name, value in a_request(rng).items() if name not in (*own, "tools", "tool_choice")}
+    fields["prompt"] = rng.choice(["Hello", "", [97, 98], ["a", "b<eos>", [99]], [[97] * 60, [98]], [300], "a" * 5000])
+    choices = {"echo": [True], "logprobs": [0, 1, 5, 6], "return_token_ids": [True], "suffix": ["", "x"]}
+    for name in rng.sample(list(choices), rng.randint(0, 3)):
+        fields[name] = rng.choice(choices[name])
+    if fields.get("echo") and rng.random() < 0.3:
+        fields["max_tokens"] = 0
+    return {**fields, "path": "/completions"}
+
+
 def read(call: Call) -> tuple[str, dict[str, int] | None, bool]:
     """The text that the client has, the usage that it was told, and whether it received an error."""
     if call.status != 200:
@@ -114,16 +127,24 @@ def read(call: Call) -> tuple[str, dict[str, int] | None, bool]:
     bodies = call.events if call.data else [call.json]
     choices = [choice for body in bodies for choice in body.get("choices", ())]
     parts = [choice.get("delta") or choice.get("message") or {} for choice in choices]
-    text = "".join((part.get("content") or "") + (part.get("reasoning_content") or "") for part in parts)
+    text = "".join(choice.get("text", "") for choice in choices)
+    text += "".join((part.get("content") or "") + (part.get("reasoning_content") or "") for part in parts)
     text += "".join(made["function"].get("arguments", "") for part in parts for made in part.get("tool_calls") or ())
     return text, bodies[-1].get("usage"), "error" in bodies[-1]
 
 
-async def check(world: World, count: int, seed: int, *, fails: bool = False) -> None:
+async def check(
+    world: World,
+    count: int,
+    seed: int,
+    *,
+    fails: bool = False,
+    draw: Callable[[random.Random], dict[str, Any]] = a_request,
+) -> None:
     rng = random.Random(seed)
     served = cut = 0
     for _ in range(count):
-        fields, before = a_request(rng), world.charged
+        fields, before = draw(rng), world.charged
         call = await Call(world, **fields).done()
         await until(lambda: world.is_idle)
         charged = world.charged - before
@@ -136,7 +157,9 @@ async def check(world: World, count: int, seed: int, *, fails: bool = False) -> 
             assert not charged, fields
         else:
             assert fails, (fields, call.status, call.body)
-            assert charged >= PRICE_OUT * len(text), fields  # each token is at most a character
+            if draw is a_request:
+                assert charged >= PRICE_OUT * len(text), fields  # each token is at most a character
+            assert bool(charged) is bool(text), fields
             assert fields["stream"] or not charged, fields
             cut += bool(text)
     assert (served >= count / 20 and cut >= count / 20) if fails else served >= count / 4, (served, cut)
@@ -145,6 +168,17 @@ async def check(world: World, count: int, seed: int, *, fails: bool = False) -> 
 async def test_no_request_fails_and_each_reply_is_billed_as_its_usage_says(world: World, noise: ScriptedModel) -> None:
     noise.behind(world)
     await check(world, 60, seed=1)
+
+
+async def test_no_completion_fails_and_each_is_billed_as_its_usage_says(world: World, noise: ScriptedModel) -> None:
+    noise.behind(world)
+    await check(world, 60, seed=4, draw=a_completion)
+
+
+async def test_no_completion_is_free_whenever_the_engine_fails(world: World, noise: ScriptedModel) -> None:
+    noise.behind(world)
+    noise.runner.fails_every = 23  # type: ignore[attr-defined]
+    await check(world, 40, seed=5, fails=True, draw=a_completion)
 
 
 async def test_no_text_is_free_whenever_the_engine_fails(world: World, noise: ScriptedModel) -> None:

@@ -41,7 +41,7 @@ def streamed(
     sequence = TokenSequence(GenerationRequest("r", (0,), params), 0, 0.0, params.max_tokens)
     sink = LoopSink(cast(Any, None))
     stream = OutputStream(sequence, vocabulary, len(vocabulary.tokenizer), frozenset({eos}), sink)
-    reply = Reply(GenerateCall("r", (), params, 0, BILL), 1, [parser])
+    reply = Reply(GenerateCall("r", (), params, 0, BILL), [1], [parser])
     streamed = StreamedReply(
         ChunkEncoder(id="chatcmpl-1", created=1, model="m", fingerprint="fp", include_usage=False), 1
     )

@@ -331,7 +331,7 @@ def test_a_reply_that_starts_again_with_its_cached_tokens_replays_nothing_twice(
             fed.append(text)
             return []
 
-    reply = Reply(a_call(), 10, [Parser()])  # type: ignore[list-item]
+    reply = Reply(a_call(), [10], [Parser()])  # type: ignore[list-item]
     for started in (Started(10, 0, said=2, said_text="ab"), Started(10, 8, said=2)):
         list(reply.events(0, started))
     assert fed == ["ab"]
@@ -345,7 +345,7 @@ def test_the_first_token_is_reported_although_its_text_is_held_back() -> None:
         def feed(self, text: str) -> list[Any]:
             return []
 
-    reply = Reply(a_call(n=2), 10, [Silent(), Silent()])  # type: ignore[list-item]
+    reply = Reply(a_call(n=2), [10], [Silent(), Silent()])  # type: ignore[list-item]
     assert list(reply.events(0, Started(10, 0))) == [Started(10, 0)]
     assert list(reply.events(0, Delta("<", 1))) == [ReplyParts((), 1)]
     assert list(reply.events(0, Delta("t", 2))) == []

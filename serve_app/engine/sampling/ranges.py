@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from serve_app.contracts.generation import SamplingParams
-from serve_app.engine.errors import ContextLengthExceeded
+from serve_app.engine.errors import ContextLengthExceeded, RequestRefused
 from serve_app.engine.request import GenerationRequest
 
 MAX_TOP_LOGPROBS = 20
@@ -28,12 +28,12 @@ def output_room(request: GenerationRequest, max_context: int, vocab: int) -> int
     if len(prompt) + len(request.said) >= max_context:
         raise ContextLengthExceeded(len(prompt) + len(request.said), max_context)
     if min(prompt) < 0 or max(prompt) >= vocab or any(not 0 <= token < vocab for token in request.said):
-        raise ValueError("the prompt holds ids outside the vocabulary")
+        raise RequestRefused(f"the prompt has token ids outside this model's vocabulary of {vocab}", "prompt")
     return max_context - len(prompt)
 
 
 def check_sampling(params: SamplingParams, vocab: int) -> None:
-    """Raises ValueError for a token outside the vocabulary, and for `logprobs` out of range."""
+    """Raises ValueError for a token outside the vocabulary, and for log-probabilities out of range."""
     where = f"outside this model's vocabulary of {vocab} tokens, 0 to {vocab - 1}"
     for name, tokens in (
         ("logit_bias", (token for token, _ in params.logit_bias)),
@@ -41,5 +41,7 @@ def check_sampling(params: SamplingParams, vocab: int) -> None:
     ):
         if (outside := next((token for token in tokens if not 0 <= token < vocab), None)) is not None:
             raise ValueError(f"{name} has the token id {outside}, which is {where}")
-    if params.logprobs is not None and not 0 <= params.logprobs <= MAX_TOP_LOGPROBS:
-        raise ValueError(f"logprobs must be from 0 to {MAX_TOP_LOGPROBS}")
+    for name in ("logprobs", "prompt_logprobs"):
+        count = getattr(params, name)
+        if count is not None and not 0 <= count <= MAX_TOP_LOGPROBS:
+            raise ValueError(f"{name} must be from 0 to {MAX_TOP_LOGPROBS}")

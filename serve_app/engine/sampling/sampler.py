@@ -19,6 +19,7 @@ from serve_app.contracts.generation import SamplingParams
 from serve_app.engine.grammar.compiler import GrammarState
 from serve_app.engine.sampling import logits_processing, ranges
 from serve_app.engine.sampling.draw import Native, as_blocks, choose, top_blocks
+from serve_app.engine.text.prompt_scores import Score
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,18 @@ class _RawRows:
         chosen = torch.tensor([[max(tokens[row], 0)] for row in self._rows], device=self._raw.device)
         values = self._raw.gather(1, chosen)[:, 0].tolist()
         return {row: (value, top) for row, value, top in zip(self._rows, values, self._tops, strict=True)}
+
+
+@torch.inference_mode()
+def score(logits: torch.Tensor, rows: Sequence[int], targets: Sequence[int], counts: Sequence[int]) -> list[Score]:
+    """Return the log-probability of `targets[i]` and of the `counts[i]` likeliest tokens by row `rows[i]` of `logits`.
+
+    `logits` (n, vocabulary) are float32 and are not changed.
+    """
+    raw = _RawRows(logits, dict(zip(rows, counts, strict=True)))
+    chosen = dict(zip(rows, targets, strict=True))
+    found = raw.of([chosen.get(row, 0) for row in range(len(logits))])
+    return [found[row] for row in rows]
 
 
 @torch.inference_mode()

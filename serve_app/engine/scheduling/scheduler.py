@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from serve_app.contracts.fairness import count_fairly
 from serve_app.engine.scheduling.blocks import BlockAllocator, extend_chain, root_key
@@ -37,6 +37,7 @@ class Scheduler:
     - `busy_chunk(rows)`: prompt tokens per step with `rows` decoding sequences; 0 postpones them.
     - `speculation_rows`: rows of guesses with one decoding sequence, one less for each additional sequence, since a
       batch fills the matrices without guesses.
+    - `scored_tokens`: tokens per step of prompts whose log-probabilities are computed; each needs a row of logits.
     - `class_bounds`: the maximum number of tokens in each length class (see `rope`), ascending; the last bound is the
       context length.
     """
@@ -53,6 +54,7 @@ class Scheduler:
         class_bounds: Sequence[int] = (),
         prefix_reuse: bool = True,
         speculation_rows: int = 0,
+        scored_tokens: int = 128,
         queue: FairQueue[TokenSequence] | None = None,
     ) -> None:
         self.allocator = allocator
@@ -64,6 +66,7 @@ class Scheduler:
         self.class_bounds = tuple(class_bounds)
         self.prefix_reuse = prefix_reuse
         self.speculation_rows = speculation_rows
+        self.scored_tokens = scored_tokens
         self.waiting: FairQueue[TokenSequence] = FairQueue() if queue is None else queue
         self.running: list[TokenSequence] = []  # by arrival
         self._had_long = False  # whether the last step with prompts computed part of a long prompt
@@ -114,10 +117,13 @@ class Scheduler:
         if decodes and prefills:
             budget = self.busy_chunk(len(decodes))
         streaming = {s.request.tenant for s in decodes}
-        shares = share_prefill_among_tenants(self._prefill_needs(prefills, not decodes), budget, streaming)
+        needs = self._limit_scored(prefills, self._prefill_needs(prefills, not decodes), streaming)
+        shares = share_prefill_among_tenants(needs, budget, streaming)
         guesses = self._guess(decodes, guess)
         chunks = [Chunk(s, s.num_computed, 1 + len(g), g) for s, g in zip(decodes, guesses, strict=True)]
-        chunks += [Chunk(s, s.num_computed, n) for s, n in zip(prefills, shares, strict=True) if n]
+        chunks += [
+            Chunk(s, s.num_computed, n, is_scored=s.is_scored) for s, n in zip(prefills, shares, strict=True) if n
+        ]
         for chunk in chunks:
             chunk.sequence.num_written = max(chunk.sequence.num_written, chunk.start + chunk.length)
         return StepPlan(tuple(chunks), tuple(started), self.allocator.pop_uncleared())
@@ -139,6 +145,17 @@ class Scheduler:
         self._had_long = any(needs[i][1] for i in long)
         return limit_long_prompts(needs, long, limit) if is_idle else needs
 
+    def _limit_scored(
+        self, prefills: Sequence[TokenSequence], needs: list[tuple[str, int]], streaming: Container[str]
+    ) -> list[tuple[str, int]]:
+        """Limit the prompts whose log-probabilities are computed to `scored_tokens` together."""
+        scored = [i for i, s in enumerate(prefills) if s.is_scored]
+        if scored:
+            shares = share_prefill_among_tenants([needs[i] for i in scored], self.scored_tokens, streaming)
+            for i, share in zip(scored, shares, strict=True):
+                needs[i] = (needs[i][0], share)
+        return needs
+
     def computed(self, chunk: Chunk, produced: int = 0, *, billed: bool = True) -> None:
         """Record that a running sequence's chunk was computed, and add the blocks that it filled to the index.
 
@@ -150,6 +167,7 @@ class Scheduler:
         same applies to a request that is not `billed`, because this step failed it.
         """
         sequence = chunk.sequence
+        sequence.num_scored = max(sequence.num_scored, chunk.scored.stop)
         sequence.num_computed = chunk.end + _agreement(chunk.draft, sequence.tokens[chunk.end : chunk.end + produced])
         if produced:
             self.waiting.count_served(sequence, output_tokens=produced)
@@ -298,7 +316,8 @@ class Scheduler:
         if not sequence.chain or length_class != sequence.length_class:
             sequence.chain = [root_key(sequence.request.tenant, length_class)]
         sequence.length_class = length_class
-        if not self.prefix_reuse:
+        if not self.prefix_reuse or sequence.is_scored:
+            sequence.num_published = 0
             return []
         limit = (len(sequence.tokens) - 1) // self.allocator.block_size
         extend_chain(sequence.chain, sequence.tokens, self.allocator.block_size, limit)

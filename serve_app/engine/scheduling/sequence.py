@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from hashlib import blake2b
 
@@ -35,6 +35,7 @@ class TokenSequence:
     yielded: bool = False  # whether it has made room for another tenant; happens at most once
     num_proven: int = 0  # tokens whose K and V have produced logits without NaN
     num_written: int = 0  # tokens whose K and V may be in the cache; those beyond `num_proven` may be NaN
+    num_scored: int = 0  # prompt tokens whose log-probabilities are known, with the first token, which has none
 
     def __post_init__(self) -> None:
         self.tokens = [*self.request.prompt_token_ids, *self.request.said]
@@ -61,6 +62,11 @@ class TokenSequence:
         return len(self.tokens) - self.num_computed
 
     @property
+    def is_scored(self) -> bool:
+        """Whether log-probabilities of the prompt are still to compute: they need logits of every token."""
+        return self.request.sampling.prompt_logprobs is not None and self.num_scored < self.num_prompt
+
+    @property
     def is_decoding(self) -> bool:
         """Whether one token is pending and at least one was produced. Other sequences must not delay such a stream."""
         return self.num_pending == 1 and self.num_output > 0
@@ -78,6 +84,7 @@ class Chunk:
     start: int
     length: int
     draft: tuple[int, ...] = ()
+    is_scored: bool = False  # whether each token needs logits, for the log-probabilities of the prompt
 
     @property
     def end(self) -> int:
@@ -94,8 +101,15 @@ class Chunk:
 
     @property
     def num_logits(self) -> int:
-        """Rows of logits that the step returns for this chunk: after its last token and after each draft token."""
+        """Rows of logits that the step returns for this chunk: those after its last tokens."""
+        if self.is_scored:
+            return self.length
         return 1 + len(self.draft) if self.samples else 0
+
+    @property
+    def scored(self) -> range:
+        """The prompt's tokens whose log-probabilities the first rows of logits give."""
+        return range(self.start + 1, min(self.end + 1, self.sequence.num_prompt)) if self.is_scored else range(0)
 
     @property
     def token_ids(self) -> list[int]:
@@ -123,8 +137,8 @@ class StepPlan:
         elif self.num_tokens > 1 and not self.chunks[0].draft:
             chunk, half = self.chunks[0], self.num_tokens // 2
             parts = (
-                (Chunk(chunk.sequence, chunk.start, half),),
-                (Chunk(chunk.sequence, chunk.start + half, chunk.length - half),),
+                (replace(chunk, length=half),),
+                (replace(chunk, start=chunk.start + half, length=chunk.length - half),),
             )
         else:
             return ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from serve_app.contracts.generation import Delta, Finished, FinishReason, SamplingParams, TokenLogprob
 from serve_app.engine.text.detokenizer import Detokenizer, Vocabulary
@@ -31,6 +32,13 @@ class ReplyText:
         self._is_reported = False  # whether the first token was reported
         self._ids: list[int] | None = [] if params.token_ids else None  # since the last delta
         self._has_ended = False
+        self._has_end_logprob = params.end_logprob
+        self._end_token: TokenLogprob | None = None  # the end-of-sequence token, until it is reported
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the reply may have another token."""
+        return self.num_tokens < self._max_output
 
     def ends_before(self, token: int) -> bool:
         """Whether the reply ends with this token and does not include it."""
@@ -45,7 +53,7 @@ class ReplyText:
         """
         self.num_tokens += 1
         if logprob is not None:
-            self._logprobs.append(_describe(self._vocabulary, token, logprob, top))
+            self._logprobs.append(describe(self._vocabulary, token, logprob, top))
         if self._ids is not None:
             self._ids.append(token)
         self._text += self._detokenizer.push(token)
@@ -61,6 +69,13 @@ class ReplyText:
         self._has_ended = True
         self._text += self._detokenizer.finish()
         return FinishReason.STOP if self._detokenizer.stopped else reason
+
+    def end_with(self, token: int, logprob: float | None, top: Sequence[tuple[int, float]] = ()) -> FinishReason:
+        """End the reply with an end-of-sequence token. The log-probabilities are as in `push`."""
+        reason = self.end(FinishReason.STOP)
+        if self._has_end_logprob and logprob is not None and not self._detokenizer.stopped:
+            self._end_token = replace(describe(self._vocabulary, token, logprob, top), raw=b"")
+        return reason
 
     def replay(self, said: Sequence[int]) -> str:
         """Add the reply's tokens that were generated elsewhere; return their text, which no delta contains.
@@ -78,15 +93,19 @@ class ReplyText:
 
         The first token is reported even if its text is held back, because the request is billed from then on.
         """
-        if not self._text and (self._is_reported or not self.num_tokens):
+        end = self._end_token
+        is_due = bool(self._text) or end is not None or (self._has_ended and bool(self._ids))
+        if not is_due and (self._is_reported or not self.num_tokens):
             return None
-        tokens = tuple(self._logprobs) if self._text else ()
+        tokens = tuple(self._logprobs) if self._text or end is not None else ()
+        if end is not None:
+            tokens, self._end_token = (*tokens, end), None
         if self._ids is None:
             delta = Delta(self._text, self.num_tokens, tokens)
         else:
             delta = Delta(self._text, self.num_tokens, tokens, tuple(self._ids), self._has_ended)
             self._ids.clear()
-        if self._text:
+        if tokens:
             self._logprobs.clear()
         self._text, self._is_reported = "", True
         return delta
@@ -103,9 +122,8 @@ class ReplyText:
         )
 
 
-def _describe(
-    vocabulary: Vocabulary, token: int, logprob: float, top: Sequence[tuple[int, float]] = ()
-) -> TokenLogprob:
+def describe(vocabulary: Vocabulary, token: int, logprob: float, top: Sequence[tuple[int, float]] = ()) -> TokenLogprob:
+    """Returns a token and the likeliest ones with their texts."""
     raw = vocabulary.spelling(token)
-    alternatives = tuple(_describe(vocabulary, other, value) for other, value in top)
+    alternatives = tuple(describe(vocabulary, other, value) for other, value in top)
     return TokenLogprob(token, raw.decode(errors="replace"), raw, logprob, alternatives)

@@ -46,7 +46,7 @@ def keywords(
     if len(bias) > _MAX_BIASES:
         raise ValueError(f"logit_bias and the end tokens that ignore_eos bans are more than {_MAX_BIASES} token ids")
     return {
-        "max_tokens": max_output - said,
+        "max_tokens": max(1, max_output - said),  # vLLM generates at least one, which the caller drops
         # A reply that has completed its grammar can only end.
         "min_tokens": 0 if lark is not None else max(0, min(params.min_tokens, max_output) - said),
         "ignore_eos": ignored,
@@ -61,6 +61,7 @@ def keywords(
         "seed": None if params.seed is None else params.seed & _SEEDS,
         "logit_bias": {token: value if value > _MIN_BIAS else _BAN for token, value in bias.items()} or None,
         "logprobs": params.logprobs,
+        "prompt_logprobs": params.prompt_logprobs,
         "detokenize": False,
     }
 

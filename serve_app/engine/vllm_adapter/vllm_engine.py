@@ -39,6 +39,7 @@ from serve_app.engine.request import GenerationRequest
 from serve_app.engine.sampling import ranges
 from serve_app.engine.scheduling.fair_gate import FairGate, Place
 from serve_app.engine.text.detokenizer import Vocabulary
+from serve_app.engine.text.prompt_scores import PromptScores
 from serve_app.engine.text.reply_text import ReplyText
 from serve_app.engine.vllm_adapter import request_params
 from serve_app.engine.vllm_adapter.adapters import Adapter, AdapterLoading, Adapters, read_adapter
@@ -144,7 +145,7 @@ class VllmEngine:
             compiled = await self._grammars.prepare(params.grammar, request.tenant)
             lark, state = compiled.lark, self._grammars.start_grammar(params.grammar, compiled, request.tenant)
         max_output = min(params.max_tokens, self._limits.max_output, room)
-        if len(request.said) >= max_output:  # vLLM would report an invalid `max_tokens`
+        if request.said and len(request.said) >= max_output:  # vLLM would report an invalid `max_tokens`
             raise ValueError("the reply has ended with the tokens that are to be continued")
         keywords = request_params.keywords(
             params,
@@ -346,6 +347,8 @@ class VllmEngine:
         """Convert vLLM's new tokens to events; return the reason why the reply ends, or None."""
         if not live.has_started:
             self._started(live, output.num_cached_tokens or 0)
+            if live.params.prompt_logprobs is not None and not self._emit_scores(live, output.prompt_logprobs or ()):
+                return FinishReason.ERROR
         [completion] = output.outputs
         tokens, logprobs = completion.token_ids, completion.logprobs
         before = live.text.num_tokens
@@ -353,13 +356,17 @@ class VllmEngine:
         for index, token in enumerate(tokens):
             if (reason := self._by_grammar(live, token)) is not None:
                 break
-            is_end = token in self._limits.eos_token_ids and not live.params.ignore_eos
-            if is_end or live.text.ends_before(token):
+            scored: tuple[Any, ...] = (None,)
+            if logprobs is not None:
+                scored = _chosen_and_top(logprobs[index], token, live.params.logprobs or 0)
+            if not live.text.has_room:  # only the prompt was wanted
+                reason = live.text.end(FinishReason.LENGTH)
+            elif token in self._limits.eos_token_ids and not live.params.ignore_eos:
+                reason = live.text.end_with(token, *scored)
+            elif live.text.ends_before(token):
                 reason = live.text.end(FinishReason.STOP)
-            elif logprobs is None:
-                reason = live.text.push(token)
             else:
-                reason = live.text.push(token, *_chosen_and_top(logprobs[index], token, live.params.logprobs or 0))
+                reason = live.text.push(token, *scored)
             if reason is None and live.grammar is not None and live.grammar.finished:
                 reason = live.text.end(FinishReason.STOP)
             if reason is not None:
@@ -372,6 +379,19 @@ class VllmEngine:
         if (delta := live.text.take()) is not None:
             self._emit(live, delta)
         return reason
+
+    def _emit_scores(self, live: _Live, by_position: Sequence[Any]) -> bool:
+        """Send the log-probabilities of a prompt, which vLLM reports with its first token. Returns whether it does."""
+        prompt, count = live.request.prompt_token_ids, live.params.prompt_logprobs or 0
+        if len(by_position) != len(prompt):
+            found = f"{len(by_position)} log-probabilities for {len(prompt)} tokens of a prompt"
+            logger.error("vLLM reports %s: request %s ends.", found, live.request.request_id)
+            return False
+        scores = PromptScores(self._vocabulary, prompt)
+        scores.add(1, [_chosen_and_top(by_position[at], prompt[at], count) for at in range(1, len(prompt))])
+        for scored in scores.take():
+            self._emit(live, scored)
+        return True
 
     def _by_grammar(self, live: _Live, token: int) -> FinishReason | None:
         """The reason to end the reply before this token if its grammar cannot continue, else None.

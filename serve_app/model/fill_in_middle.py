@@ -1,0 +1,54 @@
+"""Lists the tokens with which models mark the text before and after a gap that they fill.
+
+Sources: the model cards and tokenizers of Qwen/Qwen2.5-Coder-7B, bigcode/starcoder2-3b, bigcode/santacoder,
+deepseek-ai/deepseek-coder-1.3b-base and DeepSeek-V3, codellama/CodeLlama-7b-hf, google/codegemma-2b,
+mistralai/Codestral-22B-v0.1 and ByteDance-Seed/Seed-Coder-8B-Base.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from serve_app.engine.chat import ChatRenderer
+
+
+@dataclass(frozen=True, slots=True)
+class GapTokens:
+    """The names of a model's tokens, in the order in which a prompt has them.
+
+    A prompt is prefix token, text before, suffix token, text after, middle token; or the suffix comes first. Models
+    without a middle token continue after the text before the gap.
+    """
+
+    prefix: str
+    suffix: str
+    middle: str = ""
+    suffix_first: bool = False
+
+
+GAP_TOKENS: Final = (
+    GapTokens("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen coder, CodeGemma
+    GapTokens("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite code
+    GapTokens("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    GapTokens("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek
+    GapTokens("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
+    GapTokens("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>", suffix_first=True),  # Seed coder
+    GapTokens("[PREFIX]", "[SUFFIX]", suffix_first=True),  # Codestral
+)
+
+
+def fill_in_prompt(chat: ChatRenderer, before: str, after: str) -> list[int] | None:
+    """Returns the token ids of a prompt for the text between two others; None if the model has no tokens for that.
+
+    No name in the two texts becomes a control token, because the texts are parts of files.
+    """
+    for names in GAP_TOKENS:
+        prefix, suffix, middle = map(chat.find_token, (names.prefix, names.suffix, names.middle))
+        if prefix is None or suffix is None or (names.middle and middle is None):
+            continue
+        first = [prefix, *chat.tokenize(chat.literal(before))]
+        second = [suffix, *chat.encode_following(after)]
+        parts = second + first if names.suffix_first else first + second
+        return chat.encode("") + parts + ([] if middle is None else [middle])
+    return None
