@@ -14,7 +14,7 @@ from serve_app.api import errors
 from serve_app.api.chat_request import Number, ServedModels
 from serve_app.api.codec import FirstFault, Shape, either, keywords, missing, quote, typed, wrong_type
 from serve_app.api.field_checks import Check, Range
-from serve_app.api.tools_and_formats import MAX_TOOLS, _NAMED, invalid
+from serve_app.api.tools_and_formats import _NAMED, MAX_TOOLS, invalid
 
 MAX_METADATA: Final = 16
 _MAX_METADATA_KEY: Final = 64
