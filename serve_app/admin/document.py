@@ -27,6 +27,7 @@ from serve_app.admin import (
     responses_document,
     sealed_secrets,
     service,
+    stored_responses,
     traffic,
     usage,
 )
@@ -41,6 +42,7 @@ from serve_app.settings import IdentifierSettings
 
 #: All endpoints except chat, in the order of the document.
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
+    *stored_responses.endpoint,
     *public.of_models,
     *public.of_account,
     *own_account.endpoint,
@@ -97,6 +99,7 @@ _PATH_PARAMETERS: Final = {
     "invitation_id": "Invitation id.",
     "key_id": "Key id.",
     "name": "Backend name.",
+    "response_id": "Response id.",
     "request_id": "Request id, the client's `x-request-id`, or trace id.",
 }
 

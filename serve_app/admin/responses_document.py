@@ -9,11 +9,11 @@ from serve_app.admin import responses
 from serve_app.admin.values import Schema
 from serve_app.api.chat_openapi import REF
 from serve_app.api.responses_door import ResponsesDoor
-from serve_app.api.responses_models import Response, ResponseEventData
+from serve_app.api.responses_models import Response, ResponseEventData, ResponseItemList
 from serve_app.api.responses_openapi import NAME, responses_request_schemas
 from serve_app.api.responses_request import REFUSED
 
-REPLIES: Final = (Response, ResponseEventData)
+REPLIES: Final = (Response, ResponseEventData, ResponseItemList)
 
 _STREAM: Final = (
     "With `stream: true`, the reply is a stream of server-sent events. Each event is a line `event: ` with its type, a "

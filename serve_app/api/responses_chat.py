@@ -40,9 +40,10 @@ from serve_app.api.tools_and_formats import _check_name as check_name
 from serve_app.api.tools_and_formats import invalid
 
 ID_PREFIX: Final = "resp_"
+MAX_REFERENCES: Final = 32
 _MAX_NAME: Final = 64
 _NOT_IN_A_NAME: Final = re.compile(r"[^A-Za-z0-9_-]")
-_ITEM_ID: Final = re.compile(r"[a-z]{2,4}_([0-9a-f]{32})_[0-9]+")
+_ITEM_ID: Final = re.compile(r"[a-z]{2,4}_([0-9a-f]{32})_i?[0-9]+")
 _EXTENSIONS: Final = (
     *("seed", "stop", "frequency_penalty", "presence_penalty", "logit_bias"),
     *("top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos"),
@@ -117,6 +118,11 @@ class ResponsesChat(ChatRequest):
         return _renamed(error, self._tools)
 
 
+def digits_of(response_id: str) -> str:
+    """Returns the digits of a response's id, which are also in the ids of its items."""
+    return response_id.removeprefix(ID_PREFIX)
+
+
 def read_responses_request(
     raw: bytes, served: ServedModels, max_bytes: int, max_items: int
 ) -> tuple[Json, ResponsesRequest]:
@@ -126,7 +132,7 @@ def read_responses_request(
 
 
 def stored_ids(request: ResponsesRequest) -> list[str]:
-    """Returns the ids of the stored responses that a request refers to. Raises ApiError for an impossible item id."""
+    """Returns the ids of the stored responses that a request refers to, at most MAX_REFERENCES. Raises ApiError."""
     found = [] if request.previous_response_id is None else [request.previous_response_id]
     for at, item in enumerate(request.input):
         if isinstance(item, ItemReference):
@@ -134,7 +140,10 @@ def stored_ids(request: ResponsesRequest) -> list[str]:
             if matched is None:
                 raise item_not_found(f"input[{at}].id", item.id)
             found.append(ID_PREFIX + matched[1])
-    return list(dict.fromkeys(found))
+    found = list(dict.fromkeys(found))
+    if len(found) > MAX_REFERENCES:
+        raise invalid("input", f"must refer to items of at most {MAX_REFERENCES} responses, not {len(found)}")
+    return found
 
 
 def previous_response_not_found(response_id: str) -> ApiError:

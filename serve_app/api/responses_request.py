@@ -451,6 +451,11 @@ def _check_resume(options: ResponsesStreamOptions, request: ResponsesRequest) ->
         raise invalid("stream_options.resume", "is not possible with logprobs: leave one of the two out")
 
 
+def _check_background(value: bool, _: ResponsesRequest) -> None:
+    if value:
+        raise invalid("background", "is not served: send stream: true, and the connection stays open for long replies")
+
+
 def _strings(value: Any) -> Any:
     if isinstance(value, dict):
         for name, one in value.items():
@@ -510,8 +515,8 @@ class ResponsesRequest(Shape):
     """Id of a stored response. Its input and output come before `input`."""
     store: bool = True
     """Keep the response, so that it can be read and continued."""
-    background: bool = False
-    """Run without a connection."""
+    background: Annotated[bool, Check(_check_background), keywords(enum=[False, None])] = False
+    """Only false: a reply needs its connection."""
     metadata: Annotated[
         dict[str, Any],
         BeforeValidator(_strings),

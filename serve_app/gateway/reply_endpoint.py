@@ -194,7 +194,9 @@ class ReplyToRequest:
         """Returns the last event of a stream that fails."""
         return self._door.error_event(error)
 
-    async def _complete(self, exchange: Exchange, reply: Encoder, finished: Finished, body: bytes | None) -> None:
+    async def _complete(
+        self, chat: ChatRequest, exchange: Exchange, reply: Encoder, finished: Finished, body: bytes | None
+    ) -> None:
         """Settles a finished request. `body` is the reply if it is not streamed."""
         await exchange.complete(body)
 
@@ -243,29 +245,32 @@ class ReplyToRequest:
         # HTTP/1.0 has no chunks: it needs the length first, and its client could not see that a reply was cut.
         may_begin = self._request.scope.get("http_version") != "1.0"
         due = arrived + settings.early_reply_s
-        reply = self._door.whole(chat)
+        reply = self._begin_whole(chat, exchange)
         while True:
             event = await exchange.next_event(max(0.0, due - clock()) if may_begin else None)
             if isinstance(event, Finished):
                 break
             if isinstance(event, RunsAgain):
-                reply = self._door.whole(chat)
+                reply = self._begin_whole(chat, exchange)
             elif event is not None:
                 reply.add_event(event)
             if may_begin and clock() >= due:
                 await sender.write_piece(LINE_FEED, lambda: self._headers(exchange, "application/json"))
                 due = clock() + settings.line_feed_s
         body = reply.body(head_of(chat, exchange), event)
-        await self._complete(exchange, reply, event, body)
+        await self._complete(chat, exchange, reply, event, body)
         own = {"content_length": str(len(body))}
         await sender.write_piece(body, lambda: self._headers(exchange, "application/json", **own), more=False)
 
-    def _begin_stream(self, chat: ChatRequest, head: ReplyHead) -> StreamEncoder:
-        return self._door.stream(chat, head)
+    def _begin_whole(self, chat: ChatRequest, exchange: Exchange) -> WholeReplyEncoder:
+        return self._door.whole(chat)
+
+    def _begin_stream(self, chat: ChatRequest, exchange: Exchange) -> StreamEncoder:
+        return self._door.stream(chat, head_of(chat, exchange))
 
     async def _stream(self, chat: ChatRequest, exchange: Exchange, sender: Sender) -> None:
         def begun() -> StreamEncoder:
-            return self._begin_stream(chat, head_of(chat, exchange))
+            return self._begin_stream(chat, exchange)
 
         keep_alive_s = self._services.settings.keep_alive_s
 
@@ -285,7 +290,7 @@ class ReplyToRequest:
                     reply = begun()
                 continue
             await sender.write_piece(self._door.keep_alive if event is None else reply.event(event), stream_headers)
-        await self._complete(exchange, reply, event, None)
+        await self._complete(chat, exchange, reply, event, None)
         await sender.write_piece(reply.end(event), stream_headers, more=False)
 
 
