@@ -109,7 +109,7 @@ def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
     most_output = max((model.max_output for model in identifiers.values()), default=1)
     paths: dict[str, Schema] = {
         "/chat/completions": {"post": _chat()},
-        "/responses": {"post": responses_document.operation(REFUSED_REQUESTS)},
+        **responses_document.paths(REFUSED_REQUESTS),
     }
     for endpoint in ENDPOINTS:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)

@@ -30,7 +30,6 @@ from pydantic import ValidationError
 from serve_app.admin.auditing import FailedLogins
 from serve_app.admin.management_keys import ManagementKeys
 from serve_app.admin.once import Once
-from serve_app.admin.query_rates import QueryRates
 from serve_app.admin.values import Body, Query, Reply, Schema
 from serve_app.api import errors
 from serve_app.api.codec import parse_object
@@ -52,6 +51,7 @@ from serve_app.contracts.ports import BackendPort, BackendUnavailable, BooksPort
 from serve_app.gateway.authentication import Authenticator, bearer
 from serve_app.gateway.backends import Catalogue
 from serve_app.gateway.limiter_client import LimiterClient
+from serve_app.gateway.query_rates import QueryRates
 from serve_app.gateway.web import BodyReader
 from serve_app.storage.request_log import Found
 from serve_app.storage.sealing import SecretKeys

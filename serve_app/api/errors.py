@@ -42,6 +42,7 @@ class ApiError(Exception):
         self.code = code
         self.param = param
         self.headers = headers or {}
+        self.request_id = ""  # `x-request-id` of the response, set before the error is encoded
 
     def body(self) -> dict[str, Any]:
         """Returns the JSON body. It has the same shape for every status and for an error inside a stream."""

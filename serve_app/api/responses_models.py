@@ -163,6 +163,13 @@ class ResponseItemList(BaseModel):
     has_more: bool
 
 
+class ResponseInputTokens(BaseModel):
+    """The number of tokens that a request would be billed for as input."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: Count
+
+
 class ResponseEventData(BaseModel):
     """The data of one event of a stream. Other fields depend on its type."""
 

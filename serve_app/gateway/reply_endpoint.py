@@ -56,7 +56,7 @@ Result = TypeVar("Result")
 LINE_FEED: Final = b"\n"  # before a whole reply: JSON may begin with whitespace (RFC 8259, section 2)
 
 # One body at a time: parsing holds the interpreter lock, and the event loop must keep running.
-_PARSING: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parse")
+PARSING: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parse")
 
 
 @dataclass(slots=True)
@@ -177,7 +177,8 @@ class ReplyToRequest:
         with contextlib.suppress(ClientGone):
             if not sender.started:
                 headers = {"x-trace-id": self._record.trace.trace_id}
-                response = error_response(error, headers, self._door)
+                request_id = getattr(self._request.state, "request_id", "")
+                response = error_response(error, headers, self._door, request_id)
                 await response(scope, receive, sender.send_message)
             elif self._record.stream:
                 await sender.send_message(
@@ -298,7 +299,7 @@ async def aside(body: bytes, work: Callable[[], Result]) -> Result:
     """Runs work on a body. If it takes long, it runs outside the event loop."""
     if parses_in_a_moment(body):
         return work()
-    return await asyncio.get_running_loop().run_in_executor(_PARSING, work)
+    return await asyncio.get_running_loop().run_in_executor(PARSING, work)
 
 
 def head_of(chat: ChatRequest, exchange: Exchange) -> ReplyHead:

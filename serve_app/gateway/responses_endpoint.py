@@ -6,6 +6,7 @@ A response is stored with the settlement of its request: it is stored exactly if
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Final
 
 from starlette.requests import Request
@@ -18,25 +19,57 @@ from serve_app.api.errors import ApiError
 from serve_app.api.responses_chat import (
     ResponsesChat,
     Stored,
-    StoredConversation,
     read_responses_request,
     stored_ids,
     to_chat,
 )
 from serve_app.api.responses_reply import ResponseStream, WholeResponse
-from serve_app.api.responses_request import ResponsesRequest
 from serve_app.api.stored_responses import MAX_BYTES, decode_stored, encode_stored
+from serve_app.api.token_door import TokenQuery, prompt_query
 from serve_app.contracts.books import StoredResponse
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.generation import Finished
+from serve_app.contracts.limiting import Identity
 from serve_app.gateway.authentication import Caller
 from serve_app.gateway.exchange import Exchange
 from serve_app.gateway.idempotency import Retry
 from serve_app.gateway.reply_endpoint import Encoder, ReplyEndpoint, ReplyToRequest, aside, head_of
+from serve_app.gateway.settlements import Settlements
+from serve_app.gateway.token_endpoint import TokenEndpoint
 from serve_app.gateway.web import Sender
 
 LOOK_UPS_PER_MINUTE: Final = 3000
 """Stored responses that an account may refer to, in each gateway: the ledger reads each before the request is held."""
+
+
+async def find_stored(settlements: Settlements, account_id: str, response_ids: Sequence[str]) -> Stored:
+    """Returns those of these responses that the account has stored. Raises ApiError: 429, or 503 without the ledger."""
+    found = {}
+    for response_id in response_ids:
+        limit = f"responses of {account_id}", LOOK_UPS_PER_MINUTE
+        if wait_s := settlements.replays.count(limit):
+            message = f"Stored responses per minute of this account: the limit is {LOOK_UPS_PER_MINUTE}."
+            raise errors.rate_limit(message, code="requests", retry_after_s=wait_s)
+        try:
+            stored = await settlements.find_response(account_id, response_id)
+        except Unavailable:
+            message = "stored responses can't be read right now: try again"
+            raise errors.overloaded(message, retry_after_s=2) from None
+        if stored is not None:
+            found[response_id] = decode_stored(stored.body)
+    return found
+
+
+class InputTokensEndpoint(TokenEndpoint):
+    """Answers requests to POST /responses/input_tokens."""
+
+    async def _read_query(self, body: bytes, identity: Identity) -> TokenQuery:
+        settings, served = self._services.settings, self._services.catalogue.served
+        parsed, request = await aside(
+            body, lambda: read_responses_request(body, served, settings.max_body_bytes, settings.max_body_items)
+        )
+        stored = await find_stored(self._services.settlements, identity.account_id, stored_ids(request))
+        return await aside(body, lambda: prompt_query(to_chat(parsed, request, served, stored)))
 
 
 class ResponsesEndpoint(ReplyEndpoint):
@@ -56,30 +89,10 @@ class ReplyToResponses(ReplyToRequest):
         parsed, request = await aside(
             body, lambda: read_responses_request(body, served, settings.max_body_bytes, settings.max_body_items)
         )
-        stored = await self._find_stored(request, caller)
+        stored: Stored = {}
+        if ids := stored_ids(request):
+            stored = await find_stored(self._services.settlements, (await caller.identify()).account_id, ids)
         return await aside(body, lambda: self._checked(body, to_chat(parsed, request, served, stored)))
-
-    async def _find_stored(self, request: ResponsesRequest, caller: Caller) -> Stored:
-        """Returns the stored responses that the request refers to. Those of other accounts are not found."""
-        ids = stored_ids(request)
-        if not ids:
-            return {}
-        identity = await caller.identify()
-        settlements, found = self._services.settlements, dict[str, StoredConversation]()
-        for response_id in ids:
-            limit = f"responses of {identity.account_id}", LOOK_UPS_PER_MINUTE
-            if wait_s := settlements.replays.count(limit):
-                message = f"Stored responses per minute of this account: the limit is {LOOK_UPS_PER_MINUTE}."
-                raise errors.rate_limit(message, code="requests", retry_after_s=wait_s)
-            try:
-                stored = await settlements.find_response(identity.account_id, response_id)
-            except Unavailable:
-                raise errors.overloaded(
-                    "stored responses can't be read right now: try again", retry_after_s=2
-                ) from None
-            if stored is not None:
-                found[response_id] = decode_stored(stored.body)
-        return found
 
     async def _reply(
         self, chat: ChatRequest, caller: Caller, retry: Retry | None, sender: Sender, arrived: float

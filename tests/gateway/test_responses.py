@@ -303,3 +303,21 @@ async def test_a_run_in_the_background_is_refused_with_what_to_do_instead(world:
     call = await responses_call(world, background=True).done()
     assert (call.status, call.json["error"]["param"]) == (422, "background")
     assert "stream: true" in call.json["error"]["message"]
+
+
+async def test_input_tokens_are_those_of_the_prompt_that_the_same_request_sends(world: World, sdk: AsyncOpenAI) -> None:
+    first = await sdk.responses.create(model="svc-chat", input="Hi")
+    fields: Any = {"model": "svc-chat", "input": "And?", "instructions": "Be brief.", "previous_response_id": first.id}
+    counted = await sdk.responses.input_tokens.count(**fields, tools=[TOOL])
+    assert counted.object == "response.input_tokens"
+    assert counted.input_tokens == len("Be brief.HiHello worldAnd?")  # as the scripted replica counts
+    await sdk.responses.create(**fields, tools=[TOOL])
+    [(_, call)], sent = world.backends.token_calls, world.backends.calls[-1]
+    assert (call.messages, call.tools, call.tool_choice) == (sent.messages, sent.tools, sent.tool_choice)
+    await settled(world, requests=2, spent=2 * price(10, 2))
+
+
+async def test_a_count_has_the_errors_of_the_request(world: World) -> None:
+    body = {"model": "svc-chat", "input": "Hi", "previous_response_id": "resp_1"}
+    call = await Call(world, path="/responses/input_tokens", body=body).done()
+    assert (call.status, call.json["error"]["code"]) == (404, "previous_response_not_found")
