@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from serve_app.api.responses_chat import _EXTENSIONS
+from serve_app.api.responses_chat import EXTENSIONS
 from serve_app.api.responses_openapi import responses_request_schemas
-from serve_app.api.responses_request import _ITEM_TAGS, REFUSED
+from serve_app.api.responses_request import ITEM_TAGS, REFUSED
 
 TEXT = (Path(__file__).parents[2] / "docs" / "responses.md").read_text()
 FIELDS: dict[str, dict[str, Any]] = responses_request_schemas(["svc-chat"])["ResponsesRequest"]["properties"]
@@ -54,5 +54,5 @@ def test_a_row_has_the_type_default_and_range_of_the_declaration(field: str) -> 
 
 
 def test_the_page_names_the_extensions_the_refused_fields_and_the_items() -> None:
-    for name in (*_EXTENSIONS, *REFUSED, *_ITEM_TAGS):
+    for name in (*EXTENSIONS, *REFUSED, *ITEM_TAGS):
         assert f"`{name}`" in TEXT
