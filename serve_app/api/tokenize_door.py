@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
 from serve_app.api import errors
+from serve_app.api.chat_openapi import body_schemas
 from serve_app.api.chat_request import ServedModels, check_chat_request
 from serve_app.api.codec import FirstFault, Shape, keywords, parse_object, typed
 from serve_app.api.errors import ApiError
@@ -45,6 +47,36 @@ class DetokenizeRequest(Shape):
     """Token ids."""
 
 
+def tokenize_schemas(chat: Mapping[str, Any], identifiers: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Returns the schemas of the bodies by name. `chat` is the schema of a chat request."""
+    schemas = {
+        **body_schemas(TokenizeRequest, "TokenizeRequest", identifiers),
+        **body_schemas(DetokenizeRequest, "DetokenizeRequest", identifiers),
+    }
+    body = schemas["TokenizeRequest"]
+    for name in CONVERSATION:
+        kinds = chat["properties"][name]
+        body["properties"][name] = kinds if name != "messages" else {"anyOf": [kinds, {"type": "null"}]}
+    absent = {"type": "null"}
+    body["anyOf"] = [
+        {
+            "title": "a text",
+            "properties": {"prompt": {"type": "string"}, **dict.fromkeys(CONVERSATION, absent)},
+            "required": ["prompt"],
+        },
+        {
+            "title": "a conversation",
+            "properties": {
+                "messages": {"type": "array"},
+                "prompt": absent,
+                "add_special_tokens": {"enum": [None, False]},
+            },
+            "required": ["messages"],
+        },
+    ]
+    return schemas
+
+
 class _ErrorsOfChat:
     def status(self, error: ApiError) -> int:
         return error.status
@@ -77,6 +109,9 @@ class TokenizeDoor(_ErrorsOfChat):
             return TokenQuery(chat.model, conversation_call(chat, add_generation_prompt=is_open, with_names=names))
         if "messages" in parsed:
             raise invalid("prompt", "is not possible together with messages: send one of them")
+        for name in CONVERSATION:
+            if name in parsed:
+                raise invalid(name, "is only possible with messages")
         check_model(request.model, served)
         special = request.add_special_tokens is not False
         call = TokenizeCall("", text=request.prompt, add_special_tokens=special, with_names=names)

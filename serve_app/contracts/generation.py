@@ -178,6 +178,9 @@ class Finished:
     cached_tokens: int
     completion_tokens: int
     marked_tokens: int | None = None  # up to the one that completed `SamplingParams.mark`; None: no mark
+    stop: str | None = None  # the stop string that ended the reply; None also with several choices
+
+    __setstate__ = set_state
 
 
 Event = Started | Delta | Finished

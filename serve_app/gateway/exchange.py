@@ -130,6 +130,11 @@ class Exchange:
         self._runs = Runs(record, resumable=chat.resume)
         self._usage = NOTHING  # so far
 
+    @property
+    def usage(self) -> Finished:
+        """The usage so far. The prompt is counted once `begin` has returned."""
+        return self._usage
+
     async def __aenter__(self) -> Exchange:
         self._record.open += 1
         return self

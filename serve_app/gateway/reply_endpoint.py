@@ -303,4 +303,12 @@ async def aside(body: bytes, work: Callable[[], Result]) -> Result:
 
 
 def head_of(chat: ChatRequest, exchange: Exchange) -> ReplyHead:
-    return ReplyHead(exchange.request_id, int(exchange.started_at), chat.model, exchange.fingerprint)
+    usage = exchange.usage
+    return ReplyHead(
+        exchange.request_id,
+        int(exchange.started_at),
+        chat.model,
+        exchange.fingerprint,
+        usage.prompt_tokens,
+        usage.cached_tokens,
+    )

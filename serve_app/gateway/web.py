@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.api import errors
 from serve_app.api.door import Door
-from serve_app.api.doors import door_at
+from serve_app.api.doors import MESSAGES_PATHS, door_at
 from serve_app.api.errors import ApiError
 from serve_app.api.token_door import TokenDoor
 from serve_app.contracts.limiting import Window
@@ -121,6 +121,8 @@ class RequestContext:
             if starts and message["status"] >= 400 and not scope["state"].get("identified") and _has_body(scope):
                 # An unidentified sender's body is not processed, and the connection can't be reused before its end.
                 message["headers"] = [*message["headers"], (b"connection", b"close")]
+            if starts and scope["path"] in MESSAGES_PATHS:
+                message["headers"] = [*message["headers"], (b"request-id", request_id.encode("latin-1"))]
             if starts and (self._tag_responses or scope["type"] == "websocket"):
                 kept = [pair for pair in message["headers"] if pair[0].lower() != b"x-request-id"]
                 message["headers"] = [*kept, (b"x-request-id", request_id.encode("latin-1"))]

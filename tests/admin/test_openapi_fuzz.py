@@ -56,9 +56,20 @@ class Found:
 def closed(document: dict[str, Any]) -> dict[str, Any]:
     """The document, with replies that have only the fields that it declares."""
     schemas = document["components"]["schemas"]
-    requests = ("ChatCompletionRequest", "ResponsesRequest")
-    told_apart = {"ChatCompletionEvent", "ResponseEventData"}
-    told_apart |= {name for request in requests for name in reached(schemas, request, set())}
+    bodies = (
+        "ChatCompletionRequest",
+        "MessagesRequest",
+        "CountTokensRequest",
+        "TokenizeRequest",
+        "DetokenizeRequest",
+        "ResponsesRequest",
+    )
+    told_apart = {
+        *(name for body in bodies for name in reached(schemas, body, set())),
+        "ChatCompletionEvent",
+        "MessageEvent",
+        "ResponseEventData",
+    }
     for name, schema in schemas.items():
         if name not in told_apart and "properties" in schema:
             schema["additionalProperties"] = False
@@ -120,6 +131,17 @@ def check_chat_stream(raw: bytes, case: Any) -> None:
     assert bool(chunks[-1].get("usage")) is asked
 
 
+def check_messages_stream(raw: bytes, case: Any) -> None:
+    """Schema and ends of the events."""
+    document = case.operation.schema.raw_schema
+    data = document["components"]["schemas"]["MessageEvent"]["properties"]["data"]
+    validator = Draft202012Validator({**data["contentSchema"], "components": document["components"]})
+    events = [json.loads(line.removeprefix("data: ")) for line in raw.decode().split("\n") if line[:6] == "data: "]
+    for event in events:
+        validator.validate(event)
+    assert (events[0]["type"], events[-1]["type"]) == ("message_start", "message_stop")
+
+
 def check_responses_stream(raw: bytes, case: Any) -> None:
     """Frames, order and schema of the events, and of the response in the last one."""
     document = case.operation.schema.raw_schema
@@ -135,7 +157,11 @@ def check_responses_stream(raw: bytes, case: Any) -> None:
     assert events[-1]["type"] == f"response.{events[-1]['response']['status']}"
 
 
-STREAMS = {"/chat/completions": check_chat_stream, "/responses": check_responses_stream}
+STREAMS = {
+    "/chat/completions": check_chat_stream,
+    "/messages": check_messages_stream,
+    "/responses": check_responses_stream,
+}
 """The check of a stream, by the door's path."""
 
 
@@ -202,6 +228,8 @@ def fuzz(world: World, port: int, account: str, key_id: str, *, cases: int, phas
         """An integer is written without a decimal point, which no schema can express; [""] is written like []."""
         if isinstance(failure, RejectedPositiveData) and b"integer" in response.content:
             return False
+        if isinstance(failure, RejectedPositiveData) and case.operation.path.startswith("/messages"):
+            return False  # its rules that no schema can express answer 400 (test_openapi_doors.py)
         if not isinstance(failure, AcceptedNegativeData):
             return True
         if media_type(response) == "text/event-stream" and "`idempotency-key`" in failure.message:
