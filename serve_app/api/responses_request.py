@@ -451,9 +451,11 @@ def _check_resume(options: ResponsesStreamOptions, request: ResponsesRequest) ->
         raise invalid("stream_options.resume", "is not possible with logprobs: leave one of the two out")
 
 
-def _check_background(value: bool, _: ResponsesRequest) -> None:
-    if value:
-        raise invalid("background", "is not served: send stream: true, and the connection stays open for long replies")
+def _check_background(value: bool, request: ResponsesRequest) -> None:
+    if value and request.stream:
+        raise invalid("background", "is not possible together with stream: true")
+    if value and not request.store:
+        raise invalid("background", "needs store: true, because the response is read later")
 
 
 def _strings(value: Any) -> Any:
@@ -515,8 +517,9 @@ class ResponsesRequest(Shape):
     """Id of a stored response. Its input and output come before `input`."""
     store: bool = True
     """Keep the response, so that it can be read and continued."""
-    background: Annotated[bool, Check(_check_background), keywords(enum=[False, None])] = False
-    """Only false: a reply needs its connection."""
+    background: Annotated[bool, Check(_check_background)] = False
+    """Return at once, and run without a connection. Read the response by its id. Not with `stream` or without
+    `store`."""
     metadata: Annotated[
         dict[str, Any],
         BeforeValidator(_strings),
@@ -528,7 +531,7 @@ class ResponsesRequest(Shape):
         ),
     ] = {}  # noqa: RUF012
     """Up to 16 pairs of strings. The reply has the same."""
-    truncation: Annotated[str, Check(_check_truncation), keywords(enum=_TRUNCATIONS)] = "disabled"
+    truncation: Annotated[str, Check(_check_truncation), keywords(enum=[*_TRUNCATIONS, None])] = "disabled"
     """Accepted. An input that is longer than the context returns 422 in either case."""
     max_tool_calls: int | None = None
     """Ignored: it limits tools that run elsewhere."""
