@@ -37,6 +37,7 @@ LOGPROBS: Final = INCLUDED[0]
 _FORMATS: Final = ["text", "json_object", "json_schema"]
 _CHOICES: Final = ["none", "auto", "required"]
 _CHOICE_TYPES: Final = ["function", "custom", "allowed_tools"]
+EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _TRUNCATIONS: Final = ["auto", "disabled"]
 
 REFUSED: Final[Mapping[str, str]] = {
@@ -358,8 +359,8 @@ class TextOptions(Shape):
 class ReasoningOptions(Shape):
     """Options of the model's reasoning."""
 
-    effort: str | None = None
-    """Accepted. The model reasons as its template makes it."""
+    effort: Annotated[str | None, keywords(enum=[*EFFORTS, None])] = None
+    """How much the model reasons, if its template has a variable for it. Ignored otherwise."""
     summary: str | None = None
     """Accepted. There are no summaries: reasoning is in the item's `content`."""
 
@@ -420,6 +421,11 @@ def _check_metadata(metadata: dict[str, Any], _: ResponsesRequest) -> None:
 def _check_max_output_tokens(value: int, _: ResponsesRequest) -> None:
     if value < 1:
         raise invalid("max_output_tokens", f"must be at least 1, but it is {value}")
+
+
+def _check_reasoning(options: ReasoningOptions, _: ResponsesRequest) -> None:
+    if options.effort is not None and options.effort not in EFFORTS:
+        raise invalid("reasoning.effort", f"must be one of {', '.join(EFFORTS)}, but it is {quote(options.effort)}")
 
 
 def _check_text(text: TextOptions, _: ResponsesRequest) -> None:
@@ -511,7 +517,7 @@ class ResponsesRequest(Shape):
     calls of these tools only."""
     parallel_tool_calls: bool = True
     """Set to false to allow at most one call per reply."""
-    reasoning: ReasoningOptions | None = None
+    reasoning: Annotated[ReasoningOptions | None, Check(_check_reasoning)] = None
     """Options of the model's reasoning."""
     previous_response_id: str | None = None
     """Id of a stored response. Its input and output come before `input`."""
