@@ -226,6 +226,19 @@ replies = Table(
     Column("created_at", Double, nullable=False, index=True),
 )
 
+# Responses that their accounts can read and continue, until they expire.
+responses = Table(
+    "responses",
+    metadata,
+    Column("account_id", Text, ForeignKey("accounts.id"), primary_key=True),
+    Column("response_id", Text, primary_key=True),
+    Column("body", LargeBinary, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False, index=True),
+    Column("beat_at", Double),  # of the gateway that runs it in the background; null: it has ended
+    Column("cancelled_at", Double),  # null: it may go on
+)
+
 # Settlements that could not be settled, until an operator has them settled.
 stuck_settlements = Table(
     "stuck_settlements",

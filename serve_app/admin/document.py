@@ -25,8 +25,10 @@ from serve_app.admin import (
     public,
     requests,
     responses,
+    responses_document,
     sealed_secrets,
     service,
+    stored_responses,
     token_operations,
     traffic,
     usage,
@@ -45,6 +47,7 @@ from serve_app.settings import IdentifierSettings
 
 #: All endpoints except doors, in the order of the document.
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
+    *stored_responses.endpoint,
     *public.of_models,
     *public.of_account,
     *own_account.endpoint,
@@ -80,6 +83,7 @@ as one request with its prompt."""
 """Which refused requests count. `docs/api.md` has the same text."""
 _TAGS: Final = {
     "Chat": "Chat completions.",
+    "Responses": "The same replies in the Responses format.",
     "Messages": "The same replies in the Messages format.",
     "Tokens": "Tokens of texts, and texts of tokens.",
     "Completions": "Text completions, without a chat template.",
@@ -103,6 +107,7 @@ _PATH_PARAMETERS: Final = {
     "invitation_id": "Invitation id.",
     "key_id": "Key id.",
     "name": "Backend name.",
+    "response_id": "Response id.",
     "request_id": "Request id, the client's `x-request-id`, or trace id.",
 }
 
@@ -114,6 +119,7 @@ def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
     paths: dict[str, Schema] = {
         "/chat/completions": {"post": _chat()},
         "/completions": {"post": completions_operation(REFUSED_REQUESTS)},
+        **responses_document.paths(REFUSED_REQUESTS),
         **messages_operations.paths(),
         **token_operations.paths(),
     }
@@ -126,6 +132,7 @@ def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
         ChatCompletionChunk,
         Completion,
         CompletionChunk,
+        *responses_document.REPLIES,
         *messages_operations.REPLIES,
         *token_operations.REPLIES,
         *(kind for kind in returned if issubclass(kind, Reply)),
@@ -148,6 +155,7 @@ def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
                 **token_operations.schemas(chat["ChatCompletionRequest"], names),
                 "ChatCompletionEvent": _event("ChatCompletionChunk"),
                 "CompletionEvent": _event("CompletionChunk"),
+                **responses_document.schemas(names),
                 **_generated(replies, "serialization"),
                 **_generated(bodies, "validation"),
                 **responses.error_schemas(),

@@ -8,11 +8,12 @@ from serve_app.api.chat_door import ChatDoor
 from serve_app.api.completions_door import CompletionsDoor
 from serve_app.api.door import Door
 from serve_app.api.messages_door import CountTokensDoor, MessagesDoor
+from serve_app.api.responses_door import InputTokensDoor, ResponsesDoor
 from serve_app.api.token_door import TokenDoor
 from serve_app.api.tokenize_door import DetokenizeDoor, TokenizeDoor
 
-DOORS: Final[tuple[Door, ...]] = (ChatDoor(), MessagesDoor(), CompletionsDoor())
-TOKEN_DOORS: Final[tuple[TokenDoor, ...]] = (TokenizeDoor(), DetokenizeDoor(), CountTokensDoor())
+DOORS: Final[tuple[Door, ...]] = (ChatDoor(), MessagesDoor(), ResponsesDoor(), CompletionsDoor())
+TOKEN_DOORS: Final[tuple[TokenDoor, ...]] = (TokenizeDoor(), DetokenizeDoor(), CountTokensDoor(), InputTokensDoor())
 MESSAGES_PATHS: Final = frozenset(
     prefix + path for prefix in ("", "/v1") for path in ("/messages", "/messages/count_tokens")
 )

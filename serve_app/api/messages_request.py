@@ -185,9 +185,8 @@ def parse_messages_request(parsed: dict[str, Any], served: ServedModels) -> Mess
     _refuse_crowds(given, served)
     _refuse_foreign(given)
     request = typed(MessagesRequest, given)
-    _, most_output = served.get(
-        identifier_of(request.model, served), (0, request.max_tokens)
-    )  # others are rejected below
+    identifier = identifier_of(request.model, served)
+    _, most_output = served.get(identifier, (0, request.max_tokens))  # `check_chat_request` rejects other models
     return check_chat_request(_chat(request, most_output), served, MessagesChat)
 
 

@@ -31,6 +31,26 @@ class StoredReply:
     body: bytes = field(repr=False)
 
 
+RESPONSE_LOST_S = 60.0
+"""Seconds of silence after which the gateway that runs a response in the background counts as lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A response that its account can read and continue until it expires."""
+
+    response_id: str
+    body: bytes = field(repr=False)  # as the gateway encodes it
+    expires_at: float  # Unix time, seconds
+    beat_at: float | None = None  # last sign of life of the gateway that runs it; None: it has ended
+
+    __setstate__ = set_state
+
+    def is_lost(self, now: float) -> bool:
+        """Returns whether it never ends, because its gateway is lost."""
+        return self.beat_at is not None and self.beat_at < now - RESPONSE_LOST_S
+
+
 @dataclass(frozen=True, slots=True)
 class RequestUsage:
     request_id: str
@@ -53,6 +73,9 @@ class Settlement(RequestUsage):
 
     reply: StoredReply | None = None  # stored in the same transaction; the first reply of an idempotency key is kept
     epoch: int = 0  # epoch of the limiter's lease that admitted the request; 0: unknown
+    response: StoredResponse | None = None  # stored in the same transaction
+
+    __setstate__ = set_state
 
     @property
     def cost(self) -> int:

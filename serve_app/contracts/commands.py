@@ -22,6 +22,7 @@ from serve_app.contracts.books import (
     KeySnapshot,
     Statement,
     StoredReply,
+    StoredResponse,
     StuckSettlement,
     UsagePage,
     UsageRecord,
@@ -335,6 +336,56 @@ class FindReply(Command[StoredReply | None]):
 
 
 @dataclass(frozen=True, slots=True)
+class FindResponse(Command[StoredResponse | None]):
+    """Returns a stored response of the account, or None."""
+
+    account_id: str
+    response_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteResponse(Command[bool]):
+    """Removes a stored response of the account, unless it still runs. Returns whether it was removed."""
+
+    account_id: str
+    response_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class BeginResponse(Command[None]):
+    """Stores a response that a gateway begins to run in the background. Harmless to repeat.
+
+    Its settlement, or EndResponse, replaces the body and ends it.
+    """
+
+    account_id: str
+    response: StoredResponse
+
+
+@dataclass(frozen=True, slots=True)
+class BeatResponses(Command[tuple[tuple[str, str], ...]]):
+    """Records that a gateway still runs these responses (account and response id). Returns those to be cancelled."""
+
+    responses: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelResponse(Command[StoredResponse | None]):
+    """Asks the gateway that runs a response to cancel it. Returns the response, or None if it is not stored."""
+
+    account_id: str
+    response_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndResponse(Command[bool]):
+    """Ends a response that was not settled as complete, with this body. Returns whether it was still running."""
+
+    account_id: str
+    response: StoredResponse
+
+
+@dataclass(frozen=True, slots=True)
 class FindUnsettled(Command[list[str]]):
     """Returns which of up to 1000 requests the ledger has neither settled nor kept as stuck, in order."""
 
@@ -363,7 +414,7 @@ class RetryStuck(Command[list[StuckSettlement]]):
 
 @dataclass(frozen=True, slots=True)
 class PruneReplies(Command[int]):
-    """Removes up to 1000 replies older than 24 hours and returns their number."""
+    """Removes up to 1000 replies older than 24 hours, and 1000 expired responses. Returns their number."""
 
 
 @dataclass(frozen=True, slots=True)

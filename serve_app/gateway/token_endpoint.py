@@ -19,7 +19,6 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from serve_app.api import errors
-from serve_app.api.codec import parses_in_a_moment
 from serve_app.api.errors import ApiError
 from serve_app.api.token_door import TokenDoor, TokenQuery
 from serve_app.contracts.generation import Rejected, Tokenized
@@ -28,7 +27,7 @@ from serve_app.contracts.ports import BackendUnavailable
 from serve_app.gateway.authentication import Authenticator, Caller
 from serve_app.gateway.query_rates import QueryRates
 from serve_app.gateway.refusal_errors import rejection_error, restarting
-from serve_app.gateway.reply_endpoint import PARSING, IncompleteBodies
+from serve_app.gateway.reply_endpoint import IncompleteBodies, aside
 from serve_app.gateway.services import Services
 from serve_app.gateway.web import BodyReader, ClientGone, Sender, Share, error_response, until_gone
 
@@ -113,10 +112,7 @@ class TokenEndpoint:
             with Share(self._bodies.identified, caller.digest, settings.bodies_max_bytes, of_one) as share:
                 body = await reader.read(share)
                 rates.charge(identity, len(body) // BYTES_OF_A_REQUEST)
-                if parses_in_a_moment(body):
-                    query = self._parse(body)
-                else:
-                    query = await asyncio.get_running_loop().run_in_executor(PARSING, self._parse, body)
+                query = await self._read_query(body, identity)
             answers: list[Tokenized] = []
 
             async def ask() -> None:
@@ -138,6 +134,9 @@ class TokenEndpoint:
         with Share(self._bodies.unidentified, caller.address, most, most) as share:
             await reader.read_while(identify(), share)
         return found[0]
+
+    async def _read_query(self, body: bytes, identity: Identity) -> TokenQuery:
+        return await aside(body, lambda: self._parse(body))
 
     def _parse(self, body: bytes) -> TokenQuery:
         settings = self._services.settings

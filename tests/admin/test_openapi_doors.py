@@ -15,6 +15,7 @@ from jsonschema import Draft202012Validator
 from serve_app.api.codec import MAX_ITEMS
 from serve_app.api.errors import ApiError
 from serve_app.api.messages_door import CountTokensDoor, MessagesDoor
+from serve_app.api.responses_door import ResponsesDoor
 from serve_app.api.tokenize_door import DetokenizeDoor, TokenizeDoor
 from tests.admin.test_openapi_request import DOCUMENT, SERVED, UNTOLD
 
@@ -37,11 +38,20 @@ MESSAGES = (
     "has tool_use, so a message with the tool_result must follow",
     "output_format is not a field here|mcp_servers is not supported",
 )
+RESPONSES = (
+    "input must have at least one item",
+    "is not stored",
+    "(tool_choice|tools)[a-z_.0-9\\[\\]]* (can't be required|must name|must not repeat)",
+    "stream_options.resume is (only|not) possible|background (needs store: true|is not possible together with)",
+    "max_output_tokens must be at least|(conversation|prompt|context_management|moderation) is not served",
+    "must have names of at most 64|metadata.* must have at most 512",
+)
 BODIES: dict[str, Body] = {
     "/messages": Body(MessagesDoor().parse, {"messages": [USER], "max_tokens": 5}, MESSAGES),
     "/messages/count_tokens": Body(CountTokensDoor().parse, {"messages": [USER]}, MESSAGES),
     "/tokenize": Body(TokenizeDoor().parse, {"prompt": "a"}, ("add_generation_prompt can't be false",)),
     "/detokenize": Body(DetokenizeDoor().parse, {"tokens": [1]}),
+    "/responses": Body(ResponsesDoor().parse, {"input": "Hi"}, RESPONSES),
 }
 
 

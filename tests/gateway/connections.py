@@ -22,9 +22,9 @@ def chat_body(**fields: Any) -> dict[str, Any]:
 
 
 class Call:
-    """One POST /chat/completions, with `sends` as headers; `hang_up` disconnects the client as the server sees it.
+    """One POST, with `sends` as headers; `hang_up` disconnects the client as the server sees it.
 
-    With another `path`, the fields are the whole body except for the model.
+    `path` is a door's. `fields` are those of the request; `body` is the whole body instead.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class Call:
         *,
         sends: dict[str, str] | None = None,
         path: str = "/chat/completions",
+        body: dict[str, Any] | None = None,
         **fields: Any,
     ) -> None:
         self.status = 0
@@ -59,8 +60,9 @@ class Call:
             ],
             "client": ("192.0.2.1", 50000),
         }
-        is_chat = path == "/chat/completions"
-        self._request = json.dumps(chat_body(**fields) if is_chat else {"model": "svc-chat", **fields}).encode()
+        if body is None:
+            body = chat_body(**fields) if path == "/chat/completions" else {"model": "svc-chat", **fields}
+        self._request = json.dumps(body).encode()
         self.task = asyncio.create_task(world.app()(scope, self._receive, self._send))
 
     async def _receive(self) -> dict[str, Any]:
