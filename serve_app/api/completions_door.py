@@ -11,7 +11,7 @@ from serve_app.api.completions_reply import CompletionStream, WholeCompletion
 from serve_app.api.completions_request import parse_completion_request
 from serve_app.api.door import ReplyEvent, ReplyHead
 from serve_app.api.errors import ApiError
-from serve_app.contracts.generation import Finished
+from serve_app.contracts.generation import ChoiceEnded, Finished
 
 
 class CompletionsDoor:
@@ -65,15 +65,21 @@ class Stream:
     """See `StreamEncoder`."""
 
     def __init__(self, request: RawRequest, head: ReplyHead) -> None:
-        self._include_usage = request.include_usage
+        self._request = request
+        self._head = head
         self._reply = CompletionStream(request, head)
 
     def event(self, event: ReplyEvent) -> bytes:
+        if self._request.has_usage_in_each_chunk and not isinstance(event, ChoiceEnded):
+            head = self._head
+            self._reply.set_usage(Usage(head.prompt_tokens, event.completion_tokens, head.cached_tokens))
         return self._reply.chunks(event)
 
     def end(self, finished: Finished) -> bytes:
+        if self._request.has_usage_in_each_chunk:
+            self._reply.set_usage(_usage(finished))
         closing = self._reply.closing_chunks(finished.reason)
-        if self._include_usage:
+        if self._request.include_usage:
             closing += self._reply.usage_chunk(_usage(finished))
         return closing + DONE
 

@@ -217,6 +217,10 @@ class CompletionStream:
         """Returns the chunks that close the choices that have not ended yet. `reason` is why the reply ended."""
         return b"".join(self._finish(choice, reason) for choice in sorted(self._unended))
 
+    def set_usage(self, usage: Usage) -> None:
+        """Adds this usage to the chunks that follow."""
+        self._after = b'],"usage":' + encode_json(usage.as_dict()) + b"}\n\n"
+
     def usage_chunk(self, usage: Usage) -> bytes:
         """Returns the chunk with the usage and without choices."""
         return self._head + b'],"usage":' + encode_json(usage.as_dict()) + b"}\n\n"

@@ -103,7 +103,9 @@ class Machine:
 
     def signal(self, number: signal.Signals) -> None:
         """To the first process. SIGKILL ends all others at once (pid_namespaces(7))."""
-        if self.running():
+        if number is signal.SIGKILL:
+            self._outer.kill()  # its `--kill-child` ends the first process, also one that has just started or ended
+        elif self.running():
             os.kill(self._first(), number)
 
     def kill(self, pid: int) -> None:
