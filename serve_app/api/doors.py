@@ -8,3 +8,8 @@ from serve_app.api.chat_door import ChatDoor
 from serve_app.api.door import Door
 
 DOORS: Final[tuple[Door, ...]] = (ChatDoor(),)
+
+
+def door_of(request_id: str) -> Door | None:
+    """Returns the door of the request with this id; None for an id of another form."""
+    return next((door for door in DOORS if request_id.startswith(door.id_prefix)), None)
