@@ -203,6 +203,13 @@ REQUESTS = [
         then=Board.CLUSTER,
     ),
     graph(
+        "Through which doors do requests come?", {"{{door}}": rate_of(metrics.DOOR_REQUESTS, "door")}, "reqps",
+        stacked=True,
+        good="The formats that your clients use. Every identifier is counted.",
+        otherwise="A door falls to 0: clients of this format do not reach the service, or were changed.",
+        then=Board.CLUSTER,
+    ),
+    graph(
         "How long are prompts?", quantiles(metrics.PROMPT_LENGTH, "model"), "short",
         good="Tokens: stable.",
         otherwise="Longer prompts need more prefill and KV cache: expect later first tokens.",

@@ -23,6 +23,7 @@ from serve_app.admin.auditing import record_prices
 from serve_app.admin.endpoint import AdminServices
 from serve_app.admin.live import LiveQuery, live
 from serve_app.admin.routes import admin_router
+from serve_app.api.doors import DOORS
 from serve_app.api.errors import ApiError
 from serve_app.contracts import calls, metrics
 from serve_app.contracts.accounting_shards import AccountingShards
@@ -148,7 +149,8 @@ class Gateway:
         served = [(model, name) for model in catalogue.identifiers for name in catalogue.behind(model)]
         served.append((metrics.NONE, metrics.NONE))
         self._metrics.export_zeros(
-            metrics.OF_GATEWAYS, [{"model": model, "backend": backend} for model, backend in served]
+            metrics.OF_GATEWAYS,
+            [{"model": model, "backend": backend, "door": door.path} for model, backend in served for door in DOORS],
         )
         shares = dict.fromkeys(self._shares, 0.0)  # 0 for backends that were removed
         for model in catalogue.identifiers:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError
 
 from serve_app.admin.values import Count, Money, Reply
-from serve_app.api.doors import DOORS
+from serve_app.api.doors import DOORS, door_of
 from serve_app.contracts import metrics
 from serve_app.contracts.books import Outcome
 from serve_app.storage.request_log import PHASES, TEXTS, Line
@@ -82,6 +82,7 @@ class RequestSummary(Reply):
     """A summary of a request. Tokens and price come from the ledger if it has them."""
 
     request_id: str
+    door: str | None = Field(description="Path of the endpoint, such as `/chat/completions`; null: unknown.")
     client_request_id: str | None = Field(description="The client's `x-request-id`.")
     trace_id: str | None
     time: str = Field(description="Arrival time in UTC.", json_schema_extra={"format": "date-time"})
@@ -141,9 +142,11 @@ def tell(
     elif ended is not None and settled is not None:
         note += _REPLICA_FIRST
     timings = RequestTimings(**{name: getattr(known, name) for name in RequestTimings.model_fields})
-    digits = next((request_id.removeprefix(one) for one in _ID_PREFIXES if request_id.startswith(one)), request_id)
+    door = door_of(request_id)
+    digits = request_id if door is None else request_id.removeprefix(door.id_prefix)
     return RequestSummary(
         request_id=request_id,
+        door=None if door is None else door.path,
         client_request_id=known.client_request_id or None,
         # If the client sent no trace, the request's own digits are its trace id.
         trace_id=known.trace_id or (digits if _TRACE_ID.fullmatch(digits) else None),

@@ -24,3 +24,8 @@ def door_at(path: str) -> Door | TokenDoor | None:
     """Returns the door at a path, with or without `/v1`."""
     doors: tuple[Door | TokenDoor, ...] = (*DOORS, *TOKEN_DOORS)
     return next((door for door in doors if path in (door.path, f"/v1{door.path}")), None)
+
+
+def door_of(request_id: str) -> Door | None:
+    """Returns the door of the request with this id; None for an id of another form."""
+    return next((door for door in DOORS if request_id.startswith(door.id_prefix)), None)

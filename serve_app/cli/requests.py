@@ -33,7 +33,8 @@ app = typer.Typer(name="requests", help="Show what happened to a request.")
 def show_request(
     session: Session,
     request_id: Annotated[
-        str, typer.Argument(metavar="ID", help="Id of the reply (chatcmpl-…), its x-request-id, or its trace id.")
+        str,
+        typer.Argument(metavar="ID", help="Id of the reply, such as chatcmpl-…, its x-request-id, or its trace id."),
     ],
     *,
     logs: Annotated[
@@ -110,6 +111,7 @@ def _fields(story: dict[str, Any]) -> Iterator[tuple[str, object]]:
     yield "what became of it", summary["note"]
     yield "waited longest for", summary["waited_for"]
     yield "request", summary["request_id"]
+    yield "door", summary["door"]
     yield "x-request-id", summary["client_request_id"]
     yield "trace", summary["trace_id"]
     if story["trace_url"] is not None:

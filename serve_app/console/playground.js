@@ -151,20 +151,53 @@ function python(value) {
   return `{${Object.entries(value).map(([name, one]) => `${JSON.stringify(name)}: ${python(one)}`).join(", ")}}`;
 }
 
+// The request of the chat format in each format, and how an SDK sends it.
+const FORMATS = {
+  "/chat/completions": (body) => ({ body, sdk: "OpenAI", create: "chat.completions", reply: ".choices[0].message" }),
+  "/responses": ({ messages, max_tokens, logprobs, top_logprobs, response_format, tools, ...body }) => {
+    const [instructions, input] = withoutSystem(messages);
+    Object.assign(body, instructions, { input });
+    if (max_tokens !== undefined) body.max_output_tokens = max_tokens;
+    if (tools !== undefined) body.tools = tools.map((tool) => ({ type: "function", ...tool.function }));
+    if (response_format !== undefined) body.text = { format: { type: "json_schema", ...response_format.json_schema } };
+    return { body, sdk: "OpenAI", create: "responses", reply: ".output" };
+  },
+  "/messages": ({ messages, max_tokens, logprobs, top_logprobs, response_format, tools, ...body }) => {
+    const [{ instructions: system }, rest] = withoutSystem(messages);
+    Object.assign(body, system === undefined ? {} : { system }, { messages: rest, max_tokens: max_tokens ?? 1024 });
+    if (tools !== undefined) {
+      body.tools = tools.map(({ function: { name, description, parameters } }) => ({
+        name, description, input_schema: parameters ?? { type: "object" },
+      }));
+    }
+    return { body, sdk: "Anthropic", create: "messages", reply: ".content" };
+  },
+};
+
+function withoutSystem(messages) {
+  const system = messages.filter((one) => one.role === "system").map((one) => one.content);
+  const rest = messages.filter((one) => one.role !== "system").map(({ role, content }) => ({ role, content }));
+  return [system.length === 0 ? {} : { instructions: system.join("\n") }, rest];
+}
+
 function showCode() {
-  const base = `${location.origin}/v1`;
+  const path = document.getElementById("format").value;
   const asked = field("prompt").value || "Hello";
-  const body = request(field("model0").value, [...talks[0].messages, { role: "user", content: asked }]);
-  const json = JSON.stringify(body, null, 2);
+  const messages = [...talks[0].messages, { role: "user", content: asked }];
+  const { body: sent, sdk, create, reply } = FORMATS[path](request(field("model0").value, messages));
+  const base = sdk === "OpenAI" ? `${location.origin}/v1` : location.origin; // each SDK adds the rest of the path
+  const json = JSON.stringify(sent, null, 2);
+  const body = JSON.parse(json); // without members that are undefined
   document.getElementById("curl").textContent =
-    `curl ${base}/chat/completions -H "Authorization: Bearer $API_KEY" -H "Content-Type: application/json" ` +
+    `curl ${location.origin}/v1${path} -H "Authorization: Bearer $API_KEY" -H "Content-Type: application/json" ` +
     `-d '${json.replaceAll("'", "'\\''")}'`;
   document.getElementById("python").textContent =
-    `from openai import OpenAI\nclient = OpenAI(base_url="${base}", api_key="API_KEY")\n` +
-    `print(client.chat.completions.create(**${python(body)}).choices[0].message)`;
+    `from ${sdk.toLowerCase()} import ${sdk}\nclient = ${sdk}(base_url="${base}", api_key="API_KEY")\n` +
+    `print(client.${create}.create(**${python(body)})${reply})`;
   document.getElementById("node").textContent =
-    `import OpenAI from "openai";\nconst client = new OpenAI({ baseURL: "${base}", apiKey: "API_KEY" });\n` +
-    `console.log((await client.chat.completions.create(${json})).choices[0].message);`;
+    `import ${sdk} from "${sdk === "OpenAI" ? "openai" : "@anthropic-ai/sdk"}";\n` +
+    `const client = new ${sdk}({ baseURL: "${base}", apiKey: "API_KEY" });\n` +
+    `console.log((await client.${create}.create(${json}))${reply});`;
 }
 
 async function showTemperatures() {
@@ -204,10 +237,12 @@ field("second").addEventListener("change", () => {
 field("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
 });
-document.getElementById("code").addEventListener("toggle", () => {
+function refreshCode() {
   try {
     showCode();
   } catch (error) {
     document.getElementById("problem").textContent = error.message;
   }
-});
+}
+document.getElementById("code").addEventListener("toggle", refreshCode);
+document.getElementById("format").addEventListener("change", refreshCode);

@@ -6,18 +6,23 @@ from typing import Final
 
 from fastapi.responses import JSONResponse, Response
 
+from serve_app.api.doors import DOORS
 from serve_app.console.web import Refused, Visit
 from serve_app.contracts import commands
 from serve_app.contracts.key_format import digest, hint, new_key
 from serve_app.contracts.money import format_amount
 
 KEY_S: Final = 3600.0
+#: Formats that the script can write as code, by the path of their door.
+_FORMATS: Final = {"/chat/completions": "Chat completions", "/responses": "Responses", "/messages": "Messages"}
 #: The page's script calls the service's API like any client.
 _ALLOWED: Final = "script-src 'self'; connect-src 'self'"
 
 
 async def playground(visit: Visit) -> Response:
-    return visit.page("playground.html", allowed=_ALLOWED, models=await visit.console.models())
+    served = {door.path for door in DOORS}
+    formats = [(path, name) for path, name in _FORMATS.items() if path in served]
+    return visit.page("playground.html", allowed=_ALLOWED, models=await visit.console.models(), formats=formats)
 
 
 async def make_key(visit: Visit) -> Response:

@@ -10,6 +10,7 @@ from typing import Final, Literal
 
 from fastapi.responses import Response, StreamingResponse
 
+from serve_app.api.doors import door_of
 from serve_app.console.chart import stacked
 from serve_app.console.web import Refused, Visit
 from serve_app.contracts import commands
@@ -77,7 +78,8 @@ async def requests(visit: Visit) -> Response:
     )
     page = await visit.console.books.run(wanted)
     names = {key.key_id: key.name for key in await visit.console.books.run(commands.ListKeys(account_id))}
-    return visit.page("requests.html", day=day.name, page=page, names=names)
+    doors = {row.request_id: door.path for row in page.rows if (door := door_of(row.request_id)) is not None}
+    return visit.page("requests.html", day=day.name, page=page, names=names, doors=doors)
 
 
 async def csv(visit: Visit) -> Response:

@@ -28,6 +28,9 @@ REQUESTS: Final = Metric(
     "counter", "serve_app_requests", "requests", "Chat requests answered",
     ("model", "backend", "status"), known={"status": STATUSES},
 )  # fmt: skip
+DOOR_REQUESTS: Final = Metric(
+    "counter", "serve_app_door_requests", "requests", "Requests answered, by the path of their format", ("door",)
+)
 REFUSALS: Final = Metric(
     "counter", "serve_app_refusals", "requests", "Chat requests refused or failed, by error code",
     ("model", "reason"), known={"reason": REFUSAL_CODES},
@@ -219,7 +222,7 @@ REPLICA_COST: Final = Metric(
 
 #: Metrics by the process that exports them.
 OF_GATEWAYS: Final = (
-    REQUESTS, REFUSALS, REJECTED_DEMAND, REQUEST_SECONDS, FIRST_TOKEN_SECONDS, OUTPUT_TOKEN_SECONDS,
+    REQUESTS, DOOR_REQUESTS, REFUSALS, REJECTED_DEMAND, REQUEST_SECONDS, FIRST_TOKEN_SECONDS, OUTPUT_TOKEN_SECONDS,
     INTER_TOKEN_SECONDS, PHASE_SECONDS, PROMPT_LENGTH, REPLY_LENGTH, FINISHES, LATENCY_TARGETS, PROMPT_TOKENS,
     CACHED_TOKENS, COMPLETION_TOKENS, RERUNS, BACKEND_WEIGHT, BACKEND_EJECTED,
     BACKEND_EJECTIONS, SETTLEMENTS, SETTLEMENT_SECONDS,

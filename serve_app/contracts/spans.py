@@ -24,6 +24,7 @@ NANO: Final = 1e9
 #: Attributes of a request by our names, with the names in the conventions.
 ATTRIBUTES: Final[Mapping[str, str]] = {
     "operation": "gen_ai.operation.name",
+    "door": "http.route",
     "provider": "gen_ai.provider.name",
     "request_id": "gen_ai.response.id",
     "model": "gen_ai.request.model",

@@ -44,6 +44,7 @@ class Observer:
     def _count(self, record: RequestRecord) -> None:
         counted, phases, served = self._counted, record.phases, (record.model, record.backend)
         counted.add(metrics.REQUESTS, 1, *served, str(record.status))
+        counted.add(metrics.DOOR_REQUESTS, 1, record.path)
         counted.observe(metrics.REQUEST_SECONDS, record.total_s, *served)
         if record.code:
             counted.add(metrics.REFUSALS, 1, record.model, record.code)
@@ -92,6 +93,7 @@ def log_line(record: RequestRecord) -> dict[str, Any]:
     line: dict[str, Any] = {
         "time": utc_text(record.arrived_at, "milliseconds"),
         "event": "request",
+        "door": record.path,
         "request_id": record.request_id,
         "first_request_id": record.first_request_id,
         "client_request_id": record.client_request_id,

@@ -79,6 +79,7 @@ class Tracing:
             "server",
             {
                 "operation": "chat",
+                "door": record.path,
                 "provider": "serve-app",
                 "request_id": record.request_id,
                 "client_request_id": record.client_request_id,

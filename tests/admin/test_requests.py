@@ -75,6 +75,7 @@ async def test_a_served_request_is_found_by_each_of_its_ids(
     expected = {
         "request_id": request_id,
         "client_request_id": "mine/1 of 2",
+        "door": "/chat/completions",
         "trace_id": TRACE,
         "account_id": world.account_id,
         "key_id": world.ledger.list_keys(world.account_id)[0].key_id,

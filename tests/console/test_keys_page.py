@@ -110,6 +110,7 @@ def test_the_playground_has_one_key_a_person_for_an_hour(house: House) -> None:
     browser, path = house.member(), f"/console/accounts/{house.account_id}/playground"
     page = browser.get(path)
     assert "script-src 'self'" in page.headers["content-security-policy"]
+    assert '<option value="/chat/completions">Chat completions</option>' in page.text
     first, second = (submit(browser, path, f"{path}/key").json()["key"] for _ in range(2))
     assert first != second
     gone, there = sorted(house.ledger.list_keys(house.account_id), key=lambda one: one.active)

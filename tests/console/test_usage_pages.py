@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from serve_app.api.doors import DOORS
 from serve_app.console.chart import HEIGHT, OTHERS, stacked
 from serve_app.contracts.books import Outcome
 from serve_app.contracts.key_format import digest
@@ -100,12 +101,27 @@ def test_single_requests_of_a_day_go_page_by_page(house: House) -> None:
     first = browser.get(path, params={"day": TODAY}).text
     rows = cells(first)[1:]
     assert len(rows) == 100
-    assert rows[0] == ["11:59:00", "svc-chat", "key of r000", "10", "2", "4", "2.5", "completed", "0.000000046", "r000"]
+    assert rows[0] == [
+        "11:59:00",
+        "",
+        "svc-chat",
+        "key of r000",
+        "10",
+        "2",
+        "4",
+        "2.5",
+        "completed",
+        "0.000000046",
+        "r000",
+    ]
     later = re.search(r'href="(\?day=[^"]+)"', first)
     assert later is not None
     rest = browser.get(path + later[1].replace("&amp;", "&")).text
     assert [row[-1] for row in cells(rest)[1:]] == [f"r{number:03d}" for number in range(100, 150)]
     assert "failed" in browser.get(path, params={"day": YESTERDAY}).text
+    use(house, *(f"{door.id_prefix}1" for door in DOORS), at=NOON - DAY)
+    shown = {row[-1]: row[1] for row in cells(browser.get(path, params={"day": YESTERDAY}).text)[1:]}
+    assert shown == {"failed": ""} | {f"{door.id_prefix}1": door.path for door in DOORS}
     assert browser.get(path, params={"day": TODAY, "after": "nowhere"}).status_code == 422
     for wrong in ("2026-06-31", "2026-6-1", "9999-12-31", "today", "2026-06-01T00:00"):
         assert browser.get(path, params={"day": wrong}).status_code == 404, wrong

@@ -52,7 +52,9 @@ class Counted:
         self.observed: list[tuple[str, tuple[str, ...]]] = []
 
     def add(self, counter: Metric, value: float, *labels: str) -> None:
-        assert labels in counter.rows([{"model": "svc-chat", "backend": "fake"}, {"model": "none", "backend": "none"}])
+        door = {"door": "/chat/completions"}
+        served = [{"model": "svc-chat", "backend": "fake"} | door, {"model": "none", "backend": "none"} | door]
+        assert labels in counter.rows(served)
         self.added.append((counter.name, labels, value))
 
     def observe(self, histogram: Metric, value: float, *labels: str) -> None:
@@ -78,6 +80,7 @@ async def test_a_served_request(world: World) -> None:
     await call.done()
     record = await reported(world)
     line = log_line(record)
+    assert line["door"] == "/chat/completions"
     assert {name: line[name] for name in ("status", "outcome", "finish_reason", "replica", "model", "backend")} == {
         "status": 200, "outcome": "completed", "finish_reason": "stop", "replica": "replica-a", "model": "svc-chat",
         "backend": "fake",
