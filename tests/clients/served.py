@@ -41,8 +41,8 @@ TOKENS = 24  # of a reply of the tiny model that ends by itself
 class Served:
     """A running gateway. `key` has money and no limits that a test would meet; others are made by `account`.
 
-    `svc-chat` and `svc-coder` are one model. `svc-full` has no replica, `svc-broken` fails by an error, and a reply of
-    `svc-held` goes on when the test calls `release`.
+    `svc-chat` and `svc-coder` are one model. `svc-full` has no replica, `svc-broken` fails by an error, `svc-cut` fails
+    after its first text, and a reply of `svc-held` goes on when the test calls `release`.
     """
 
     def __init__(self, world: World, loop: asyncio.AbstractEventLoop, port: int, held: asyncio.Semaphore) -> None:
@@ -80,6 +80,10 @@ def backends(
             raise BackendUnavailable("there is no replica")
         if backend == "broken":
             raise RuntimeError("this backend fails on purpose")
+        if backend == "cut":
+            yield Started(5, 0)
+            yield Delta("Wait", 1)
+            raise RuntimeError("this backend fails on purpose")
         if backend == "held":
             yield Started(5, 0)
             yield Delta("Wait", 1)
@@ -105,6 +109,7 @@ def serve(folder: Path, make_engine: Callable[[], Engine], **settings: Any) -> I
             ("svc-full", "nowhere"),
             ("svc-broken", "broken"),
             ("svc-held", "held"),
+            ("svc-cut", "cut"),
         )
     }
     with mock.patch.object(compiler, "_REST", 0.0):  # else each new schema waits for the account's last one
@@ -118,7 +123,7 @@ def serve(folder: Path, make_engine: Callable[[], Engine], **settings: Any) -> I
         world = World(folder, folder / "ledger.db", **{**PAUSES, "models": models, **settings})
         replica = Replica(engine, world.accounting.settle, coalesce_s=0.0)
         world.backends.generate = backends(replica, held)  # type: ignore[method-assign]
-        names = ("model", "nowhere", "broken", "held")
+        names = ("model", "nowhere", "broken", "held", "cut")
         world.backends.report = {name: {"status": "RUNNING", "replicas": 1} for name in names}
         await world.start()
         try:
