@@ -24,6 +24,7 @@ from serve_app.admin import (
     public,
     requests,
     responses,
+    responses_document,
     sealed_secrets,
     service,
     traffic,
@@ -75,6 +76,7 @@ as one request with its prompt."""
 """Which refused requests count. `docs/api.md` has the same text."""
 _TAGS: Final = {
     "Chat": "Chat completions.",
+    "Responses": "The same replies in the Responses format.",
     "Models": "Available models.",
     "Account": "Your balance and usage.",
     "Account management": "Manage keys and alerts, and read usage, with a management key of your account.",
@@ -102,11 +104,19 @@ _PATH_PARAMETERS: Final = {
 def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
     """Returns the OpenAPI 3.1 document, as JSON values, of a service with these identifiers."""
     most_output = max((model.max_output for model in identifiers.values()), default=1)
-    paths: dict[str, Schema] = {"/chat/completions": {"post": _chat()}}
+    paths: dict[str, Schema] = {
+        "/chat/completions": {"post": _chat()},
+        "/responses": {"post": responses_document.operation(REFUSED_REQUESTS)},
+    }
     for endpoint in ENDPOINTS:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
     returned = [endpoint.types["return"] for endpoint in ENDPOINTS]
-    replies = [ChatCompletion, ChatCompletionChunk, *(kind for kind in returned if issubclass(kind, Reply))]
+    replies = [
+        ChatCompletion,
+        ChatCompletionChunk,
+        *responses_document.REPLIES,
+        *(kind for kind in returned if issubclass(kind, Reply)),
+    ]
     bodies = [endpoint.types["body"] for endpoint in ENDPOINTS if "body" in endpoint.types]
     return {
         "openapi": "3.1.0",
@@ -121,6 +131,7 @@ def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
             "schemas": {
                 **chat_request_schemas(tuple(identifiers), most_output),
                 "ChatCompletionEvent": _event(),
+                **responses_document.schemas(tuple(identifiers)),
                 **_generated(replies, "serialization"),
                 **_generated(bodies, "validation"),
                 **responses.error_schemas(),

@@ -41,7 +41,9 @@ _ERRORS: Final[Mapping[int, _Error]] = {
         ["address_not_allowed"],
         "Address Not Allowed: the key is restricted to other addresses. The message names the address of this request.",
     ),
-    404: _Error("NotFound", ["not_found"], "Not Found: the resource or path does not exist."),
+    404: _Error(
+        "NotFound", ["not_found", "previous_response_not_found"], "Not Found: the resource or path does not exist."
+    ),
     405: _Error(
         "MethodNotAllowed", ["method_not_allowed"], "Method Not Allowed: the path does not support this method."
     ),

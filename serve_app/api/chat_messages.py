@@ -15,7 +15,7 @@ MESSAGES: Final = {
     "AssistantMessage": (
         "What the model said before, or the beginning of what it says next.",
         ["assistant"],
-        ["tool_calls", "prefix"],
+        ["tool_calls", "prefix", "reasoning_content"],
     ),
     "ToolMessage": ("The result of a call.", ["tool"], ["tool_call_id"]),
 }
@@ -55,6 +55,8 @@ class Message(Shape):
     """Tool calls of an earlier reply."""
     tool_call_id: str | None = None
     """The `id` of the tool call that this message answers."""
+    reasoning_content: str | None = None
+    """Reasoning of an earlier reply. Only templates that read earlier reasoning use it."""
     prefix: Annotated[bool | None, keywords(default=False)] = None
     """Continue this message. Only for the last message, from the assistant."""
 
@@ -75,6 +77,8 @@ class Message(Shape):
         }
         if self.name is not None:
             plain["name"] = self.name
+        if self.role == "assistant" and self.reasoning_content:
+            plain["reasoning_content"] = self.reasoning_content
         if self.role == "assistant" and self.tool_calls:
             plain["tool_calls"] = [call.model_dump() for call in self.tool_calls]
         if self.role == "tool":

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from functools import cached_property
 from math import inf
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, Tag
 from pydantic_core import PydanticCustomError
@@ -317,6 +317,9 @@ class ChatRequest(Shape):
         return estimate_prompt_tokens(self.messages, self.tools if self.tool_choice != "none" else ())
 
 
+RequestT = TypeVar("RequestT", bound=ChatRequest)
+
+
 def parse_chat_request(
     raw: bytes, served: ServedModels, max_body_bytes: int = MAX_BODY_BYTES, max_items: int = MAX_ITEMS
 ) -> ChatRequest:
@@ -329,10 +332,17 @@ def parse_chat_request(
     return check_chat_request(parse_object(raw, max_body_bytes, max_items), served)
 
 
-def check_chat_request(parsed: Mapping[str, Any], served: ServedModels) -> ChatRequest:
-    """Checks a request whose JSON is parsed. Doors of other formats call it with the same request in this format."""
+def check_chat_request(
+    parsed: Mapping[str, Any],
+    served: ServedModels,
+    kind: type[RequestT] = ChatRequest,  # type: ignore[assignment]
+) -> RequestT:
+    """Checks a request whose JSON is parsed. Doors of other formats call it with the same request in this format.
+
+    `kind` is the class of the result.
+    """
     _refuse_crowds(parsed, served)
-    request = typed(ChatRequest, {name: value for name, value in parsed.items() if value is not None})
+    request = typed(kind, {name: value for name, value in parsed.items() if value is not None})
     if request.model not in served:
         raise errors.model_not_found(request.model, served)
     if not REFUSED.keys().isdisjoint(parsed):

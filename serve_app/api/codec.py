@@ -63,10 +63,16 @@ _EXPECTED: Final = {
     "string_or_parts": "a string or an array of text parts",
     "string_or_array": "a string or an array of strings",
     "string_or_object": "a string or an object",
+    "an_object": "an object",
+    "string_or_items": "a string or an array of items",
 }
 
 # Tags of a union's types. Pydantic adds the chosen tag to an error's path; clients must not see it.
-_BRANCHES: Final = ("<string>", "<array>", "<object>")
+_BRANCHES: Final = frozenset(
+    ("<string>", "<array>", "<object>")
+    + ("<message>", "<call>", "<output>", "<custom call>", "<custom output>", "<reasoning>", "<reference>")
+    + ("<function>", "<custom>", "<namespace>", "<other>")
+)
 
 
 def parses_in_a_moment(raw: bytes) -> bool:

@@ -6,5 +6,6 @@ from typing import Final
 
 from serve_app.api.chat_door import ChatDoor
 from serve_app.api.door import Door
+from serve_app.api.responses_door import ResponsesDoor
 
-DOORS: Final[tuple[Door, ...]] = (ChatDoor(),)
+DOORS: Final[tuple[Door, ...]] = (ChatDoor(), ResponsesDoor())

@@ -29,6 +29,7 @@ def estimate_prompt_tokens(messages: Iterable[Mapping[str, Any]], tools: Sequenc
             TOKENS_PER_MESSAGE
             + _tokens_of_text(message.get("content") or "")
             + _tokens_of_text(message.get("name") or "")
+            + _tokens_of_text(message.get("reasoning_content") or "")
         )
         for call in message.get("tool_calls") or ():
             function = call["function"]

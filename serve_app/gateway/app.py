@@ -12,8 +12,10 @@ from starlette.routing import Route
 
 from serve_app.api.doors import DOORS
 from serve_app.api.errors import ApiError
+from serve_app.api.responses_door import ResponsesDoor
 from serve_app.gateway.authentication import Authenticator
 from serve_app.gateway.reply_endpoint import IncompleteBodies, ReplyEndpoint
+from serve_app.gateway.responses_endpoint import ResponsesEndpoint
 from serve_app.gateway.services import Services
 from serve_app.gateway.web import RequestContext, api_error_response, http_error_response
 
@@ -43,7 +45,8 @@ def build_app(
     # Plain routes come first: they are hot, and FastAPI has nothing to parse or match in them.
     for prefix in ("/v1", ""):
         for door in DOORS:
-            endpoint = ReplyEndpoint(door, services, authenticator, bodies)
+            kind = ResponsesEndpoint if isinstance(door, ResponsesDoor) else ReplyEndpoint
+            endpoint = kind(door, services, authenticator, bodies)
             app.router.routes.append(Route(prefix + door.path, endpoint, methods=["POST"]))
     for prefix in ("", "/v1"):
         for router in routers:

@@ -12,9 +12,10 @@ import contextlib
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
@@ -22,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from serve_app.api import errors
 from serve_app.api.chat_request import ChatRequest
 from serve_app.api.codec import parses_in_a_moment
-from serve_app.api.door import Door, ReplyHead, StreamEncoder
+from serve_app.api.door import Door, ReplyHead, StreamEncoder, WholeReplyEncoder
 from serve_app.api.errors import ApiError
 from serve_app.contracts.generation import Finished
 from serve_app.contracts.phases import Phases
@@ -48,6 +49,9 @@ from serve_app.gateway.web import (
 )
 
 logger = logging.getLogger("ray.serve")
+
+Encoder = StreamEncoder | WholeReplyEncoder
+Result = TypeVar("Result")
 
 LINE_FEED: Final = b"\n"  # before a whole reply: JSON may begin with whitespace (RFC 8259, section 2)
 
@@ -148,18 +152,21 @@ class ReplyToRequest:
         try:
             with Share(self._bodies.identified, caller.digest, settings.bodies_max_bytes, of_one) as share:
                 body = await reader.read(share)
-                if parses_in_a_moment(body):
-                    return self._parse(body)
-                return await asyncio.get_running_loop().run_in_executor(_PARSING, self._parse, body)
+                return await self._read_body(body, caller)
         except ApiError:
             identity = await caller.identify()  # a wrong key is reported before a wrong body
             self._record.admitted(identity.account_id, identity.key_id)
             raise
 
+    async def _read_body(self, body: bytes, caller: Caller) -> tuple[ChatRequest, Retry | None]:
+        return await aside(body, lambda: self._parse(body))
+
     def _parse(self, body: bytes) -> tuple[ChatRequest, Retry | None]:
         settings = self._services.settings
         served = self._services.catalogue.served
-        chat = self._door.parse(body, served, settings.max_body_bytes, settings.max_body_items)
+        return self._checked(body, self._door.parse(body, served, settings.max_body_bytes, settings.max_body_items))
+
+    def _checked(self, body: bytes, chat: ChatRequest) -> tuple[ChatRequest, Retry | None]:
         _ = chat.estimated_prompt_tokens  # also computes messages and tools, which are cached
         # Streams ignore the key. OpenAI's SDKs send one only if configured to, but then with every POST, like clients
         # made by the same generator. Refusing the key would make streams unusable for them.
@@ -174,7 +181,7 @@ class ReplyToRequest:
                 await response(scope, receive, sender.send_message)
             elif self._record.stream:
                 await sender.send_message(
-                    {"type": "http.response.body", "body": self._door.error_event(error), "more_body": False}
+                    {"type": "http.response.body", "body": self._error_event(error), "more_body": False}
                 )
             else:
                 # The status is already sent. If the application does not send the last chunk, the server closes the
@@ -182,6 +189,14 @@ class ReplyToRequest:
                 logger.error(
                     "the reply %s failed after its start: %d %s", self._record.request_id, error.status, error.message
                 )
+
+    def _error_event(self, error: ApiError) -> bytes:
+        """Returns the last event of a stream that fails."""
+        return self._door.error_event(error)
+
+    async def _complete(self, exchange: Exchange, reply: Encoder, finished: Finished, body: bytes | None) -> None:
+        """Settles a finished request. `body` is the reply if it is not streamed."""
+        await exchange.complete(body)
 
     async def _reply(
         self, chat: ChatRequest, caller: Caller, retry: Retry | None, sender: Sender, arrived: float
@@ -240,14 +255,17 @@ class ReplyToRequest:
             if may_begin and clock() >= due:
                 await sender.write_piece(LINE_FEED, lambda: self._headers(exchange, "application/json"))
                 due = clock() + settings.line_feed_s
-        body = reply.body(_head(chat, exchange), event)
-        await exchange.complete(body)
+        body = reply.body(head_of(chat, exchange), event)
+        await self._complete(exchange, reply, event, body)
         own = {"content_length": str(len(body))}
         await sender.write_piece(body, lambda: self._headers(exchange, "application/json", **own), more=False)
 
+    def _begin_stream(self, chat: ChatRequest, head: ReplyHead) -> StreamEncoder:
+        return self._door.stream(chat, head)
+
     async def _stream(self, chat: ChatRequest, exchange: Exchange, sender: Sender) -> None:
         def begun() -> StreamEncoder:
-            return self._door.stream(chat, _head(chat, exchange))
+            return self._begin_stream(chat, head_of(chat, exchange))
 
         keep_alive_s = self._services.settings.keep_alive_s
 
@@ -267,9 +285,16 @@ class ReplyToRequest:
                     reply = begun()
                 continue
             await sender.write_piece(self._door.keep_alive if event is None else reply.event(event), stream_headers)
-        await exchange.complete()
+        await self._complete(exchange, reply, event, None)
         await sender.write_piece(reply.end(event), stream_headers, more=False)
 
 
-def _head(chat: ChatRequest, exchange: Exchange) -> ReplyHead:
+async def aside(body: bytes, work: Callable[[], Result]) -> Result:
+    """Runs work on a body. If it takes long, it runs outside the event loop."""
+    if parses_in_a_moment(body):
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(_PARSING, work)
+
+
+def head_of(chat: ChatRequest, exchange: Exchange) -> ReplyHead:
     return ReplyHead(exchange.request_id, int(exchange.started_at), chat.model, exchange.fingerprint)

@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from serve_app.admin.document import REFUSED_REQUESTS, build_document
 from serve_app.api import errors
+from serve_app.api.responses_chat import previous_response_not_found
 from serve_app.gateway.backends import Catalogue
 from serve_app.settings import GatewaySettings
 from tests.gateway.world import FULL_SETTINGS, World
@@ -29,6 +30,7 @@ ERRORS = [
     errors.insufficient_balance("m", code="budget_exceeded"),
     errors.forbidden("m", code="address_not_allowed"),
     errors.not_found("m"),
+    previous_response_not_found("resp_1"),
     errors.method_not_allowed("PUT", "/", ["GET"]),
     errors.body_timeout(1),
     errors.body_encoded("gzip"),

@@ -22,10 +22,20 @@ def chat_body(**fields: Any) -> dict[str, Any]:
 
 
 class Call:
-    """One POST /chat/completions, with `sends` as headers; `hang_up` disconnects the client as the server sees it."""
+    """One POST, with `sends` as headers; `hang_up` disconnects the client as the server sees it.
+
+    `path` is a door's, and `body` its whole body instead of a chat request with `fields`.
+    """
 
     def __init__(
-        self, world: World, key: str | None = None, *, sends: dict[str, str] | None = None, **fields: Any
+        self,
+        world: World,
+        key: str | None = None,
+        *,
+        sends: dict[str, str] | None = None,
+        path: str = "/chat/completions",
+        body: dict[str, Any] | None = None,
+        **fields: Any,
     ) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
@@ -41,8 +51,8 @@ class Call:
             "asgi": {"version": "3.0"},
             "http_version": "1.1",
             "method": "POST",
-            "path": "/chat/completions",
-            "raw_path": b"/chat/completions",
+            "path": path,
+            "raw_path": path.encode(),
             "query_string": b"",
             "headers": [
                 (b"authorization", f"Bearer {key or world.key}".encode()),
@@ -50,7 +60,7 @@ class Call:
             ],
             "client": ("192.0.2.1", 50000),
         }
-        self._request = json.dumps(chat_body(**fields)).encode()
+        self._request = json.dumps(chat_body(**fields) if body is None else body).encode()
         self.task = asyncio.create_task(world.app()(scope, self._receive, self._send))
 
     async def _receive(self) -> dict[str, Any]:

@@ -1,0 +1,44 @@
+"""The door for OpenAI's Responses format: POST /responses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from serve_app.api.chat_reply import KEEP_ALIVE, RESUMED
+from serve_app.api.chat_request import ChatRequest, ServedModels
+from serve_app.api.door import ReplyHead
+from serve_app.api.errors import ApiError
+from serve_app.api.responses_chat import ID_PREFIX, ResponsesChat, read_responses_request, to_chat
+from serve_app.api.responses_reply import ResponseStream, WholeResponse, lone_error_event
+
+
+class ResponsesDoor:
+    """See `Door`."""
+
+    path = "/responses"
+    id_prefix = ID_PREFIX
+    stream_type = "text/event-stream; charset=utf-8"
+    keep_alive = KEEP_ALIVE
+    resumed = RESUMED
+
+    def parse(self, body: bytes, served: ServedModels, max_bytes: int, max_items: int) -> ChatRequest:
+        """Parses a request that refers to nothing stored."""
+        parsed, request = read_responses_request(body, served, max_bytes, max_items)
+        return to_chat(parsed, request, served, {})
+
+    def whole(self, request: ChatRequest) -> WholeResponse:
+        assert isinstance(request, ResponsesChat)
+        return WholeResponse(request)
+
+    def stream(self, request: ChatRequest, head: ReplyHead) -> ResponseStream:
+        assert isinstance(request, ResponsesChat)
+        return ResponseStream(request, head)
+
+    def status(self, error: ApiError) -> int:
+        return error.status
+
+    def error_body(self, error: ApiError) -> dict[str, Any]:
+        return error.body()
+
+    def error_event(self, error: ApiError) -> bytes:
+        return lone_error_event(error)
