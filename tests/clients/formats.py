@@ -479,9 +479,7 @@ class Completions:
 
 
 def _another_openai(client: AsyncOpenAI, key: str, retries: int) -> AsyncOpenAI:
-    return client.with_options(
-        api_key=key, max_retries=retries, _extra_kwargs={"_strict_response_validation": True}
-    )
+    return client.with_options(api_key=key, max_retries=retries, _extra_kwargs={"_strict_response_validation": True})
 
 
 async def closed(stream: Any) -> None:

@@ -176,16 +176,25 @@ class EndingRunner:
 
 def tiny_engine(model: Path, home: Path) -> Engine:
     """The tiny model in int8, as the service runs a model by default. Its replies are noise, and end."""
-    settings = EngineSettings(
-        model=str(model),
-        dtype="int8",
-        kv_cache_memory=2**26,
-        cache_dir=str(bundled_cache_dir(home)),
-        max_running=16,
+    return engine_of(
+        EngineSettings(
+            model=str(model),
+            dtype="int8",
+            kv_cache_memory=2**26,
+            cache_dir=str(bundled_cache_dir(home)),
+            max_running=16,
+        ),
+        ends=True,
     )
+
+
+def engine_of(settings: EngineSettings, ends: bool = False) -> Engine:
+    """An engine of a model. With `ends`, its replies end early (`EndingRunner`)."""
     loaded = loader.load(settings)
-    [eos] = loaded.eos_token_ids
-    runner = EndingRunner(create_runner(loaded.model, loaded.settings, loaded.weights), eos)
+    runner: Runner = create_runner(loaded.model, loaded.settings, loaded.weights)
+    if ends:
+        [eos] = loaded.eos_token_ids
+        runner = EndingRunner(runner, eos)
     chat = ChatRenderer(loaded.tokenizer, runner.class_bounds[-1])
     return Engine(
         runner,

@@ -13,57 +13,26 @@ from pathlib import Path
 import pytest
 
 from tests.clients.apart import NODE, PYTHON
+from tests.clients.own_environment import passes
 from tests.clients.served import Served
 
 APART = Path(__file__).parent / "apart"
-INI = """
-[pytest]
-addopts = -q -p no:cacheprovider -rfEX
-asyncio_mode = auto
-asyncio_default_test_loop_scope = session
-asyncio_default_fixture_loop_scope = session
-"""
-
-
-def passes(file: str, service: Served, folder: Path, **more: str) -> None:
-    """Runs a file of tests with the clients' own pytest; each needs a client that holds its connections in one loop."""
-    if not PYTHON.exists():
-        pytest.skip("`make test` installs these clients")
-    settings = folder / "pytest.ini"
-    settings.write_text(INI)
-    done = subprocess.run(
-        [PYTHON, "-m", "pytest", "-c", settings, "--rootdir", APART, "--confcutdir", APART, APART / file],
-        env={
-            **os.environ,
-            "SERVICE_URL": service.base_url,
-            "SERVICE_KEY": service.key,
-            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-            "LANGSMITH_TRACING": "false",
-            **more,
-        },
-        cwd=APART,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 
 @pytest.mark.slow
 def test_langchains_standard_tests_pass_with_a_capable_model(capable: Served, tmp_path: Path) -> None:
-    passes("langchain_standard.py", capable, tmp_path)
+    passes(PYTHON, APART / "langchain_standard.py", capable, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.long
 def test_litellm_and_llama_index_make_a_round_trip_with_a_forced_call(service: Served, tmp_path: Path) -> None:
-    passes("round_trip.py", service, tmp_path, FORCED="1")
+    passes(PYTHON, APART / "round_trip.py", service, tmp_path, FORCED="1")
 
 
 @pytest.mark.slow
 def test_litellm_and_llama_index_make_a_round_trip_where_the_model_chooses(capable: Served, tmp_path: Path) -> None:
-    passes("round_trip.py", capable, tmp_path)
+    passes(PYTHON, APART / "round_trip.py", capable, tmp_path)
 
 
 @pytest.mark.parametrize("package", ["openai", pytest.param("openai-6", marks=[pytest.mark.slow, pytest.mark.long])])
