@@ -43,7 +43,8 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     try:
         deadline = time.monotonic() + 180
         while not is_up(address):
-            assert running.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()[-4000:]
+            assert running.poll() is None, (folder / "log").read_text()[-4000:]
+            assert time.monotonic() < deadline
             time.sleep(0.5)
         yield address
     finally:
