@@ -25,7 +25,14 @@ from serve_app.contracts.books import Settlement
 from serve_app.contracts.calls import Unavailable, adapter_of, application_of, detached
 from serve_app.contracts.commands import Answer, Command, FindUnsettled
 from serve_app.contracts.errors import LedgerError
-from serve_app.contracts.generation import BackendEvent, GenerateCall, Rejected, Rejection
+from serve_app.contracts.generation import (
+    BackendEvent,
+    GenerateCall,
+    Rejected,
+    Rejection,
+    TokenizeCall,
+    Tokenized,
+)
 from serve_app.contracts.ports import BackendUnavailable, SettleAnswer
 
 TRANSPORT = (RayError, RayServeException, grpc.RpcError)
@@ -182,6 +189,19 @@ class BackendHandles:
             raise BackendUnavailable("the replica has cancelled the call") from None
         finally:
             _cancel(response)
+
+    async def tokenize(self, backend: str, call: TokenizeCall) -> Tokenized | Rejected:
+        """See BackendPort."""
+        ask = (await self._handle(application_of(backend))).options(method_name="tokenize", stream=False)
+        try:
+            answer: Tokenized | Rejected = await answer_of(ask.remote(call))
+        except RayTaskError as error:
+            if isinstance(error, RayServeException):  # a replica of an older release has no such method
+                raise BackendUnavailable(f"{backend} can't tokenize: {error}") from None
+            raise
+        except Unavailable as error:
+            raise BackendUnavailable(str(error)) from None
+        return answer
 
     async def fingerprint(self, backend: str) -> str:
         """See BackendPort. Queries the replicas once for each deployment of their application."""

@@ -24,7 +24,7 @@ from serve_app import __version__, secret_files
 from serve_app.contracts import metrics
 from serve_app.contracts.books import Settlement
 from serve_app.contracts.calls import shard_name
-from serve_app.contracts.generation import BackendEvent, GenerateCall
+from serve_app.contracts.generation import BackendEvent, GenerateCall, Rejected, TokenizeCall, Tokenized
 from serve_app.contracts.ports import SettleAnswer
 from serve_app.contracts.spans import SpanExport
 from serve_app.engine.engines import ENGINES
@@ -141,6 +141,9 @@ class Model:
         async with contextlib.aclosing(self._replica.generate(call)) as events:
             async for event in events:
                 yield event
+
+    async def tokenize(self, call: TokenizeCall) -> Tokenized | Rejected:
+        return await self._replica.tokenize(call)
 
     async def fingerprint(self, adapter: str = "") -> str:
         return self._engine.fingerprint_of(adapter) if adapter else self._engine.fingerprint

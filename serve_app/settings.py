@@ -142,6 +142,10 @@ class GatewaySettings(_Strict):
     """Whether the gateway logs one line per request in `logs` of the state folder."""
     logged_texts: Annotated[list[str], Field(max_length=100)] = []
     """Ids of accounts whose prompts and replies are logged. Use it temporarily."""
+    stored_responses_s: Annotated[float, Field(ge=0, le=30 * 86400)] = 86400.0
+    """Seconds for which a response of `/responses` can be read and continued. 0: none is stored."""
+    unstored_accounts: Annotated[list[str], Field(max_length=10_000)] = []
+    """Ids of accounts whose responses are not stored, whatever their requests say."""
     trusted_proxies: Annotated[int, Field(ge=0, le=16)] = 0
     """Number of proxies in front that append to `x-forwarded-for`: 0 for Ray Serve's HAProxy, 1 for a Kubernetes
     ingress."""
@@ -198,10 +202,10 @@ class GatewayArgs(_StateArgs):
     """Interval between checks of the books, in seconds. Each check continues from the last one. Its result is a metric;
     an alert fires for problems and for a missing check."""
     stored_replies: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
-    """Maximum stored replies per account for retries with idempotency keys. Replies are kept for at most a day; the
-    oldest are evicted first."""
+    """Maximum stored replies per account for retries with idempotency keys, and maximum stored responses of
+    `/responses`. Replies are kept for at most a day; the oldest are evicted first."""
     stored_reply_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024
-    """Maximum bytes of the stored replies per account."""
+    """Maximum bytes of the stored replies per account, and of its stored responses."""
     alert_mail: bool = False
     """Whether `/account/alerts` accepts e-mail addresses. True if the console has `mail`."""
     private_webhooks: bool = False

@@ -25,6 +25,8 @@ from serve_app.contracts.generation import (
     Rejected,
     Rejection,
     Started,
+    TokenizeCall,
+    Tokenized,
 )
 from serve_app.model.orphans import Orphans
 from serve_app.settings import home_dir
@@ -48,6 +50,9 @@ class Stub:
         finished = Finished(FinishReason.STOP, PROMPT_TOKENS, 0, REPLY_TOKENS)
         self._orphans.write_ahead(call, finished, time.time())
         yield finished
+
+    async def tokenize(self, call: TokenizeCall) -> Tokenized:
+        return Tokenized(PROMPT_TOKENS)
 
 
 def app(_: dict[str, Any]) -> Application:

@@ -27,6 +27,7 @@ from serve_app.contracts.commands import (
     ExpireGrants,
     FindKeys,
     FindReply,
+    FindResponse,
     FindUnsettled,
     HoldLease,
     PostHolds,
@@ -257,7 +258,7 @@ class AccountingService:
             return self._look_ups
         if isinstance(command, LEASES):
             return self._lease_turns
-        if isinstance(command, FindReply):
+        if isinstance(command, FindReply | FindResponse):
             return self._replies
         if type(command) in SLOW:
             return self._long_reads

@@ -33,12 +33,14 @@ from serve_app.accounting import (  # noqa: F401  each module registers the comm
     served_traffic,
     snapshots,
     statements,
+    stored_responses,
     stuck,
     usage,
 )
 from serve_app.accounting.currency import claim_currency
 from serve_app.accounting.database import Database
 from serve_app.accounting.registry import READS, STEPS, WRITES
+from serve_app.accounting.schema import responses
 from serve_app.accounting.settle import settle
 from serve_app.contracts import commands
 from serve_app.contracts.books import Refusal, Settled, Settlement, SettlementRejected, StuckSettlement
@@ -58,7 +60,7 @@ class Ledger:
     The schema is created or upgraded first; without `migrate`, a different schema raises SchemaMismatch. `wait_s`
     limits the wait for another writer. `timeout_s` limits a whole call on PostgreSQL, except for reads of many rows.
     `now` returns Unix seconds. `currency` is set if the ledger has none; a different one raises OtherCurrency.
-    `reply_quota` limits the replies that an account keeps for retries.
+    `reply_quota` limits the replies that an account keeps for retries, and likewise its stored responses.
     """
 
     def __init__(
@@ -72,7 +74,9 @@ class Ledger:
         reply_quota: replies.ReplyQuota | None = None,
         migrate: bool = True,
     ) -> None:
-        self._replies = replies.QuotaKeeper(reply_quota or replies.ReplyQuota())
+        quota = reply_quota or replies.ReplyQuota()
+        self._replies = replies.QuotaKeeper(quota)
+        self._responses = replies.QuotaKeeper(quota, responses, "response_id")
         self._database = Database(url, wait_s=wait_s, timeout_s=timeout_s)
         self._now = now
         try:
@@ -126,8 +130,10 @@ class Ledger:
             return []
         with self._database.transaction() as transaction:
             answers = settle(transaction, settlements, self._now())
-            if any(settlement.reply is not None for settlement in settlements):
-                self._replies.enforce(transaction.connection, settlements)
+            if kept := list(replies.kept_replies(settlements)):
+                self._replies.enforce(transaction.connection, kept)
+            if kept := list(stored_responses.kept_responses(settlements)):
+                self._responses.enforce(transaction.connection, kept)
             return answers
 
     def keep_stuck(self, refused: Sequence[tuple[Settlement, SettlementRejected]]) -> None:

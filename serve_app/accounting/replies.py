@@ -6,12 +6,13 @@ Each account keeps its newest replies, up to a quota. After a reply is removed, 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, func, select, tuple_
+from sqlalchemy import Connection, Delete, Table, bindparam, delete, func, select, tuple_
 
+from serve_app.accounting import stored_responses
 from serve_app.accounting.database import Transaction
 from serve_app.accounting.dialects import Upsert
 from serve_app.accounting.registry import reads, writes
@@ -33,25 +34,6 @@ _ADD = Upsert(
     where=lambda new: replies.c.created_at <= new.created_at - KEPT_S,  # expired but not removed yet
 )
 
-_NEWEST = {"partition_by": replies.c.account_id, "order_by": (replies.c.created_at.desc(), replies.c.idempotency_key)}
-_RANKED = (
-    select(
-        replies.c.account_id,
-        replies.c.idempotency_key,
-        func.row_number().over(**_NEWEST).label("rank"),  # type: ignore[arg-type]
-        func.sum(func.length(replies.c.body)).over(**_NEWEST, rows=(None, 0)).label("bytes"),  # type: ignore[arg-type]
-    )
-    .where(replies.c.account_id.in_(bindparam("accounts", expanding=True)))
-    .subquery()
-)
-_TRIM = delete(replies).where(
-    tuple_(replies.c.account_id, replies.c.idempotency_key).in_(
-        select(_RANKED.c.account_id, _RANKED.c.idempotency_key).where(
-            (_RANKED.c.rank > bindparam("most_replies")) | (_RANKED.c.bytes > bindparam("most_bytes"))
-        )
-    )
-)
-
 
 @dataclass(frozen=True, slots=True)
 class ReplyQuota:
@@ -62,25 +44,27 @@ class ReplyQuota:
 
 
 class QuotaKeeper:
-    """Enforces the accounts' quota. Counting has a cost, so an account is checked after every sixteenth of the quota.
+    """Enforces the accounts' quota for a table with `account_id`, `body` and `created_at`, whose other key is `key`.
 
-    Belongs to one process. Each process lets an account exceed its quota by this much.
+    Counting has a cost, so an account is checked after every sixteenth of the quota. Belongs to one process. Each
+    process lets an account exceed its quota by this much.
     """
 
-    def __init__(self, quota: ReplyQuota) -> None:
+    def __init__(self, quota: ReplyQuota, table: Table = replies, key: str = "idempotency_key") -> None:
         self._quota = quota
+        self._trim = _trim(table, key)
         self._written: OrderedDict[str, tuple[int, int]] = OrderedDict()  # since the last check of an account
 
-    def enforce(self, connection: Connection, settlements: Sequence[Settlement]) -> None:
-        """Removes the oldest replies of the accounts that these settlements brought above their quota."""
+    def enforce(self, connection: Connection, written: Iterable[tuple[str, int]]) -> None:
+        """Removes the oldest rows of the accounts that these rows brought above their quota.
+
+        `written` has the account and the size of each new row.
+        """
         due = set()
-        for settlement in settlements:
-            if settlement.reply is None or why_not_kept(settlement.reply):
-                continue
-            account_id = settlement.account_id
-            # An account not seen for a long time counts as due: another process may have counted its replies.
+        for account_id, added in written:
+            # An account not seen for a long time counts as due: another process may have counted its rows.
             count, size = self._written.pop(account_id, (self._quota.replies, 0))
-            count, size = count + 1, size + len(settlement.reply.body)
+            count, size = count + 1, size + added
             if count * 16 >= self._quota.replies or size * 16 >= self._quota.total_bytes:
                 due.add(account_id)
                 count = size = 0
@@ -89,7 +73,37 @@ class QuotaKeeper:
             self._written.popitem(last=False)
         if due:
             most = {"accounts": list(due), "most_replies": self._quota.replies, "most_bytes": self._quota.total_bytes}
-            connection.execute(_TRIM, most)
+            connection.execute(self._trim, most)
+
+
+def _trim(table: Table, key: str) -> Delete:
+    """Returns the statement that removes the oldest rows of accounts beyond `most_replies` and `most_bytes`."""
+    columns = table.c
+    newest: dict[str, Any] = {
+        "partition_by": columns.account_id,
+        "order_by": (columns.created_at.desc(), columns[key]),
+    }
+    ranked = (
+        select(
+            columns.account_id,
+            columns[key].label("key"),
+            func.row_number().over(**newest).label("rank"),
+            func.sum(func.length(columns.body)).over(**newest, rows=(None, 0)).label("bytes"),
+        )
+        .where(columns.account_id.in_(bindparam("accounts", expanding=True)))
+        .subquery()
+    )
+    beyond = select(ranked.c.account_id, ranked.c.key).where(
+        (ranked.c.rank > bindparam("most_replies")) | (ranked.c.bytes > bindparam("most_bytes"))
+    )
+    return delete(table).where(tuple_(columns.account_id, columns[key]).in_(beyond))
+
+
+def kept_replies(settlements: Sequence[Settlement]) -> Iterator[tuple[str, int]]:
+    """Yields account and size of each reply that `settle` has stored."""
+    for settlement in settlements:
+        if settlement.reply is not None and not why_not_kept(settlement.reply):
+            yield settlement.account_id, len(settlement.reply.body)
 
 
 def why_not_kept(reply: StoredReply) -> str | None:
@@ -127,6 +141,8 @@ def find_reply(connection: Connection, wanted: FindReply, now: float) -> StoredR
 
 @writes(PruneReplies)
 def prune_replies(transaction: Transaction, _wanted: PruneReplies, now: float) -> int:
+    connection = transaction.connection
     mine = tuple_(replies.c.account_id, replies.c.idempotency_key)
     old = select(replies.c.account_id, replies.c.idempotency_key).where(replies.c.created_at <= now - KEPT_S)
-    return transaction.connection.execute(delete(replies).where(mine.in_(old.limit(MAX_PRUNED)))).rowcount
+    pruned = connection.execute(delete(replies).where(mine.in_(old.limit(MAX_PRUNED)))).rowcount
+    return pruned + stored_responses.prune(connection, now, MAX_PRUNED)

@@ -226,6 +226,17 @@ replies = Table(
     Column("created_at", Double, nullable=False, index=True),
 )
 
+# Responses that their accounts can read and continue, until they expire.
+responses = Table(
+    "responses",
+    metadata,
+    Column("account_id", Text, ForeignKey("accounts.id"), primary_key=True),
+    Column("response_id", Text, primary_key=True),
+    Column("body", LargeBinary, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False, index=True),
+)
+
 # Settlements that could not be settled, until an operator has them settled.
 stuck_settlements = Table(
     "stuck_settlements",

@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
-from serve_app.accounting import archive, budgets, grants, journal, replies
+from serve_app.accounting import archive, budgets, grants, journal, replies, stored_responses
 from serve_app.accounting.database import Transaction
 from serve_app.accounting.dialects import Upsert
 from serve_app.accounting.grants import Lot
@@ -96,6 +96,7 @@ class _Batch:
     usage: list[dict[str, Any]] = field(default_factory=list)
     daily: dict[tuple[str, ...], dict[str, Any]] = field(default_factory=dict)
     replies: list[dict[str, Any]] = field(default_factory=list)
+    responses: list[dict[str, Any]] = field(default_factory=list)
     closed_before: float = 0.0  # Unix time: rows of requests that ended before it may be in an archive
 
 
@@ -129,6 +130,8 @@ def settle(
         transaction.connection.execute(_REMOVE_POSTED, {"ids": recorded})
     if batch.replies:
         replies.write_replies(transaction.connection, batch.replies)
+    if batch.responses:
+        stored_responses.write_responses(transaction.connection, batch.responses)
     for index, rejected in refused.items():
         logger.error("settlement %r refused: %s", settlements[index], rejected.message)
     return [
@@ -281,12 +284,17 @@ def _record(transaction: Transaction, batch: _Batch, settlement: Settlement, now
 
 
 def _keep_reply(batch: _Batch, settlement: Settlement, now: float) -> None:
-    if settlement.reply is None:
-        return
-    reason = replies.why_not_kept(settlement.reply)
-    if reason is None:
-        batch.replies.append(replies.reply_row(settlement, settlement.reply, now))
-    else:  # the usage counts anyway
+    """Keeps the reply for a retry, and the stored response, if there are any."""
+    reasons = []
+    if settlement.reply is not None:
+        reasons.append(replies.why_not_kept(settlement.reply))
+        if reasons[-1] is None:
+            batch.replies.append(replies.reply_row(settlement, settlement.reply, now))
+    if settlement.response is not None:
+        reasons.append(stored_responses.why_not_kept(settlement.response))
+        if reasons[-1] is None:
+            batch.responses.append(stored_responses.response_row(settlement, settlement.response, now))
+    for reason in filter(None, reasons):  # the usage counts anyway
         logger.error("the reply to request %s is not kept: %s", settlement.request_id, reason)
 
 

@@ -43,7 +43,7 @@ def keep(connection: Connection, refused: Sequence[tuple[Settlement, SettlementR
         {
             "stuck_id": _shown(settlement.request_id, 200),
             "account_id": _shown(settlement.account_id, 200),
-            "settlement": encode(replace(settlement, reply=None)).decode(),
+            "settlement": encode(replace(settlement, reply=None, response=None)).decode(),
             "refusal": rejected.refusal.value,
             "reason": _shown(rejected.message, 500),
             "first_at": now,

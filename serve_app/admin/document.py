@@ -16,6 +16,7 @@ from serve_app.admin import (
     backends,
     keys,
     live,
+    messages_operations,
     models,
     own_account,
     own_alerts,
@@ -27,6 +28,8 @@ from serve_app.admin import (
     responses_document,
     sealed_secrets,
     service,
+    stored_responses,
+    token_operations,
     traffic,
     usage,
 )
@@ -39,8 +42,9 @@ from serve_app.api.reply_models import ChatCompletion, ChatCompletionChunk
 from serve_app.api.structured_outputs import REFUSED
 from serve_app.settings import IdentifierSettings
 
-#: All endpoints except chat, in the order of the document.
+#: All endpoints except doors, in the order of the document.
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
+    *stored_responses.endpoint,
     *public.of_models,
     *public.of_account,
     *own_account.endpoint,
@@ -77,6 +81,8 @@ as one request with its prompt."""
 _TAGS: Final = {
     "Chat": "Chat completions.",
     "Responses": "The same replies in the Responses format.",
+    "Messages": "The same replies in the Messages format.",
+    "Tokens": "Tokens of texts, and texts of tokens.",
     "Models": "Available models.",
     "Account": "Your balance and usage.",
     "Account management": "Manage keys and alerts, and read usage, with a management key of your account.",
@@ -97,6 +103,7 @@ _PATH_PARAMETERS: Final = {
     "invitation_id": "Invitation id.",
     "key_id": "Key id.",
     "name": "Backend name.",
+    "response_id": "Response id.",
     "request_id": "Request id, the client's `x-request-id`, or trace id.",
 }
 
@@ -106,8 +113,11 @@ def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
     most_output = max((model.max_output for model in identifiers.values()), default=1)
     paths: dict[str, Schema] = {
         "/chat/completions": {"post": _chat()},
-        "/responses": {"post": responses_document.operation(REFUSED_REQUESTS)},
+        **responses_document.paths(REFUSED_REQUESTS),
+        **messages_operations.paths(),
+        **token_operations.paths(),
     }
+    chat = chat_request_schemas(tuple(identifiers), most_output)
     for endpoint in ENDPOINTS:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
     returned = [endpoint.types["return"] for endpoint in ENDPOINTS]
@@ -115,6 +125,8 @@ def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
         ChatCompletion,
         ChatCompletionChunk,
         *responses_document.REPLIES,
+        *messages_operations.REPLIES,
+        *token_operations.REPLIES,
         *(kind for kind in returned if issubclass(kind, Reply)),
     ]
     bodies = [endpoint.types["body"] for endpoint in ENDPOINTS if "body" in endpoint.types]
@@ -129,7 +141,9 @@ def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
         "paths": paths,
         "components": {
             "schemas": {
-                **chat_request_schemas(tuple(identifiers), most_output),
+                **chat,
+                **messages_operations.schemas(tuple(identifiers)),
+                **token_operations.schemas(chat["ChatCompletionRequest"], tuple(identifiers)),
                 "ChatCompletionEvent": _event(),
                 **responses_document.schemas(tuple(identifiers)),
                 **_generated(replies, "serialization"),
@@ -140,7 +154,11 @@ def build_document(identifiers: Mapping[str, IdentifierSettings]) -> Schema:
             "headers": dict(responses.HEADERS),
             "parameters": dict(responses.PARAMETERS),
             "securitySchemes": {
-                "apiKey": {"type": "http", "scheme": "bearer", "description": "An API key of your account."},
+                "apiKey": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "An API key of your account. It may also be sent as `x-api-key`.",
+                },
                 "managementKey": {
                     "type": "http",
                     "scheme": "bearer",

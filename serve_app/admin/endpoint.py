@@ -30,7 +30,6 @@ from pydantic import ValidationError
 from serve_app.admin.auditing import FailedLogins
 from serve_app.admin.management_keys import ManagementKeys
 from serve_app.admin.once import Once
-from serve_app.admin.query_rates import QueryRates
 from serve_app.admin.values import Body, Query, Reply, Schema
 from serve_app.api import errors
 from serve_app.api.codec import parse_object
@@ -49,9 +48,10 @@ from serve_app.contracts.errors import (
 )
 from serve_app.contracts.limiting import Identity
 from serve_app.contracts.ports import BackendPort, BackendUnavailable, BooksPort
-from serve_app.gateway.authentication import Authenticator, bearer
+from serve_app.gateway.authentication import Authenticator, sent_key
 from serve_app.gateway.backends import Catalogue
 from serve_app.gateway.limiter_client import LimiterClient
+from serve_app.gateway.query_rates import QueryRates
 from serve_app.gateway.web import BodyReader
 from serve_app.storage.request_log import Found
 from serve_app.storage.sealing import SecretKeys
@@ -177,7 +177,7 @@ class Endpoint:
         if "idempotency_key" in self.types:
             given["idempotency_key"] = _idempotency_key(request) or uuid.uuid4().hex
         if "once" in self.types:
-            key = bearer(request.headers.get("authorization"))
+            key = sent_key(request.headers)
             given["once"] = Once(admin.secret_keys, key, _idempotency_key(request))
         reply = await self.handler(admin, **given)
         if self.recorded:
@@ -211,7 +211,7 @@ def _counted(admin: AdminServices, request: Request) -> Iterator[None]:
     try:
         yield
     except ApiError as error:
-        if error.status in (401, 429) and request.headers.get("authorization"):
+        if error.status in (401, 429) and any(map(request.headers.get, ("authorization", "x-api-key"))):
             admin.failed_logins.count(admin.authenticator.address_of(request))
         raise
 
@@ -235,7 +235,7 @@ def _audit(admin: AdminServices, request: Request, identity: Identity | None) ->
     name = request.headers.get("x-operator", "").strip()
     if name and not _OPERATOR.fullmatch(name):
         raise errors.invalid_parameters("x-operator must be 1 to 100 printable ASCII characters", param="x-operator")
-    key = f"key:{admin.secret_keys.derive(bearer(request.headers.get('authorization')))[:12]}"
+    key = f"key:{admin.secret_keys.derive(sent_key(request.headers))[:12]}"
     return Audit(f"{name} {key}" if name else key, request_id, address)
 
 

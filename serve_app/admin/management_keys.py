@@ -16,7 +16,7 @@ from serve_app.contracts.books import AccountSnapshot
 from serve_app.contracts.key_format import MANAGEMENT, digest, well_formed
 from serve_app.contracts.limiting import Identity
 from serve_app.contracts.management import FindManagementKey, ManagementKey
-from serve_app.gateway.authentication import Authenticator, bearer
+from serve_app.gateway.authentication import Authenticator, sent_key
 from serve_app.gateway.wrong_keys import Verdict
 
 REMEMBERED_S: Final = 10.0  # maximum time that a key works after it is revoked or its account suspended
@@ -56,7 +56,7 @@ class ManagementKeys:
 
     async def identify(self, request: Request) -> Identity:
         """Returns account and key. Raises ApiError: 401, 429 for too many wrong keys, 503 without a ledger."""
-        key = bearer(request.headers.get("authorization"))
+        key = sent_key(request.headers)
         if not well_formed(key, MANAGEMENT):
             raise self._wrong(request, NOT_WELL_FORMED)
         found = digest(key)

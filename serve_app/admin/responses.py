@@ -96,6 +96,11 @@ HEADERS: Final[Mapping[str, Schema]] = {
         "required": True,
         "schema": {"type": "string", "minLength": 1, "maxLength": 128},
     },
+    "request-id": {
+        "description": "Same as `x-request-id`.",
+        "required": True,
+        "schema": {"type": "string", "minLength": 1, "maxLength": 128},
+    },
     "retry-after": {
         "description": "Whole seconds to wait.",
         "required": True,

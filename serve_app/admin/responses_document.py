@@ -9,11 +9,11 @@ from serve_app.admin import responses
 from serve_app.admin.values import Schema
 from serve_app.api.chat_openapi import REF
 from serve_app.api.responses_door import ResponsesDoor
-from serve_app.api.responses_models import Response, ResponseEventData
+from serve_app.api.responses_models import Response, ResponseEventData, ResponseInputTokens, ResponseItemList
 from serve_app.api.responses_openapi import NAME, responses_request_schemas
 from serve_app.api.responses_request import REFUSED
 
-REPLIES: Final = (Response, ResponseEventData)
+REPLIES: Final = (Response, ResponseEventData, ResponseInputTokens, ResponseItemList)
 
 _STREAM: Final = (
     "With `stream: true`, the reply is a stream of server-sent events. Each event is a line `event: ` with its type, a "
@@ -44,8 +44,31 @@ _EXAMPLES: Final[dict[str, Any]] = {
 }
 
 
-def operation(refused_requests: str) -> Schema:
-    """Returns the operation. `refused_requests` says which refused requests count."""
+def paths(refused_requests: str) -> dict[str, Schema]:
+    """Returns the operations by path. `refused_requests` says which refused requests count."""
+    return {
+        "/responses": {"post": _create(refused_requests)},
+        "/responses/input_tokens": {"post": _count()},
+    }
+
+
+def _count() -> Schema:
+    return {
+        "operationId": "countResponseInputTokens",
+        "tags": ["Responses"],
+        "summary": "Count the input tokens of a response",
+        "description": "Takes the body of `/responses`. Nothing is generated or billed.",
+        "security": [{"apiKey": []}],
+        "parameters": responses.parameters("RequestId"),
+        "requestBody": {"required": True, "content": {"application/json": {"schema": {"$ref": REF + NAME}}}},
+        "responses": {
+            "200": responses.json_response("The number of tokens.", ResponseInputTokens.__name__),
+            **responses.errors(400, 401, 403, 404, 408, 422, 429, 500, 503),
+        },
+    }
+
+
+def _create(refused_requests: str) -> Schema:
     reply = responses.json_response(
         "The response. If it takes long, the body begins with line feeds before the JSON.\n\n" + _STREAM,
         Response.__name__,

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from serve_app.api.chat_messages import MESSAGES
 from serve_app.api.chat_request import ChatRequest
+from serve_app.api.codec import Shape
 from serve_app.api.field_checks import OnlyWith, Range
 
 Schema = dict[str, Any]
@@ -16,23 +17,31 @@ REF: Final = "#/components/schemas/"
 
 def chat_request_schemas(identifiers: Sequence[str], most_output: int) -> dict[str, Schema]:
     """Returns the schemas by name. The request's is `ChatCompletionRequest`. `most_output` is in tokens."""
-    generated = ChatRequest.model_json_schema(ref_template=REF + "{model}")
-    schemas = {name: _object(model) for name, model in generated.pop("$defs").items()}
-    body = schemas["ChatCompletionRequest"] = _object(generated, null_is_absent=True)
+    schemas = body_schemas(ChatRequest, "ChatCompletionRequest", identifiers, most_output)
+    schemas |= _messages(schemas.pop("Message"))
+    _complete_variants(schemas)
+    return schemas
+
+
+def body_schemas(kind: type[Shape], name: str, identifiers: Sequence[str], most_output: int = 0) -> dict[str, Schema]:
+    """Returns the schemas of a body by the declarations of its fields. The body's own schema is called `name`."""
+    generated = kind.model_json_schema(ref_template=REF + "{model}")
+    schemas = {one: _object(model) for one, model in generated.pop("$defs", {}).items()}
+    body = schemas[name] = _object(generated, null_is_absent=True)
     fields = body["properties"]
     fields["model"]["enum"] = list(identifiers)
     body["allOf"] = []  # rules between two fields
-    for attribute, declared in ChatRequest.model_fields.items():
-        name = declared.alias or attribute
+    for attribute, declared in kind.model_fields.items():
+        field = declared.alias or attribute
         for marker in declared.metadata:
             if isinstance(marker, Range) and marker.high is None:
-                fields[name]["maximum"] = most_output
+                fields[field]["maximum"] = most_output
             elif isinstance(marker, OnlyWith):
-                unset = {"properties": {name: {"type": "null"}}}  # absent or null
+                unset = {"properties": {field: {"type": "null"}}}  # absent or null
                 flag = {"properties": {marker.flag: {"const": True}}, "required": [marker.flag]}
                 body["allOf"].append({"anyOf": [unset, flag]})
-    schemas |= _messages(schemas.pop("Message"))
-    _complete_variants(schemas)
+    if not body["allOf"]:
+        del body["allOf"]
     return schemas
 
 
@@ -94,8 +103,8 @@ def _messages(message: Schema) -> dict[str, Schema]:
         }
         schemas[name] = {"type": "object", "description": description, "properties": kept, "required": ["role"]}
         if name != "AssistantMessage":
-            _require(schemas[name], "content")
-    _require(schemas["ToolMessage"], "tool_call_id")
+            require(schemas[name], "content")
+    require(schemas["ToolMessage"], "tool_call_id")
     calls = {"tool_calls": {"type": "array", "minItems": 1}}
     schemas["AssistantMessage"]["anyOf"] = [
         {"title": "with content", "properties": {"content": {"not": {"type": "null"}}}, "required": ["content"]},
@@ -111,7 +120,7 @@ def _messages(message: Schema) -> dict[str, Schema]:
 
 def _complete_variants(schemas: dict[str, Schema]) -> None:
     """Adds the requirements beyond types: the rules of the `_complete` validators."""
-    _require(schemas["TextPart"], "text")
+    require(schemas["TextPart"], "text")
     schemas["ResponseFormat"]["anyOf"] = [
         {"title": "without a schema", "properties": {"type": {"enum": ["text", "json_object"]}}},
         {
@@ -122,7 +131,7 @@ def _complete_variants(schemas: dict[str, Schema]) -> None:
     ]
 
 
-def _require(schema: Schema, field: str) -> None:
+def require(schema: Schema, field: str) -> None:
     """Makes a field required; null counts as missing."""
     schema["required"] = [*schema.get("required", []), field]
     required = schema["properties"][field] = dict(schema["properties"][field])

@@ -332,15 +332,13 @@ def parse_chat_request(
     return check_chat_request(parse_object(raw, max_body_bytes, max_items), served)
 
 
-def check_chat_request(
-    parsed: Mapping[str, Any],
-    served: ServedModels,
-    kind: type[RequestT] = ChatRequest,  # type: ignore[assignment]
-) -> RequestT:
-    """Checks a request whose JSON is parsed. Doors of other formats call it with the same request in this format.
+def check_chat_request(parsed: Mapping[str, Any], served: ServedModels) -> ChatRequest:
+    """Checks a request whose JSON is parsed. Doors of other formats call it with the same request in this format."""
+    return check_request_of(ChatRequest, parsed, served)
 
-    `kind` is the class of the result.
-    """
+
+def check_request_of(kind: type[RequestT], parsed: Mapping[str, Any], served: ServedModels) -> RequestT:
+    """Does the same as `check_chat_request`, and returns a request of this class."""
     _refuse_crowds(parsed, served)
     request = typed(kind, {name: value for name, value in parsed.items() if value is not None})
     if request.model not in served:

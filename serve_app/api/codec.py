@@ -69,9 +69,11 @@ _EXPECTED: Final = {
 
 # Tags of a union's types. Pydantic adds the chosen tag to an error's path; clients must not see it.
 _BRANCHES: Final = frozenset(
-    ("<string>", "<array>", "<object>")
-    + ("<message>", "<call>", "<output>", "<custom call>", "<custom output>", "<reasoning>", "<reference>")
-    + ("<function>", "<custom>", "<namespace>", "<other>")
+    {
+        *("<string>", "<array>", "<object>"),
+        *("<message>", "<call>", "<output>", "<custom call>", "<custom output>", "<reasoning>", "<reference>"),
+        *("<function>", "<custom>", "<namespace>", "<other>"),
+    }
 )
 
 

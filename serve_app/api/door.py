@@ -20,6 +20,8 @@ class ReplyHead:
     created: int  # Unix seconds
     model: str
     fingerprint: str
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # part of the prompt; an engine may learn the number only with the first token
 
 
 class WholeReplyEncoder(Protocol):

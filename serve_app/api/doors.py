@@ -1,4 +1,4 @@
-"""Lists the doors that the gateway serves. Routes, HAProxy's rules and the lookup of request ids use this table."""
+"""Lists the doors that the gateway serves. Routes, HAProxy's rules and the lookup of request ids use these tables."""
 
 from __future__ import annotations
 
@@ -6,6 +6,20 @@ from typing import Final
 
 from serve_app.api.chat_door import ChatDoor
 from serve_app.api.door import Door
-from serve_app.api.responses_door import ResponsesDoor
+from serve_app.api.messages_door import CountTokensDoor, MessagesDoor
+from serve_app.api.responses_door import InputTokensDoor, ResponsesDoor
+from serve_app.api.token_door import TokenDoor
+from serve_app.api.tokenize_door import DetokenizeDoor, TokenizeDoor
 
-DOORS: Final[tuple[Door, ...]] = (ChatDoor(), ResponsesDoor())
+DOORS: Final[tuple[Door, ...]] = (ChatDoor(), MessagesDoor(), ResponsesDoor())
+TOKEN_DOORS: Final[tuple[TokenDoor, ...]] = (TokenizeDoor(), DetokenizeDoor(), CountTokensDoor(), InputTokensDoor())
+MESSAGES_PATHS: Final = frozenset(
+    prefix + path for prefix in ("", "/v1") for path in ("/messages", "/messages/count_tokens")
+)
+"""Paths whose clients read the request id from the header `request-id` too."""
+
+
+def door_at(path: str) -> Door | TokenDoor | None:
+    """Returns the door at a path, with or without `/v1`."""
+    doors: tuple[Door | TokenDoor, ...] = (*DOORS, *TOKEN_DOORS)
+    return next((door for door in doors if path in (door.path, f"/v1{door.path}")), None)

@@ -24,6 +24,9 @@ ERROR_TYPES: Final[Mapping[int, str]] = {
 }
 """Status to `error.type`, for every status that a client can get."""
 
+TOO_LARGE: Final = "The body is larger than"
+"""Beginning of the message for a body that is too large. Some formats have a status for it."""
+
 
 class ApiError(Exception):
     """An error response with its body and headers.
@@ -42,6 +45,7 @@ class ApiError(Exception):
         self.code = code
         self.param = param
         self.headers = headers or {}
+        self.request_id = ""  # `x-request-id` of the response, set before the error is encoded
 
     def body(self) -> dict[str, Any]:
         """Returns the JSON body. It has the same shape for every status and for an error inside a stream."""
@@ -58,7 +62,7 @@ def invalid_format(message: str, param: str | None = None) -> ApiError:
 
 def body_too_large(max_bytes: int) -> ApiError:
     """Status 400: the body is larger than the limit."""
-    return invalid_format(f"The body is larger than {max_bytes} bytes. Send a shorter conversation.")
+    return invalid_format(f"{TOO_LARGE} {max_bytes} bytes. Send a shorter conversation.")
 
 
 def body_encoded(encoding: str) -> ApiError:

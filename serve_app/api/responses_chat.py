@@ -14,10 +14,11 @@ from typing import Annotated, Any, Final
 
 from pydantic import PrivateAttr
 
-from serve_app.api.chat_request import ChatRequest, ServedModels, check_chat_request
+from serve_app.api.chat_request import ChatRequest, ServedModels, check_request_of
 from serve_app.api.codec import FirstFault, Shape, parse_object, quote, typed
 from serve_app.api.errors import ApiError
 from serve_app.api.responses_request import (
+    AnyItem,
     CustomTool,
     CustomToolCallItem,
     CustomToolCallOutputItem,
@@ -33,17 +34,17 @@ from serve_app.api.responses_request import (
     ResponsesRequest,
     Tool,
     ToolChoice,
-    _Item,
     check_responses_request,
 )
 from serve_app.api.tools_and_formats import _check_name as check_name
 from serve_app.api.tools_and_formats import invalid
 
 ID_PREFIX: Final = "resp_"
+MAX_REFERENCES: Final = 32
 _MAX_NAME: Final = 64
 _NOT_IN_A_NAME: Final = re.compile(r"[^A-Za-z0-9_-]")
-_ITEM_ID: Final = re.compile(r"[a-z]{2,4}_([0-9a-f]{32})_[0-9]+")
-_EXTENSIONS: Final = (
+_ITEM_ID: Final = re.compile(r"[a-z]{2,4}_([0-9a-f]{32})_i?[0-9]+")
+EXTENSIONS: Final = (
     *("seed", "stop", "frequency_penalty", "presence_penalty", "logit_bias"),
     *("top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos"),
 )
@@ -117,6 +118,11 @@ class ResponsesChat(ChatRequest):
         return _renamed(error, self._tools)
 
 
+def digits_of(response_id: str) -> str:
+    """Returns the digits of a response's id, which are also in the ids of its items."""
+    return response_id.removeprefix(ID_PREFIX)
+
+
 def read_responses_request(
     raw: bytes, served: ServedModels, max_bytes: int, max_items: int
 ) -> tuple[Json, ResponsesRequest]:
@@ -126,7 +132,7 @@ def read_responses_request(
 
 
 def stored_ids(request: ResponsesRequest) -> list[str]:
-    """Returns the ids of the stored responses that a request refers to. Raises ApiError for an impossible item id."""
+    """Returns the ids of the stored responses that a request refers to, at most MAX_REFERENCES. Raises ApiError."""
     found = [] if request.previous_response_id is None else [request.previous_response_id]
     for at, item in enumerate(request.input):
         if isinstance(item, ItemReference):
@@ -134,7 +140,10 @@ def stored_ids(request: ResponsesRequest) -> list[str]:
             if matched is None:
                 raise item_not_found(f"input[{at}].id", item.id)
             found.append(ID_PREFIX + matched[1])
-    return list(dict.fromkeys(found))
+    found = list(dict.fromkeys(found))
+    if len(found) > MAX_REFERENCES:
+        raise invalid("input", f"must refer to items of at most {MAX_REFERENCES} responses, not {len(found)}")
+    return found
 
 
 def previous_response_not_found(response_id: str) -> ApiError:
@@ -152,13 +161,13 @@ def item_not_found(field: str, item_id: str) -> ApiError:
 def to_chat(parsed: Json, request: ResponsesRequest, served: ServedModels, stored: Stored) -> ResponsesChat:
     """Returns the request in the chat format. Raises ApiError with the names of this format."""
     tools = _tools(request.tools)
-    items = _items(parsed, request, stored)
-    body: Json = {name: parsed[name] for name in _EXTENSIONS if parsed.get(name) is not None}
+    items, typed_items = _conversation(parsed, request, stored)
+    body: Json = {name: parsed[name] for name in EXTENSIONS if parsed.get(name) is not None}
     sent = request.model_fields_set
     body |= {name: getattr(request, name) for name in ("temperature", "top_p") if name in sent}
     body |= {
         "model": request.model,
-        "messages": _messages(request, items),
+        "messages": _messages(request, typed_items),
         "stream": request.stream,
         "parallel_tool_calls": request.parallel_tool_calls,
     }
@@ -175,7 +184,7 @@ def to_chat(parsed: Json, request: ResponsesRequest, served: ServedModels, store
             body["response_format"]["json_schema"] = schema
     body |= _choice(request.tool_choice, tools)
     try:
-        chat = check_chat_request(body, served, ResponsesChat)
+        chat = check_request_of(ResponsesChat, body, served)
     except ApiError as error:
         raise _renamed(error, tools) from None
     chat._sent, chat._tools, chat._items = request, tools, items
@@ -185,21 +194,31 @@ def to_chat(parsed: Json, request: ResponsesRequest, served: ServedModels, store
 class _Items(Shape):
     """Stored items."""
 
-    items: Annotated[list[_Item], FirstFault()]
+    items: Annotated[list[AnyItem], FirstFault()]
 
 
-def _items(parsed: Json, request: ResponsesRequest, stored: Stored) -> list[Json]:
-    """Returns all items of the conversation as JSON: those of the previous response, then those of the input."""
+def _conversation(parsed: Json, request: ResponsesRequest, stored: Stored) -> tuple[list[Json], list[Item]]:
+    """Returns all items as JSON and typed: those of the previous response, then those of the input."""
     items: list[Json] = []
     if (previous := request.previous_response_id) is not None:
         if (found := stored.get(previous)) is None:
             raise previous_response_not_found(previous)
         items += [*found.items, *found.response["output"]]
+    typed_items = _typed(items)
     if isinstance(request.input, str):
-        return [*items, {"type": "message", "role": "user", "content": request.input}]
+        message = {"type": "message", "role": "user", "content": request.input}
+        return [*items, message], [*typed_items, *_typed([message])]
     for at, (item, given) in enumerate(zip(request.input, parsed["input"], strict=True)):
-        items.append(_referred(f"input[{at}].id", item.id, stored) if isinstance(item, ItemReference) else given)
-    return items
+        if isinstance(item, ItemReference):
+            given = _referred(f"input[{at}].id", item.id, stored)
+            [item] = _typed([given])
+        items.append(given)
+        typed_items.append(item)
+    return items, typed_items
+
+
+def _typed(items: Sequence[Json]) -> list[Item]:
+    return typed(_Items, {"items": list(items)}).items if items else []
 
 
 def _referred(field: str, item_id: str, stored: Stored) -> Json:
@@ -211,11 +230,11 @@ def _referred(field: str, item_id: str, stored: Stored) -> Json:
     raise item_not_found(field, item_id)
 
 
-def _messages(request: ResponsesRequest, items: Sequence[Json]) -> list[Json]:
+def _messages(request: ResponsesRequest, items: Sequence[Item]) -> list[Json]:
     turns = _Turns()
     if request.instructions:
         turns.add_message("system", request.instructions)
-    for item in typed(_Items, {"items": list(items)}).items:
+    for item in items:
         turns.add(item)
     return turns.end()
 
@@ -297,13 +316,14 @@ def _tools(given: Sequence[Tool]) -> Tools:
         if isinstance(tool, OtherTool):
             _omit(tools, tool.type)
         elif isinstance(tool, NamespaceTool):
-            echoed = {"type": "namespace", "name": tool.name, "description": tool.description or "", "tools": []}
+            inner_tools: list[Json] = []
             for number, inner in enumerate(tool.tools):
                 if isinstance(inner, OtherTool):
                     _omit(tools, inner.type)
                 else:
-                    echoed["tools"].append(_add_tool(tools, f"tools[{at}].tools[{number}]", inner, tool))
-            tools.echoed.append(echoed)
+                    inner_tools.append(_add_tool(tools, f"tools[{at}].tools[{number}]", inner, tool))
+            about = {"name": tool.name, "description": tool.description or ""}
+            tools.echoed.append({"type": "namespace", **about, "tools": inner_tools})
         else:
             tools.echoed.append(_add_tool(tools, f"tools[{at}]", tool))
     return tools

@@ -1,4 +1,4 @@
-"""The door for OpenAI's Responses format: POST /responses."""
+"""The doors for OpenAI's Responses format: POST /responses, and /responses/input_tokens."""
 
 from __future__ import annotations
 
@@ -10,6 +10,28 @@ from serve_app.api.door import ReplyHead
 from serve_app.api.errors import ApiError
 from serve_app.api.responses_chat import ID_PREFIX, ResponsesChat, read_responses_request, to_chat
 from serve_app.api.responses_reply import ResponseStream, WholeResponse, lone_error_event
+from serve_app.api.token_door import TokenQuery, prompt_query
+from serve_app.contracts.generation import Tokenized
+
+
+class InputTokensDoor:
+    """The door for POST /responses/input_tokens. See `TokenDoor`."""
+
+    path = "/responses/input_tokens"
+
+    def parse(self, body: bytes, served: ServedModels, max_bytes: int, max_items: int) -> TokenQuery:
+        """Parses a request that refers to nothing stored."""
+        parsed, request = read_responses_request(body, served, max_bytes, max_items)
+        return prompt_query(to_chat(parsed, request, served, {}))
+
+    def answer(self, query: TokenQuery, tokenized: Tokenized, context_length: int) -> dict[str, Any]:
+        return {"object": "response.input_tokens", "input_tokens": tokenized.count}
+
+    def status(self, error: ApiError) -> int:
+        return error.status
+
+    def error_body(self, error: ApiError) -> dict[str, Any]:
+        return error.body()
 
 
 class ResponsesDoor:

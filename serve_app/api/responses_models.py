@@ -153,6 +153,23 @@ class Response(BaseModel):
     omitted_tools: list[str] = Field([], description="Types of tools that were left out. Absent if there are none.")
 
 
+class ResponseItemList(BaseModel):
+    """A page of input items."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]] = Field(description="Items as they were sent, with an `id` and all required fields.")
+    first_id: str = Field(description="Empty if there are no items.")
+    last_id: str = Field(description="Empty if there are no items.")
+    has_more: bool
+
+
+class ResponseInputTokens(BaseModel):
+    """The number of tokens that a request would be billed for as input."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: Count
+
+
 class ResponseEventData(BaseModel):
     """The data of one event of a stream. Other fields depend on its type."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from serve_app.api.chat_openapi import REF, Schema, _object, _require
+from serve_app.api.chat_openapi import REF, Schema, _object, require
 from serve_app.api.responses_request import ResponsesRequest
 
 NAME: Final = "ResponsesRequest"
@@ -18,7 +18,7 @@ def responses_request_schemas(identifiers: Sequence[str]) -> dict[str, Schema]:
     parts = {name: _object(_any_of(model)) for name, model in generated.pop("$defs").items()}
     body = _object(_any_of(generated), null_is_absent=True)
     body["properties"]["model"]["enum"] = list(identifiers)
-    _require(parts["ItemReference"], "type")
+    require(parts["ItemReference"], "type")
     parts["ContentPart"]["anyOf"] = [
         {"title": "text", "properties": {"type": {"not": {"const": "refusal"}}, "text": _STRING}, "required": ["text"]},
         {

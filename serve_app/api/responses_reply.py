@@ -13,7 +13,7 @@ from serve_app.api.chat_reply import _entry
 from serve_app.api.codec import encode_json, encode_line, encode_text
 from serve_app.api.door import ReplyEvent, ReplyHead
 from serve_app.api.errors import ApiError
-from serve_app.api.responses_chat import ID_PREFIX, Json, NamedTool, ResponsesChat
+from serve_app.api.responses_chat import Json, NamedTool, ResponsesChat, digits_of
 from serve_app.contracts.generation import (
     CallArguments,
     CallEnded,
@@ -303,19 +303,18 @@ class WholeResponse:
         self._stored = stored
         self._events: list[ReplyEvent] = []
         self.add_event = self._events.append
+        self.final: Json = {}  # the response, after `body`
 
-    def response(self, head: ReplyHead, finished: Finished) -> Json:
+    def body(self, head: ReplyHead, finished: Finished) -> bytes:
         items = OutputItems(self._chat, lambda kind, fields: None)
         items.begin(digits_of(head.id))
         for event in self._events:
             items.add(event)
         status = items.end(finished.reason)
-        return response_object(
+        self.final = response_object(
             head, self._chat, stored=self._stored, status=status, output=items.items, usage=usage_object(finished)
         )
-
-    def body(self, head: ReplyHead, finished: Finished) -> bytes:
-        return encode_json(self.response(head, finished))
+        return encode_json(self.final)
 
 
 class ResponseStream:
@@ -329,22 +328,23 @@ class ResponseStream:
         self._chunks: list[bytes] = []
         self._items = OutputItems(chat, self._emit)
         self._items.begin(digits_of(head.id))
+        self.final: Json = {}  # the response, after `finish`
 
     def event(self, event: ReplyEvent) -> bytes:
         self._begin()
         self._items.add(event)
         return self._taken()
 
-    def response(self, finished: Finished) -> Json:
-        """Ends the items and returns the whole response. Call `end` after it."""
+    def finish(self, finished: Finished) -> None:
+        """Sets `final`. `end` sends it."""
         self._begin()
         status = self._items.end(finished.reason)
-        self._final = self._response(status, self._items.items, usage=usage_object(finished))
-        return self._final
+        self.final = self._response(status, self._items.items, usage=usage_object(finished))
 
     def end(self, finished: Finished) -> bytes:
-        final = getattr(self, "_final", None) or self.response(finished)
-        self._emit(f"response.{final['status']}", {"response": final})
+        if not self.final:
+            self.finish(finished)
+        self._emit(f"response.{self.final['status']}", {"response": self.final})
         return self._taken()
 
     def error_event(self, error: ApiError) -> bytes:
@@ -382,10 +382,6 @@ class ResponseStream:
         taken = b"".join(self._chunks)
         self._chunks.clear()
         return taken
-
-
-def digits_of(response_id: str) -> str:
-    return response_id.removeprefix(ID_PREFIX)
 
 
 def lone_error_event(error: ApiError) -> bytes:

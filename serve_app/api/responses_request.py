@@ -14,7 +14,7 @@ from serve_app.api import errors
 from serve_app.api.chat_request import Number, ServedModels
 from serve_app.api.codec import FirstFault, Shape, either, keywords, missing, quote, typed, wrong_type
 from serve_app.api.field_checks import Check, Range
-from serve_app.api.tools_and_formats import MAX_TOOLS, _NAMED, invalid
+from serve_app.api.tools_and_formats import _NAMED, MAX_TOOLS, invalid
 
 MAX_METADATA: Final = 16
 _MAX_METADATA_KEY: Final = 64
@@ -173,10 +173,10 @@ def _item(value: Any) -> str | None:
     kind = value.get("type")
     if kind is None:
         return "<reference>" if "id" in value and "role" not in value and "content" not in value else "<message>"
-    return _ITEM_TAGS.get(kind, "<other>") if isinstance(kind, str) else "<other>"
+    return ITEM_TAGS.get(kind, "<other>") if isinstance(kind, str) else "<other>"
 
 
-_ITEM_TAGS: Final = {
+ITEM_TAGS: Final = {
     "message": "<message>",
     "function_call": "<call>",
     "function_call_output": "<output>",
@@ -196,7 +196,7 @@ Item = (
     | ItemReference
     | OtherItem
 )
-_Item = Annotated[
+AnyItem = Annotated[
     Annotated[InputMessage, Tag("<message>")]
     | Annotated[FunctionCallItem, Tag("<call>")]
     | Annotated[FunctionCallOutputItem, Tag("<output>")]
@@ -246,7 +246,7 @@ def _tool(value: Any) -> str | None:
     if not isinstance(value, dict):
         return None
     kind = value.get("type")
-    return _TOOL_TAGS.get(kind, "<other>") if isinstance(kind, str) else "<other>"
+    return TOOL_TAGS.get(kind, "<other>") if isinstance(kind, str) else "<other>"
 
 
 def _inner_tool(value: Any) -> str | None:
@@ -255,7 +255,7 @@ def _inner_tool(value: Any) -> str | None:
     return "<other>" if tag == "<namespace>" else tag
 
 
-_TOOL_TAGS: Final = {"function": "<function>", "custom": "<custom>", "namespace": "<namespace>"}
+TOOL_TAGS: Final = {"function": "<function>", "custom": "<custom>", "namespace": "<namespace>"}
 _A_TOOL: Final = Discriminator(_tool, custom_error_type="an_object", custom_error_message="type")
 _InnerTool = Annotated[
     Annotated[FunctionTool, Tag("<function>")]
@@ -381,7 +381,7 @@ def _check_input(given: str | list[Item], request: ResponsesRequest) -> None:
     for at, item in enumerate(given):
         field = f"input[{at}]"
         if isinstance(item, OtherItem):
-            served = ", ".join(_ITEM_TAGS)
+            served = ", ".join(ITEM_TAGS)
             raise invalid(f"{field}.type", f"must be one of {served}, but it is {quote(item.type)}. Leave it out")
         if isinstance(item, InputMessage):
             if item.role not in ROLES:
@@ -451,6 +451,11 @@ def _check_resume(options: ResponsesStreamOptions, request: ResponsesRequest) ->
         raise invalid("stream_options.resume", "is not possible with logprobs: leave one of the two out")
 
 
+def _check_background(value: bool, _: ResponsesRequest) -> None:
+    if value:
+        raise invalid("background", "is not served: send stream: true, and the connection stays open for long replies")
+
+
 def _strings(value: Any) -> Any:
     if isinstance(value, dict):
         for name, one in value.items():
@@ -466,7 +471,7 @@ class ResponsesRequest(Shape):
     """A model identifier from `/models`."""
     input: Annotated[
         Annotated[
-            _Text | Annotated[list[_Item], FirstFault(), Tag("<array>")],
+            _Text | Annotated[list[AnyItem], FirstFault(), Tag("<array>")],
             either("string_or_items"),
         ],
         Check(_check_input),
@@ -510,8 +515,8 @@ class ResponsesRequest(Shape):
     """Id of a stored response. Its input and output come before `input`."""
     store: bool = True
     """Keep the response, so that it can be read and continued."""
-    background: bool = False
-    """Run without a connection."""
+    background: Annotated[bool, Check(_check_background), keywords(enum=[False, None])] = False
+    """Only false: a reply needs its connection."""
     metadata: Annotated[
         dict[str, Any],
         BeforeValidator(_strings),

@@ -32,6 +32,15 @@ class StoredReply:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A response that its account can read and continue until it expires."""
+
+    response_id: str
+    body: bytes = field(repr=False)  # as the gateway encodes it
+    expires_at: float  # Unix time, seconds
+
+
+@dataclass(frozen=True, slots=True)
 class RequestUsage:
     request_id: str
     account_id: str
@@ -53,6 +62,9 @@ class Settlement(RequestUsage):
 
     reply: StoredReply | None = None  # stored in the same transaction; the first reply of an idempotency key is kept
     epoch: int = 0  # epoch of the limiter's lease that admitted the request; 0: unknown
+    response: StoredResponse | None = None  # stored in the same transaction
+
+    __setstate__ = set_state
 
     @property
     def cost(self) -> int:

@@ -22,6 +22,7 @@ from serve_app.contracts.books import (
     KeySnapshot,
     Statement,
     StoredReply,
+    StoredResponse,
     StuckSettlement,
     UsagePage,
     UsageRecord,
@@ -335,6 +336,22 @@ class FindReply(Command[StoredReply | None]):
 
 
 @dataclass(frozen=True, slots=True)
+class FindResponse(Command[StoredResponse | None]):
+    """Returns a stored response of the account, or None."""
+
+    account_id: str
+    response_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteResponse(Command[bool]):
+    """Removes a stored response of the account. Returns whether it was stored."""
+
+    account_id: str
+    response_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class FindUnsettled(Command[list[str]]):
     """Returns which of up to 1000 requests the ledger has neither settled nor kept as stuck, in order."""
 
@@ -363,7 +380,7 @@ class RetryStuck(Command[list[StuckSettlement]]):
 
 @dataclass(frozen=True, slots=True)
 class PruneReplies(Command[int]):
-    """Removes up to 1000 replies older than 24 hours and returns their number."""
+    """Removes up to 1000 replies older than 24 hours, and 1000 expired responses. Returns their number."""
 
 
 @dataclass(frozen=True, slots=True)

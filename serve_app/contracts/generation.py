@@ -178,6 +178,9 @@ class Finished:
     cached_tokens: int
     completion_tokens: int
     marked_tokens: int | None = None  # up to the one that completed `SamplingParams.mark`; None: no mark
+    stop: str | None = None  # the stop string that ended the reply; None also with several choices
+
+    __setstate__ = set_state
 
 
 Event = Started | Delta | Finished
@@ -324,6 +327,42 @@ class ChoiceEnded:
 
     choice: int
     reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeCall:
+    """Asks a replica for the tokens of a conversation or of a text, or for the text of tokens. Nothing is generated.
+
+    Exactly one of `messages`, `text` and `token_ids` is given. The tokens of a conversation are those that a
+    GenerateCall with the same fields would be billed for.
+    """
+
+    account_id: str
+    messages: tuple[dict[str, Any], ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
+    tool_choice: ToolChoice = "none"
+    function: str | None = None
+    continue_final: bool = False
+    add_generation_prompt: bool = True  # False: without the beginning of the assistant's turn
+    text: str | None = None  # names of special tokens in it count as these tokens
+    add_special_tokens: bool = True  # with `text`: also the tokens that the tokenizer puts around a text
+    token_ids: tuple[int, ...] | None = None
+    only_count: bool = False  # leaves out the ids
+    with_names: bool = False  # includes the names of the tokens
+
+    __setstate__ = set_state
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """The answer to a TokenizeCall. `names` are the vocabulary's, such as `Ġworld`."""
+
+    count: int
+    token_ids: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+    text: str = ""  # of the given token ids
+
+    __setstate__ = set_state
 
 
 BackendEvent = Event | Rejected | ReplyParts | ChoiceEnded

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from serve_app.contracts.books import Settled, Settlement, SettlementRejected
 from serve_app.contracts.commands import Answer, Command
 from serve_app.contracts.errors import LedgerUnavailable
-from serve_app.contracts.generation import BackendEvent, GenerateCall
+from serve_app.contracts.generation import BackendEvent, GenerateCall, Rejected, TokenizeCall, Tokenized
 from serve_app.contracts.served import Backend
 
 
@@ -48,6 +48,9 @@ class BackendPort(Protocol):
 
     def generate(self, backend: str, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
         """Streams one reply; closing the generator cancels it. Raises BackendUnavailable."""
+
+    async def tokenize(self, backend: str, call: TokenizeCall) -> Tokenized | Rejected:
+        """Returns tokens or their text, by any replica of a backend. Raises BackendUnavailable."""
 
     async def fingerprint(self, backend: str) -> str:
         """Returns the fingerprint of a backend's weights, the same as in Started. Raises BackendUnavailable."""

@@ -34,7 +34,9 @@ class ChatRenderer:
         self._tokenizer = tokenizer
         self._max_context = max_context
         # A token stands for at most the UTF-8 bytes of its text, so this gives a lower bound on the number of tokens.
-        self._longest_token = max(len(str(token).encode()) for token in tokenizer.get_vocab())
+        vocabulary = tokenizer.get_vocab()
+        self._longest_token = max(len(str(token).encode()) for token in vocabulary)
+        self._greatest_id = max(vocabulary.values())
         self._core = getattr(tokenizer, "backend_tokenizer", None)
         self._plain_text = None if self._core is None else PlainText(self._core, ())
         self._added = {str(token): token for token in getattr(tokenizer, "added_tokens_decoder", {}).values()}
@@ -117,11 +119,13 @@ class ChatRenderer:
         messages: Sequence[Mapping[str, Any]],
         continue_final: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
     ) -> str:
         """The conversation as rendered by the template, ready for the assistant's turn.
 
         The role `developer` counts as `system`, and a content of None counts as empty. With `continue_final` the last
-        message stays open and the reply continues it. `tools` is the template variable of that name.
+        message stays open and the reply continues it. `tools` is the template variable of that name. Without
+        `add_generation_prompt`, the beginning of the assistant's turn is left out.
 
         Raises:
             ContextLengthExceeded: the text is too long to fit, however it is tokenized.
@@ -141,7 +145,7 @@ class ChatRenderer:
                 self._tokenizer.apply_chat_template(
                     plain,
                     tokenize=False,
-                    add_generation_prompt=not continue_final,
+                    add_generation_prompt=add_generation_prompt and not continue_final,
                     continue_final_message=continue_final,
                     **more,
                 )
@@ -165,6 +169,37 @@ class ChatRenderer:
         # Thread-safe, unlike the tokenizer's call.
         ids = token_ids(self._core, first)
         return ids + [token for piece in others for token in self._plain_text.encode_piece(piece)]
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text on its own, as the tokenizer encodes it: names of special tokens become these tokens.
+
+        Raises:
+            ContextLengthExceeded: the text is too long to fit.
+        """
+        self._refuse_oversized(_num_bytes(text))
+        self._refuse_overlong(text)
+        if self._core is None:
+            with self._lock:
+                return list(self._tokenizer(_whole(text), add_special_tokens=add_special_tokens)["input_ids"])
+        return token_ids(self._core, _whole(text), add_special_tokens)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, with the names of special tokens.
+
+        Raises:
+            ValueError: an id is not in the vocabulary.
+        """
+        for token in token_ids:
+            if not 0 <= token <= self._greatest_id:
+                raise ValueError(f"{token} is not a token of the model: ids are from 0 to {self._greatest_id}")
+        with self._lock:
+            return str(
+                self._tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            )
+
+    def names(self, token_ids: Sequence[int]) -> list[str]:
+        """The names of tokens in the vocabulary; empty for an id without a token."""
+        return [str(name or "") for name in self._tokenizer.convert_ids_to_tokens(list(token_ids))]
 
     @staticmethod
     def _plain(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,13 +10,14 @@ from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
-from serve_app.api.doors import DOORS
+from serve_app.api.doors import DOORS, TOKEN_DOORS
 from serve_app.api.errors import ApiError
-from serve_app.api.responses_door import ResponsesDoor
+from serve_app.api.responses_door import InputTokensDoor, ResponsesDoor
 from serve_app.gateway.authentication import Authenticator
 from serve_app.gateway.reply_endpoint import IncompleteBodies, ReplyEndpoint
-from serve_app.gateway.responses_endpoint import ResponsesEndpoint
+from serve_app.gateway.responses_endpoint import InputTokensEndpoint, ResponsesEndpoint
 from serve_app.gateway.services import Services
+from serve_app.gateway.token_endpoint import TokenEndpoint, TokenLimits
 from serve_app.gateway.web import RequestContext, api_error_response, http_error_response
 
 
@@ -41,13 +42,17 @@ def build_app(
 
     # A redirect would not be JSON. Behind a TLS ingress, the client would then send its key over plain HTTP.
     app = FastAPI(title="serve-app", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
-    bodies = IncompleteBodies()
+    bodies, limits = IncompleteBodies(), TokenLimits()
     # Plain routes come first: they are hot, and FastAPI has nothing to parse or match in them.
     for prefix in ("/v1", ""):
         for door in DOORS:
             kind = ResponsesEndpoint if isinstance(door, ResponsesDoor) else ReplyEndpoint
             endpoint = kind(door, services, authenticator, bodies)
             app.router.routes.append(Route(prefix + door.path, endpoint, methods=["POST"]))
+        for token_door in TOKEN_DOORS:
+            of_tokens = InputTokensEndpoint if isinstance(token_door, InputTokensDoor) else TokenEndpoint
+            token_endpoint = of_tokens(token_door, services, authenticator, bodies, limits)
+            app.router.routes.append(Route(prefix + token_door.path, token_endpoint, methods=["POST"]))
     for prefix in ("", "/v1"):
         for router in routers:
             app.include_router(router, prefix=prefix)

@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ MAX_CONFIRMED: Final = 10_000
 NEVER: Final = (0.0, "")
 MAX_WAITING: Final = 500  # requests whose key is being looked up; reached only while the ledger is unavailable
 _KEY: Final = re.compile(r"[!-~]{1,512}")
-_EXPECTED: Final = 'Send the header "Authorization: Bearer <your API key>".'
+_EXPECTED: Final = 'Send the header "Authorization: Bearer <your API key>", or "x-api-key: <your API key>".'
 
 
 class Caller:
@@ -122,14 +122,14 @@ class Authenticator:
 
         Raises ApiError: 401 for a missing or malformed API key, 429 after too many malformed ones.
         """
-        key = bearer(request.headers.get("authorization"))
+        key = sent_key(request.headers)
         if not well_formed(key):
             raise self.wrong(request, NOT_FOR_CHAT if key.startswith(MANAGEMENT) else NOT_WELL_FORMED)
         return Caller(self, request, digest(key))
 
     def check_operator(self, request: Request) -> None:
         """Raises ApiError unless the request carries an operator key: 401, or 429 after too many wrong keys."""
-        given = bearer(request.headers.get("authorization")).encode()
+        given = sent_key(request.headers).encode()
         # Compares with every key, so that the response time does not show which one nearly matches.
         if not sum([hmac.compare_digest(given, key) for key in self._operator_keys]):
             raise self.wrong(request, "this needs the operator key of the service")
@@ -241,18 +241,31 @@ def _too_many(request_id: str, wait_s: float) -> Refusal:
     return Refusal(request_id, 429, TOO_MANY, message, wait_s)
 
 
+def sent_key(headers: Mapping[str, str]) -> str:
+    """Returns the key of a request: of the `Authorization` header, or else of `x-api-key`. Raises ApiError (401).
+
+    HAProxy's rules for senders choose in the same way (`launch/haproxy_config.py`).
+    """
+    authorization = headers.get("authorization")
+    if authorization is None and (key := headers.get("x-api-key")) is not None:
+        return _checked("x-api-key header", key.strip())
+    return bearer(authorization)
+
+
 def bearer(authorization: str | None) -> str:
     """Returns the key in an `Authorization` header (RFC 6750). Raises ApiError (401), which never repeats the input."""
     if authorization is None or not authorization.strip():
         raise errors.authentication(f"The Authorization header is missing. {_EXPECTED}")
     scheme, _, key = authorization.strip().partition(" ")
-    key = key.strip()
     if scheme.lower() != "bearer":
         raise errors.authentication(f"The Authorization header does not begin with Bearer. {_EXPECTED}")
+    return _checked("Authorization header", key.strip())
+
+
+def _checked(header: str, key: str) -> str:
     if not key:
-        raise errors.authentication(f"The Authorization header has no key after Bearer. {_EXPECTED}")
+        after = " after Bearer" if header.startswith("A") else ""
+        raise errors.authentication(f"The {header} has no key{after}. {_EXPECTED}")
     if not _KEY.fullmatch(key):
-        raise errors.authentication(
-            f"The key in the Authorization header has spaces or characters that no key has. {_EXPECTED}"
-        )
+        raise errors.authentication(f"The key in the {header} has spaces or characters that no key has. {_EXPECTED}")
     return key

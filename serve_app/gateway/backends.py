@@ -96,8 +96,12 @@ class Catalogue:
         """Returns the price at `now`, in Unix seconds."""
         return price_at(self.of_ledger.prices.get(identifier, ()), now, self._configured_prices.get(identifier))
 
-    def choose_backend(self, identifier: str, account_id: str, messages: Sequence[Mapping[str, Any]]) -> str:
+    def choose_backend(
+        self, identifier: str, account_id: str, messages: Sequence[Mapping[str, Any]], *, may_probe: bool = True
+    ) -> str:
         """Chooses the backend for one request of a conversation: by weight, among the available ones.
+
+        Without `may_probe`, the request does not try an ejected backend.
 
         Weighted rendezvous hashing: each backend has a score for the conversation, and the highest wins. A change of
         weights, or a backend that is out, therefore moves no more conversations than necessary.
@@ -110,7 +114,7 @@ class Catalogue:
             if fallback is not None and fallback not in out:
                 return fallback
             usable = list(weights)
-        barred = {name: now.probes.get((identifier, name)) for name in weights} if now.probes else {}
+        barred = {name: now.probes.get((identifier, name)) for name in weights} if now.probes and may_probe else {}
         probes = [name for name, accounts in barred.items() if accounts is not None and account_id not in accounts]
         if len(usable) == 1 and not probes:
             return usable[0]

@@ -44,7 +44,7 @@ from typing import Final
 from serve_app.api import errors
 from serve_app.api.chat_request import ChatRequest
 from serve_app.api.errors import ApiError
-from serve_app.contracts.books import Outcome, Settlement, StoredReply
+from serve_app.contracts.books import Outcome, Settlement, StoredReply, StoredResponse
 from serve_app.contracts.calls import Unavailable, application_of, detached
 from serve_app.contracts.errors import SpoolFull
 from serve_app.contracts.generation import (
@@ -129,6 +129,11 @@ class Exchange:
         self._first: BackendEvent | None = None  # read by `begin`, not yet returned by `next_event`
         self._runs = Runs(record, resumable=chat.resume)
         self._usage = NOTHING  # so far
+
+    @property
+    def usage(self) -> Finished:
+        """The usage so far. The prompt is counted once `begin` has returned."""
+        return self._usage
 
     async def __aenter__(self) -> Exchange:
         self._record.open += 1
@@ -259,15 +264,16 @@ class Exchange:
             if not isinstance(event, Started):
                 raise errors.server_error()
 
-    async def complete(self, body: bytes | None = None) -> None:
+    async def complete(self, body: bytes | None = None, response: StoredResponse | None = None) -> None:
         """Settles a finished request: when it returns, the usage is durable and may be shown. Raises ApiError.
 
-        `body` is the whole reply, which is stored with the usage for a retry.
+        `body` is the whole reply, which is stored with the usage for a retry. `response` is stored with the usage for
+        its account.
         """
         self._state = State.ENDED
         reply = None if self._retry is None or body is None else self._retry.stored(body)
         # Shielded: a client that hangs up now must not leave the hold behind.
-        await asyncio.shield(self._settle_detached(Outcome.COMPLETED, reply=reply))
+        await asyncio.shield(self._settle_detached(Outcome.COMPLETED, reply=reply, response=response))
 
     def _hold(self, grant: Grant) -> None:
         self._state = State.HELD
@@ -426,15 +432,22 @@ class Exchange:
         self._services.limiter.release(end)
 
     def _settle_detached(
-        self, outcome: Outcome, *, refused: bool = False, reply: StoredReply | None = None
+        self,
+        outcome: Outcome,
+        *,
+        refused: bool = False,
+        reply: StoredReply | None = None,
+        response: StoredResponse | None = None,
     ) -> asyncio.Task[None]:
         """Settles in a task that continues when the request is cancelled. The record is complete only after it."""
         self._record.open += 1
-        task = detached(self._settle_and_release(outcome, refused=refused, reply=reply))
+        task = detached(self._settle_and_release(outcome, refused, reply, response))
         task.add_done_callback(lambda _: self._record.close())
         return task
 
-    async def _settle_and_release(self, outcome: Outcome, *, refused: bool, reply: StoredReply | None) -> None:
+    async def _settle_and_release(
+        self, outcome: Outcome, refused: bool, reply: StoredReply | None, response: StoredResponse | None
+    ) -> None:
         assert self.grant is not None
         if outcome is not Outcome.COMPLETED and self._generation is not None:
             # Events that had arrived when the client hung up were produced, so they are billed.
@@ -444,7 +457,7 @@ class Exchange:
         refused = refused and not usage.completion_tokens  # a parser may have held back produced text
         if usage.reason is FinishReason.ERROR and not self._runs.has_sent:
             outcome = Outcome.FAILED  # the client hung up before the error could be sent
-        settlement = self._settlement(outcome, reply)
+        settlement = self._settlement(outcome, reply, response)
         began = time.monotonic()
         try:
             await self._services.settlements.settle(settlement, refused=refused)
@@ -458,7 +471,9 @@ class Exchange:
         finally:
             self._record.settled(settlement, time.monotonic() - began)
 
-    def _settlement(self, outcome: Outcome, reply: StoredReply | None = None) -> Settlement:
+    def _settlement(
+        self, outcome: Outcome, reply: StoredReply | None = None, response: StoredResponse | None = None
+    ) -> Settlement:
         """Returns the settlement for what this request has used so far."""
         assert self.grant is not None
         usage = self._usage
@@ -477,6 +492,7 @@ class Exchange:
             finished_at=time.time(),
             reply=reply,
             epoch=self.grant.epoch,
+            response=response,
         )
 
     def _count_usage(self, event: BackendEvent | BaseException) -> None:

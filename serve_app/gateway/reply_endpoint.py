@@ -56,7 +56,7 @@ Result = TypeVar("Result")
 LINE_FEED: Final = b"\n"  # before a whole reply: JSON may begin with whitespace (RFC 8259, section 2)
 
 # One body at a time: parsing holds the interpreter lock, and the event loop must keep running.
-_PARSING: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parse")
+PARSING: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parse")
 
 
 @dataclass(slots=True)
@@ -177,7 +177,8 @@ class ReplyToRequest:
         with contextlib.suppress(ClientGone):
             if not sender.started:
                 headers = {"x-trace-id": self._record.trace.trace_id}
-                response = error_response(error, headers, self._door)
+                request_id = getattr(self._request.state, "request_id", "")
+                response = error_response(error, headers, self._door, request_id)
                 await response(scope, receive, sender.send_message)
             elif self._record.stream:
                 await sender.send_message(
@@ -194,7 +195,9 @@ class ReplyToRequest:
         """Returns the last event of a stream that fails."""
         return self._door.error_event(error)
 
-    async def _complete(self, exchange: Exchange, reply: Encoder, finished: Finished, body: bytes | None) -> None:
+    async def _complete(
+        self, chat: ChatRequest, exchange: Exchange, reply: Encoder, finished: Finished, body: bytes | None
+    ) -> None:
         """Settles a finished request. `body` is the reply if it is not streamed."""
         await exchange.complete(body)
 
@@ -243,29 +246,32 @@ class ReplyToRequest:
         # HTTP/1.0 has no chunks: it needs the length first, and its client could not see that a reply was cut.
         may_begin = self._request.scope.get("http_version") != "1.0"
         due = arrived + settings.early_reply_s
-        reply = self._door.whole(chat)
+        reply = self._begin_whole(chat, exchange)
         while True:
             event = await exchange.next_event(max(0.0, due - clock()) if may_begin else None)
             if isinstance(event, Finished):
                 break
             if isinstance(event, RunsAgain):
-                reply = self._door.whole(chat)
+                reply = self._begin_whole(chat, exchange)
             elif event is not None:
                 reply.add_event(event)
             if may_begin and clock() >= due:
                 await sender.write_piece(LINE_FEED, lambda: self._headers(exchange, "application/json"))
                 due = clock() + settings.line_feed_s
         body = reply.body(head_of(chat, exchange), event)
-        await self._complete(exchange, reply, event, body)
+        await self._complete(chat, exchange, reply, event, body)
         own = {"content_length": str(len(body))}
         await sender.write_piece(body, lambda: self._headers(exchange, "application/json", **own), more=False)
 
-    def _begin_stream(self, chat: ChatRequest, head: ReplyHead) -> StreamEncoder:
-        return self._door.stream(chat, head)
+    def _begin_whole(self, chat: ChatRequest, exchange: Exchange) -> WholeReplyEncoder:
+        return self._door.whole(chat)
+
+    def _begin_stream(self, chat: ChatRequest, exchange: Exchange) -> StreamEncoder:
+        return self._door.stream(chat, head_of(chat, exchange))
 
     async def _stream(self, chat: ChatRequest, exchange: Exchange, sender: Sender) -> None:
         def begun() -> StreamEncoder:
-            return self._begin_stream(chat, head_of(chat, exchange))
+            return self._begin_stream(chat, exchange)
 
         keep_alive_s = self._services.settings.keep_alive_s
 
@@ -285,7 +291,7 @@ class ReplyToRequest:
                     reply = begun()
                 continue
             await sender.write_piece(self._door.keep_alive if event is None else reply.event(event), stream_headers)
-        await self._complete(exchange, reply, event, None)
+        await self._complete(chat, exchange, reply, event, None)
         await sender.write_piece(reply.end(event), stream_headers, more=False)
 
 
@@ -293,8 +299,16 @@ async def aside(body: bytes, work: Callable[[], Result]) -> Result:
     """Runs work on a body. If it takes long, it runs outside the event loop."""
     if parses_in_a_moment(body):
         return work()
-    return await asyncio.get_running_loop().run_in_executor(_PARSING, work)
+    return await asyncio.get_running_loop().run_in_executor(PARSING, work)
 
 
 def head_of(chat: ChatRequest, exchange: Exchange) -> ReplyHead:
-    return ReplyHead(exchange.request_id, int(exchange.started_at), chat.model, exchange.fingerprint)
+    usage = exchange.usage
+    return ReplyHead(
+        exchange.request_id,
+        int(exchange.started_at),
+        chat.model,
+        exchange.fingerprint,
+        usage.prompt_tokens,
+        usage.cached_tokens,
+    )

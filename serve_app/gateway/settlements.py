@@ -29,9 +29,17 @@ from typing import Any
 
 from serve_app.contracts import metrics
 from serve_app.contracts.accounting_shards import AccountingShards
-from serve_app.contracts.books import Outcome, Refusal, Settled, Settlement, SettlementRejected, StoredReply
+from serve_app.contracts.books import (
+    Outcome,
+    Refusal,
+    Settled,
+    Settlement,
+    SettlementRejected,
+    StoredReply,
+    StoredResponse,
+)
 from serve_app.contracts.calls import Coalescer, Unavailable, detached, shard_of
-from serve_app.contracts.commands import FindReply
+from serve_app.contracts.commands import Answer, Command, FindReply, FindResponse
 from serve_app.contracts.errors import LedgerUnavailable, SpoolFull
 from serve_app.contracts.limiting import OpenHold, Release, SpoolState
 from serve_app.contracts.metric import Metrics
@@ -223,9 +231,16 @@ class Settlements:
 
         Raises Unavailable while the ledger is unavailable, because it is then unknown whether there is one.
         """
+        return await self._find(FindReply(account_id, idempotency_key))
+
+    async def find_response(self, account_id: str, response_id: str) -> StoredResponse | None:
+        """Returns a stored response of the account, or None. Raises Unavailable while the ledger is unavailable."""
+        return await self._find(FindResponse(account_id, response_id))
+
+    async def _find(self, command: Command[Answer]) -> Answer:
         try:
             async with asyncio.timeout(FIND_TIMEOUT_S):
-                return await self._accounting.run(FindReply(account_id, idempotency_key))
+                return await self._accounting.run(command)
         except (LedgerUnavailable, TimeoutError) as error:
             raise Unavailable(f"{type(error).__name__}: {error}") from None
 
@@ -263,7 +278,7 @@ class Settlements:
         logger.critical("neither ledger nor spool took %r", settlement)
         if settlement.outcome is Outcome.COMPLETED:
             # The client gets an error instead of the usage, so it does not pay.
-            settlement = replace(settlement, outcome=Outcome.FAILED, reply=None)
+            settlement = replace(settlement, outcome=Outcome.FAILED, reply=None, response=None)
         self._unkept[settlement.request_id] = settlement
         raise SpoolFull(f"settlement {settlement.request_id} is neither in the ledger nor in the spool")
 

@@ -21,8 +21,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.api import errors
 from serve_app.api.door import Door
-from serve_app.api.doors import DOORS
+from serve_app.api.doors import MESSAGES_PATHS, door_at
 from serve_app.api.errors import ApiError
+from serve_app.api.token_door import TokenDoor
 from serve_app.contracts.limiting import Window
 
 logger = logging.getLogger("ray.serve")
@@ -48,9 +49,13 @@ class ClientGone(Exception):
 
 
 def error_response(
-    error: ApiError, headers: Mapping[str, str] = MappingProxyType({}), door: Door | None = None
+    error: ApiError,
+    headers: Mapping[str, str] = MappingProxyType({}),
+    door: Door | TokenDoor | None = None,
+    request_id: str = "",
 ) -> JSONResponse:
     """Returns the error as JSON, in the format of a door. Without one, the format is chat's."""
+    error.request_id = error.request_id or request_id
     own = {**headers, **error.headers}
     return (
         JSONResponse(error.body(), error.status, own)
@@ -67,18 +72,17 @@ def api_error_response(_: Request, error: Exception) -> Response:
 def http_error_response(request: Request, error: Exception) -> Response:
     """Returns the JSON error for an exception that the framework raised."""
     assert isinstance(error, HTTPException)
-    path = request.url.path
+    path, request_id = request.url.path, getattr(request.state, "request_id", "")
     if error.status_code == 405:
-        return _error_at(path, errors.method_not_allowed(request.method, path, _methods(request)))
+        return _error_at(path, errors.method_not_allowed(request.method, path, _methods(request)), request_id)
     if error.status_code == 404:
         return error_response(errors.not_found(f"there is no {request.method} {path}"))
-    return _error_at(path, errors.server_error())
+    return _error_at(path, errors.server_error(), request_id)
 
 
-def _error_at(path: str, error: ApiError) -> JSONResponse:
+def _error_at(path: str, error: ApiError, request_id: str = "") -> JSONResponse:
     """Returns the error in the format of the door at the path, if there is one."""
-    door = next((door for door in DOORS if path in (door.path, f"/v1{door.path}")), None)
-    return error_response(error, door=door)
+    return error_response(error, door=door_at(path), request_id=request_id)
 
 
 def _methods(request: Request) -> set[str]:
@@ -117,6 +121,8 @@ class RequestContext:
             if starts and message["status"] >= 400 and not scope["state"].get("identified") and _has_body(scope):
                 # An unidentified sender's body is not processed, and the connection can't be reused before its end.
                 message["headers"] = [*message["headers"], (b"connection", b"close")]
+            if starts and scope["path"] in MESSAGES_PATHS:
+                message["headers"] = [*message["headers"], (b"request-id", request_id.encode("latin-1"))]
             if starts and (self._tag_responses or scope["type"] == "websocket"):
                 kept = [pair for pair in message["headers"] if pair[0].lower() != b"x-request-id"]
                 message["headers"] = [*kept, (b"x-request-id", request_id.encode("latin-1"))]
@@ -134,7 +140,7 @@ class RequestContext:
         except Exception:
             logger.exception("request %s failed", json.dumps(request_id))
             if not started:
-                await _error_at(scope["path"], errors.server_error())(scope, receive, send_tagged)
+                await _error_at(scope["path"], errors.server_error(), request_id)(scope, receive, send_tagged)
 
 
 def _has_body(scope: Scope) -> bool:

@@ -13,11 +13,11 @@ Ray's template has no settings for these changes:
 - Of a key whose requests are mostly refused, HAProxy itself refuses what goes beyond a multiple of the key's replies.
 
 A key counts by itself, from any address, if it got a chat reply lately. All other requests count for their address. A
-key is the digest of the first authorization header, which is the header that the gateway reads. It is never captured,
-because HAProxy's log would show it.
+key is the digest of the header that the gateway reads: the first authorization header, or the first x-api-key header if
+there is none. It is never captured, because HAProxy's log would show it.
 
-Refused requests are those that a gateway answers with 4xx or 503. A client that hangs up, a reply that is cut and any
-other failure count as neither refused nor served.
+Refused requests are those that a gateway answers with 4xx, 503 or 529. A client that hangs up, a reply that is cut and
+any other failure count as neither refused nor served.
 
 The script uses only the standard library and is fast: HAProxy waits for it on each reload.
 """
@@ -115,14 +115,17 @@ def _frontend(lanes: Lanes, socket: str, paths: str) -> str:
     tcp-request content accept if !{{ so_id 99 }}
     tcp-request content accept if WAIT_END
     timeout tarpit {lanes.delay_ms}ms
-    http-request set-var(txn.key) req.fhdr(authorization,1),sha1 if !is_from_lane
+    acl has_authorization req.fhdr(authorization) -m found
+    http-request set-var(txn.given) req.fhdr(x-api-key,1) if !is_from_lane !has_authorization
+    http-request set-var(txn.key) "str('Bearer '),concat(,txn.given),sha1" if {{ var(txn.given) -m found }}
+    http-request set-var(txn.key) req.fhdr(authorization,1),sha1 if !is_from_lane has_authorization
     # Other paths answer 200 to any key.
     http-request set-var(txn.is_chat) bool(true) if !is_from_lane {{ path_end {paths} }}
     acl is_good_key var(txn.key),in_table(good_keys)
     http-request set-var(txn.sender) src,sha1 if !is_from_lane
     http-request set-var(txn.sender) var(txn.key) if !is_from_lane is_good_key
     http-request track-sc0 var(txn.sender) table senders if !is_from_lane
-    http-response sc-inc-gpc(0,0) if {{ status 400:499 503 }}
+    http-response sc-inc-gpc(0,0) if {{ status 400:499 503 529 }}
     http-response sc-inc-gpc(1,0) if {{ status 200 }} {{ var(txn.is_chat) -m bool }}
     http-response track-sc2 var(txn.key) table good_keys if {{ status 200 }} {{ var(txn.is_chat) -m bool }}
     http-request set-var(txn.replies) sc_gpc_rate(1,0)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from serve_app.contracts.generation import GenerateCall, Grammar, SamplingParams
+from serve_app.contracts.generation import GenerateCall, Grammar, SamplingParams, TokenizeCall, Tokenized
 from serve_app.engine.chat import ChatRenderer
 from serve_app.model.tools.call_grammars import optional_calls, required_calls
 from serve_app.model.tools.format_table import TOOL_FORMATS, format_of
@@ -47,14 +48,38 @@ class Dialect:
             BadTool: the parameters of a function cannot constrain the reply.
             ValueError: the template rejects the messages.
         """
+        text = self._text(call, self._chat.text)
+        left_open = self._markers is not None and not call.continue_final and self._markers.left_open(text)
+        return Prompt(self._chat.tokenize(text), self._sampling(call, _callable(call), left_open), left_open)
+
+    def tokenize(self, call: TokenizeCall) -> Tokenized:
+        """Returns tokens or their text. Takes a second for the longest texts; thread-safe.
+
+        Raises:
+            ContextLengthExceeded: the text cannot fit the context, so it is not counted.
+            ValueError: the template rejects the messages, or an id is not a token.
+        """
+        if call.token_ids is not None:
+            return Tokenized(len(call.token_ids), text=self._chat.decode(call.token_ids))
+        if call.text is not None:
+            ids = self._chat.encode(call.text, call.add_special_tokens)
+        else:
+            render = self._chat.text
+            if not call.add_generation_prompt:
+                render = partial(render, add_generation_prompt=False)
+            ids = self._chat.tokenize(self._text(call, render))
+        if call.only_count:
+            return Tokenized(len(ids))
+        return Tokenized(len(ids), tuple(ids), tuple(self._chat.names(ids)) if call.with_names else ())
+
+    def _text(self, call: GenerateCall | TokenizeCall, render: Callable[..., str]) -> str:
+        """Returns the conversation in the model's form."""
         tools = _callable(call)
         messages: Sequence[Mapping[str, Any]] = [self._literal(with_parsed_arguments(m)) for m in call.messages]
         definitions = None
         if tools or any("tool_calls" in message or message["role"] == "tool" for message in messages):
             messages, definitions = conversation(self._format, messages, self._chat.literal(tools))
-        text = self._chat.text(messages, call.continue_final, definitions)
-        left_open = self._markers is not None and not call.continue_final and self._markers.left_open(text)
-        return Prompt(self._chat.tokenize(text), self._sampling(call, tools, left_open), left_open)
+        return render(messages, call.continue_final, definitions)
 
     def _literal(self, message: dict[str, Any]) -> dict[str, Any]:
         """Returns the message without control tokens.
@@ -110,7 +135,7 @@ class Dialect:
         return call.sampling.grammar
 
 
-def _callable(call: GenerateCall) -> Tools:
+def _callable(call: GenerateCall | TokenizeCall) -> Tools:
     """Returns the functions that the reply may call."""
     if call.tool_choice == "none":
         return ()

@@ -21,6 +21,8 @@ from serve_app.contracts.generation import (
     Rejected,
     Rejection,
     Started,
+    TokenizeCall,
+    Tokenized,
 )
 from serve_app.contracts.phases import Phases
 from serve_app.contracts.spans import SpanExport
@@ -43,6 +45,7 @@ from serve_app.model.reply_trace import ReplyTrace
 from serve_app.model.tools.call_grammars import BadTool
 
 SHORT = 8192  # characters of a prompt that is tokenized at once: the engine waits at most a few milliseconds
+TOKENIZING_REST = 1.0  # tokenizing is free of charge: one account uses at most half of a core
 MAX_COALESCE_FACTOR = 6  # times the interval of a single stream: 0.09 s
 
 
@@ -75,6 +78,7 @@ class Replica:
         self._clock = clock
         self._active = 0
         self._aside = Aside("prompts")
+        self._tokenizing = Aside("tokenizing", rest=TOKENIZING_REST)  # prompts of replies do not wait for it
 
     async def generate(self, call: GenerateCall) -> AsyncGenerator[BackendEvent, None]:
         """Streams Started, the reply and Finished, or ends with Rejected in place of a reply.
@@ -183,6 +187,21 @@ class Replica:
             return await asyncio.to_thread(self._dialect.prompt, call)
         return await self._aside.run(call.bill.account_id, lambda: self._dialect.prompt(call))
 
+    async def tokenize(self, call: TokenizeCall) -> Tokenized | Rejected:
+        """Returns tokens or their text. Long texts do not delay the event loop, and each account waits only for itself.
+
+        Rejected has the reason CONTEXT for a text that is too long to be counted, or INVALID.
+        """
+        try:
+            if _is_short(call):
+                return await asyncio.to_thread(self._dialect.tokenize, call)
+            return await self._tokenizing.run(call.account_id, lambda: self._dialect.tokenize(call))
+        except ContextLengthExceeded as error:
+            return Rejected(Rejection.CONTEXT, prompt_tokens=error.prompt_tokens, limit=error.limit)
+        except ValueError as error:
+            param = "messages" if call.token_ids is None else "tokens"
+            return Rejected(Rejection.INVALID, message=str(error), param=param)
+
     async def _only_choice(self, request: GenerationRequest) -> AsyncGenerator[tuple[int, Event], None]:
         async with contextlib.aclosing(self._generate(request)) as events:
             async for event in events:
@@ -202,11 +221,15 @@ class Replica:
         """Waits for the pending settlements of cut streams."""
         await self._orphans.drain()
         self._aside.close()
+        self._tokenizing.close()
 
 
-def _is_short(call: GenerateCall) -> bool:
+def _is_short(call: GenerateCall | TokenizeCall) -> bool:
     """Returns whether messages and tools have at most SHORT characters, including names and arguments of calls."""
-    left, waiting = SHORT, [call.messages, call.tools]
+    left: int = SHORT
+    waiting: list[Any] = [call.messages, call.tools]
+    if isinstance(call, TokenizeCall):
+        waiting += [call.text, call.token_ids]
     while waiting and left >= 0:
         value: Any = waiting.pop()
         if isinstance(value, str):

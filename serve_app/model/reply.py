@@ -37,6 +37,7 @@ class Reply:
         self._prompt_tokens = prompt_tokens
         self._cached_tokens = 0
         self._reason = FinishReason.ABORT
+        self._stop: str | None = None
         has_logprobs = call.sampling.logprobs is not None
         self._choices = [_Choice(parser, has_logprobs) for parser in parsers]
         self._unfinished = len(parsers)
@@ -51,6 +52,7 @@ class Reply:
             self._cached_tokens,
             self._completion_tokens(),
             sum(choice.reasoning_tokens for choice in self._choices) or None,
+            self._stop,
         )
 
     def _completion_tokens(self) -> int:
@@ -81,7 +83,7 @@ class Reply:
     def _end_choice(self, number: int, event: Finished) -> Iterator[BackendEvent]:
         several = len(self._choices) > 1
         if not several:
-            self._cached_tokens = event.cached_tokens
+            self._cached_tokens, self._stop = event.cached_tokens, event.stop
         last_parts = self._choices[number].last_parts(event)
         if event.reason in _GIVEN_UP:  # all choices end with this one
             self._unfinished = 0

@@ -7,7 +7,7 @@ import json
 import zlib
 from dataclasses import fields
 
-from serve_app.contracts.books import Outcome, Settlement, StoredReply
+from serve_app.contracts.books import Outcome, Settlement, StoredReply, StoredResponse
 from serve_app.contracts.money import Price
 
 _NAMES = tuple(field.name for field in fields(Settlement))
@@ -36,6 +36,9 @@ def encode(settlement: Settlement) -> bytes:
     if (reply := settlement.reply) is not None:
         body = base64.b64encode(reply.body).decode()
         values["reply"] = {"idempotency_key": reply.idempotency_key, "fingerprint": reply.fingerprint, "body": body}
+    if (response := settlement.response) is not None:
+        body = base64.b64encode(response.body).decode()
+        values["response"] = {"response_id": response.response_id, "expires_at": response.expires_at, "body": body}
     return _to_json(values).encode()
 
 
@@ -50,11 +53,14 @@ def decode(body: bytes) -> Settlement | None:
         if (reply := found.get("reply")) is not None:
             known = {name: reply[name] for name in ("idempotency_key", "fingerprint")}
             values["reply"] = StoredReply(**known, body=base64.b64decode(reply["body"], validate=True))
+        if (response := found.get("response")) is not None:
+            known = {name: response[name] for name in ("response_id", "expires_at")}
+            values["response"] = StoredResponse(**known, body=base64.b64decode(response["body"], validate=True))
         return Settlement(**values)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
 def reply_size(settlement: Settlement) -> int:
-    """Returns the approximate size of its reply in a line, in bytes."""
-    return 0 if settlement.reply is None else len(settlement.reply.body) * 4 // 3
+    """Returns the approximate size of its reply and stored response in a line, in bytes."""
+    return sum(len(kept.body) * 4 // 3 for kept in (settlement.reply, settlement.response) if kept is not None)

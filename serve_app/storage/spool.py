@@ -109,7 +109,7 @@ class Spool:
                     logger.warning(
                         "the spool has no room for the reply to %s: only its usage waits", settlement.request_id
                     )
-                    settlement, size = replace(settlement, reply=None), 0
+                    settlement, size = replace(settlement, reply=None, response=None), 0
                 line = to_line(settlement)
                 if len(line) > free:
                     break

@@ -45,6 +45,8 @@ SLOW = (
     "test_a_settlement_that_fails_unforeseen_is_kept_and_settled_on_command",
     "test_a_tag_is_no_part_of_a_query",
     "test_an_account_keeps_its_newest_replies_up_to_its_quota",
+    "test_an_account_keeps_its_newest_responses_up_to_its_quota",
+    "test_a_repeated_settlement_stores_a_response_once_and_does_not_change_it",
     "test_an_archive_that_is_cut_off_anywhere_can_be_repeated",
     "test_each_settlement_of_a_key_with_a_budget_returns_what_the_key_has_spent",
     "test_hours_are_summed_by_tag",
@@ -63,8 +65,8 @@ NEXT = """
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0002"
-down_revision = "0001"
+revision = "0003"
+down_revision = "0002"
 
 
 def upgrade() -> None:
@@ -173,7 +175,7 @@ def next_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
 
     def upgrade() -> None:
         shutil.copytree(database._MIGRATIONS, folder := tmp_path / "migrations")
-        (folder / "versions" / "0002_next.py").write_text(NEXT)
+        (folder / "versions" / "0003_next.py").write_text(NEXT)
         monkeypatch.setattr(database, "_MIGRATIONS", folder)
         revisions.cache_clear()
 

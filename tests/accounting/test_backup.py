@@ -153,7 +153,7 @@ def test_a_backup_of_the_previous_release_is_migrated(
     books: Books, url: str, new_url: NewUrl, file: Path, next_release: Callable[[], None]
 ) -> None:
     books.ledger.settle([books.settlement("r1")])
-    assert back_up(url, file).revision == "0001"
+    assert back_up(url, file).revision == "0002"
     new = new_url()
     next_release()
     assert restored(file, new).differences == ()

@@ -195,5 +195,5 @@ def test_a_check_from_outside_does_not_migrate(new_url: Callable[..., str], next
     with Ledger(url, migrate=False) as ledger:
         assert ledger.check().ok
     next_release()
-    with pytest.raises(SchemaMismatch, match="'0001'"):
+    with pytest.raises(SchemaMismatch, match="'0002'"):
         Ledger(url, migrate=False)

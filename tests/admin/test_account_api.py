@@ -16,10 +16,10 @@ from serve_app.admin import own_account
 from serve_app.admin.auditing import FailedLogins
 from serve_app.admin.document import ENDPOINTS
 from serve_app.admin.management_keys import MAX_REMEMBERED, REMEMBERED_S
-from serve_app.admin.query_rates import QueryRates
 from serve_app.contracts.key_format import MANAGEMENT, digest, hint, new_key, well_formed
 from serve_app.contracts.management import CreateManagementKey, ManagementKey, RevokeManagementKey
 from serve_app.contracts.notices import CreateAlert, ListAlerts
+from serve_app.gateway.query_rates import QueryRates
 from tests.accounting.books import settlement
 from tests.gateway.answers import refused
 from tests.gateway.connections import Call

@@ -92,6 +92,7 @@ def test_every_error_is_as_its_status_says(error: errors.ApiError) -> None:
         for item in DOCUMENT["paths"].values()
         for operation in item.values()
         for status, response in operation["responses"].items()
+        if operation["tags"] != ["Messages"]  # its errors have their own form
     } | {"405": DOCUMENT["components"]["responses"]["MethodNotAllowed"]}
     response = responses[str(error.status)]
     schema = response["content"]["application/json"]["schema"]

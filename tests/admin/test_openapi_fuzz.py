@@ -56,7 +56,20 @@ class Found:
 def closed(document: dict[str, Any]) -> dict[str, Any]:
     """The document, with replies that have only the fields that it declares."""
     schemas = document["components"]["schemas"]
-    told_apart = {*reached(schemas, "ChatCompletionRequest", set()), "ChatCompletionEvent"}
+    bodies = (
+        "ChatCompletionRequest",
+        "MessagesRequest",
+        "CountTokensRequest",
+        "TokenizeRequest",
+        "DetokenizeRequest",
+        "ResponsesRequest",
+    )
+    told_apart = {
+        *(name for body in bodies for name in reached(schemas, body, set())),
+        "ChatCompletionEvent",
+        "MessageEvent",
+        "ResponseEventData",
+    }
     for name, schema in schemas.items():
         if name not in told_apart and "properties" in schema:
             schema["additionalProperties"] = False
@@ -99,10 +112,10 @@ def promises_of_every_answer(ctx: Any, response: Any, case: Any) -> None:
         assert response.status_code == 200
         assert kind in ("text/event-stream", "text/csv")
     if kind == "text/event-stream":
-        check_stream(response.content, case)
+        STREAMS[case.operation.path](response.content, case)
 
 
-def check_stream(raw: bytes, case: Any) -> None:
+def check_chat_stream(raw: bytes, case: Any) -> None:
     """Frames, order and schema of the chunks."""
     document = case.operation.schema.raw_schema
     chunk = {"$ref": "#/components/schemas/ChatCompletionChunk", "components": document["components"]}
@@ -116,6 +129,40 @@ def check_stream(raw: bytes, case: Any) -> None:
     asked = isinstance(case.body, dict) and bool((case.body.get("stream_options") or {}).get("include_usage"))
     assert [one.get("usage", "absent") for one in chunks[:-1]] == [None if asked else "absent"] * (len(chunks) - 1)
     assert bool(chunks[-1].get("usage")) is asked
+
+
+def check_messages_stream(raw: bytes, case: Any) -> None:
+    """Schema and ends of the events."""
+    document = case.operation.schema.raw_schema
+    data = document["components"]["schemas"]["MessageEvent"]["properties"]["data"]
+    validator = Draft202012Validator({**data["contentSchema"], "components": document["components"]})
+    events = [json.loads(line.removeprefix("data: ")) for line in raw.decode().split("\n") if line[:6] == "data: "]
+    for event in events:
+        validator.validate(event)
+    assert (events[0]["type"], events[-1]["type"]) == ("message_start", "message_stop")
+
+
+def check_responses_stream(raw: bytes, case: Any) -> None:
+    """Frames, order and schema of the events, and of the response in the last one."""
+    document = case.operation.schema.raw_schema
+    response = {"$ref": "#/components/schemas/Response", "components": document["components"]}
+    frames = raw.decode().split("\n\n")
+    assert frames.pop() == ""
+    events = [json.loads(frame.split("\ndata: ")[1]) for frame in frames if not frame.startswith(":")]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
+    for event in events:
+        if "response" in event:
+            Draft202012Validator(response).validate(event["response"])
+    assert events[-1]["type"] == f"response.{events[-1]['response']['status']}"
+
+
+STREAMS = {
+    "/chat/completions": check_chat_stream,
+    "/messages": check_messages_stream,
+    "/responses": check_responses_stream,
+}
+"""The check of a stream, by the door's path."""
 
 
 def fuzz(world: World, port: int, account: str, key_id: str, *, cases: int, phases: list[str]) -> Found:
@@ -170,8 +217,8 @@ def fuzz(world: World, port: int, account: str, key_id: str, *, cases: int, phas
 
     @schema.hook
     def map_body(context: Any, body: Any) -> Any:
-        """Every second chat is streamed, unless that corrects a value that is wrong on purpose."""
-        is_chat = context.operation.label == "POST /chat/completions" and isinstance(body, dict)
+        """Every second reply is streamed, unless that corrects a value that is wrong on purpose."""
+        is_chat = context.operation.path in STREAMS and isinstance(body, dict)
         if is_chat and body.get("stream") in (None, False) and not body.get("stream_options") and next(chats) % 2:
             body = {**body, "stream": True}
         return body
@@ -181,6 +228,8 @@ def fuzz(world: World, port: int, account: str, key_id: str, *, cases: int, phas
         """An integer is written without a decimal point, which no schema can express; [""] is written like []."""
         if isinstance(failure, RejectedPositiveData) and b"integer" in response.content:
             return False
+        if isinstance(failure, RejectedPositiveData) and case.operation.path.startswith("/messages"):
+            return False  # its rules that no schema can express answer 400 (test_openapi_doors.py)
         if not isinstance(failure, AcceptedNegativeData):
             return True
         if media_type(response) == "text/event-stream" and "`idempotency-key`" in failure.message:

@@ -9,9 +9,9 @@ import openai
 import pytest
 
 from serve_app.admin import public
-from serve_app.admin.query_rates import QueryRates
 from serve_app.contracts import key_format as keys
 from serve_app.contracts.limiting import Identity
+from serve_app.gateway.query_rates import QueryRates
 from tests.accounting.books import settlement
 from tests.gateway.connections import Call
 from tests.gateway.world import OPERATOR, World

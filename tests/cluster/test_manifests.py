@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from serve_app.api.doors import DOORS
+from serve_app.api.doors import DOORS, TOKEN_DOORS
 
 from .checks import CLUSTER, flags
 from .crds import evaluate
@@ -142,7 +142,8 @@ def test_the_gateway_publishes_every_door_under_both_base_paths_and_no_other_exa
     [route] = [one for one in found if one["metadata"]["name"] == "serve-app"]
     paths = [match["path"] for rule in route["spec"]["rules"] for match in rule["matches"]]
     exact = {path["value"] for path in paths if path["type"] == "Exact"}
-    assert exact == {prefix + door.path for door in DOORS for prefix in ("", "/v1")} | {"/health", "/ready"}
+    doors = {door.path for door in (*DOORS, *TOKEN_DOORS)}
+    assert exact == {prefix + path for path in doors for prefix in ("", "/v1")} | {"/health", "/ready"}
 
 
 @pytest.mark.parametrize("name", SETS)

@@ -9,6 +9,7 @@ import pytest
 
 from serve_app.contracts.books import KeySnapshot, UsageRow
 from serve_app.contracts.commands import ListUsage, SumUsage
+from serve_app.contracts.generation import Finished, FinishReason
 from serve_app.contracts.limiting import Admit, Grant, Identify, Identity, LiveReport, Refusal, Renew, Window
 
 WINDOW = Window(1, 1, 1.0)
@@ -28,6 +29,7 @@ WINDOW = Window(1, 1, 1.0)
         (UsageRow(1, 1, 1, 1, 1), {"tag": None}),
         (SumUsage("a"), {"tag": None}),
         (ListUsage("a"), {"tag": None}),
+        (Finished(FinishReason.STOP, 1, 0, 1), {"stop": None}),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, dict) else "",
 )

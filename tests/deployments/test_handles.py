@@ -15,7 +15,7 @@ from ray.serve._private.common import DeploymentID, RequestMetadata
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException, RequestCancelledError
 from ray.serve.handle import DeploymentResponseGenerator
 
-from deployments import gateway, handles
+from deployments import gateway, handles, model
 from deployments.handles import (
     ENTRANCE,
     AccountingHandle,
@@ -27,7 +27,16 @@ from deployments.handles import (
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.commands import CheckBooks, GetAccount
 from serve_app.contracts.errors import AccountNotFound
-from serve_app.contracts.generation import Bill, GenerateCall, Rejected, Rejection, SamplingParams, Started
+from serve_app.contracts.generation import (
+    Bill,
+    GenerateCall,
+    Rejected,
+    Rejection,
+    SamplingParams,
+    Started,
+    TokenizeCall,
+    Tokenized,
+)
 from serve_app.contracts.money import Price
 from serve_app.contracts.ports import BackendUnavailable
 
@@ -135,8 +144,6 @@ async def test_a_ledger_error_arrives_unchanged() -> None:
 
 
 async def test_a_replica_settles_by_a_method_of_its_own_and_runs_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    from deployments import model
-
     called: list[str] = []
 
     class Recorded(Handle):
@@ -212,6 +219,34 @@ def test_serves_responses_know_their_call_at_the_replica() -> None:
 async def test_backpressure_is_a_full_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = backends(monkeypatch, Handle(BackPressureError(3, 2))).generate("b", CALL)
     assert [event async for event in stream] == [Rejected(Rejection.QUEUE_FULL)]
+
+
+async def test_a_replica_tokenizes_by_a_method_that_is_not_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[dict[str, Any]] = []
+
+    class Recorded(Handle):
+        def options(self, **options: Any) -> Handle:
+            chosen.append(options)
+            return self
+
+    ports = backends(monkeypatch, Recorded(Tokenized(3)))
+    assert await ports.tokenize("b", TokenizeCall("a", text="abc")) == Tokenized(3)
+    assert (chosen[-1]["method_name"], chosen[-1]["stream"]) == ("tokenize", False)
+    assert hasattr(model.Model.func_or_class, "tokenize")
+
+
+@pytest.mark.parametrize("error", [*AWAY, BackPressureError(3, 2)], ids=lambda error: type(error).__name__)
+async def test_a_replica_that_is_away_does_not_tokenize(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BackendUnavailable):
+        await backends(monkeypatch, Handle(error)).tokenize("b", TokenizeCall("a", text="abc"))
+
+
+async def test_a_replica_of_an_earlier_release_cannot_tokenize(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = RayTaskError("m", "t", RayServeException("no such method"), proctitle="x", pid=1, ip="127.0.0.1")
+    with pytest.raises(BackendUnavailable):
+        await backends(monkeypatch, Handle(missing.as_instanceof_cause())).tokenize("b", TokenizeCall("a", text="a"))
+    with pytest.raises(RayTaskError):
+        await backends(monkeypatch, Handle(fault())).tokenize("b", TokenizeCall("a", text="a"))
 
 
 async def test_an_application_is_unavailable_until_it_is_deployed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,8 @@ async def test_a_stop_string_across_tokens_ends_the_reply_and_none_of_it_is_sent
     plain = await asker.ask(max_tokens=20, ignore_eos=True, logprobs=0)
     texts = [token.raw.decode() for token in plain.tokens]
     stop = texts[7][-2:] + texts[8] + texts[9][:2]
-    reply = await asker.ask(max_tokens=20, ignore_eos=True, stop=(stop,))
+    reply = await asker.ask(max_tokens=20, ignore_eos=True, stop=("\0", stop))
+    assert (plain.end.stop, reply.end.stop) == (None, stop)
     assert reply.end.reason is FinishReason.STOP
     assert reply.text == plain.text[: plain.text.index(stop)]
     assert reply.end.completion_tokens <= 10

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, NotFoundError
 
 from serve_app.contracts.generation import (
     CallArguments,
@@ -195,3 +195,129 @@ async def test_an_error_has_its_status_and_its_field(world: World) -> None:
     call = await responses_call(world, previous_response_id="resp_1").done()
     assert (call.status, call.json["error"]["code"]) == (404, "previous_response_not_found")
     await settled(world, requests=0, spent=0)
+
+
+async def test_a_response_is_read_listed_continued_and_deleted_through_the_sdk(world: World, sdk: AsyncOpenAI) -> None:
+    first = await sdk.responses.create(model="svc-chat", input="Hi", instructions="Be brief.")
+    assert first.model_extra is not None
+    assert first.model_extra["store"] is True
+    assert (await sdk.responses.retrieve(first.id)).to_dict() == first.to_dict()
+    listed = await sdk.responses.input_items.list(first.id)
+    assert [item.type for item in listed.data] == ["message"]
+    second = await sdk.responses.create(model="svc-chat", input="And?", previous_response_id=first.id)
+    assert [message["content"] for message in world.backends.calls[-1].messages] == ["Hi", "Hello world", "And?"]
+    third = await sdk.responses.create(model="svc-chat", input="So?", previous_response_id=second.id)
+    assert len(world.backends.calls[-1].messages) == 5
+    await sdk.responses.delete(first.id)
+    with pytest.raises(NotFoundError):
+        await sdk.responses.retrieve(first.id)
+    reply = await sdk.responses.create(model="svc-chat", input="!", previous_response_id=third.id)
+    assert len(world.backends.calls[-1].messages) == 7  # each response has its whole conversation
+    assert reply.previous_response_id == third.id
+    await settled(world, requests=4, spent=4 * price(10, 2))
+
+
+async def test_a_streamed_response_is_stored_as_its_last_event_has_it(world: World, http: httpx.AsyncClient) -> None:
+    call = await responses_call(world, stream=True, input=[{"role": "user", "content": "Hi"}]).done()
+    last = events(call)[-1]["response"]
+    assert last["store"] is True
+    assert (await get(http, world.key, last["id"])).json() == last
+
+
+async def get(http: httpx.AsyncClient, key: str, path: str) -> httpx.Response:
+    return await http.get(f"/v1/responses/{path}", headers={"authorization": f"Bearer {key}"})
+
+
+async def test_other_accounts_neither_read_nor_continue_nor_delete_a_response(
+    world: World, http: httpx.AsyncClient
+) -> None:
+    reply = (await responses_call(world).done()).json
+    item = reply["output"][0]["id"]
+    _, stranger = world.new_account()
+    assert (await get(http, stranger, reply["id"])).status_code == 404
+    assert (await get(http, stranger, f"{reply['id']}/input_items")).status_code == 404
+    headers = {"authorization": f"Bearer {stranger}"}
+    assert (await http.delete(f"/v1/responses/{reply['id']}", headers=headers)).status_code == 404
+    body = {"model": "svc-chat", "input": "Hi", "previous_response_id": reply["id"]}
+    call = await Call(world, stranger, path="/responses", body=body).done()
+    assert (call.status, call.json["error"]["code"]) == (404, "previous_response_not_found")
+    assert call.json["error"]["param"] == "previous_response_id"
+    body = {"model": "svc-chat", "input": [{"type": "item_reference", "id": item}]}
+    call = await Call(world, stranger, path="/responses", body=body).done()
+    assert (call.status, call.json["error"]["param"]) == (422, "input[0].id")
+    assert (await get(http, world.key, reply["id"])).status_code == 200
+
+
+async def test_a_response_is_not_stored_if_the_request_or_the_operator_says_so(
+    world: World, http: httpx.AsyncClient
+) -> None:
+    reply = (await responses_call(world, store=False).done()).json
+    assert reply["store"] is False
+    assert (await get(http, world.key, reply["id"])).status_code == 404
+    world.services.settings = world.settings.model_copy(update={"unstored_accounts": [world.account_id]})
+    reply = (await responses_call(world).done()).json
+    assert reply["store"] is False
+    assert (await get(http, world.key, reply["id"])).status_code == 404
+    world.services.settings = world.settings.model_copy(update={"stored_responses_s": 0.0})
+    assert (await responses_call(world).done()).json["store"] is False
+
+
+async def test_a_reply_that_was_not_completed_is_not_stored(world: World, http: httpx.AsyncClient) -> None:
+    world.backends.play([Started(10, 0), Delta("x", 1), asyncio.Event()])
+    call = responses_call(world, stream=True)
+    await call.until("output_text.delta")
+    call.hang_up()
+    await settled(world, requests=1, spent=price(10, 1))
+    assert (await get(http, world.key, events(call)[0]["response"]["id"])).status_code == 404
+
+
+async def test_a_response_waits_in_the_spool_with_its_usage(world: World, http: httpx.AsyncClient) -> None:
+    world.settlements.settle_timeout_s = 0.01
+    world.accounting.wire_settle.down()
+    reply = (await responses_call(world).done()).json
+    assert (await get(http, world.key, reply["id"])).status_code == 404
+    world.settlements.start()
+    world.accounting.wire_settle.up()
+    await settled(world, requests=1, spent=price(10, 2))
+    assert (await get(http, world.key, reply["id"])).json() == reply
+
+
+async def test_a_request_that_refers_to_a_response_waits_for_the_ledger(world: World) -> None:
+    reply = (await responses_call(world).done()).json
+    world.accounting.wire_call.down("FindResponse")
+    call = await responses_call(world, previous_response_id=reply["id"]).done()
+    assert (call.status, call.headers["retry-after"]) == (503, "2")
+
+
+async def test_a_completed_response_is_neither_streamed_nor_cancelled(world: World, http: httpx.AsyncClient) -> None:
+    reply = (await responses_call(world).done()).json
+    streamed = await get(http, world.key, f"{reply['id']}?stream=true")
+    assert (streamed.status_code, streamed.json()["error"]["param"]) == (422, "stream")
+    headers = {"authorization": f"Bearer {world.key}"}
+    cancelled = await http.post(f"/v1/responses/{reply['id']}/cancel", headers=headers)
+    assert cancelled.status_code == 422
+    assert "completed" in cancelled.json()["error"]["message"]
+
+
+async def test_a_run_in_the_background_is_refused_with_what_to_do_instead(world: World) -> None:
+    call = await responses_call(world, background=True).done()
+    assert (call.status, call.json["error"]["param"]) == (422, "background")
+    assert "stream: true" in call.json["error"]["message"]
+
+
+async def test_input_tokens_are_those_of_the_prompt_that_the_same_request_sends(world: World, sdk: AsyncOpenAI) -> None:
+    first = await sdk.responses.create(model="svc-chat", input="Hi")
+    fields: Any = {"model": "svc-chat", "input": "And?", "instructions": "Be brief.", "previous_response_id": first.id}
+    counted = await sdk.responses.input_tokens.count(**fields, tools=[TOOL])
+    assert counted.object == "response.input_tokens"
+    assert counted.input_tokens == len("Be brief.HiHello worldAnd?")  # as the scripted replica counts
+    await sdk.responses.create(**fields, tools=[TOOL])
+    [(_, call)], sent = world.backends.token_calls, world.backends.calls[-1]
+    assert (call.messages, call.tools, call.tool_choice) == (sent.messages, sent.tools, sent.tool_choice)
+    await settled(world, requests=2, spent=2 * price(10, 2))
+
+
+async def test_a_count_has_the_errors_of_the_request(world: World) -> None:
+    body = {"model": "svc-chat", "input": "Hi", "previous_response_id": "resp_1"}
+    call = await Call(world, path="/responses/input_tokens", body=body).done()
+    assert (call.status, call.json["error"]["code"]) == (404, "previous_response_not_found")

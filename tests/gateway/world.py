@@ -21,14 +21,23 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.accounting.accounting_service import AccountingService
 from serve_app.admin.endpoint import AdminServices
-from serve_app.admin.query_rates import QueryRates
 from serve_app.admin.routes import admin_router
 from serve_app.contracts import metrics
 from serve_app.contracts.accounting_shards import AccountingShards
 from serve_app.contracts.calls import Unavailable
 from serve_app.contracts.commands import Command
 from serve_app.contracts.errors import LedgerError
-from serve_app.contracts.generation import BackendEvent, Delta, Finished, FinishReason, GenerateCall, Started
+from serve_app.contracts.generation import (
+    BackendEvent,
+    Delta,
+    Finished,
+    FinishReason,
+    GenerateCall,
+    Rejected,
+    Started,
+    TokenizeCall,
+    Tokenized,
+)
 from serve_app.contracts.limits import Contract
 from serve_app.contracts.metric import Metric
 from serve_app.contracts.ports import BackendUnavailable
@@ -37,6 +46,7 @@ from serve_app.gateway.authentication import Authenticator
 from serve_app.gateway.backends import Catalogue
 from serve_app.gateway.limiter_client import LimiterClient
 from serve_app.gateway.observer import Observer
+from serve_app.gateway.query_rates import QueryRates
 from serve_app.gateway.record import RequestRecord
 from serve_app.gateway.services import Services
 from serve_app.gateway.settlements import Settlements
@@ -159,6 +169,8 @@ class FakeBackends:
     def __init__(self) -> None:
         self.scripts: list[Script] = [Script(says("Hello", " world"))]
         self.calls: list[GenerateCall] = []
+        self.token_calls: list[tuple[str, TokenizeCall]] = []
+        self.tokenized: Tokenized | Rejected | BaseException | asyncio.Event | None = None  # in place of an answer
         self.running = 0
         self.fingerprints: dict[str, str] = {}
         self.report: dict[str, dict[str, Any]] | None = {"fake": {"status": "RUNNING", "replicas": 1}}
@@ -184,6 +196,24 @@ class FakeBackends:
         finally:
             self.running -= 1
             script.closed.set()
+
+    async def tokenize(self, backend: str, call: TokenizeCall) -> Tokenized | Rejected:
+        """A token is a character."""
+        self.token_calls.append((backend, call))
+        answer = self.tokenized
+        if isinstance(answer, asyncio.Event):
+            await answer.wait()
+        elif isinstance(answer, BaseException):
+            raise answer
+        elif answer is not None:
+            return answer
+        if call.token_ids is not None:
+            return Tokenized(len(call.token_ids), text="".join(map(chr, call.token_ids)))
+        text = call.text if call.text is not None else "".join(message["content"] for message in call.messages)
+        ids = tuple(map(ord, text))
+        return (
+            Tokenized(len(ids)) if call.only_count else Tokenized(len(ids), ids, tuple(text) if call.with_names else ())
+        )
 
     async def fingerprint(self, backend: str) -> str:
         if self.report is None or backend not in self.report:

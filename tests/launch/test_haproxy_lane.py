@@ -51,9 +51,9 @@ class Gateway:
 
     Keys that begin with `full` get 503 in place of 401, and those with `broken` 500.
 
-    Of several authorization headers it reads the first. `turned` are good keys that get 402 now, as others their 401.
-    On /stream/chat/completions replies do not end until the client hangs up, and on /cut/chat/completions the server
-    closes the connection in the middle of the reply.
+    Of several authorization headers it reads the first, and x-api-key if there is none. `turned` are good keys that get
+    402 now, as others their 401. On /stream/chat/completions replies do not end until the client hangs up, and on
+    /cut/chat/completions the server closes the connection in the middle of the reply.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,9 @@ class Gateway:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while head := (await reader.readuntil(b"\r\n\r\n")).decode():
-                key = next(line for line in head.lower().splitlines() if line.startswith("authorization")).split()[-1]
+                lines = head.lower().splitlines()
+                names = ("authorization", "x-api-key")
+                key = next(line for name in names for line in lines if line.startswith(name)).split()[-1]
                 is_good = key.startswith("good") and key not in self.turned
                 status = b"200 OK" if is_good or head.startswith("GET /health ") else b"401 No"
                 if key.startswith("full"):
@@ -145,10 +147,16 @@ def lane(front: tuple[Gateway, Front]) -> tuple[Gateway, int]:
     return gateway, ports.port
 
 
-async def ask(port: int, *keys: str, address: str = "127.0.0.1", path: str = "/v1/chat/completions") -> int:
-    """With an authorization header for each key."""
+async def ask(
+    port: int,
+    *keys: str,
+    address: str = "127.0.0.1",
+    path: str = "/v1/chat/completions",
+    api_keys: tuple[str, ...] = (),
+) -> int:
+    """With an authorization header for each key, and x-api-key for each of `api_keys`."""
     transport = httpx.AsyncHTTPTransport(local_address=address, verify=False)  # reading certificates takes long
-    headers = [("authorization", f"Bearer {key}") for key in keys]
+    headers = [("authorization", f"Bearer {key}") for key in keys] + [("x-api-key", key) for key in api_keys]
     async with httpx.AsyncClient(transport=transport, timeout=60) as client:
         return (await client.get(f"http://127.0.0.1:{port}{path}", headers=headers)).status_code
 
@@ -343,6 +351,29 @@ async def test_a_second_key_in_a_request_hides_the_first_from_no_count(lane: tup
     flood = [ask(port, "good-poor", f"another-{number}") for number in range(2 * AT_ONCE)]
     assert await asyncio.gather(*flood) == [429] * 2 * AT_ONCE
     assert gateway.most_held == 0
+
+
+async def test_x_api_key_is_the_same_key_and_counts_only_without_an_authorization_header(
+    lane: tuple[Gateway, int],
+) -> None:
+    gateway, port = lane
+    assert [await ask(port, "good-one"), await ask(port, api_keys=("good-two",))] == [200, 200]
+    for _ in range(2):
+        await refuse(gateway, port, "bad-{}")
+    flood = [asyncio.create_task(ask(port, f"flood-{number}")) for number in range(2 * AT_ONCE)]
+    await until_held(gateway, AT_ONCE)
+    # Both keys got replies, and each has the gateway to itself with either header.
+    assert [await ask(port, api_keys=("good-one",)), await ask(port, "good-two")] == [200, 200]
+    assert await ask(port, "good-one", api_keys=("bad", "worse")) == 200
+    # A known key beside another authorization header does not open the lane.
+    hidden = asyncio.create_task(ask(port, "good-new", api_keys=("good-one",)))
+    gateway.open.set()
+    assert await asyncio.gather(*flood) == [401] * (2 * AT_ONCE)
+    assert await hidden == 200
+    assert await ask(port, api_keys=("good-three",)) == 200
+    gateway.turned.add("good-three")
+    await refuse(gateway, port, "good-three")
+    assert await ask(port, api_keys=("good-three",)) == 429
 
 
 @pytest.mark.parametrize("waiting", [AT_ONCE])

@@ -137,6 +137,13 @@ async def test_a_hold_that_pays_to_the_last_nano_unit_is_enough() -> None:
     assert events == [Started(10, 0), Finished(STOP, 10, 0, 0)]
 
 
+async def test_the_stop_string_that_ended_the_only_choice_is_told() -> None:
+    ended = Finished(STOP, 10, 0, 1, stop="###")
+    assert (await Made(Started(10, 0), Delta("a", 1), ended).all())[-1] == ended
+    several = await Made(Started(10, 0), Delta("a", 1), ended).all(n=2)
+    assert several[-1].stop is None
+
+
 async def test_a_hold_pays_for_the_prompt_once_and_for_the_output_of_every_choice() -> None:
     made = Made(Started(10, 0), Delta("a", 1), Finished(STOP, 10, 0, 1))
     events = await made.all(n=3, credit=10 * 1000 + 3 * 20 * 3000)

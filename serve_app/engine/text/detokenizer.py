@@ -204,6 +204,11 @@ class Detokenizer:
         return self._mark.found_at if self._mark else None
 
     @property
+    def stop(self) -> str | None:
+        """The stop string that was found."""
+        return self._stops.stop
+
+    @property
     def stopped(self) -> bool:
         """Whether a stop string was found; no text follows it."""
         return self._stops.found

@@ -58,12 +58,12 @@ class PlainText:
         return token_ids(self._core, text)
 
 
-def token_ids(core: Any, text: str) -> list[int]:
-    """Token ids of `text` by a fast tokenizer's `core`.
+def token_ids(core: Any, text: str, add_special_tokens: bool = False) -> list[int]:
+    """Token ids of `text` by a fast tokenizer's `core`. With `add_special_tokens`, also those around a text.
 
     A batch of one: `encode` holds the GIL, for 30 ms with a text of 60 KB, and all other threads wait.
     """
-    return list(core.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+    return list(core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
 
 def _any_of(texts: Sequence[str]) -> str:

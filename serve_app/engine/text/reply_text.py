@@ -83,6 +83,7 @@ class ReplyText:
             cached_tokens,
             completion_tokens=self.num_tokens,
             marked_tokens=self._detokenizer.marked_tokens,
+            stop=self._detokenizer.stop,
         )
 
 

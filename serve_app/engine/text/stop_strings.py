@@ -20,7 +20,11 @@ class StopFinder:
         self._matches = [_Match(stop) for stop in stops if stop]
         self._begins = frozenset(match.stop[0] for match in self._matches)
         self._held = ""
-        self.found = False
+        self.stop: str | None = None  # the string that was found
+
+    @property
+    def found(self) -> bool:
+        return self.stop is not None
 
     def push(self, text: str) -> str:
         """Text that is safe to release; empty after a stop string was found."""
@@ -32,10 +36,10 @@ class StopFinder:
         text, new = self._held + text, text
         for character in new:
             end += 1
-            complete = [len(match.stop) for match in self._matches if match.push(character)]
+            complete = [match.stop for match in self._matches if match.push(character)]
             if complete:
-                self.found, self._held = True, ""
-                return text[: end - max(complete)]
+                self.stop, self._held = max(complete, key=len), ""
+                return text[: end - len(self.stop)]
         keep = max(match.length for match in self._matches)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -1,4 +1,6 @@
-"""Limits how often a key may query models, balance, usage and its account: queries share the ledger's readers.
+"""Limits how often a key may query models, balance, usage and its account, which share the ledger's readers.
+
+The same limits, with other buckets, apply to requests that tokenize.
 
 Each gateway counts separately, so a key may send N times as many queries to N gateways. That suffices: the limit
 protects each gateway and keeps a single key from filling the ledger's pool, and it needs no messages.
@@ -23,13 +25,18 @@ MAX_BUCKETS: Final = 20_000  # about 4 MB; the least recently used bucket is evi
 class QueryRates:
     """Buckets of keys and accounts. Does no I/O. `per_minute` is the limit of one key and may change at any time.
 
-    `clock` returns seconds and never runs backwards.
+    `of` says in errors which requests are counted. `clock` returns seconds and never runs backwards.
     """
 
     def __init__(
-        self, per_minute: int = 60, clock: Callable[[], float] = time.monotonic, most_buckets: int = MAX_BUCKETS
+        self,
+        per_minute: int = 60,
+        clock: Callable[[], float] = time.monotonic,
+        most_buckets: int = MAX_BUCKETS,
+        of: str = "/models, /user and /account together",
     ) -> None:
         self.per_minute = per_minute
+        self._of = of
         self._clock = clock
         self._most_buckets = most_buckets
         self._buckets: OrderedDict[str, Bucket] = OrderedDict()
@@ -41,7 +48,7 @@ class QueryRates:
         of_account = self._bucket(f"account {identity.account_id}", KEYS_OF_AN_ACCOUNT * self.per_minute)
         for bucket, whose in ((of_key, "this key"), (of_account, "this account")):
             if wait_s := bucket.wait_s(now, 1):
-                raise _over_rate(whose, Window(*bucket.state(now)[1::-1], bucket.reset_s(now)), wait_s)
+                raise _over_rate(whose, self._of, Window(*bucket.state(now)[1::-1], bucket.reset_s(now)), wait_s)
         of_key.charge(now, 1)
         of_account.charge(now, 1)
 
@@ -60,10 +67,10 @@ class QueryRates:
         return bucket
 
 
-def _over_rate(whose: str, window: Window, wait_s: float) -> errors.ApiError:
+def _over_rate(whose: str, of: str, window: Window, wait_s: float) -> errors.ApiError:
     message = (
-        f"Queries per minute of {whose}: the limit is {window.limit} for /models, /user and /account together. "
-        f"Try again in {wait_s:.3g} s. Chat requests are not counted here."
+        f"Queries per minute of {whose}: the limit is {window.limit} for {of}. "
+        f"Try again in {wait_s:.3g} s. Requests for replies are not counted here."
     )
     headers = {
         "x-ratelimit-limit-requests": str(window.limit),

@@ -1,0 +1,81 @@
+"""Responses that their accounts can read and continue until they expire.
+
+Each is stored with the settlement of its request. Each account keeps its newest responses, up to a quota.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import Connection, delete, select, tuple_
+
+from serve_app.accounting.database import Transaction
+from serve_app.accounting.dialects import Upsert
+from serve_app.accounting.registry import reads, writes
+from serve_app.accounting.schema import responses
+from serve_app.accounting.validation import equals, is_text
+from serve_app.contracts.books import Settlement, StoredResponse
+from serve_app.contracts.commands import DeleteResponse, FindResponse
+
+MAX_BODY = 8 * 2**20  # bytes
+_YEAR_10000 = 253402300800.0
+
+_ADD = Upsert(responses, lambda new: {"expires_at": responses.c.expires_at})  # the first stands
+
+
+def why_not_kept(response: StoredResponse) -> str | None:
+    """Returns why a response cannot be kept, or None."""
+    if not is_text(getattr(response, "response_id", None), 200):
+        return "response_id: expected 1 to 200 printable characters"
+    body, expires_at = getattr(response, "body", None), getattr(response, "expires_at", None)
+    if not isinstance(body, bytes) or len(body) > MAX_BODY:
+        return f"a body of at most {MAX_BODY} bytes was expected"
+    if not isinstance(expires_at, int | float) or not 0 <= expires_at < _YEAR_10000:
+        return f"expires_at {expires_at!r}: expected Unix seconds"
+    return None
+
+
+def response_row(settlement: Settlement, response: StoredResponse, now: float) -> dict[str, Any]:
+    return {"account_id": settlement.account_id, "created_at": now} | asdict(response)
+
+
+def write_responses(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
+    """Stores responses, at least one. A response that is stored already stays as it is."""
+    _ADD.run(connection, rows)
+
+
+def kept_responses(settlements: Sequence[Settlement]) -> Iterator[tuple[str, int]]:
+    """Yields account and size of each response that `settle` has stored."""
+    for settlement in settlements:
+        if settlement.response is not None and not why_not_kept(settlement.response):
+            yield settlement.account_id, len(settlement.response.body)
+
+
+def prune(connection: Connection, now: float, most: int) -> int:
+    """Removes up to `most` expired responses. Returns their number."""
+    mine = tuple_(responses.c.account_id, responses.c.response_id)
+    old = select(responses.c.account_id, responses.c.response_id).where(responses.c.expires_at <= now)
+    return connection.execute(delete(responses).where(mine.in_(old.limit(most)))).rowcount
+
+
+@reads(FindResponse)
+def find_response(connection: Connection, wanted: FindResponse, now: float) -> StoredResponse | None:
+    query = select(responses).where(
+        equals(responses.c.account_id, wanted.account_id),
+        equals(responses.c.response_id, wanted.response_id),
+        responses.c.expires_at > now,
+    )
+    row = connection.execute(query).one_or_none()
+    return None if row is None else StoredResponse(row.response_id, bytes(row.body), row.expires_at)
+
+
+@writes(DeleteResponse)
+def delete_response(transaction: Transaction, wanted: DeleteResponse, now: float) -> bool:
+    gone = delete(responses).where(
+        equals(responses.c.account_id, wanted.account_id),
+        equals(responses.c.response_id, wanted.response_id),
+        responses.c.expires_at > now,
+    )
+    return transaction.connection.execute(gone).rowcount > 0

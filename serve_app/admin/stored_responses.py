@@ -1,0 +1,114 @@
+"""Endpoints for stored responses: read, delete, list the input. An account finds only its own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from fastapi.responses import Response
+from pydantic import BeforeValidator, Field
+
+from serve_app.admin import responses
+from serve_app.admin.endpoint import AdminServices, Endpoints
+from serve_app.admin.values import Query, Reply
+from serve_app.api import errors
+from serve_app.api import responses_models as models
+from serve_app.api.codec import encode_json, quote
+from serve_app.api.responses_chat import StoredConversation
+from serve_app.api.stored_responses import decode_stored, list_items
+from serve_app.contracts import commands
+from serve_app.contracts.limiting import Identity
+
+endpoint = Endpoints("Responses", "apiKey")
+
+MAX_ITEMS: Final = 100
+
+
+class DeletedResponse(Reply):
+    """A response that was deleted."""
+
+    id: str
+    object: Literal["response.deleted"]
+    deleted: Literal[True]
+
+
+class ResponseQuery(Query):
+    stream: Literal["true", "false"] | None = Field(
+        None, description="Only `false`: a stored response is not streamed."
+    )
+
+
+class ItemsQuery(Query):
+    limit: Annotated[int, BeforeValidator(lambda text: int(text) if str(text).isdecimal() else text)] = Field(
+        20, ge=1, le=MAX_ITEMS, description="Maximum number of items to return."
+    )
+    order: Literal["asc", "desc"] = Field("desc", description="`desc`: the last item first.")
+    after: str | None = Field(None, description="Id of the item before the page: `last_id` of the page before.")
+
+
+@endpoint(
+    "GET",
+    "/responses/{response_id}",
+    "Read a stored response",
+    success=responses.json_response("The response as it was sent.", models.Response.__name__),
+)
+async def get_response(admin: AdminServices, response_id: str, query: ResponseQuery, identity: Identity) -> Response:
+    if query.stream == "true":
+        raise errors.invalid_parameters(
+            "stream: a stored response is not streamed. Leave it out: the answer is the whole response", param="stream"
+        )
+    return _json((await _find(admin, identity, response_id)).response)
+
+
+@endpoint("DELETE", "/responses/{response_id}", "Delete a stored response", success="It is deleted.")
+async def delete_response(admin: AdminServices, response_id: str, identity: Identity) -> DeletedResponse:
+    if not await admin.run(commands.DeleteResponse(identity.account_id, response_id)):
+        raise _not_found(response_id)
+    return DeletedResponse(id=response_id, object="response.deleted", deleted=True)
+
+
+@endpoint(
+    "POST",
+    "/responses/{response_id}/cancel",
+    "Cancel a response that runs in the background",
+    success=responses.json_response("The cancelled response.", models.Response.__name__),
+)
+async def cancel_response(admin: AdminServices, response_id: str, identity: Identity) -> Response:
+    found = await _find(admin, identity, response_id)
+    raise errors.invalid_parameters(
+        f"response_id: this response is {found.response['status']}, and only a response that runs in the background "
+        "can be cancelled. To cancel a request, close its connection",
+        param="response_id",
+    )
+
+
+@endpoint(
+    "GET",
+    "/responses/{response_id}/input_items",
+    "List the items of a stored response's input",
+    success=responses.json_response("A page of items.", models.ResponseItemList.__name__),
+)
+async def list_input_items(admin: AdminServices, response_id: str, query: ItemsQuery, identity: Identity) -> Response:
+    found = await _find(admin, identity, response_id)
+    page = list_items(found.items, order=query.order, after=query.after, limit=query.limit)
+    if page is None:
+        raise errors.invalid_parameters(f"after: the response has no item {quote(query.after or '')}", param="after")
+    return _json(page)
+
+
+async def _find(admin: AdminServices, identity: Identity, response_id: str) -> StoredConversation:
+    """Returns a stored response of the account. Raises ApiError (404)."""
+    found = await admin.run(commands.FindResponse(identity.account_id, response_id))
+    if found is None:
+        raise _not_found(response_id)
+    return decode_stored(found.body)
+
+
+def _not_found(response_id: str) -> errors.ApiError:
+    return errors.not_found(
+        f"the response {quote(response_id)} is not stored: it does not exist, was created with store: false, has been "
+        "deleted, or has expired"
+    )
+
+
+def _json(value: Any) -> Response:
+    return Response(encode_json(value), media_type="application/json")

@@ -1,0 +1,69 @@
+"""The operations of the OpenAPI document that tokenize."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, Field
+
+from serve_app.admin import responses
+from serve_app.admin.values import Schema
+from serve_app.api.chat_openapi import REF
+from serve_app.api.tokenize_door import tokenize_schemas
+
+Count = Annotated[int, Field(ge=0)]
+_ERRORS: Final = (400, 401, 403, 408, 422, 429, 500, 503)
+_FREE: Final = (
+    "Free of charge: nothing is billed, and no balance is needed. The rate is ten times that of other queries; each "
+    "further 16 KiB of a body count as one more request. At most four of an account run at once."
+)
+
+
+class Tokens(BaseModel):
+    """The tokens of a prompt."""
+
+    count: Count = Field(description="Number of tokens.")
+    max_model_len: int = Field(ge=1, description="Maximum number of tokens of prompt and reply together.")
+    tokens: list[Count] = Field(description="Token ids.")
+    token_strs: list[str] | None = Field(description="Names of the tokens; null unless the request asks for them.")
+
+
+class TokenText(BaseModel):
+    """The text of tokens."""
+
+    prompt: str
+
+
+REPLIES: Final = (Tokens, TokenText)
+
+
+def paths() -> dict[str, Schema]:
+    """Returns the operations by path."""
+    tokenize = (
+        f"{_FREE}\n\nRules that the schema does not express: those of the same fields in a chat request, and "
+        "`add_generation_prompt: false` is not possible with `prefix`."
+    )
+    return {
+        "/tokenize": {"post": _operation("tokenize", "Tokens of a text or a conversation", tokenize, "Tokens")},
+        "/detokenize": {"post": _operation("detokenize", "Text of tokens", _FREE, "TokenText")},
+    }
+
+
+def schemas(chat: Schema, identifiers: Sequence[str]) -> dict[str, Schema]:
+    """Returns the schemas of the bodies by name. `chat` is the schema of a chat request."""
+    return tokenize_schemas(chat, identifiers)
+
+
+def _operation(name: str, summary: str, description: str, reply: str) -> Schema:
+    body: dict[str, Any] = {"schema": {"$ref": f"{REF}{name.capitalize()}Request"}}
+    return {
+        "operationId": name,
+        "tags": ["Tokens"],
+        "summary": summary,
+        "description": description,
+        "security": [{"apiKey": []}],
+        "parameters": responses.parameters("RequestId"),
+        "requestBody": {"required": True, "content": {"application/json": body}},
+        "responses": {"200": responses.json_response("The answer.", reply), **responses.errors(*_ERRORS)},
+    }

@@ -1,0 +1,77 @@
+"""Encodes stored responses, and lists the items of their inputs."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Literal
+
+from pydantic_core import from_json
+
+from serve_app.api.codec import encode_json
+from serve_app.api.responses_chat import Json, StoredConversation, digits_of
+
+MAX_BYTES: Final = 1024 * 1024  # compressed; a conversation that fills the context has a tenth of it
+_KINDS: Final = {
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+}
+"""Type of an item to the prefix of its id; msg for a message."""
+
+
+def encode_stored(items: Sequence[Json], response: Json) -> bytes:
+    """Returns the bytes to store. Items of the input get ids, so that they can be listed and referred to."""
+    digits = digits_of(response["id"])
+    kept = [
+        {**item, "id": item.get("id") or f"{_KINDS.get(item.get('type', ''), 'msg')}_{digits}_i{at}"}
+        for at, item in enumerate(items)
+    ]
+    return zlib.compress(encode_json({"items": kept, "response": response}), 1)
+
+
+def decode_stored(body: bytes) -> StoredConversation:
+    found: Any = from_json(zlib.decompress(body))
+    return StoredConversation(found["items"], found["response"])
+
+
+def list_items(
+    items: Iterable[Json], *, order: Literal["asc", "desc"] = "desc", after: str | None = None, limit: int = 20
+) -> Json | None:
+    """Returns a page of input items, with all fields that the format requires; None if there is no item `after`."""
+    listed = [_listed(item) for item in items]
+    if order == "desc":
+        listed.reverse()
+    if after is not None:
+        ids = [item["id"] for item in listed]
+        if after not in ids:
+            return None
+        listed = listed[ids.index(after) + 1 :]
+    page = listed[:limit]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else "",
+        "last_id": page[-1]["id"] if page else "",
+        "has_more": len(listed) > limit,
+    }
+
+
+def _listed(item: Json) -> Json:
+    kind = item.get("type") or "message"
+    listed = {**item, "type": kind}
+    if kind != "reasoning":
+        listed["status"] = item.get("status") or "completed"
+    if kind == "message":
+        content = item["content"]
+        is_output = item["role"] == "assistant"
+        if isinstance(content, str):
+            content = [{"type": "output_text" if is_output else "input_text", "text": content}]
+        listed["content"] = [
+            {"annotations": [], **part} if is_output and part["type"] == "output_text" else part for part in content
+        ]
+    if kind == "reasoning":
+        listed["summary"] = item.get("summary") or []
+    return listed

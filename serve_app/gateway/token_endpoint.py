@@ -1,0 +1,158 @@
+"""Handles requests that tokenize: identifies the key, reads the body, and asks a replica.
+
+They are free of charge: nothing is held or settled. Each key and each account has a rate for them, and an account has
+few at a time, because they take the places of other calls at the replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from fastapi.responses import JSONResponse
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from serve_app.api import errors
+from serve_app.api.errors import ApiError
+from serve_app.api.token_door import TokenDoor, TokenQuery
+from serve_app.contracts.generation import Rejected, Tokenized
+from serve_app.contracts.limiting import Identity
+from serve_app.contracts.ports import BackendUnavailable
+from serve_app.gateway.authentication import Authenticator, Caller
+from serve_app.gateway.query_rates import QueryRates
+from serve_app.gateway.refusal_errors import rejection_error, restarting
+from serve_app.gateway.reply_endpoint import IncompleteBodies, aside
+from serve_app.gateway.services import Services
+from serve_app.gateway.web import BodyReader, ClientGone, Sender, Share, error_response, until_gone
+
+logger = logging.getLogger("ray.serve")
+
+PER_QUERY: Final = 10  # tokenizing requests that a key may send in place of one query
+BYTES_OF_A_REQUEST: Final = 16 * 1024  # each further piece of a body counts as one more request
+MAX_AT_ONCE: Final = 4  # requests of one account
+ANSWER_S: Final = 60.0
+
+
+class TokenLimits:
+    """The limits of a gateway on requests that tokenize, for all token doors together."""
+
+    def __init__(self) -> None:
+        self.rates = QueryRates(of="requests that count or convert tokens")
+        self._running: Counter[str] = Counter()  # requests by account
+
+    @contextlib.contextmanager
+    def place(self, account_id: str) -> Iterator[None]:
+        """Takes one of an account's places. Raises ApiError (429) if there is none."""
+        if self._running[account_id] >= MAX_AT_ONCE:
+            message = (
+                f"At most {MAX_AT_ONCE} requests that count or convert tokens may run at once. Wait for one to end."
+            )
+            raise errors.rate_limit(message, code="concurrency", retry_after_s=1)
+        self._running[account_id] += 1
+        try:
+            yield
+        finally:
+            self._running[account_id] -= 1
+            if not self._running[account_id]:
+                del self._running[account_id]
+
+
+class TokenEndpoint:
+    """Answers the requests of one token door."""
+
+    def __init__(
+        self,
+        door: TokenDoor,
+        services: Services,
+        authenticator: Authenticator,
+        bodies: IncompleteBodies,
+        limits: TokenLimits,
+    ) -> None:
+        self._door = door
+        self._services = services
+        self._authenticator = authenticator
+        self._bodies = bodies
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            response = await self._respond(Request(scope, receive), receive)
+        except ApiError as error:
+            response = self._error(error, scope)
+        except ClientGone:
+            return
+        except Exception:
+            logger.exception("a request failed")
+            response = self._error(errors.server_error(), scope)
+        with contextlib.suppress(ClientGone):
+            await response(scope, receive, Sender(send).send_message)
+
+    def _error(self, error: ApiError, scope: Scope) -> JSONResponse:
+        return error_response(error, door=self._door, request_id=scope["state"].get("request_id", ""))
+
+    async def _respond(self, request: Request, receive: Receive) -> JSONResponse:
+        settings = self._services.settings
+        caller = self._authenticator.caller(request)
+        reader = BodyReader(request, settings.max_body_bytes, settings.body_timeout_s)
+        of_one = max(settings.bodies_max_bytes // 8, settings.max_body_bytes)
+        identity = await self._identify(caller, reader, of_one)
+        request.state.identified = True
+        if not self._services.catalogue.is_known:
+            raise restarting()
+        rates = self._limits.rates
+        rates.per_minute = PER_QUERY * settings.queries_per_minute
+        rates.count(identity)
+        with self._limits.place(identity.account_id):
+            with Share(self._bodies.identified, caller.digest, settings.bodies_max_bytes, of_one) as share:
+                body = await reader.read(share)
+                rates.charge(identity, len(body) // BYTES_OF_A_REQUEST)
+                query = await self._read_query(body, identity)
+            answers: list[Tokenized] = []
+
+            async def ask() -> None:
+                answers.append(await self._ask(query, identity))
+
+            await until_gone(receive, ask())
+        context_length = self._services.catalogue.served[query.model][0]
+        return JSONResponse(self._door.answer(query, answers[0], context_length))
+
+    async def _identify(self, caller: Caller, reader: BodyReader, most: int) -> Identity:
+        """Identifies the key. The body of a key that is not known yet is read meanwhile."""
+        if caller.is_confirmed:
+            return await caller.identify()
+        found: list[Identity] = []
+
+        async def identify() -> None:
+            found.append(await caller.identify())
+
+        with Share(self._bodies.unidentified, caller.address, most, most) as share:
+            await reader.read_while(identify(), share)
+        return found[0]
+
+    async def _read_query(self, body: bytes, identity: Identity) -> TokenQuery:
+        return await aside(body, lambda: self._parse(body))
+
+    def _parse(self, body: bytes) -> TokenQuery:
+        settings = self._services.settings
+        return self._door.parse(body, self._services.catalogue.served, settings.max_body_bytes, settings.max_body_items)
+
+    async def _ask(self, query: TokenQuery, identity: Identity) -> Tokenized:
+        """Asks a replica of the model's backend. Raises ApiError."""
+        catalogue = self._services.catalogue
+        call = replace(query.call, account_id=identity.account_id)
+        backend = catalogue.choose_backend(query.model, identity.account_id, call.messages, may_probe=False)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                answer = await self._services.backends.tokenize(backend, call)
+        except (BackendUnavailable, TimeoutError) as error:
+            logger.warning("backend %s did not tokenize: %s", backend, error or "timeout")
+            raise errors.overloaded("no replica of the model answered: try again", retry_after_s=2) from None
+        if isinstance(answer, Rejected):
+            raise rejection_error(answer)
+        return answer
