@@ -359,10 +359,10 @@ class Messages:
             "model": question.model,
             "messages": messages,
             "max_tokens": question.max_tokens,
-            "temperature": question.temperature,
             **({"system": system} if system else {}),
             **({"tools": tools, "tool_choice": choice} if tools else {}),
-            **question.more,
+            # The SDK has no arguments for sampling any more.
+            "extra_body": {"temperature": question.temperature, **question.more},
         }
 
     def _answer(self, reply: AnthropicMessage) -> Answer:

@@ -123,6 +123,7 @@ def serve(folder: Path, make_engine: Callable[[], Engine], **settings: Any) -> I
         world = World(folder, folder / "ledger.db", **{**PAUSES, "models": models, **settings})
         replica = Replica(engine, world.accounting.settle, coalesce_s=0.0)
         world.backends.generate = backends(replica, held)  # type: ignore[method-assign]
+        world.backends.tokenize = lambda _, call: replica.tokenize(call)  # type: ignore[method-assign]
         names = ("model", "nowhere", "broken", "held", "cut")
         world.backends.report = {name: {"status": "RUNNING", "replicas": 1} for name in names}
         await world.start()
