@@ -438,19 +438,26 @@ class Completions:
         return self._answer(await self._client.completions.create(**self._body(question)))
 
     async def streamed(self, question: Question) -> Answer:
-        options = {"stream": True, "stream_options": {"include_usage": True}}
-        *body, last = [
-            chunk async for chunk in await self._client.completions.create(**self._body(question), **options)
-        ]
+        stream = await self._stream(question, stream_options={"include_usage": True})
+        *body, last = [chunk async for chunk in stream]
         assert not last.choices
         for chunk in body:
             assert (chunk.object, chunk.id) == ("text_completion", last.id)
+            fields = chunk.model_dump()
+            fields["choices"] = [{**choice, "finish_reason": "stop"} for choice in fields["choices"]]
+            Completion.model_validate(fields)
         ended = body[-1].choices[0]
+        assert [chunk.choices[0].finish_reason for chunk in body[:-1]] == [None] * len(body[:-1])
         ended.text = "".join(choice.text for chunk in body for choice in chunk.choices)
         return self._answer(last.model_copy(update={"choices": [ended]}))
 
+    async def _stream(self, question: Question, **more: Any) -> Any:
+        """The SDK's type requires a finish reason in each chunk, but the format has null before the last one."""
+        lenient = self._client.with_options(_extra_kwargs={"_strict_response_validation": False})
+        return await lenient.completions.create(**self._body(question), stream=True, **more)
+
     async def begun(self, question: Question) -> Any:
-        stream = await self._client.completions.create(**self._body(question), stream=True)
+        stream = await self._stream(question)
         async for chunk in stream:
             if chunk.choices[0].text:
                 return stream
