@@ -85,7 +85,9 @@ class CapableRunner:
 
     def _answer(self, prompt: tuple[int, ...]) -> bytes:
         if prompt not in self._answers:
-            told = json.loads(bytes(prompt))
+            text = bytes(prompt).decode()
+            is_chat = text.startswith("{")  # else a raw prompt of the Completions format
+            told = json.loads(text) if is_chat else {"messages": [{"role": "user", "content": text}], "tools": None}
             self._answers[prompt] = answer(told["messages"], told["tools"] or []).encode()
         return self._answers[prompt]
 

@@ -1,7 +1,7 @@
 """Programs as their users run them: coding agents, agent frameworks, evaluation tools and a proxy.
 
-Each runs in the environment of tests/clients/programs, with its default settings beyond address, key and model. The
-model is `tests.clients.capable` with room for the agents' long prompts, except for log-probabilities.
+Each runs in the environment of tests/clients/programs, with the settings of docs/clients.md and defaults for the rest.
+The model is `tests.clients.capable` with room for the agents' long prompts, except for log-probabilities.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from serve_app.engine.config import EngineSettings
 from serve_app.engine.engine import Engine
 from tests.clients.capable import capable_engine
+from tests.clients.guide import settings_of
 from tests.clients.own_environment import passes, run
 from tests.clients.programs import NODE, PROGRAMS, PYTHON
 from tests.clients.served import Served, engine_of, serve
@@ -47,19 +48,15 @@ def program(name: str, *arguments: str, folder: Path, **environment: str) -> str
     return run([NODE / name, *arguments], folder, {**places, **environment})
 
 
-def test_codex_runs_a_command_and_answers_from_its_output(service: Served, tmp_path: Path) -> None:
-    settings = f"""
-model = "svc-coder"
-model_provider = "service"
-model_context_window = {MAX_CONTEXT}
+def settings(client: str, language: str, service: Served) -> str:
+    """Returns the settings of docs/clients.md."""
+    return settings_of(client, language).with_service(service.url, service.key)
 
-[model_providers.service]
-name = "service"
-base_url = "{service.base_url}"
-env_key = "SERVICE_KEY"
-wire_api = "responses"
-"""
-    (tmp_path / "config.toml").write_text(settings)
+
+def test_codex_runs_a_command_and_answers_from_its_output(service: Served, tmp_path: Path) -> None:
+    # A token of the scripted model is a byte, so the prompt is longer than with a real one.
+    text = settings("codex", "toml", service).replace("= 32768", f"= {MAX_CONTEXT}")
+    (tmp_path / "config.toml").write_text(text)
     printed = program(
         "codex",
         *("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "--json"),
@@ -79,18 +76,14 @@ wire_api = "responses"
     assert usage["output_tokens"] > 0
 
 
-def test_opencode_runs_a_command_without_a_limit_in_its_settings(service: Served, tmp_path: Path) -> None:
-    settings = {
-        "provider": {
-            "service": {
-                "npm": "@ai-sdk/openai-compatible",
-                "options": {"baseURL": service.base_url, "apiKey": service.key},
-                "models": {"svc-coder": {}},
-            }
-        },
-        "model": "service/svc-coder",
-    }
-    (tmp_path / "opencode.json").write_text(json.dumps(settings))
+@pytest.mark.parametrize("limited", [True, False], ids=["as documented", "without a limit"])
+def test_opencode_runs_a_command(service: Served, tmp_path: Path, limited: bool) -> None:
+    chosen = json.loads(settings("opencode", "json", service))
+    [model] = chosen["provider"]["service"]["models"].values()
+    model["limit"]["context"] = MAX_CONTEXT
+    if not limited:
+        del model["limit"]  # it asks for 32,000 tokens of output then
+    (tmp_path / "opencode.json").write_text(json.dumps(chosen))
     printed = program(
         *("opencode", "run", f"Use bash to run 'echo {HELLO}'."),
         folder=tmp_path,
@@ -101,12 +94,11 @@ def test_opencode_runs_a_command_without_a_limit_in_its_settings(service: Served
 
 
 def test_qwen_code_runs_a_command(service: Served, tmp_path: Path) -> None:
+    exported, _ = settings("Qwen Code", "sh", service).splitlines()
     printed = program(
         *("qwen", "--auth-type", "openai", "-y", "-p", f"Use run_shell_command to run 'echo {HELLO}'."),
         folder=tmp_path,
-        OPENAI_BASE_URL=service.base_url,
-        OPENAI_API_KEY=service.key,
-        OPENAI_MODEL="svc-coder",
+        **dict(word.split("=", 1) for word in exported.split()[1:]),
     )
     assert HELLO in printed
 
@@ -139,10 +131,11 @@ def test_lm_evaluation_harness_scores_five_examples_as_transformers_does(
         data = [{"question": question, "choices": choices} for question, choices in EXAMPLES]
         (tmp_path / "five.jsonl").write_text("\n".join(json.dumps(line) for line in data))
         (tmp_path / "five.yaml").write_text(TASK.replace("FILE", str(tmp_path / "five.jsonl")))
-        options = f"model=svc-chat,base_url={service.base_url}/completions,tokenizer={tiny_path}"
-        command = [PYTHON.with_name("lm_eval"), "run", "--model", "local-completions", "--model_args", options]
-        more = ["--tasks", "five", "--include_path", tmp_path, "--log_samples", "--output_path", tmp_path / "scores"]
-        run([*command, *more], tmp_path, {"OPENAI_API_KEY": service.key, "HF_HOME": str(tmp_path / "home")})
+        documented = settings("lm-evaluation-harness", "sh", service).replace("\\\n", "").splitlines()[1]
+        command = documented.replace("hellaswag", "five").replace("TOKENIZER", str(tiny_path)).split()
+        more = ["--include_path", tmp_path, "--log_samples", "--output_path", tmp_path / "scores"]
+        environment = {"OPENAI_API_KEY": service.key, "HF_HOME": str(tmp_path / "home")}
+        run([PYTHON.with_name(command[0]), *command[1:], *more], tmp_path, environment)
     [found] = (tmp_path / "scores").rglob("samples_five_*.jsonl")
     samples = sorted((json.loads(line) for line in found.read_text().splitlines()), key=lambda sample: sample["doc_id"])
     for (question, choices), sample in zip(EXAMPLES, samples, strict=True):
