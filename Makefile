@@ -4,7 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CLIENTS := .clients
+PROGRAMS := .programs
 NODE := tests/clients/node/node_modules
+AGENTS := tests/clients/programs
 VLLM := .vllm
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 UV := $(BIN)/uv
@@ -57,7 +59,7 @@ test-slow: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the slower 
 	$(PARALLEL) -m "slow and not long and not service" $(ARGS) $(MAY_BE_EMPTY)
 	$(PYTEST) -m "slow and not long and service" $(or $(ARGS),tests/service) $(MAY_BE_EMPTY)
 
-test-long: $(VENV)/.test $(CLIENTS)/.installed $(NODE)/.installed ## the tests that .ci/run leaves out: PostgreSQL for all, each alert, scaling, fuzzers, 17,000 tokens
+test-long: $(VENV)/.test $(CLIENTS)/.installed $(PROGRAMS)/.installed $(NODE)/.installed ## the tests that .ci/run leaves out: PostgreSQL for all, each alert, scaling, fuzzers, agents, 17,000 tokens
 	$(PARALLEL) -m "long and not service" $(ARGS) $(MAY_BE_EMPTY)
 	$(PYTEST) -m "long and service" $(or $(ARGS),tests/service) $(MAY_BE_EMPTY)
 
@@ -148,7 +150,7 @@ drill: $(VENV)/.test ## kill and drain whole nodes of a cluster under load, as r
 	@$(BIN)/python -m tests.service.drill $(ARGS)
 
 clean: ## remove the virtual environment and caches; the state folder stays
-	rm -rf $(VENV) $(VLLM) $(CLIENTS) $(NODE) .pytest_cache .ruff_cache .mypy_cache .import_linter_cache *.egg-info build
+	rm -rf $(VENV) $(VLLM) $(CLIENTS) $(PROGRAMS) $(NODE) $(AGENTS)/node_modules .pytest_cache .ruff_cache .mypy_cache .import_linter_cache *.egg-info build
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -173,6 +175,16 @@ $(CLIENTS)/.installed: tests/clients/apart/requirements.txt | $(VENV)/.base
 	@$(BIN)/python -m venv --clear $(CLIENTS)/venv
 	@if [ -x $(UV) ]; then $(UV) pip install -q --python $(CLIENTS)/venv/bin/python -r $<; \
 	  else $(CLIENTS)/venv/bin/python -m pip --disable-pip-version-check install -q --no-compile -r $<; fi
+	@touch $@
+
+# Programs as their users run them: 2 GB, for the longest tests only.
+$(PROGRAMS)/.installed: $(AGENTS)/requirements.txt $(AGENTS)/package.json $(AGENTS)/package-lock.json | $(VENV)/.base
+	@echo "serve-app: installing programs into $(PROGRAMS), once; this takes some minutes" >&2
+	@$(BIN)/python -m venv --clear $(PROGRAMS)/venv
+	@if [ -x $(UV) ]; then $(UV) pip install -q --python $(PROGRAMS)/venv/bin/python -r $<; \
+	  else $(PROGRAMS)/venv/bin/python -m pip --disable-pip-version-check install -q --no-compile -r $<; fi
+	@if command -v npm >/dev/null; then cd $(AGENTS) && npm ci --no-audit --no-fund --loglevel=error; \
+	  else echo "serve-app: npm is not installed, so the tests of coding agents are skipped" >&2; fi
 	@touch $@
 
 $(NODE)/.installed: tests/clients/node/package.json tests/clients/node/package-lock.json

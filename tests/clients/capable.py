@@ -36,7 +36,8 @@ def answer(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, A
         return f"The answer is {last['content']}"
     asked = str(last["content"])
     if tools:
-        function = tools[0]["function"]
+        functions = [tool["function"] for tool in tools]
+        function = next((each for each in functions if each["name"] in asked), functions[0])
         call = {"name": function["name"], "arguments": arguments(function, asked)}
         return f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
     if "joke" in asked:
@@ -47,8 +48,10 @@ def answer(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, A
 
 
 def arguments(function: Mapping[str, Any], asked: str) -> dict[str, Any]:
-    """Returns a function's arguments from the question, each by the parameter's name and type."""
-    properties = function["parameters"].get("properties", {})
+    """Returns a function's required arguments from the question, each by the parameter's name and type."""
+    parameters = function["parameters"]
+    required = parameters.get("required", parameters.get("properties", ()))
+    properties = {name: parameters["properties"][name] for name in required}
     numbers = iter([int(number) for number in re.findall(r"\d+", asked)] + [1, 1])
     quoted = re.search(r"'([^']+)'", asked)
     named = re.search(r"\bin ((?:[A-Z]\w*[, ]*)+)", asked)
@@ -62,11 +65,10 @@ def arguments(function: Mapping[str, Any], asked: str) -> dict[str, Any]:
 class CapableRunner:
     """A model runner whose next token is the next byte of `answer`; all other bytes are equally unlikely."""
 
-    class_bounds = (32768,)
-    num_blocks = 4096
-
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, max_context: int) -> None:
         self.vocab_size = vocab_size
+        self.class_bounds = (max_context,)
+        self.num_blocks = max_context // 8
         self._answers: dict[tuple[int, ...], bytes] = {}
 
     def execute(self, chunks: Sequence[Chunk]) -> torch.Tensor:
@@ -83,15 +85,17 @@ class CapableRunner:
 
     def _answer(self, prompt: tuple[int, ...]) -> bytes:
         if prompt not in self._answers:
-            told = json.loads(bytes(prompt))
+            text = bytes(prompt).decode()
+            is_chat = text.startswith("{")  # else a raw prompt of the Completions format
+            told = json.loads(text) if is_chat else {"messages": [{"role": "user", "content": text}], "tools": None}
             self._answers[prompt] = answer(told["messages"], told["tools"] or []).encode()
         return self._answers[prompt]
 
 
-def capable_engine() -> Engine:
+def capable_engine(max_context: int = 32768) -> Engine:
     """An engine on it. Every token is a byte."""
     tokenizer = tokenizer_of([], TEMPLATE)
-    runner = CapableRunner(len(tokenizer))
+    runner = CapableRunner(len(tokenizer), max_context)
     settings = EngineSettings(model="scripted", speculation_rows=0, prefix_reuse=False)
     chat = ChatRenderer(tokenizer, runner.class_bounds[-1])
     return Engine(runner, Vocabulary(tokenizer), frozenset({EOS}), settings, chat=chat)

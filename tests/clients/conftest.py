@@ -16,8 +16,6 @@ from tests.clients.ways import WAYS, Ask, asking
 from tests.clients.whole import Whole
 from tests.service.started import OTHER_CONFIG, started
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture(scope="session")
 def service(

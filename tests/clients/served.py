@@ -41,8 +41,8 @@ TOKENS = 24  # of a reply of the tiny model that ends by itself
 class Served:
     """A running gateway. `key` has money and no limits that a test would meet; others are made by `account`.
 
-    `svc-chat` and `svc-coder` are one model. `svc-full` has no replica, `svc-broken` fails by an error, and a reply of
-    `svc-held` goes on when the test calls `release`.
+    `svc-chat` and `svc-coder` are one model. `svc-full` has no replica, `svc-broken` fails by an error, `svc-cut` fails
+    after its first text, and a reply of `svc-held` goes on when the test calls `release`.
     """
 
     def __init__(self, world: World, loop: asyncio.AbstractEventLoop, port: int, held: asyncio.Semaphore) -> None:
@@ -80,6 +80,10 @@ def backends(
             raise BackendUnavailable("there is no replica")
         if backend == "broken":
             raise RuntimeError("this backend fails on purpose")
+        if backend == "cut":
+            yield Started(5, 0)
+            yield Delta("Wait", 1)
+            raise RuntimeError("this backend fails on purpose")
         if backend == "held":
             yield Started(5, 0)
             yield Delta("Wait", 1)
@@ -105,6 +109,7 @@ def serve(folder: Path, make_engine: Callable[[], Engine], **settings: Any) -> I
             ("svc-full", "nowhere"),
             ("svc-broken", "broken"),
             ("svc-held", "held"),
+            ("svc-cut", "cut"),
         )
     }
     with mock.patch.object(compiler, "_REST", 0.0):  # else each new schema waits for the account's last one
@@ -119,7 +124,7 @@ def serve(folder: Path, make_engine: Callable[[], Engine], **settings: Any) -> I
         replica = Replica(engine, world.accounting.settle, coalesce_s=0.0)
         world.backends.generate = backends(replica, held)  # type: ignore[method-assign]
         world.backends.tokenize = lambda _, call: replica.tokenize(call)  # type: ignore[method-assign]
-        names = ("model", "nowhere", "broken", "held")
+        names = ("model", "nowhere", "broken", "held", "cut")
         world.backends.report = {name: {"status": "RUNNING", "replicas": 1} for name in names}
         await world.start()
         try:
@@ -172,16 +177,25 @@ class EndingRunner:
 
 def tiny_engine(model: Path, home: Path) -> Engine:
     """The tiny model in int8, as the service runs a model by default. Its replies are noise, and end."""
-    settings = EngineSettings(
-        model=str(model),
-        dtype="int8",
-        kv_cache_memory=2**26,
-        cache_dir=str(bundled_cache_dir(home)),
-        max_running=16,
+    return engine_of(
+        EngineSettings(
+            model=str(model),
+            dtype="int8",
+            kv_cache_memory=2**26,
+            cache_dir=str(bundled_cache_dir(home)),
+            max_running=16,
+        ),
+        ends=True,
     )
+
+
+def engine_of(settings: EngineSettings, ends: bool = False) -> Engine:
+    """An engine of a model. With `ends`, its replies end early (`EndingRunner`)."""
     loaded = loader.load(settings)
-    [eos] = loaded.eos_token_ids
-    runner = EndingRunner(create_runner(loaded.model, loaded.settings, loaded.weights), eos)
+    runner: Runner = create_runner(loaded.model, loaded.settings, loaded.weights)
+    if ends:
+        [eos] = loaded.eos_token_ids
+        runner = EndingRunner(runner, eos)
     chat = ChatRenderer(loaded.tokenizer, runner.class_bounds[-1])
     return Engine(
         runner,

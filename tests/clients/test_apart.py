@@ -1,90 +1,57 @@
-"""Clients that run in other processes: LangChain's standard tests, LiteLLM, LlamaIndex and the SDK for Node.
+"""Clients that run in other processes: LangChain's standard tests, LiteLLM, LlamaIndex, and SDKs for Node.
 
 Those that leave a choice to the model run against the scripted one, `tests.clients.capable`.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.clients.apart import NODE, PYTHON
+from tests.clients.own_environment import passes, run
 from tests.clients.served import Served
 
 APART = Path(__file__).parent / "apart"
-INI = """
-[pytest]
-addopts = -q -p no:cacheprovider -rfEX
-asyncio_mode = auto
-asyncio_default_test_loop_scope = session
-asyncio_default_fixture_loop_scope = session
-"""
-
-
-def passes(file: str, service: Served, folder: Path, **more: str) -> None:
-    """Runs a file of tests with the clients' own pytest; each needs a client that holds its connections in one loop."""
-    if not PYTHON.exists():
-        pytest.skip("`make test` installs these clients")
-    settings = folder / "pytest.ini"
-    settings.write_text(INI)
-    done = subprocess.run(
-        [PYTHON, "-m", "pytest", "-c", settings, "--rootdir", APART, "--confcutdir", APART, APART / file],
-        env={
-            **os.environ,
-            "SERVICE_URL": service.base_url,
-            "SERVICE_KEY": service.key,
-            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-            "LANGSMITH_TRACING": "false",
-            **more,
-        },
-        cwd=APART,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 
 @pytest.mark.slow
 def test_langchains_standard_tests_pass_with_a_capable_model(capable: Served, tmp_path: Path) -> None:
-    passes("langchain_standard.py", capable, tmp_path)
+    passes(PYTHON, APART / "langchain_standard.py", capable, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.long
 def test_litellm_and_llama_index_make_a_round_trip_with_a_forced_call(service: Served, tmp_path: Path) -> None:
-    passes("round_trip.py", service, tmp_path, FORCED="1")
+    passes(PYTHON, APART / "round_trip.py", service, tmp_path, FORCED="1")
 
 
 @pytest.mark.slow
 def test_litellm_and_llama_index_make_a_round_trip_where_the_model_chooses(capable: Served, tmp_path: Path) -> None:
-    passes("round_trip.py", capable, tmp_path)
+    passes(PYTHON, APART / "round_trip.py", capable, tmp_path)
+
+
+def node_passes(file: str, service: Served, **more: str) -> None:
+    """Runs a file of tests of Node's own runner."""
+    node = shutil.which("node")
+    if node is None or not (NODE / "node_modules").exists():
+        pytest.skip("`make test` installs the SDKs for Node where there is npm")
+    keys = {"SERVICE_KEY": service.key, "EMPTY_KEY": service.account(credit=0), "SLOW_KEY": service.account(rpm=1)}
+    run([node, "--test", file], NODE, {"SERVICE_URL": service.base_url, **keys, **more})
 
 
 @pytest.mark.parametrize("package", ["openai", pytest.param("openai-6", marks=[pytest.mark.slow, pytest.mark.long])])
 def test_the_sdk_for_node_passes_the_core_cases(service: Served, package: str) -> None:
-    node = shutil.which("node")
-    if node is None or not (NODE / "node_modules").exists():
-        pytest.skip("`make test` installs the SDK for Node where there is npm")
-    done = subprocess.run(
-        [node, "--test", "core.test.js"],
-        env={
-            **os.environ,
-            "OPENAI_PACKAGE": package,
-            "SERVICE_URL": service.base_url,
-            "SERVICE_KEY": service.key,
-            "EMPTY_KEY": service.account(credit=0),
-            "SLOW_KEY": service.account(rpm=1),
-        },
-        cwd=NODE,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    node_passes("core.test.js", service, OPENAI_PACKAGE=package)
+
+
+def test_the_sdks_for_node_pass_the_core_cases_of_the_other_formats(service: Served) -> None:
+    node_passes("formats.test.js", service)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["ai_sdk.test.js", "agents_sdk.test.js"])
+def test_a_framework_for_node_passes_its_cases(capable: Served, file: str) -> None:
+    node_passes(file, capable)

@@ -1,54 +1,46 @@
-"""The examples of docs/clients.md, run unchanged except for a real address and key."""
+"""The examples of docs/clients.md, run unchanged except for a real address and key.
+
+Settings of programs are run by `test_programs`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
-import re
 import shutil
 import subprocess
-from dataclasses import dataclass
+import tomllib
 
 import pytest
 import yaml
 
+from tests.clients import programs
 from tests.clients.apart import NODE, PYTHON
-from tests.clients.conftest import ROOT
+from tests.clients.guide import HOST, KEY, ROOT, Example, examples
 from tests.clients.served import Served
 
-ADDRESS, KEY = "http://127.0.0.1:8000/v1", "YOUR_KEY"
-BY_HAND = ("aider", "Open WebUI", "Continue")  # programs with a user interface
-
-HEAVY = ("LangChain", "LlamaIndex", "LiteLLM")  # seconds to import
+SDKS = {"curl", "OpenAI SDK for Python", "OpenAI SDK for Node", "Anthropic SDKs"}
+APART = {"LangChain", "LlamaIndex", "LiteLLM"}
+FRAMEWORKS = {"OpenAI's Agents SDK", "pydantic-ai", "Haystack"}
+SETTINGS = {"codex", "opencode", "Qwen Code", "inspect-ai", "lm-evaluation-harness"}
+BY_HAND = {"CrewAI", "Claude Code", "aider", "Continue", "Open WebUI", "llm", "promptfoo"}
 LONG = [pytest.mark.slow, pytest.mark.long]
+KINDS = {"python", "js", "sh"}
 
-
-@dataclass(frozen=True)
-class Example:
-    client: str
-    language: str
-    code: str
-
-
-def examples() -> list[Example]:
-    found, client = [], ""
-    text = (ROOT / "docs" / "clients.md").read_text()
-    for heading, language, code in re.findall(r"^## ([^\n]+)$|^```(\w+)\n(.*?)^```$", text, re.M | re.S):
-        client = heading or client
-        if code:
-            found.append(Example(client, language, code))
-    return found
-
-
-RUN = [example for example in examples() if example.client not in BY_HAND]
+RUN = [
+    example
+    for example in examples()
+    if example.client in SDKS | APART | FRAMEWORKS | {"AI SDK"} and example.language in KINDS
+]
 
 
 def output(example: Example, service: Served, python: str | None = None) -> str:
     """Returns what an example prints. Without `python`, a Python example runs in this process."""
-    assert ADDRESS in example.code
+    assert HOST in example.code
     assert KEY in example.code
-    code = example.code.replace(ADDRESS, service.base_url).replace(KEY, service.key)
+    code = example.with_service(service.url, service.key)
     if example.language == "python" and python is None:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(compile(code, example.client, "exec", dont_inherit=True), {"__name__": "__main__"})
@@ -73,15 +65,19 @@ def output(example: Example, service: Served, python: str | None = None) -> str:
 
 
 def test_every_client_has_a_guide() -> None:
-    clients = {"curl", "OpenAI SDK for Python", "OpenAI SDK for Node", "LangChain", "LlamaIndex", "LiteLLM"}
-    assert {example.client for example in examples()} == clients | set(BY_HAND)
-    assert {example.client for example in RUN} == clients
+    assert {example.client for example in examples()} == SDKS | APART | FRAMEWORKS | SETTINGS | BY_HAND | {"AI SDK"}
+
+
+def marks(example: Example) -> list[pytest.MarkDecorator]:
+    if example.client == "AI SDK":
+        return [pytest.mark.slow]
+    return LONG * (example.client in APART | FRAMEWORKS)  # seconds to import
 
 
 @pytest.mark.parametrize(
     "example",
     [
-        pytest.param(example, id=f"{number}, {example.client}", marks=LONG * (example.client in HEAVY))
+        pytest.param(example, id=f"{number}, {example.client}", marks=marks(example))
         for number, example in enumerate(RUN, 1)
     ],
 )
@@ -89,14 +85,12 @@ def test_an_example_answers(example: Example, capable: Served) -> None:
     program = {"sh": "curl", "js": "node"}.get(example.language)
     if program is not None and shutil.which(program) is None:
         pytest.skip(f"{program} is not installed")
-    python = None
-    if example.client in HEAVY:
-        python = str(PYTHON)
-        if not PYTHON.exists():
-            pytest.skip("`make test` installs these clients")
+    python = {**dict.fromkeys(APART, PYTHON), **dict.fromkeys(FRAMEWORKS, programs.PYTHON)}.get(example.client)
+    if python is not None and not python.exists():
+        pytest.skip("`make test-long` installs these clients")
     if example.language == "js" and not (NODE / "node_modules").exists():
-        pytest.skip("`make test` installs the SDK for Node where there is npm")
-    assert "Paris" in output(example, capable, python)
+        pytest.skip("`make test` installs the SDKs for Node where there is npm")
+    assert "Paris" in output(example, capable, None if python is None else str(python))
 
 
 @pytest.mark.slow
@@ -108,10 +102,11 @@ def test_the_examples_work_with_the_sdk_of_the_major_version_before(capable: Ser
             assert "Paris" in output(example, capable, str(PYTHON))
 
 
-def test_the_settings_of_programs_name_the_address_the_key_and_a_model() -> None:
-    for example in examples():
-        if example.client in BY_HAND and example.language != "json":
-            assert ADDRESS in example.code
-            assert KEY in example.code
-    [settings] = [yaml.safe_load(example.code) for example in examples() if example.language == "yaml"]
-    assert settings["models"][0]["model"] == "svc-coder"
+@pytest.mark.parametrize("example", [pytest.param(each, id=each.client) for each in examples()])
+def test_the_settings_of_a_program_can_be_read_and_name_the_service(example: Example) -> None:
+    if example.client != "aider" or example.language != "json":
+        assert HOST in example.code
+        assert KEY in example.code or example.client in ("codex", "llm")
+    readers = {"yaml": yaml.safe_load, "json": json.loads, "toml": tomllib.loads}
+    if example.language in readers:
+        assert readers[example.language](example.code)
