@@ -110,14 +110,16 @@ class Dialect:
         if not call.template_variables and call.reasoning_effort is None:
             return {}
         known = self._chat.variables
-        if unknown := [name for name in call.template_variables if name not in known]:
-            raise UnknownVariable(unknown[0], known)
+        # False and null are what a template reads in a variable that it does not have.
+        given = {name: value for name, value in call.template_variables.items() if name in known or value}
+        if unknown := given.keys() - known:
+            raise UnknownVariable(min(unknown), known)
         variables: dict[str, Any] = {}
         if (effort := call.reasoning_effort) is not None:
             if "reasoning_effort" in known:
                 variables["reasoning_effort"] = effort
             variables |= {name: effort != "none" for name in ("enable_thinking", "thinking") if name in known}
-        return variables | dict(self._chat.literal(call.template_variables))
+        return variables | dict(self._chat.literal(given))
 
     def prompts(self, call: GenerateCall) -> list[Prompt]:
         """Returns the prompts of a call: one for messages, or its raw prompts.

@@ -61,7 +61,7 @@ def test_fields_have_the_defaults_of_the_format() -> None:
     request = parse(suffix="", best_of=1)
     assert request.max_tokens == DEFAULT_MAX_TOKENS == 16
     assert request.raw == RawPrompts(("Hi",))
-    assert (request.n, request.temperature, request.logprobs, request.echo, request.generates) == (
+    assert (request.n, request.temperature, request.logprobs, request.is_echoed, request.generates) == (
         *(1, 1.0, False, False),
         True,
     )

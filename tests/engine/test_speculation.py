@@ -69,7 +69,8 @@ def test_a_reply_ends_where_it_ends_without_guesses(
     engine = SteppedEngine(FakeRunner(script), script_guesser(script, right, wrong))
     inbox = engine.submit(request(**sampling))
     engine.run()
-    assert (inbox.last, inbox.text) == (Finished(reason, 3, 0, tokens), text)
+    stop = "gh" if text == "abcdef" else None
+    assert (inbox.last, inbox.text) == (Finished(reason, 3, 0, tokens, stop=stop), text)
     assert engine.core.scheduler.allocator.num_used == 0
 
 

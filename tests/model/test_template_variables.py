@@ -36,6 +36,7 @@ def rendered(template: str, **fields: Any) -> str:
         (SWITCH, {"reasoning_effort": "high"}, "Hi|True"),
         (SWITCH, {"reasoning_effort": "none"}, "Hi|False"),
         (PLAIN, {"reasoning_effort": "high"}, "Hi"),
+        (PLAIN, {"template_variables": {"enable_thinking": False, "add_generation_prompt": None}}, "Hi"),
     ],
 )
 def test_the_template_receives_its_variables(template: str, fields: dict[str, Any], text: str) -> None:
