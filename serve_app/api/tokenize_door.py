@@ -97,7 +97,7 @@ class TokenizeDoor(_ErrorsOfChat):
         if request.prompt is None:
             if "messages" not in parsed:
                 raise errors.invalid_format("prompt or messages is missing: one of them is required.", "prompt")
-            fields = {name: parsed[name] for name in ("model", *CONVERSATION) if name in parsed}
+            fields: dict[str, Any] = {name: parsed[name] for name in ("model", *CONVERSATION) if name in parsed}
             chat: ChatRequest = check_chat_request(fields, served)
             if request.add_special_tokens:
                 rule = "is only possible with prompt: the model's template has its own special tokens"
