@@ -38,6 +38,7 @@ from serve_app.contracts.commands import BeginResponse, EndResponse
 from serve_app.contracts.generation import Finished
 from serve_app.contracts.limiting import Identity
 from serve_app.gateway.authentication import Caller
+from serve_app.gateway.backends import Catalogue
 from serve_app.gateway.exchange import Exchange
 from serve_app.gateway.idempotency import Retry
 from serve_app.gateway.record import RequestRecord
@@ -81,8 +82,8 @@ async def find_stored(settlements: Settlements, account_id: str, response_ids: S
 class InputTokensEndpoint(TokenEndpoint):
     """Answers requests to POST /responses/input_tokens."""
 
-    async def _read_query(self, body: bytes, identity: Identity) -> TokenQuery:
-        settings, served = self._services.settings, self._services.catalogue.served
+    async def _read_query(self, body: bytes, identity: Identity, catalogue: Catalogue) -> TokenQuery:
+        settings, served = self._services.settings, catalogue.served
         parsed, request = await aside(
             body, lambda: read_responses_request(body, served, settings.max_body_bytes, settings.max_body_items)
         )

@@ -25,6 +25,7 @@ from serve_app.contracts.generation import Rejected, Tokenized
 from serve_app.contracts.limiting import Identity
 from serve_app.contracts.ports import BackendUnavailable
 from serve_app.gateway.authentication import Authenticator, Caller
+from serve_app.gateway.backends import Catalogue
 from serve_app.gateway.query_rates import QueryRates
 from serve_app.gateway.refusal_errors import rejection_error, restarting
 from serve_app.gateway.reply_endpoint import IncompleteBodies, aside
@@ -103,7 +104,8 @@ class TokenEndpoint:
         of_one = max(settings.bodies_max_bytes // 8, settings.max_body_bytes)
         identity = await self._identify(caller, reader, of_one)
         request.state.identified = True
-        if not self._services.catalogue.is_known:
+        catalogue = self._services.catalogue  # kept: an operator may remove the model while the request runs
+        if not catalogue.is_known:
             raise restarting()
         rates = self._limits.rates
         rates.per_minute = PER_QUERY * settings.queries_per_minute
@@ -112,14 +114,14 @@ class TokenEndpoint:
             with Share(self._bodies.identified, caller.digest, settings.bodies_max_bytes, of_one) as share:
                 body = await reader.read(share)
                 rates.charge(identity, len(body) // BYTES_OF_A_REQUEST)
-                query = await self._read_query(body, identity)
+                query = await self._read_query(body, identity, catalogue)
             answers: list[Tokenized] = []
 
             async def ask() -> None:
-                answers.append(await self._ask(query, identity))
+                answers.append(await self._ask(query, identity, catalogue))
 
             await until_gone(receive, ask())
-        context_length = self._services.catalogue.served[query.model][0]
+        context_length, _ = catalogue.served[query.model]
         return JSONResponse(self._door.answer(query, answers[0], context_length))
 
     async def _identify(self, caller: Caller, reader: BodyReader, most: int) -> Identity:
@@ -135,16 +137,15 @@ class TokenEndpoint:
             await reader.read_while(identify(), share)
         return found[0]
 
-    async def _read_query(self, body: bytes, identity: Identity) -> TokenQuery:
-        return await aside(body, lambda: self._parse(body))
+    async def _read_query(self, body: bytes, identity: Identity, catalogue: Catalogue) -> TokenQuery:
+        return await aside(body, lambda: self._parse(body, catalogue))
 
-    def _parse(self, body: bytes) -> TokenQuery:
+    def _parse(self, body: bytes, catalogue: Catalogue) -> TokenQuery:
         settings = self._services.settings
-        return self._door.parse(body, self._services.catalogue.served, settings.max_body_bytes, settings.max_body_items)
+        return self._door.parse(body, catalogue.served, settings.max_body_bytes, settings.max_body_items)
 
-    async def _ask(self, query: TokenQuery, identity: Identity) -> Tokenized:
+    async def _ask(self, query: TokenQuery, identity: Identity, catalogue: Catalogue) -> Tokenized:
         """Asks a replica of the model's backend. Raises ApiError."""
-        catalogue = self._services.catalogue
         call = replace(query.call, account_id=identity.account_id)
         backend = catalogue.choose_backend(query.model, identity.account_id, call.messages, may_probe=False)
         try:

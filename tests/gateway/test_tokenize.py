@@ -12,10 +12,12 @@ import pytest
 from serve_app.contracts.generation import Rejected, Rejection
 from serve_app.contracts.ports import BackendUnavailable
 from serve_app.gateway import token_endpoint
+from serve_app.gateway.backends import Catalogue
 from serve_app.gateway.token_endpoint import MAX_AT_ONCE, PER_QUERY
+from serve_app.settings import GatewaySettings
 from tests.gateway.answers import refused
 from tests.gateway.connections import Call
-from tests.gateway.world import World, until
+from tests.gateway.world import FULL_SETTINGS, World, until
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 USER = {"role": "user", "content": "Hi"}
@@ -174,6 +176,17 @@ async def test_an_account_has_few_at_once_and_others_do_not_wait(world: World) -
     assert (await asked(world, prompt="a")).status_code == 200
 
 
+async def test_a_model_that_is_removed_meanwhile_still_answers(world: World) -> None:
+    gate = world.backends.tokenized = asyncio.Event()
+    waiting = asyncio.create_task(asked(world, prompt="a"))
+    await until(lambda: world.backends.token_calls)
+    models = {"other": FULL_SETTINGS["models"]["svc-chat"]}
+    world.services.catalogue = Catalogue(GatewaySettings.model_validate({"models": models}))
+    gate.set()
+    assert (await waiting).json()["max_model_len"] == 32768
+    refused(await asked(world, prompt="a"), 422, "'svc-chat' does not exist")
+
+
 async def test_a_client_that_hangs_up_frees_its_place(world: World) -> None:
     world.backends.tokenized = asyncio.Event()
     tasks = [asyncio.create_task(asked(world, prompt="a")) for _ in range(MAX_AT_ONCE)]
@@ -182,5 +195,4 @@ async def test_a_client_that_hangs_up_frees_its_place(world: World) -> None:
         task.cancel()
     await asyncio.wait(tasks)
     world.backends.tokenized = None
-    await until(lambda: True)
     assert (await asked(world, prompt="a")).status_code == 200

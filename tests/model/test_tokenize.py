@@ -58,12 +58,10 @@ async def test_a_count_is_what_the_same_conversation_is_billed_for(replica: Repl
     assert isinstance(tokenized, Tokenized)
     assert tokenized.count == len(tokenized.token_ids)
     assert await replica.tokenize(TokenizeCall("acct", **prompt, only_count=True)) == Tokenized(tokenized.count)
-    async for event in replica.generate(
-        GenerateCall("r", sampling=SamplingParams(1), credit=10**12, bill=BILL, **prompt)
-    ):
-        assert isinstance(event, Started), event
-        assert event.prompt_tokens == tokenized.count
-        break
+    call = GenerateCall("r", sampling=SamplingParams(1), credit=10**12, bill=BILL, **prompt)
+    [started, *_, finished] = [event async for event in replica.generate(call)]
+    assert isinstance(started, Started)
+    assert started.prompt_tokens == finished.prompt_tokens == tokenized.count  # type: ignore[union-attr]
 
 
 async def test_the_beginning_of_the_assistants_turn_can_be_left_out(replica: Replica, tiny: LoadedModel) -> None:
