@@ -39,6 +39,7 @@ REPLIES: Final = {
     "logit_bias": replace(_SHORT, logit_bias=((0, -1.0),), ignore_eos=True),
     "penalties": replace(_SHORT, repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1),
     "logprobs": replace(_SHORT, logprobs=5),
+    "logprobs of the prompt": replace(_SHORT, logprobs=1, prompt_logprobs=1, end_logprob=True),
     "a grammar": SamplingParams(2, grammar=Grammar(GrammarKind.JSON_OBJECT)),
 }
 
