@@ -218,3 +218,18 @@ async def test_a_cut_reply_is_incomplete(world: World, ask: Callable[..., Any]) 
     world.backends.play([Started(10, 0), Delta("x", 1), Finished(FinishReason.LENGTH, 10, 0, 1)])
     last = await ended(ask, (await begun(world)).json["id"])
     assert (last["status"], last["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+
+
+async def test_a_cancellation_that_comes_while_the_reply_is_settled_is_too_late(
+    world: World, ask: Callable[..., Any]
+) -> None:
+    gate = world.accounting.wire_settle.hold["*"] = asyncio.Event()
+    response_id = (await begun(world)).json["id"]
+    await world.accounting.wire_settle.seen("*").wait()
+    cancelling = asyncio.create_task(ask("POST", f"{response_id}/cancel"))
+    run = world.services.background._tasks[world.account_id, response_id]
+    await until(run.cancelling)
+    gate.set()
+    answer = (await cancelling).json()
+    assert (answer["status"], answer["output"][0]["status"]) == ("completed", "completed")
+    await settled(world, requests=1, spent=price(10, 2))
